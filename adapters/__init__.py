@@ -1,0 +1,1 @@
+"""Adapters: one file per codebase or framework, imported where it is used."""

@@ -1,0 +1,1 @@
+"""Keeps energy-based model training alive."""

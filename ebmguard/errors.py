@@ -1,0 +1,79 @@
+"""The errors of ebmguard: what was wrong, what was expected, how to fix it.
+
+Everything derives from :class:`EbmguardError`. Errors about input are also the built-in error that
+callers expect (``ValueError``, ``TypeError``); errors about the run derive from
+:class:`DivergenceError` and carry the alert that caused them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .alerts import Alert
+
+__all__ = [
+    "ConfigError",
+    "DivergenceError",
+    "EbmguardError",
+    "EnergyBlowupError",
+    "EnergyTypeError",
+    "LossError",
+    "NonFiniteError",
+    "SamplerError",
+    "SamplerFailingError",
+    "ShapeError",
+    "WeightsDegenerateError",
+]
+
+
+class EbmguardError(Exception):
+    """Base of every error raised by ebmguard."""
+
+
+class ConfigError(EbmguardError, ValueError):
+    """An argument, or a combination of arguments, that cannot be meant."""
+
+
+class ShapeError(EbmguardError, ValueError):
+    """Energies whose shapes are not per-sample vectors, or do not fit together."""
+
+
+class EnergyTypeError(EbmguardError, TypeError):
+    """Energies that are not floating-point tensors."""
+
+
+class LossError(EbmguardError, ValueError):
+    """A loss function that is not an affine contrastive difference of the declared sign."""
+
+
+class SamplerError(EbmguardError, RuntimeError):
+    """A sampler that the guard could not run on the tempered energy."""
+
+
+class DivergenceError(EbmguardError, RuntimeError):
+    """The run was stopped by an alert of level ERROR (``action="raise"``).
+
+    Attributes:
+        alert: the :class:`~ebmguard.Alert` that caused it.
+    """
+
+    def __init__(self, alert: Alert) -> None:
+        super().__init__(alert.message)
+        self.alert = alert
+
+
+class NonFiniteError(DivergenceError):
+    """Energies or samples were NaN or infinite."""
+
+
+class EnergyBlowupError(DivergenceError):
+    """The energy gap, the energies or the sampler's gradient left their band."""
+
+
+class SamplerFailingError(DivergenceError):
+    """No negative was competitive for a long time: GradScale stayed under its floor."""
+
+
+class WeightsDegenerateError(DivergenceError):
+    """The weights of the negatives were carried by a few samples for a whole window."""

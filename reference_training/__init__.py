@@ -1,0 +1,1 @@
+"""Complete trainers built on the public names of ebmguard, its first customers."""

@@ -1,0 +1,1 @@
+"""Joint energy-based models: a classifier that is also an EBM (Grathwohl et al., 2020)."""
