@@ -1,0 +1,131 @@
+"""Replay buffer of persistent chains (Du and Mordatch 2019, Algorithm 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["ReplayBuffer"]
+
+
+class ReplayBuffer:
+    """Chains that persist between training steps; a share of each draw starts afresh.
+
+    Rows start uniform in [low, high], as do the rows that a draw re-initialises. The buffer draws
+    its random numbers from `generator` alone, so that a run is a function of its seed.
+
+    Args:
+        size: number of chains.
+        sample_shape: shape of one sample, such as (1, 8, 8).
+        reinit_rate: probability that a drawn start point is replaced by a fresh one; JEM uses 0.05.
+        generator: source of randomness; the buffer lives on its device.
+        low: lower end of the uniform initialisation.
+        high: upper end of it.
+        dtype: floating-point type of the samples.
+
+    Attributes:
+        samples: the chains, (size, *sample_shape).
+
+    Raises:
+        ValueError: a setting is out of range.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        sample_shape: Sequence[int],
+        *,
+        reinit_rate: float,
+        generator: torch.Generator,
+        low: float = -1.0,
+        high: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"size is {size}, expected at least one chain")
+        if not 0 <= reinit_rate <= 1:
+            raise ValueError(f"reinit_rate is {reinit_rate}, expected a probability in [0, 1]")
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(f"low is {low} and high is {high}, expected finite low < high")
+        self.reinit_rate = reinit_rate
+        self.low = low
+        self.high = high
+        self.generator = generator
+        self._sample_shape = tuple(sample_shape)
+        self._dtype = dtype
+        self.samples = self._fresh(size)
+
+    def __len__(self) -> int:
+        return self.samples.shape[0]
+
+    def sample(self, n: int) -> tuple[Tensor, Tensor]:
+        """Draw `n` start points, with replacement.
+
+        Returns:
+            Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
+
+        Raises:
+            ValueError: n is not positive.
+        """
+        if n < 1:
+            raise ValueError(f"n is {n}, expected at least 1")
+        device = self.samples.device
+        indices = torch.randint(len(self), (n,), generator=self.generator, device=device)
+        restart = torch.rand(n, generator=self.generator, device=device) < self.reinit_rate
+        restart = restart.view(n, *(1 for _ in self._sample_shape))
+        return torch.where(restart, self._fresh(n), self.samples[indices]), indices
+
+    def write(self, indices: Tensor, samples: Tensor) -> None:
+        """Store the ends of the chains in their rows. Of a row drawn twice, the last one stays.
+
+        Args:
+            indices: rows, (n,) int64, as returned by :meth:`sample`.
+            samples: (n, *sample_shape).
+
+        Raises:
+            ValueError: the shapes do not fit the buffer.
+        """
+        expected = (*indices.shape, *self._sample_shape)
+        if indices.ndim != 1 or samples.shape != expected:
+            raise ValueError(
+                f"samples have shape {tuple(samples.shape)} for indices of shape "
+                f"{tuple(indices.shape)}, expected (n, {', '.join(map(str, self._sample_shape))}) "
+                "and (n,)"
+            )
+        # Duplicate rows: which write lands last is undefined on several threads or a GPU, so every
+        # duplicate writes the value of the last one.
+        order = torch.arange(indices.shape[0], device=indices.device)
+        last = torch.zeros(len(self), dtype=torch.int64, device=indices.device)
+        last.scatter_reduce_(0, indices, order, "amax")
+        self.samples[indices] = samples.detach()[last[indices]].to(self._dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The chains and the state of the generator, for `torch.save`."""
+        return {"samples": self.samples.clone(), "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a saved state, generator included.
+
+        Raises:
+            ValueError: the state is of a buffer of another shape.
+        """
+        if state["samples"].shape != self.samples.shape:
+            raise ValueError(
+                f"the state holds samples of shape {tuple(state['samples'].shape)}, this buffer "
+                f"{tuple(self.samples.shape)}; build the buffer with the settings of the saved run"
+            )
+        self.samples.copy_(state["samples"])
+        self.generator.set_state(state["generator"].cpu())
+
+    def _fresh(self, n: int) -> Tensor:
+        uniform = torch.rand(
+            (n, *self._sample_shape),
+            generator=self.generator,
+            device=self.generator.device,
+            dtype=self._dtype,
+        )
+        return uniform.mul_(self.high - self.low).add_(self.low)

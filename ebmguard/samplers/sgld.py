@@ -1,0 +1,107 @@
+"""Stochastic gradient Langevin dynamics on a negative energy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["sgld", "sgld_step"]
+
+
+def sgld_step(
+    x: Tensor,
+    grad: Tensor,
+    *,
+    step_size: float,
+    noise_std: float,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """One Langevin step: x + step_size * grad + noise_std * z, with z ~ N(0, I).
+
+    This is the update of JEM's sampler, with step and noise set apart. It is a correct Langevin
+    step for p(x) ∝ exp(o f(x)) with o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4,
+    without minibatching).
+
+    Args:
+        x: samples, (B, ...).
+        grad: gradient of the negative energy f at `x`, same shape.
+        step_size: factor of the gradient.
+        noise_std: standard deviation of the noise, in units of `x`; 0 draws no random numbers.
+        generator: source of the noise, on the device of `x`; None is PyTorch's global one.
+
+    Returns:
+        The new samples, (B, ...). No input is changed.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if grad.shape != x.shape:
+        raise ValueError(
+            f"grad has shape {tuple(grad.shape)} and x has {tuple(x.shape)}; "
+            "expected one gradient entry for each entry of x"
+        )
+    moved = torch.add(x, grad, alpha=step_size)
+    if noise_std == 0:
+        return moved
+    noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+    return moved.add_(noise, alpha=noise_std)
+
+
+def sgld(
+    f: Callable[[Tensor], Tensor],
+    x0: Tensor,
+    *,
+    steps: int,
+    step_size: float,
+    noise_std: float,
+    generator: torch.Generator | None = None,
+    clamp: tuple[float, float] | None = None,
+) -> Tensor:
+    """Run `steps` Langevin steps from `x0` towards high `f`.
+
+    Only the gradient with respect to the samples is computed: the gradients stored in the
+    parameters of `f` are not touched.
+
+    Args:
+        f: negative energy, (B, ...) -> one value for each sample, in any shape that starts with B.
+        x0: start points, (B, ...).
+        steps: number of steps, at least 0.
+        step_size: factor of the gradient.
+        noise_std: standard deviation of the noise of each step.
+        generator: source of the noise, on the device of `x0`.
+        clamp: (low, high) applied to the samples after each step; None leaves them free, as JEM.
+
+    Returns:
+        Detached samples, (B, ...).
+
+    Raises:
+        ValueError: a setting is negative or not finite, or `clamp` is not an interval.
+    """
+    check_settings(steps=steps, step_size=step_size, noise_std=noise_std, clamp=clamp)
+    x = x0.detach()  # a new tensor on the same storage: x0 itself never requires a gradient
+    for _ in range(steps):
+        x.requires_grad_()
+        with torch.enable_grad():
+            (grad,) = torch.autograd.grad(f(x).sum(), x)
+        x = sgld_step(
+            x.detach(), grad, step_size=step_size, noise_std=noise_std, generator=generator
+        )
+        if clamp is not None:
+            x.clamp_(*clamp)
+    return x
+
+
+def check_settings(
+    *, steps: int, step_size: float, noise_std: float, clamp: tuple[float, float] | None
+) -> None:
+    """Raise a ValueError that names the setting and what was expected of it."""
+    if steps < 0:
+        raise ValueError(f"steps is {steps}, expected 0 or more")
+    for name, value in (("step_size", step_size), ("noise_std", noise_std)):
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{name} is {value}, expected a finite number, 0 or more")
+    if clamp is not None and not clamp[0] < clamp[1]:
+        raise ValueError(f"clamp is {clamp}, expected (low, high) with low < high")

@@ -1,0 +1,106 @@
+"""Test accuracy, step by step where it matters: what had an alert seen, and what was lost by then."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..networks import WideResNet
+
+BATCH = 512
+
+
+def accuracy(network: WideResNet, images: Tensor, labels: Tensor) -> float:
+    """Share of the images (T, C, H, W) whose label (T,) the network gives."""
+    hits = 0
+    with torch.no_grad():
+        for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):
+            hits += int((network.classify(x).argmax(dim=1) == y).sum())
+    return hits / len(labels)
+
+
+class AccuracyWatch:
+    """Evaluates every `every` steps, and at every step around what :meth:`look_at` points to.
+
+    An evaluation costs a good part of a training step, so it cannot be had at each step; copies of
+    the parameters of the last `context` steps make the steps *before* an alert known as well.
+
+    Args:
+        network: the network in training.
+        images: test images, (T, C, H, W).
+        labels: their labels, (T,).
+        every: steps between regular evaluations.
+        context: steps before an event that are evaluated too.
+        window: steps after an event that are evaluated one by one.
+        results: accuracy by step, which is filled in.
+    """
+
+    def __init__(
+        self,
+        network: WideResNet,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        every: int,
+        context: int,
+        window: int,
+        results: dict[int, float],
+    ) -> None:
+        self.network = network
+        self.images = images
+        self.labels = labels
+        self.every = every
+        self.window = window
+        self.results = results
+        self._past: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=context)
+        self._watched_until = -1
+
+    def before_step(self, step: int) -> list[int]:
+        """Evaluate the parameters that `step` starts with, if they are due.
+
+        Returns:
+            The steps that were evaluated: none or this one.
+        """
+        due = step % self.every == 0 or step <= self._watched_until
+        if due:
+            self.results[step] = accuracy(self.network, self.images, self.labels)
+        if self._past.maxlen:
+            self._past.append((step, _copy(self.network)))
+        return [step] if due else []
+
+    def look_at(self, step: int) -> list[int]:
+        """Evaluate the remembered steps before the current one, and watch those after `step`.
+
+        Call it between the optimizer's update and the next :meth:`before_step`.
+
+        Returns:
+            The steps that were evaluated now, ascending.
+        """
+        self._watched_until = max(self._watched_until, step + self.window)
+        missing = [(past, state) for past, state in self._past if past not in self.results]
+        if not missing:
+            return []
+        now = _copy(self.network)
+        for past, state in missing:
+            self.network.load_state_dict(state)
+            self.results[past] = accuracy(self.network, self.images, self.labels)
+        self.network.load_state_dict(now)
+        return [past for past, _ in missing]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The copies and what is being watched; the results belong to the caller."""
+        return {"past": list(self._past), "watched_until": self._watched_until}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a saved state."""
+        self._past.clear()
+        self._past.extend((step, copy) for step, copy in state["past"])
+        self._watched_until = state["watched_until"]
+
+
+def _copy(network: WideResNet) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}

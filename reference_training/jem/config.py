@@ -1,0 +1,153 @@
+"""Settings of the JEM reference trainer: one frozen dataclass, which is also its command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ebmguard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class JemConfig:
+    """Train a joint energy-based model: a classifier that is also an EBM, watched by the guard.
+
+    The run folder gets config.json, metrics.jsonl and alerts.jsonl (the guard's), training.jsonl
+    (the trainer's), TensorBoard events, results.json, figures/ and checkpoints/.
+    """
+
+    out: Path
+    """Run folder. A folder that already holds a run is refused, unless it is resumed."""
+    data: Literal["digits"] = "digits"
+    """Data set. The digits are scikit-learn's 1,797 real 8x8 images and need no download."""
+    beta_star: float = 2.0
+    """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
+    depth: int = 10
+    """Depth of the wide residual network, 6 n + 4."""
+    width: int = 1
+    """Its channel multiplier: stages of 16, 32 and 64 times the width."""
+    iterations: int = 2000
+    """Training steps."""
+    seed: int = 0
+    """Seed of initialisation, batches and sampler."""
+    device: str = "auto"
+    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
+    resume: bool = False
+    """Go on with the run in the folder, from its last checkpoint and with its settings."""
+    n_pos: int = 64
+    """Images per step."""
+    n_neg: int = 64
+    """Samples per step."""
+    lr: float = 3e-3
+    """Learning rate of Adam."""
+    sgld_steps: int = 5
+    """Langevin steps per training step."""
+    step_size: float = 1.0
+    """Factor of the gradient in a Langevin step."""
+    noise_std: float = 0.01
+    """Standard deviation of the noise in a Langevin step."""
+    buffer_size: int = 2000
+    """Chains in the replay buffer."""
+    reinit_rate: float = 0.05
+    """Share of the drawn chains that starts afresh."""
+    data_noise: float = 0.03
+    """Standard deviation of the noise added to the training images."""
+    eval_every: int = 50
+    """Steps between evaluations on the test images."""
+    alert_context: int = 10
+    """Steps before the first WARN and ERROR whose test accuracy is evaluated too. Costs that many
+    copies of the network's parameters; 0 turns the close look at alerts off."""
+    alert_window: int = 40
+    """Steps after an alert that are evaluated one by one."""
+    stop_after: int = 50
+    """Steps that a diverged run goes on for."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints; the last step and Ctrl-C write one too."""
+    threads: int = 1
+    """CPU threads of PyTorch: one is fastest for small networks, 0 is PyTorch's own choice."""
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant, all of them in one error.
+
+        Raises:
+            ConfigError: names every wrong setting, its value and what was expected.
+        """
+        problems = []
+        positive = ("iterations", "n_pos", "n_neg", "buffer_size", "eval_every", "checkpoint_every")
+        for name in (*positive, "width"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}, expected at least 1")
+        for name in ("sgld_steps", "alert_context", "alert_window", "stop_after", "threads"):
+            if getattr(self, name) < 0:
+                problems.append(f"{name} is {getattr(self, name)}, expected 0 or more")
+        for name in ("lr", "step_size"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                problems.append(f"{name} is {value}, expected a positive number")
+        for name in ("noise_std", "data_noise"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                problems.append(f"{name} is {value}, expected a finite number, 0 or more")
+        if not math.isfinite(self.beta_star):
+            problems.append(f"beta_star is {self.beta_star}, expected a finite number, such as 2")
+        if not 0 <= self.reinit_rate <= 1:
+            problems.append(f"reinit_rate is {self.reinit_rate}, expected a share from 0 to 1")
+        if self.depth < 10 or (self.depth - 4) % 6:
+            problems.append(f"depth is {self.depth}, expected 6 n + 4: 10, 16, 22, 28, ...")
+        if problems:
+            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+
+    @property
+    def output_scale(self) -> float | None:
+        """The factor o for which the Langevin step is correct for exp(o f); None without noise."""
+        if self.noise_std == 0:
+            return None
+        return 2 * self.step_size / self.noise_std**2
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings of the run as plain JSON values; where it lies is not a setting of it."""
+        values = dataclasses.asdict(self)
+        del values["out"], values["resume"]
+        return values
+
+    def command(self) -> str:
+        """The command line that makes this run again, defaults left out."""
+        words = ["ebmguard", "train", "jem"]
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            shown = field.name in ("out", "data", "beta_star", "seed", "iterations")
+            if field.name != "resume" and (shown or value != field.default):
+                words += [f"--{field.name.replace('_', '-')}", f"{value}"]
+        return shlex.join(words)
+
+    def resumed(self, stored: dict[str, Any]) -> JemConfig:
+        """These settings over those of the run that is resumed.
+
+        A setting left at its default is the stored one; more iterations, another device or number
+        of threads may be asked for.
+
+        Args:
+            stored: the settings of the run, as :meth:`to_json` gave them.
+
+        Raises:
+            ConfigError: names the settings that contradict the run's.
+        """
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        changed = {k: v for k, v in self.to_json().items() if v != defaults[k]}
+        free = ("iterations", "device", "threads")
+        clashes = [
+            f"{name} is {value}, the run has {stored.get(name)}"
+            for name, value in changed.items()
+            if name not in free and value != stored.get(name)
+        ]
+        if clashes:
+            raise ConfigError(
+                f"{self.out} cannot be resumed with other settings; leave them out, or start a run "
+                "in another folder:\n  " + "\n  ".join(clashes)
+            )
+        known = {name: value for name, value in stored.items() if name in defaults}
+        return dataclasses.replace(self, **{**known, **changed})

@@ -1,0 +1,129 @@
+"""What a run remembers of itself for results.json."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ebmguard.alerts import Alert, Level
+
+DIVERGED_GAP = 1e4
+"""A run has diverged at the first step whose |energy gap| exceeds this or is not finite."""
+GAP_WINDOW = 100
+
+
+@dataclass
+class RunRecord:
+    """The numbers of a run as it goes, all of them plain values that a checkpoint can hold.
+
+    Test accuracy "at step t" is that of the parameters with which step t's energies were computed,
+    before the update of step t.
+
+    Attributes:
+        next_step: steps finished so far.
+        diverged_at: first diverged step, or None.
+        accuracy: test accuracy by step, where it was evaluated.
+        gaps: energy gap, mean f+ - mean f-, of the last 100 steps.
+        alerts: records of the first WARN and the first ERROR, by level name.
+        elapsed: seconds of training in earlier sessions of a resumed run.
+    """
+
+    next_step: int = 0
+    diverged_at: int | None = None
+    accuracy: dict[int, float] = field(default_factory=dict)
+    gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAP_WINDOW))
+    alerts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    elapsed: float = 0.0
+
+    def see_gap(self, step: int, gap: float) -> bool:
+        """Take in the energy gap of a step; true at the step that diverges."""
+        self.gaps.append(gap)
+        if self.diverged_at is None and not abs(gap) <= DIVERGED_GAP:
+            self.diverged_at = step
+            return True
+        return False
+
+    def see_alert(self, alert: Alert) -> bool:
+        """Take in an alert; true for the first WARN and the first ERROR."""
+        if alert.level < Level.WARN or alert.level.name in self.alerts:
+            return False
+        self.alerts[alert.level.name] = alert.record()
+        return True
+
+    def best_accuracy(self) -> tuple[int, float] | None:
+        """Step and value of the best test accuracy before the divergence, the first of equals."""
+        end = math.inf if self.diverged_at is None else self.diverged_at
+        before = [(step, value) for step, value in self.accuracy.items() if step <= end]
+        return max(before, key=lambda pair: (pair[1], -pair[0]), default=None)
+
+    def last_accuracy(self) -> float | None:
+        """Test accuracy at the latest evaluated step."""
+        return self.accuracy[max(self.accuracy)] if self.accuracy else None
+
+    def accuracy_around(self, step: int, *, before: int, after: int) -> list[tuple[int, float]]:
+        """(step, accuracy) pairs of the evaluated steps around `step`."""
+        near = range(step - before, step + after + 1)
+        return [(at, self.accuracy[at]) for at in near if at in self.accuracy]
+
+    def results(
+        self, rows: Sequence[Mapping[str, Any]], *, before: int, after: int
+    ) -> dict[str, Any]:
+        """The entries of results.json that describe how the run went.
+
+        Args:
+            rows: the guard's rows, oldest first (metrics.jsonl).
+            before: steps before an alert that are listed with their accuracy.
+            after: steps after it.
+        """
+        best = self.best_accuracy()
+        last = rows[-1] if rows else {}
+        results: dict[str, Any] = {
+            "steps": self.next_step,
+            "diverged_at": self.diverged_at,
+            "accuracy": self.last_accuracy(),
+            "best_accuracy": best[1] if best else None,
+            "best_accuracy_step": best[0] if best else None,
+            "median_abs_gap_last_100": statistics.median(map(abs, self.gaps)) if self.gaps else None,
+        }
+        for tag in ("grad_scale", "ess", "ref/grad_scale", "ref/ess", "energy_gap"):
+            name = tag.replace("ref/", "reference_")
+            results[name] = last.get(tag)
+            values = [row[tag] for row in rows[-GAP_WINDOW:] if row.get(tag) is not None]
+            if tag != "energy_gap":
+                results[f"{name}_median_last_100"] = statistics.median(values) if values else None
+        for level in ("WARN", "ERROR"):
+            record = self.alerts.get(level)
+            entry = None
+            if record is not None:
+                around = self.accuracy_around(record["step"], before=before, after=after)
+                entry = {**record, "accuracy_around": around}
+            results[f"first_{level.lower()}"] = entry
+        if self.diverged_at is not None:
+            results["accuracy_around_divergence"] = self.accuracy_around(
+                self.diverged_at, before=before, after=after
+            )
+        return results
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {
+            "next_step": self.next_step,
+            "diverged_at": self.diverged_at,
+            "accuracy": dict(self.accuracy),
+            "gaps": list(self.gaps),
+            "alerts": dict(self.alerts),
+            "elapsed": self.elapsed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a saved record."""
+        self.next_step = state["next_step"]
+        self.diverged_at = state["diverged_at"]
+        self.accuracy = dict(state["accuracy"])
+        self.gaps = deque(state["gaps"], maxlen=GAP_WINDOW)
+        self.alerts = dict(state["alerts"])
+        self.elapsed = state["elapsed"]

@@ -1,0 +1,117 @@
+"""What a person sees of a running trainer: a progress bar, or plain lines where there is no TTY."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+logger = logging.getLogger("ebmguard.train")
+
+
+class Reporter(Protocol):
+    """Receives the state of a run after every step."""
+
+    def start(self, name: str, done: int, total: int) -> None:
+        """The run begins at step `done` of `total`."""
+
+    def step(self, done: int, state: Mapping[str, float | str]) -> None:
+        """`done` steps are finished; `state` holds what is worth showing, by name."""
+
+    def note(self, text: str) -> None:
+        """Something happened that a person should read."""
+
+    def stop(self) -> None:
+        """The run is over."""
+
+
+class LineReporter:
+    """Plain lines through `logging`, one every `every` steps and one for each note."""
+
+    def __init__(self, every: int = 100) -> None:
+        self.every = every
+        self._total = 0
+
+    def start(self, name: str, done: int, total: int) -> None:
+        """Say which run begins."""
+        self._total = total
+        logger.info("%s: step %d of %d", name, done, total)
+
+    def step(self, done: int, state: Mapping[str, float | str]) -> None:
+        """Log the state every `every` steps."""
+        if done % self.every == 0 or done == self._total:
+            logger.info("%d/%d  %s", done, self._total, state_text(state))
+
+    def note(self, text: str) -> None:
+        """Log the text."""
+        logger.info("%s", text)
+
+    def stop(self) -> None:
+        """Nothing to close."""
+
+
+class BarReporter:
+    """A progress bar with the guard's state beside it, drawn by rich."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, name: str, done: int, total: int) -> None:
+        """Draw the bar."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TimeRemainingColumn as Remaining
+
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            Remaining(),
+            TextColumn("{task.fields[state]}"),
+        )
+        self._task = self._progress.add_task(name, total=total, completed=done, state="")
+        self._progress.start()
+
+    def step(self, done: int, state: Mapping[str, float | str]) -> None:
+        """Move the bar and show the state."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, state=state_text(state))
+
+    def note(self, text: str) -> None:
+        """Print the text above the bar."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        """Leave the bar as it is."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def default_reporter() -> Reporter:
+    """A bar on a terminal, lines elsewhere or where rich is not installed."""
+    if not sys.stderr.isatty() or not sys.stdout.isatty():
+        return LineReporter()
+    try:
+        import rich.progress  # noqa: F401
+    except ImportError:
+        return LineReporter()
+    return BarReporter()
+
+
+def state_text(state: Mapping[str, float | str]) -> str:
+    """Name and value pairs on one line, numbers to three digits."""
+    return "  ".join(f"{name} {_number(value)}" for name, value in state.items())
+
+
+def _number(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    if math.isfinite(value) and abs(value) >= 1e5:
+        return f"{value:.1e}"
+    return f"{value:.3g}"

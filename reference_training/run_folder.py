@@ -1,0 +1,146 @@
+"""The folder of one run: who may write into it, and what goes where."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebmguard.errors import ConfigError
+
+CONFIG = "config.json"
+RESULTS = "results.json"
+CHECKPOINT = "last.pt"
+ROW_FILES = ("metrics.jsonl", "alerts.jsonl", "training.jsonl", "accuracy.jsonl")
+"""Files of one JSON object a line, each with a `step`; the first two are the guard's."""
+
+
+class RunFolder:
+    """A run folder that this process may write into.
+
+    Make one with :meth:`create` or :meth:`resume`.
+
+    Attributes:
+        path: the folder.
+        config: the settings of the run, as config.json holds them.
+    """
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self.path = path
+        self.config = dict(config)
+
+    @classmethod
+    def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
+        """Start a run in `path`, which must be new or empty.
+
+        Raises:
+            ConfigError: the folder holds a run already, or other files, or cannot be written.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            taken = sorted(entry.name for entry in path.iterdir())
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be a run folder: {error}") from error
+        if CONFIG in taken:
+            raise ConfigError(
+                f"{path} already holds a run; go on with it by --resume, or choose another --out"
+            )
+        if taken:
+            raise ConfigError(
+                f"{path} holds other files ({', '.join(taken[:3])}); a run needs a new or empty "
+                "folder: choose another --out"
+            )
+        folder = cls(path, config)
+        folder.write_config(config)
+        for name in ("figures", "checkpoints"):
+            (path / name).mkdir()
+        return folder
+
+    @classmethod
+    def resume(cls, path: Path) -> RunFolder:
+        """Open the run that `path` holds.
+
+        Raises:
+            ConfigError: there is no run in it.
+        """
+        if not (path / CONFIG).is_file():
+            raise ConfigError(f"{path} holds no run to resume ({CONFIG} is missing)")
+        for name in ("figures", "checkpoints"):
+            (path / name).mkdir(exist_ok=True)
+        return cls(path, json.loads((path / CONFIG).read_text(encoding="utf-8")))
+
+    @property
+    def figures(self) -> Path:
+        """Pictures, and the samples that they show."""
+        return self.path / "figures"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint; absent until one is written."""
+        return self.path / "checkpoints" / CHECKPOINT
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write config.json."""
+        self.config = dict(config)
+        _replace_text(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        """Write results.json; numbers that are not finite become strings."""
+        text = json.dumps(_jsonable(results), indent=2, allow_nan=False) + "\n"
+        _replace_text(self.path / RESULTS, text)
+
+    def append_row(self, name: str, row: Mapping[str, Any]) -> None:
+        """Append one line to the row file `name`."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_jsonable(row), allow_nan=False) + "\n")
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Replace the last checkpoint; a kill in between leaves the old one."""
+        partial = self.checkpoint.with_suffix(".partial")
+        torch.save(dict(state), partial)
+        os.replace(partial, self.checkpoint)
+
+    def load_checkpoint(self, device: torch.device) -> dict[str, Any] | None:
+        """The last checkpoint with its tensors on `device`, or None before the first one."""
+        if not self.checkpoint.is_file():
+            return None
+        state: dict[str, Any] = torch.load(self.checkpoint, map_location=device, weights_only=True)
+        return state
+
+    def drop_rows_from(self, step: int) -> None:
+        """Remove the rows of `step` and later, which a resumed run writes again."""
+        for name in ROW_FILES:
+            file = self.path / name
+            if file.is_file():
+                kept = [line for line in _whole_lines(file) if json.loads(line)["step"] < step]
+                _replace_text(file, "".join(kept))
+
+
+def _whole_lines(file: Path) -> list[str]:
+    """The lines of a file, without the torn last line that a kill may leave."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
+
+
+def _replace_text(file: Path, text: str) -> None:
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _jsonable(value: Any) -> Any:
+    """Floats that JSON cannot hold become the strings of the proto3 JSON mapping."""
+    if isinstance(value, Mapping):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isnan(value):
+            return "NaN"
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
