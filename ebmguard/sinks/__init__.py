@@ -1,1 +1,22 @@
-"""."""
+"""Where rows of diagnostics and alerts are written.
+
+A sink is anything with the three methods of :class:`Sink`. ``log_dir=`` makes the two that are
+built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
+``add_scalar(tag, value, step)`` is wrapped by :class:`AddScalarSink`.
+"""
+
+from .add_scalar import AddScalarSink
+from .jsonl import JsonlSink, read_jsonl
+from .protocol import Sink
+from .resolve import as_sink, open_log_dir
+from .tensorboard import TensorBoardSink
+
+__all__ = [
+    "AddScalarSink",
+    "JsonlSink",
+    "Sink",
+    "TensorBoardSink",
+    "as_sink",
+    "open_log_dir",
+    "read_jsonl",
+]

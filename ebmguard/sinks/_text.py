@@ -1,0 +1,28 @@
+"""An alert as markdown, for sinks that can show text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["LEVEL_NUMBERS", "alert_markdown"]
+
+# Levels as the scalar guard/alert_level counts them.
+LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
+
+
+def alert_markdown(record: Mapping[str, Any]) -> str:
+    """A heading, a table of the numbers and the list of remedies.
+
+    Args:
+        record: what ``Alert.record()`` returns.
+    """
+    remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
+    return (
+        f"**{record['level']} {record['rule']}** at step {record['step']}\n\n"
+        "| diagnostic | value | limit | window |\n"
+        "|---|---|---|---|\n"
+        f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
+        f"| {record['window']} |\n\n"
+        f"Likeliest remedies:\n\n{remedies}\n"
+    )

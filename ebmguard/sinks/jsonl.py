@@ -1,0 +1,137 @@
+"""Rows and alerts as JSON lines: strict JSON, one line per step, safe against a kill."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from ._files import AppendFile, prepare_folder
+
+__all__ = ["JsonlSink", "read_jsonl"]
+
+# JSON has no such numbers. These strings are those of the proto3 JSON mapping; unlike the bare
+# NaN that Python writes by default, every JSON parser can read them.
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+class JsonlSink:
+    """Writes ``metrics.jsonl`` and ``alerts.jsonl`` into a folder.
+
+    A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
+    ``guard/`` prefix: nothing else is in this file); a line of ``alerts.jsonl`` is an alert's full
+    record. NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``;
+    :func:`read_jsonl` turns them back. The raw values behind histograms are not written.
+
+    Lines are kept in memory until :meth:`flush`. In a folder that holds the files of an earlier
+    run the lines are appended; a last line that a kill tore in two is cut off first.
+
+    Args:
+        folder: created if missing.
+
+    Raises:
+        ConfigError: if the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = prepare_folder(folder)
+        self._metrics = _open_lines(self.folder / "metrics.jsonl")
+        self._alerts = _open_lines(self.folder / "alerts.jsonl")
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Keep one line for ``metrics.jsonl``."""
+        self._metrics.add(_line({"step": step, **scalars}))
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        """Keep one line for ``alerts.jsonl``."""
+        self._alerts.add(_line(record))
+
+    def flush(self) -> None:
+        """Append the kept lines to the files.
+
+        Raises:
+            OSError: if the disk does not take them; they are kept for the next flush.
+        """
+        self._metrics.flush()
+        self._alerts.flush()
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a file that :class:`JsonlSink` wrote, oldest first.
+
+    The strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` become floats again. A last line
+    that is not complete, because the process was killed while writing it, is left out.
+
+    Args:
+        path: a ``.jsonl`` file.
+
+    Raises:
+        ConfigError: if a line before the last is not a JSON object.
+        FileNotFoundError: if there is no such file.
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        record = _parse(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            raise ConfigError(
+                f"Line {number} of {os.fspath(path)!r} is not a JSON object: {line[:80]!r}. "
+                "Expected a file written by JsonlSink, whose lines are all complete but perhaps "
+                "the last. Remove the line or restore the file."
+            )
+    return records
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    plain = {key: _to_json(value) for key, value in record.items()}
+    return json.dumps(plain, allow_nan=False).encode() + b"\n"
+
+
+def _to_json(value: Any) -> Any:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _from_json(value: Any) -> Any:
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The line's object, or None if the line is no complete object."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    return {key: _from_json(value) for key, value in record.items()}
+
+
+def _open_lines(path: Path) -> AppendFile:
+    lines = AppendFile(path)
+    content = path.read_bytes()
+    kept, newline, last = content.rpartition(b"\n")
+    if not last:
+        return lines
+    # The start of an object is never itself an object, so a last line that parses is complete.
+    if _parse(last) is not None:
+        lines.add(b"\n")
+    else:
+        os.truncate(path, len(kept) + len(newline))
+    return lines

@@ -1,0 +1,42 @@
+"""The protocol of a sink: where rows of diagnostics and alerts are written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = ["TAG_PREFIX", "Sink"]
+
+# Sinks that share their name space with the trainer's own scalars put this before every tag.
+TAG_PREFIX = "guard/"
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Three methods. Anything that has them can be passed as ``sinks=[...]``.
+
+    The guard calls ``flush`` every ``flush_every`` steps, on an alert and at exit, so a sink may
+    keep rows in memory until then.
+    """
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Take the diagnostics of one step.
+
+        Args:
+            step: the guard's step.
+            scalars: tag to value, tags without the ``guard/`` prefix. Values may be NaN or
+                infinite and must not be dropped: they are what one looks for after a blow-up.
+            histograms: raw values of ``f_pos`` and ``f_neg`` on rows of the slower tier, empty on
+                all others.
+        """
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        """Take one alert, as the plain dict that ``Alert.record()`` returns."""
+
+    def flush(self) -> None:
+        """Write everything taken so far to where it belongs."""

@@ -1,0 +1,114 @@
+"""Rows and alerts as a TensorBoard event file, with a page of charts that belong together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigError
+from ._files import prepare_folder
+from ._text import LEVEL_NUMBERS, alert_markdown
+from .protocol import TAG_PREFIX
+
+__all__ = ["TensorBoardSink"]
+
+
+def _lines(*tags: str) -> tuple[str, ...]:
+    # The page takes them for regular expressions that need only match the start of a tag.
+    return tuple(f"{TAG_PREFIX}{tag}$" for tag in tags)
+
+
+def _band(tag: str) -> tuple[str, ...]:
+    return ("margin", *(f"{TAG_PREFIX}{tag}/{q}" for q in ("median", "q05", "q95")))
+
+
+# Category -> chart -> tags of the Custom Scalars page.
+_LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
+    "Energies": {
+        "energy gap: mean f_pos - mean f_neg": _lines("energy_gap"),
+        "medians of f_pos and f_neg": _lines("f_pos/median", "f_neg/median"),
+        "f_pos: median, 5% to 95%": _band("f_pos"),
+        "f_neg: median, 5% to 95%": _band("f_neg"),
+        "energy overlap: P(f_neg > f_pos)": _lines("energy_overlap"),
+    },
+    "Weights of the negatives": {
+        "GradScale": _lines("grad_scale", "ref/grad_scale"),
+        "ESS and weight entropy": _lines("ess", "weight_entropy", "ref/ess", "ref/weight_entropy"),
+        "Pareto k": _lines("pareto_k", "ref/pareto_k"),
+    },
+    "Sampler": {
+        "gradient norm of the sampler, mean and max": _lines(
+            "sampler/grad_norm", "sampler/grad_norm_max"
+        ),
+    },
+    "Alerts": {
+        "alert level: 0 none, 1 WARN, 2 ERROR": _lines("alert_level", "alert/.*"),
+        "non-finite energies and samples": _lines("nonfinite/energies", "nonfinite/samples"),
+    },
+}
+
+
+class TensorBoardSink:
+    """Writes one event file into a folder.
+
+    - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
+    - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
+    - Alerts as text under ``guard/alerts``, and as a marker: the scalar ``guard/alert/<rule>`` at
+      the step of the alert, whose value is the level (0 INFO, 1 WARN, 2 ERROR).
+    - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
+
+    The step axis is the guard's step. Events are kept in memory until :meth:`flush`.
+
+    TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
+    ``--samples_per_plugin=scalars=0,text=0`` to see all of them: a blow-up may take five steps.
+    Where a rewound run writes a step for the second time, TensorBoard shows the later pass.
+
+    Args:
+        folder: created if missing. Other event files in it are left alone.
+
+    Raises:
+        ConfigError: if the folder cannot be written, or the package tensorboard is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from ._events import EventFile
+        except ImportError as error:
+            raise ConfigError(
+                f"Event files need the package tensorboard, which cannot be imported: {error}. "
+                'Run `pip install "ebmguard[tensorboard]"`, or pass '
+                "sinks=[ebmguard.sinks.JsonlSink(dir)] in place of log_dir."
+            ) from error
+        self.folder = prepare_folder(folder)
+        self._events = EventFile(self.folder)
+        self._events.add_layout(_LAYOUT)
+        self._events.flush()
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Keep one event with all the row's scalars and histograms."""
+        self._events.add_row(
+            step,
+            {TAG_PREFIX + tag: value for tag, value in scalars.items()},
+            {TAG_PREFIX + tag: values for tag, values in histograms.items()},
+        )
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        """Keep the alert's text and its marker."""
+        step = record["step"]
+        marker = {f"{TAG_PREFIX}alert/{record['rule']}": LEVEL_NUMBERS[record["level"]]}
+        self._events.add_row(step, marker, {})
+        self._events.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
+
+    def flush(self) -> None:
+        """Append the kept events to the event file.
+
+        Raises:
+            OSError: if the disk does not take them; they are kept for the next flush.
+        """
+        self._events.flush()
