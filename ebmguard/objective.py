@@ -56,7 +56,7 @@ def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Te
     beta = beta_star.to(neg.dtype).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
     valid = _usable(neg, beta)
     neg = torch.where(valid, neg, 0.0)
-    neg = beta * (neg - _highest(neg, valid))
+    neg = beta * (neg - _dominant(neg, valid, beta))
     return torch.softmax(torch.where(valid, neg, _void(neg)), dim=-1) * valid
 
 
@@ -195,8 +195,8 @@ def coefficients(
 class _Terms:
     """What every variant is made of, for shifted energies of shape ``(*models, samples)``.
 
-    Energies are shifted by the highest usable negative *before* β* multiplies them: the objective
-    does not depend on a common offset, but float32 does.
+    Energies are shifted by the negative of the largest weight *before* β* multiplies them: the
+    objective does not depend on a common offset, but float32 does.
     """
 
     pos: Tensor
@@ -232,9 +232,7 @@ class _Terms:
             beta = beta_star if beta_star != 0 else zero_at
         valid_pos, valid_neg = _usable(pos, beta), _usable(neg, beta)
         pos, neg = torch.where(valid_pos, pos, 0.0), torch.where(valid_neg, neg, 0.0)
-        shift = _highest(neg, valid_neg)
-        if process_group is not None:
-            dist.all_reduce(shift, dist.ReduceOp.MAX, process_group)
+        shift = _dominant(neg, valid_neg, beta, process_group)
         pos, neg = pos - shift, neg - shift
         exponent, visible = beta * neg, valid_neg
         if groups is not None:
@@ -357,11 +355,23 @@ def _usable(f: Tensor, beta: float | Tensor) -> Tensor:
     return ((beta * f).abs() <= _LARGEST) & (f.abs() <= 1e-4 * torch.finfo(f.dtype).max)
 
 
-def _highest(neg: Tensor, valid: Tensor) -> Tensor:
-    """The highest usable negative, detached, ``(*models, 1)``; 0 stands in where there is none."""
-    lowest = torch.finfo(neg.dtype).min
-    highest = torch.where(valid, neg.detach(), lowest).amax(-1, keepdim=True)
-    return torch.where(highest == lowest, 0.0, highest)
+def _dominant(
+    neg: Tensor, valid: Tensor, beta: float | Tensor, process_group: ProcessGroup = None
+) -> Tensor:
+    """The usable negative of the largest weight, detached, ``(*models, 1)``, of all ranks.
+
+    That is the lowest one where β* is negative. 0 stands in where no negative is usable.
+    """
+    sign: float | Tensor
+    if isinstance(beta, Tensor):
+        sign = 1 - 2 * (beta < 0).to(neg.dtype)
+    else:
+        sign = -1.0 if beta < 0 else 1.0
+    void = torch.finfo(neg.dtype).min
+    largest = torch.where(valid, sign * neg.detach(), void).amax(-1, keepdim=True)
+    if process_group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, process_group)
+    return torch.where(largest == void, 0.0, sign * largest)
 
 
 def _void(x: Tensor) -> float:
