@@ -32,6 +32,7 @@ __all__ = [
     "contrastive_loss",
     "grad_scale",
     "positive_weights",
+    "usable",
     "weights",
 ]
 
@@ -39,6 +40,21 @@ ProcessGroup: TypeAlias = "dist.ProcessGroup | None"
 
 # Beyond this a product with β* is as good as infinite.
 _LARGEST = 1e30
+
+
+def usable(f: Tensor, beta: float | Tensor) -> Tensor:
+    """Which energies the objective uses: finite ones with ``|β* f| <= 1e30``.
+
+    Args:
+        f: energies, ``(..., samples)``.
+        beta: β*, broadcastable against ``f``.
+
+    Returns:
+        boolean tensor of ``f``'s shape.
+    """
+    # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow. The
+    # second one keeps sums and differences of energies finite where β* is tiny.
+    return ((beta * f).abs() <= _LARGEST) & (f.abs() <= 1e-4 * torch.finfo(f.dtype).max)
 
 
 def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Tensor:
@@ -54,7 +70,7 @@ def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Te
     """
     neg = per_sample(f_neg, beta_star, reduce)
     beta = beta_star.to(neg.dtype).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
-    valid = _usable(neg, beta)
+    valid = usable(neg, beta)
     neg = torch.where(valid, neg, 0.0)
     neg = beta * (neg - _dominant(neg, valid, beta))
     return torch.softmax(torch.where(valid, neg, _void(neg)), dim=-1) * valid
@@ -158,7 +174,7 @@ def contrastive_loss(
         share = (to_pos.detach() * terms.pos).sum(-1) + (to_neg.detach() * terms.neg).sum(-1)
         share = share * dist.get_world_size(process_group)
         loss = loss.detach() + (share - share.detach())
-    return torch.where(terms.usable(variant), loss, 0.0)
+    return torch.where(terms.both_sides(variant), loss, 0.0)
 
 
 def coefficients(
@@ -186,9 +202,9 @@ def coefficients(
         terms = _Terms.of(
             f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
         )
-        usable = terms.usable(variant).unsqueeze(-1)
+        defined = terms.both_sides(variant).unsqueeze(-1)
         to_pos, to_neg = terms.coefficients(variant)
-        return torch.where(usable, to_pos, 0.0), torch.where(usable, to_neg, 0.0)
+        return torch.where(defined, to_pos, 0.0), torch.where(defined, to_neg, 0.0)
 
 
 @dataclass
@@ -230,7 +246,7 @@ class _Terms:
             beta = torch.where(zero, zero_at, beta_star.to(pos.dtype)).unsqueeze(-1)
         else:
             beta = beta_star if beta_star != 0 else zero_at
-        valid_pos, valid_neg = _usable(pos, beta), _usable(neg, beta)
+        valid_pos, valid_neg = usable(pos, beta), usable(neg, beta)
         pos, neg = torch.where(valid_pos, pos, 0.0), torch.where(valid_neg, neg, 0.0)
         shift = _dominant(neg, valid_neg, beta, process_group)
         pos, neg = pos - shift, neg - shift
@@ -283,13 +299,18 @@ class _Terms:
         first = torch.arange(self.pos.shape[-1], device=self.pos.device) < self.pos.shape[-1] // 2
         return self.valid_pos & first, self.valid_pos & ~first
 
-    def usable(self, variant: Variant) -> Tensor:
-        """Whether both sides, and both halves for ``true``, have a usable sample."""
-        sides = [self.valid_pos, self.valid_neg]
+    def both_sides(self, variant: Variant) -> Tensor:
+        """Whether positives and negatives, and both halves for ``true``, have a usable sample."""
+        found = self._any(self.valid_pos) & self._any(self.valid_neg)
         if variant == "true":
-            sides += self.halves()
-        alive = [self.total(side.to(self.pos.dtype)) > 0 for side in sides]
-        return torch.stack(alive).all(0)
+            first, second = self.halves()
+            found = found & self._any(first) & self._any(second)
+        return found
+
+    def _any(self, valid: Tensor) -> Tensor:
+        if self.process_group is None:
+            return valid.any(-1)
+        return self.total(valid.to(self.pos.dtype)) > 0
 
     def no_pos(self, valid: Tensor) -> Tensor:
         return self.mean(self.log_sum / self.beta - self.pos, valid)
@@ -347,12 +368,6 @@ class _Terms:
             self.scale_of(second).unsqueeze(-1) * self.share(first)
             + self.scale_of(first).unsqueeze(-1) * self.share(second)
         )
-
-
-def _usable(f: Tensor, beta: float | Tensor) -> Tensor:
-    # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow.
-    # The second one keeps sums and differences of energies finite where β* is tiny.
-    return ((beta * f).abs() <= _LARGEST) & (f.abs() <= 1e-4 * torch.finfo(f.dtype).max)
 
 
 def _dominant(

@@ -1,0 +1,164 @@
+"""The contrastive part of a trainer's own loss, read as ``weight * (difference of means)``.
+
+The guard replaces that difference. It can do so only where the loss is affine in the energies, with
+equal coefficients on each side that cancel; softplus, hinge, L2 or InfoNCE terms belong outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .energies import Reduce
+from .errors import LossError
+from .objective import contrastive_loss
+
+__all__ = ["Convention", "Difference", "LossFn"]
+
+Convention: TypeAlias = Literal["log_density", "energy"]
+LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+_FIX = "Keep the contrastive difference here and add the other terms outside."
+
+
+class Difference:
+    """A checked ``loss_fn(f_pos, f_neg)``, or the plain difference of means where it is None.
+
+    Args:
+        loss_fn: the trainer's contrastive part, in its own sign convention, or None.
+        convention: "log_density" (f is high on data) or "energy" (low on data).
+        reduce: how heads become one energy.
+    """
+
+    def __init__(self, loss_fn: LossFn | None, convention: Convention, reduce: Reduce) -> None:
+        self._loss_fn = loss_fn
+        self._sign = 1.0 if convention == "log_density" else -1.0
+        self._convention = convention
+        self._reduce = reduce
+        self._checked = loss_fn is None
+
+    def plain(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
+        """The unguarded loss (Eq. 3): the caller's own, untouched."""
+        if self._loss_fn is not None:
+            return self._loss_fn(f_pos, f_neg)
+        loss = contrastive_loss(f_pos, f_neg, 0.0, reduce=self._reduce)
+        return loss if self._sign > 0 else -loss
+
+    def check(self, f_pos: Tensor, f_neg: Tensor) -> None:
+        """Refuse a loss that is not a weighted difference of means of the declared sign.
+
+        Done once, on energies of these shapes; a weight of 0 shows nothing and is looked at again.
+
+        Raises:
+            LossError: not affine, not balanced, a weight that counts its own calls, or the other
+                sign than the convention says.
+        """
+        if not self._checked:
+            self._checked = self._examine(f_pos, f_neg)
+
+    def weight(self, f_pos: Tensor, f_neg: Tensor) -> Tensor | None:
+        """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
+
+        Returns:
+            0-dim tensor, or None where no ``loss_fn`` was given (c = 1).
+
+        Raises:
+            LossError: the result is not one number that depends on both arguments.
+        """
+        if self._loss_fn is None:
+            return None
+        _, to_neg = self._gradients(f_pos, f_neg)
+        heads = to_neg[0].numel() if self._reduce == "sum" else 1
+        return self._sign * to_neg.sum() / heads
+
+    def _gradients(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
+        loss_fn: Callable[..., object] | None = self._loss_fn
+        assert loss_fn is not None
+        with torch.enable_grad():
+            dtype = torch.promote_types(f_pos.dtype, torch.float32)
+            pos = f_pos.detach().to(dtype).requires_grad_()
+            neg = f_neg.detach().to(dtype).requires_grad_()
+            value = loss_fn(pos, neg)
+            if not isinstance(value, Tensor) or value.ndim:
+                what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise LossError(f"loss_fn must return one number as a 0-dim tensor; got {what}.")
+            if not value.requires_grad:
+                raise LossError(
+                    "loss_fn's result does not depend on f_pos and f_neg through autograd (a "
+                    f"`.item()`, `.detach()` or `no_grad` inside?). {_FIX}"
+                )
+            to_pos, to_neg = torch.autograd.grad(value, (pos, neg), allow_unused=True)
+        if to_pos is None or to_neg is None:
+            missing = "f_pos" if to_pos is None else "f_neg"
+            raise LossError(f"loss_fn does not use {missing}; it must hold the difference of both.")
+        return to_pos, to_neg
+
+    def _examine(self, f_pos: Tensor, f_neg: Tensor) -> bool:
+        slopes = []
+        for pos, neg in _points(f_pos, f_neg):
+            to_pos, to_neg = self._gradients(pos, neg)
+            up, down = to_neg.double(), -to_pos.double()
+            size = max(up.abs().max().item(), down.abs().max().item())
+            if not all(torch.isfinite(side).all() for side in (up, down)):
+                raise LossError("loss_fn has a gradient that is not finite on ordinary energies.")
+            if max((side - side.mean()).abs().max().item() for side in (up, down)) > 1e-4 * size:
+                raise LossError(
+                    "loss_fn is not affine in the energies: samples of one side get different "
+                    f"gradients (softplus, hinge, L2, InfoNCE or a clamp inside?). {_FIX}"
+                )
+            slopes.append((up.sum().item(), down.sum().item()))
+        largest = max(abs(slope) for pair in slopes for slope in pair)
+        if largest == 0:
+            return (
+                False  # a ramp that starts at 0: nothing can be seen yet, so look again next time
+            )
+        if abs(slopes[0][0] - slopes[-1][0]) > 1e-4 * largest:
+            raise LossError(
+                "loss_fn gave two different gradients for the same energies: its weight counts its "
+                "own calls. Let it depend on your step counter instead."
+            )
+        if any(abs(up - slopes[0][0]) > 1e-4 * largest for up, _ in slopes):
+            raise LossError(
+                "loss_fn is not affine in the energies: its slope changes from point to point "
+                f"(softplus, tanh, hinge or clamp of the difference?). {_FIX}"
+            )
+        rise, fall = slopes[0]
+        if abs(rise - fall) > 1e-4 * largest:
+            raise LossError(
+                f"loss_fn weighs the two sides differently: total slope {fall:g} on f_pos against "
+                f"{rise:g} on f_neg. Use means, or sums over equally many positives and negatives."
+            )
+        if self._sign * rise < 0:
+            other = "energy" if self._convention == "log_density" else "log_density"
+            raise LossError(
+                f"loss_fn's sign contradicts convention={self._convention!r}. Minimising it would "
+                + (
+                    "lower f on data, which is right if f is an energy"
+                    if self._convention == "log_density"
+                    else "raise f on data, which is right if f is a log-density"
+                )
+                + f": then pass convention={other!r}. If f is "
+                + ("high" if self._convention == "log_density" else "low")
+                + " on data, the difference is the wrong way round (you maximise it, perhaps: "
+                "return its negative)."
+            )
+        return True
+
+
+def _points(f_pos: Tensor, f_neg: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """A few spread-out points, the first one repeated at the end.
+
+    They come from a generator of their own: the guard must not move the trainer's random state.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def point(shift: float, scale: float) -> tuple[Tensor, Tensor]:
+        pos = torch.randn(f_pos.shape, generator=generator) * scale + shift
+        neg = torch.randn(f_neg.shape, generator=generator) * scale - shift
+        return pos.to(f_pos.device), neg.to(f_neg.device)
+
+    points = [point(0.0, 1.0), point(3.0, 2.0), point(-3.0, 2.0), point(0.0, 20.0)]
+    return [*points, points[0]]

@@ -1,0 +1,206 @@
+"""How strong the guard acts at a step: the exponent β* of the loss and the factor on the sampler.
+
+β* alone enters the loss; the sampler runs on ``sampler_scale * f``, which is (1 - β*/o) f where the
+output scale o is known (Eq. 7; o of Appendix G and M.2), and f itself where it is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .errors import ConfigError
+
+__all__ = ["Schedulable", "Strength", "StrengthAt", "number"]
+
+Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
+
+# 1/β* must stay finite in float32.
+_SMALLEST_BETA_STAR = 1e-30
+
+
+@dataclass(frozen=True)
+class StrengthAt:
+    """Values of one step.
+
+    Attributes:
+        beta_star: exponent(s) on raw outputs; a tuple means that their losses are averaged.
+        factor: what multiplies the energy during sampling; the number 1.0 leaves it untouched.
+    """
+
+    beta_star: float | Tensor | tuple[float, ...]
+    factor: float | Tensor
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the loss of this step is the caller's own, untouched (β* = 0 as a number)."""
+        return not isinstance(self.beta_star, Tensor | tuple) and self.beta_star == 0
+
+
+@dataclass(frozen=True)
+class Strength:
+    """The checked strength arguments of :func:`ebmguard.guard`."""
+
+    beta: Schedulable | None
+    beta_star: Schedulable | None
+    beta_stars: tuple[float, ...] | None
+    output_scale: float | None
+    sampler_scale: Schedulable | None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        beta_star: Schedulable | None = None,
+        beta: Schedulable | None = None,
+        beta_stars: Sequence[float] | None = None,
+        output_scale: float | None = None,
+        step_size: float | None = None,
+        noise_std: float | None = None,
+        sampler_scale: Schedulable | None = None,
+    ) -> Strength:
+        """Check the arguments of ``guard`` and what they give at step 0.
+
+        Raises:
+            ConfigError: a value that is not a finite number, or a combination without meaning.
+        """
+        given = [
+            name
+            for name, value in (
+                ("beta_star", beta_star),
+                ("beta", beta),
+                ("beta_stars", beta_stars),
+            )
+            if value is not None
+        ]
+        if len(given) != 1:
+            what = " and ".join(given) + " were all given" if given else "none was given"
+            raise ConfigError(
+                f"Pass exactly one of beta_star=, beta= and beta_stars=; {what}. beta_star is the "
+                "exponent on raw outputs (0.5 to 4 for JEM); beta = beta_star / output_scale."
+            )
+        scale = _output_scale(output_scale, step_size, noise_std)
+        if beta is not None and scale is None:
+            raise ConfigError(
+                "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= "
+                "and noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
+            )
+        if beta_stars is not None:
+            if not isinstance(beta_stars, list | tuple) or not beta_stars:
+                raise ConfigError(
+                    "beta_stars= takes a non-empty list of numbers, e.g. [0.5, 1, 2]."
+                )
+            if sampler_scale is None:
+                raise ConfigError(
+                    "beta_stars= averages several exponents and so has no single factor for the "
+                    "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
+                )
+            beta_stars = tuple(number("beta_stars", value) for value in beta_stars)
+        strength = cls(beta, beta_star, beta_stars, scale, sampler_scale)
+        strength.at(0)
+        return strength
+
+    @property
+    def tempers(self) -> bool:
+        """Whether the sampler's side is defined at all (otherwise it is left as it is)."""
+        return self.output_scale is not None or self.sampler_scale is not None
+
+    def at(self, step: int) -> StrengthAt:
+        """The values that sampler and loss of this step share.
+
+        Raises:
+            ConfigError: a schedule returned something that cannot be used.
+        """
+        star: float | Tensor | tuple[float, ...]
+        if self.beta_stars is not None:
+            star = self.beta_stars
+        elif self.beta is not None:
+            assert self.output_scale is not None
+            star = _value("beta", self.beta, step) * self.output_scale
+        else:
+            assert self.beta_star is not None
+            star = _value("beta_star", self.beta_star, step)
+        for each in star if isinstance(star, tuple) else (star,):
+            if not isinstance(each, Tensor) and 0 < abs(each) < _SMALLEST_BETA_STAR:
+                raise ConfigError(
+                    f"beta_star = {each:g} is too small for its inverse to exist in float32; use 0 "
+                    f"or at least {_SMALLEST_BETA_STAR:g}."
+                )
+        return StrengthAt(star, self._factor(star, step))
+
+    def _factor(self, star: float | Tensor | tuple[float, ...], step: int) -> float | Tensor:
+        if self.sampler_scale is not None:
+            return _value("sampler_scale", self.sampler_scale, step)
+        if self.output_scale is None or isinstance(star, tuple):
+            return 1.0
+        factor = 1.0 - star / self.output_scale
+        if not isinstance(factor, Tensor) and factor < 0:
+            raise ConfigError(
+                f"beta = beta_star / output_scale = {star:g} / {self.output_scale:g} = "
+                f"{1 - factor:g} is above 1: the sampler would run away from the data. Lower "
+                "beta_star, or check output_scale (2 * step_size / noise_std**2)."
+            )
+        return factor
+
+
+def number(name: str, value: object) -> float:
+    """A finite number, or an error that names the argument.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; expected a number.")
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r}; expected a finite number.")
+    return float(value)
+
+
+def _value(name: str, given: Any, step: int) -> float | Tensor:
+    scheduled = not isinstance(given, Tensor | float | int) and callable(given)
+    value = given(step) if scheduled else given
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise ConfigError(
+                f"{name} is a tensor of dtype {value.dtype}; expected floating point."
+            )
+        # Read on the host once, at construction: later steps must not wait for a device.
+        if step == 0 and not bool(torch.isfinite(value).all()):
+            raise ConfigError(f"{name} holds values that are not finite: {value.tolist()}.")
+        return value
+    return number(f"{name}(step={step})" if scheduled else name, value)
+
+
+def _output_scale(output_scale: object, step_size: object, noise_std: object) -> float | None:
+    if output_scale is not None:
+        if step_size is not None or noise_std is not None:
+            raise ConfigError(
+                "Pass output_scale=, or step_size= and noise_std= from which it follows, not both."
+            )
+        scale = number("output_scale", output_scale)
+        if scale <= 0:
+            raise ConfigError(
+                f"output_scale={scale:g}; it must be positive: 2 * step_size / noise_std**2 when "
+                "the sampler's update is x += step_size * df/dx + noise_std * randn."
+            )
+        return scale
+    if step_size is None and noise_std is None:
+        return None
+    if step_size is None or noise_std is None:
+        raise ConfigError(
+            "step_size= and noise_std= go together: output_scale = 2 * step_size / noise_std**2."
+        )
+    step, noise = number("step_size", step_size), number("noise_std", noise_std)
+    if step <= 0:
+        raise ConfigError(f"step_size={step:g}; it must be positive.")
+    if noise <= 0:
+        raise ConfigError(
+            f"noise_std={noise:g}; a sampler without noise has no output scale. Give beta_star= "
+            "alone: the weights then act, and the sampler stays as it is."
+        )
+    return 2 * step / noise**2

@@ -1,0 +1,189 @@
+"""Run a callable while an energy module returns ``factor * output``.
+
+The sampler of the robust objective targets exp((1 - β) f) (Eq. 7). Multiplying the energy during
+the sampler call is all it takes: noise and step size stay, so the drift is scaled and nothing else.
+
+The module's ``forward`` is overridden on the instance for the time of the call and restored in
+``finally``. So closures, ``self.model``, ``f.forward``, eval/train, hooks, ``state_dict`` and
+compiled modules keep working, which a wrapper module would break. Limits: another thread that calls
+the module during a sampler call sees the tempered energy, and ``torch.nn.DataParallel`` must be
+the module that the sampler is given, not one inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .errors import SamplerError
+
+__all__ = ["Tempering", "find_module", "scale"]
+
+_ABSENT = object()
+
+
+def scale(output: object, factor: float | Tensor) -> Tensor:
+    """``factor * output`` in the output's dtype; the very same tensor where the factor is 1.0.
+
+    Args:
+        output: energies, ``(B,)``, ``(B, heads)`` or ``(*models, B)``.
+        factor: a number, a 0-dim tensor, or a tensor over leading model dimensions.
+
+    Raises:
+        SamplerError: the output is not a tensor (a tuple, say).
+    """
+    if not isinstance(output, Tensor):
+        raise SamplerError(
+            f"The energy module returned a {type(output).__name__} while it was sampled; tempering "
+            "needs one tensor of energies. Return only the energy there, or use g.temper(energy) "
+            "inside the sampler and guard(loss_fn, None, ...)."
+        )
+    if not isinstance(factor, Tensor):
+        return output if factor == 1.0 else output * factor
+    if factor.ndim:
+        factor = factor.reshape(factor.shape + (1,) * (output.ndim - factor.ndim))
+    return output * factor.to(output.dtype) if factor.ndim else output * factor
+
+
+def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
+    """The energy module of a sampler call: the only one among its arguments.
+
+    A bound method such as ``f.forward`` counts as its module, and so does the owner of a sampler
+    that is itself a method of a module.
+
+    Raises:
+        SamplerError: none, or more than one, with the remedy ``model=``.
+    """
+    found: list[nn.Module] = []
+    for value in (*args, *kwargs.values(), getattr(sampler, "__self__", None)):
+        module = value if isinstance(value, nn.Module) else getattr(value, "__self__", None)
+        if isinstance(module, nn.Module) and not any(module is other for other in found):
+            found.append(module)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise SamplerError(
+            "No energy module among the sampler's arguments; it is probably a closure or a global. "
+            "Name it: guard(..., model=f), where f is the module that the sampler calls."
+        )
+    raise SamplerError(
+        f"{len(found)} modules among the sampler's arguments "
+        f"({', '.join(type(module).__name__ for module in found)}); which one is the energy? "
+        "Name it: guard(..., model=f)."
+    )
+
+
+class Tempering:
+    """Overrides one energy module's ``forward`` for the time of sampler calls.
+
+    One object serves all calls on a module: ``torch.compile`` specialises on the function that it
+    finds, and the factor is a tensor that is refilled, so that neither a call nor a new β
+    recompiles.
+
+    Attributes:
+        module: the energy module.
+        reached: whether the module was called during the latest :meth:`active` block.
+        grad_norm: ‖∇_x f‖ per sample in the module's last differentiated call of the latest block,
+            of the untempered f; None where nothing was differentiated. Read from the input's
+            gradient as it passes by, without a pass of its own.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.reached = False
+        self.grad_norm: Tensor | None = None
+        self._factor: float | Tensor = 1.0
+        self._buffer: Tensor | None = None
+        self._inner: Callable[..., Any] = module.forward
+        self._handle: RemovableHandle | None = None
+
+    @contextmanager
+    def active(self, factor: float | Tensor) -> Iterator[None]:
+        """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
+
+        Raises:
+            SamplerError: another guard is sampling from the same module.
+        """
+        attributes = self.module.__dict__
+        existing = attributes.get("forward", _ABSENT)
+        if isinstance(getattr(existing, "__self__", None), Tempering):
+            raise SamplerError(
+                "Two guards sample from the same module at once, which would temper it twice. "
+                "Give the inner one the plain sampler (`sampler.original`)."
+            )
+        compiled = attributes.get("_compiled_call_impl")
+        self._inner = self.module.forward
+        self._set(factor)
+        self.reached, self.grad_norm = False, None
+        attributes["forward"] = self._forward
+        if compiled is not None:
+            # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
+            attributes["_compiled_call_impl"] = self._watched(compiled)
+        try:
+            yield
+        finally:
+            if existing is _ABSENT:
+                del attributes["forward"]
+            else:
+                attributes["forward"] = existing
+            if compiled is not None:
+                attributes["_compiled_call_impl"] = compiled
+            self._forget()
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self._watch(args, kwargs)
+        return scale(self._inner(*args, **kwargs), self._factor)
+
+    def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._watch(args, kwargs)
+            return call(*args, **kwargs)
+
+        return watched
+
+    def _set(self, factor: float | Tensor) -> None:
+        if not isinstance(factor, Tensor) and factor == 1.0:
+            self._factor = 1.0
+            return
+        shape = factor.shape if isinstance(factor, Tensor) else torch.Size()
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
+        if self._buffer is None or self._buffer.shape != shape or self._buffer.device != device:
+            # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs.
+            dtype = torch.float32 if device.type == "mps" else torch.float64
+            self._buffer = torch.empty(shape, dtype=dtype, device=device)
+        if isinstance(factor, Tensor):
+            self._buffer.copy_(factor)
+        else:
+            self._buffer.fill_(factor)
+        self._factor = self._buffer
+
+    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.reached = True
+        if not torch.is_grad_enabled():
+            return
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Tensor) and x.requires_grad and x.ndim:
+                # A sampler usually moves one leaf: hooks of earlier steps would pile up on it.
+                self._forget()
+                self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
+                return
+
+    def _forget(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _record(self, grad: Tensor) -> None:
+        # At once: samplers that clip do it in place on this very tensor.
+        lead = self._factor.ndim if isinstance(self._factor, Tensor) else 0
+        norm = torch.linalg.vector_norm(grad.detach().flatten(lead + 1), dim=-1)
+        if isinstance(self._factor, Tensor):
+            factor = self._factor.reshape(self._factor.shape + (1,) * (norm.ndim - lead))
+            norm = norm / factor.abs().to(norm.dtype) if lead else norm / factor.abs()
+        self.grad_norm = norm
