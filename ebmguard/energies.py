@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -29,15 +31,18 @@ def check_energies(
     *,
     variant: str = "default",
     groups: Groups | None = None,
+    reduce: str = "sum",
 ) -> None:
-    """Refuse energies that are not per-sample vectors of matching layout. Reads no values.
+    """Refuse energies that are not per-sample vectors of matching layout. Reads no tensor's values.
 
     Raises:
         EnergyTypeError: not tensors, or not floating point.
         ShapeError: means instead of vectors, empty sides, shapes that would broadcast, model
             dimensions that do not match β*, labels that do not match the energies.
-        ConfigError: an unknown variant, or groups with a variant that has none.
+        ConfigError: an exponent that is no finite number, an unknown variant or reduction, or
+            groups with a variant that has none.
     """
+    _check_exponent(beta_star)
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, Tensor):
             raise EnergyTypeError(
@@ -73,6 +78,8 @@ def check_energies(
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
     if variant not in get_args(Variant):
         raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
+    if reduce not in get_args(Reduce):
+        raise ConfigError(f"reduce={reduce!r}; expected one of {', '.join(get_args(Reduce))}.")
     n_pos = f_pos.shape[len(models)]
     if variant == "true" and n_pos < 2:
         raise ShapeError('variant="true" halves the positives and needs at least two; got one.')
@@ -81,8 +88,8 @@ def check_energies(
             raise ConfigError(
                 f'groups are defined for variant="default" and "no_pos", not for {variant!r}.'
             )
-        if len(groups) != 2:
-            raise ShapeError("groups must be a pair (y_pos, y_neg) of label vectors.")
+        if len(groups) != 2 or not all(isinstance(labels, Tensor) for labels in groups):
+            raise ShapeError("groups must be a pair (y_pos, y_neg) of tensors of labels.")
         n_neg = f_neg.shape[len(models)]
         for name, labels, n in (("y_pos", groups[0], n_pos), ("y_neg", groups[1], n_neg)):
             if labels.shape != (n,):
@@ -90,6 +97,19 @@ def check_energies(
                     f"groups: {name} has shape {tuple(labels.shape)}; expected ({n},), one label "
                     "per sample."
                 )
+
+
+def _check_exponent(beta_star: object) -> None:
+    if isinstance(beta_star, Tensor):
+        return
+    if isinstance(beta_star, Sequence) and not isinstance(beta_star, str) and beta_star:
+        for one in beta_star:
+            _check_exponent(one)
+    elif not isinstance(beta_star, Real) or not math.isfinite(beta_star):
+        raise ConfigError(
+            f"beta_star={beta_star!r}; expected a finite number, a tensor, or a sequence of "
+            "numbers with at least one entry."
+        )
 
 
 def per_sample(f: Tensor, beta_star: BetaStar | Sequence[float], reduce: Reduce) -> Tensor:

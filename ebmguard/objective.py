@@ -40,6 +40,8 @@ ProcessGroup: TypeAlias = "dist.ProcessGroup | None"
 
 # Beyond this a product with β* is as good as infinite.
 _LARGEST = 1e30
+# Below this β* counts as 0: 1/β* would overflow float32.
+_SMALLEST = 1e-35
 
 
 def usable(f: Tensor, beta: float | Tensor) -> Tensor:
@@ -69,7 +71,7 @@ def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Te
         ``(M,)`` or ``(*models, M)``, summing to one unless no negative is finite.
     """
     neg = per_sample(f_neg, beta_star, reduce)
-    beta = beta_star.to(neg.dtype).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
+    beta = beta_star.to(neg).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
     valid = usable(neg, beta)
     neg = torch.where(valid, neg, 0.0)
     neg = beta * (neg - _dominant(neg, valid, beta))
@@ -146,6 +148,7 @@ def contrastive_loss(
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
     """
+    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
     if isinstance(beta_star, Sequence):
         losses = [
             contrastive_loss(
@@ -160,8 +163,7 @@ def contrastive_loss(
             for beta in beta_star
         ]
         return torch.stack(losses).mean(0)
-    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups)
-    if not isinstance(beta_star, Tensor) and beta_star == 0:
+    if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
         return _mean(f_neg, reduce) - _mean(f_pos, reduce)
     terms = _Terms.of(
         f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
@@ -195,9 +197,9 @@ def coefficients(
     Returns:
         detached tensors of shapes ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``.
     """
-    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups)
+    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
     with torch.no_grad():
-        if not isinstance(beta_star, Tensor) and beta_star == 0:
+        if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
             beta_star = torch.zeros((), device=f_pos.device)
         terms = _Terms.of(
             f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
@@ -242,8 +244,9 @@ class _Terms:
         beta: float | Tensor
         zero = None
         if isinstance(beta_star, Tensor):
-            zero = beta_star == 0
-            beta = torch.where(zero, zero_at, beta_star.to(pos.dtype)).unsqueeze(-1)
+            beta_star = beta_star.to(pos)
+            zero = beta_star.abs() < _SMALLEST
+            beta = torch.where(zero, zero_at, beta_star).unsqueeze(-1)
         else:
             beta = beta_star if beta_star != 0 else zero_at
         valid_pos, valid_neg = usable(pos, beta), usable(neg, beta)
@@ -256,7 +259,10 @@ class _Terms:
                 raise ConfigError("groups across ranks are not defined; leave process_group out.")
             visible = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
             exponent = exponent.unsqueeze(-2)
-            valid_pos = valid_pos & visible.any(-1)
+            partnered = visible.any(-1)
+            if zero is not None:  # β* = 0 sets nobody against anybody
+                partnered = partnered | zero.unsqueeze(-1)
+            valid_pos = valid_pos & partnered
         exponent = torch.where(visible, exponent, _void(exponent))
         log_sum = torch.logsumexp(exponent, -1)
         if process_group is not None:
