@@ -62,7 +62,8 @@ def load_digits() -> ImageData:
         from sklearn.model_selection import train_test_split
     except ImportError as error:
         raise ImportError(
-            'the digits come with scikit-learn, which is not installed: pip install "ebmguard[train]"'
+            "the digits come with scikit-learn, which is not installed: "
+            'pip install "ebmguard[train]"'
         ) from error
     bundle = sklearn_digits()
     images = torch.from_numpy(bundle.images).to(torch.float32).div(8.0).sub(1.0).unsqueeze(1)

@@ -13,7 +13,7 @@ NON_FINITE = (1.0, 0.0, 0.0)
 
 
 def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDArray[np.float64]:
-    """Samples side by side: (N, C, H, W) in [-1, 1] with C = 1 or 3 -> (rows, columns, 3) in [0, 1].
+    """Samples side by side: (N, 1 or 3, H, W) in [-1, 1] -> an RGB picture in [0, 1].
 
     Values outside of [-1, 1] are clipped; pixels that are not finite are red.
 

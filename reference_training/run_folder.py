@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,11 @@ class RunFolder:
         text = json.dumps(_jsonable(results), indent=2, allow_nan=False) + "\n"
         _replace_text(self.path / RESULTS, text)
 
-    def append_row(self, name: str, row: Mapping[str, Any]) -> None:
-        """Append one line to the row file `name`."""
+    def append_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append lines to the row file `name`."""
+        lines = [json.dumps(_jsonable(row), allow_nan=False) + "\n" for row in rows]
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_jsonable(row), allow_nan=False) + "\n")
+            file.write("".join(lines))
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         """Replace the last checkpoint; a kill in between leaves the old one."""

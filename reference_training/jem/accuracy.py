@@ -1,4 +1,4 @@
-"""Test accuracy, step by step where it matters: what had an alert seen, and what was lost by then."""
+"""Test accuracy, step by step around alerts: what had been lost when the guard spoke."""
 
 from __future__ import annotations
 
@@ -66,11 +66,18 @@ class AccuracyWatch:
             The steps that were evaluated: none or this one.
         """
         due = step % self.every == 0 or step <= self._watched_until
-        if due:
-            self.results[step] = accuracy(self.network, self.images, self.labels)
         if self._past.maxlen:
             self._past.append((step, _copy(self.network)))
-        return [step] if due else []
+        return self.evaluate(step) if due else []
+
+    def evaluate(self, step: int) -> list[int]:
+        """Evaluate the network as it is, as that of `step`.
+
+        Returns:
+            The step, in a list.
+        """
+        self.results[step] = accuracy(self.network, self.images, self.labels)
+        return [step]
 
     def look_at(self, step: int) -> list[int]:
         """Evaluate the remembered steps before the current one, and watch those after `step`.

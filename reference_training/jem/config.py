@@ -11,6 +11,17 @@ from typing import Any, Literal
 
 from ebmguard.errors import ConfigError
 
+COUNTS = (
+    "iterations",
+    "n_pos",
+    "n_neg",
+    "buffer_size",
+    "eval_every",
+    "checkpoint_every",
+    "width",
+)
+COUNTS_OR_NONE = ("sgld_steps", "alert_context", "alert_window", "stop_after", "threads")
+
 
 @dataclass(frozen=True)
 class JemConfig:
@@ -76,14 +87,16 @@ class JemConfig:
         Raises:
             ConfigError: names every wrong setting, its value and what was expected.
         """
-        problems = []
-        positive = ("iterations", "n_pos", "n_neg", "buffer_size", "eval_every", "checkpoint_every")
-        for name in (*positive, "width"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} is {getattr(self, name)}, expected at least 1")
-        for name in ("sgld_steps", "alert_context", "alert_window", "stop_after", "threads"):
-            if getattr(self, name) < 0:
-                problems.append(f"{name} is {getattr(self, name)}, expected 0 or more")
+        problems = [
+            f"{name} is {getattr(self, name)}, expected at least 1"
+            for name in COUNTS
+            if getattr(self, name) < 1
+        ]
+        problems += [
+            f"{name} is {getattr(self, name)}, expected 0 or more"
+            for name in COUNTS_OR_NONE
+            if getattr(self, name) < 0
+        ]
         for name in ("lr", "step_size"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

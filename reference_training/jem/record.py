@@ -16,6 +16,13 @@ DIVERGED_GAP = 1e4
 GAP_WINDOW = 100
 
 
+def median(values: Sequence[float]) -> float | None:
+    """The median; NaN where one of the values is, None where there is none."""
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    return statistics.median(values) if values else None
+
+
 @dataclass
 class RunRecord:
     """The numbers of a run as it goes, all of them plain values that a checkpoint can hold.
@@ -87,14 +94,14 @@ class RunRecord:
             "accuracy": self.last_accuracy(),
             "best_accuracy": best[1] if best else None,
             "best_accuracy_step": best[0] if best else None,
-            "median_abs_gap_last_100": statistics.median(map(abs, self.gaps)) if self.gaps else None,
+            "median_abs_gap_last_100": median([abs(gap) for gap in self.gaps]),
         }
         for tag in ("grad_scale", "ess", "ref/grad_scale", "ref/ess", "energy_gap"):
             name = tag.replace("ref/", "reference_")
             results[name] = last.get(tag)
             values = [row[tag] for row in rows[-GAP_WINDOW:] if row.get(tag) is not None]
             if tag != "energy_gap":
-                results[f"{name}_median_last_100"] = statistics.median(values) if values else None
+                results[f"{name}_median_last_100"] = median(values)
         for level in ("WARN", "ERROR"):
             record = self.alerts.get(level)
             entry = None
