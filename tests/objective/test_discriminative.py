@@ -1,0 +1,31 @@
+"""The default loss is a softmax classification: which of 1 + M samples is the real one (App. C)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ebmguard.objective import contrastive_loss, positive_weights
+from tests.objective.oracles import energies, slopes
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 1), (6, 4), (3, 16)], ids=str)
+@pytest.mark.parametrize("beta", [0.5, 1.0, 6.0, -0.7])
+def test_equals_cross_entropy_with_inverse_temperature(beta, sizes):
+    pos, neg = energies(*sizes)
+    logits = beta * torch.cat([pos.unsqueeze(1), neg.expand(len(pos), -1)], dim=1)
+    classified = F.cross_entropy(logits, torch.zeros(len(pos), dtype=torch.long))
+    loss = contrastive_loss(pos, neg, beta)
+    torch.testing.assert_close(beta * loss, classified, rtol=1e-12, atol=0)
+    for a, b in zip(slopes(beta * loss, pos, neg), slopes(classified, pos, neg), strict=True):
+        # The absolute part is cross_entropy's own: it forms 1 - softmax.
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+    correct = torch.softmax(logits, 1)[:, 0]
+    torch.testing.assert_close(positive_weights(pos, neg, beta), correct, rtol=1e-12, atol=0)
+
+
+def test_one_negative_is_logistic_regression_on_the_difference():
+    pos, neg = energies(6, 1)
+    logistic = F.binary_cross_entropy_with_logits(2.0 * (pos - neg), torch.ones(6).double()) / 2.0
+    torch.testing.assert_close(contrastive_loss(pos, neg, 2.0), logistic, rtol=1e-12, atol=0)
