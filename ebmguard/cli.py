@@ -37,7 +37,7 @@ class Command:
 COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "jem"): Command(
         config="ebmguard.reference_training.jem.config:JemConfig",
-        run="ebmguard.reference_training.jem.train:run",
+        run="ebmguard.reference_training.jem.command:run",
         summary="train a joint energy-based model, watched by the guard",
     ),
     ("compare",): Command(

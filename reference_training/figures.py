@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,5 +55,7 @@ def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:
         ) from error
     for name, batch in samples.items():
         imsave(folder / f"samples_{name}.png", sample_grid(batch))
-    arrays = {name: batch.detach().to("cpu").numpy() for name, batch in samples.items()}
+    arrays: dict[str, Any] = {
+        name: batch.detach().to("cpu").numpy() for name, batch in samples.items()
+    }
     np.savez_compressed(folder / "samples.npz", **arrays)

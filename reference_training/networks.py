@@ -30,8 +30,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
-        out = self.conv1(F.leaky_relu(x, NEGATIVE_SLOPE))
-        out = self.conv2(F.leaky_relu(out, NEGATIVE_SLOPE))
+        hidden = self.conv1(F.leaky_relu(x, NEGATIVE_SLOPE))
+        out: Tensor = self.conv2(F.leaky_relu(hidden, NEGATIVE_SLOPE))
         shortcut: Tensor = self.shortcut(x)
         return shortcut + out
 

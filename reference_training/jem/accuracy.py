@@ -18,8 +18,9 @@ def accuracy(network: WideResNet, images: Tensor, labels: Tensor) -> float:
     """Share of the images (T, C, H, W) whose label (T,) the network gives."""
     hits = 0
     with torch.no_grad():
-        for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):
-            hits += int((network.classify(x).argmax(dim=1) == y).sum())
+        for start in range(0, len(labels), BATCH):
+            part = slice(start, start + BATCH)
+            hits += int((network.classify(images[part]).argmax(dim=1) == labels[part]).sum())
     return hits / len(labels)
 
 

@@ -5,9 +5,7 @@ The training loop is an ordinary one; what the guard adds to it are the two mark
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,20 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ebmguard import guard
-from ebmguard.errors import ConfigError
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import read_jsonl
 
 from ..data import DATA_SETS
+from ..device import describe, find_device
 from ..interrupt import DeferredInterrupt
 from ..networks import WideResNet
 from ..progress import Reporter, default_reporter
 from ..run_folder import RunFolder
 from .config import JemConfig
 from .logbook import Logbook
-
-INTERRUPTED = 130
-"""Exit status of a run that Ctrl-C stopped, as shells report it."""
 
 
 def make_sampler(
@@ -145,7 +140,8 @@ def train(
                 x_neg = sample_q(network, buffer)
                 # One forward pass for both: the logits of the images also serve the classifier.
                 logits = network.classify(torch.cat([x_pos, x_neg]))
-                f_pos, f_neg = logits.logsumexp(dim=1).split([config.n_pos, config.n_neg])
+                f = logits.logsumexp(dim=1)
+                f_pos, f_neg = f[: config.n_pos], f[config.n_pos :]
                 cross_entropy = F.cross_entropy(logits[: config.n_pos], labels)
                 l_p_x = loss_fn(f_pos, f_neg)  # the second line; it was f_neg.mean() - f_pos.mean()
                 optimizer.zero_grad()
@@ -170,79 +166,3 @@ def train(
         reporter.stop()
         logbook.close()
         loss_fn.guard.close()
-
-
-def run(config: JemConfig) -> int:
-    """`ebmguard train jem`: open the run folder, train, and say how it went.
-
-    Returns:
-        Exit status: 0, or 130 where Ctrl-C stopped the run.
-
-    Raises:
-        ConfigError: the settings, the folder or the device cannot be meant.
-    """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config, folder = open_run(config)
-    results = train(config, folder)
-    if results is None:
-        print(f"stopped; go on with: {config.command()} --resume")
-        return INTERRUPTED
-    print(summary(results, folder.path))
-    return 0
-
-
-def open_run(config: JemConfig) -> tuple[JemConfig, RunFolder]:
-    """The settings that count and the folder to write into.
-
-    Raises:
-        ConfigError: the settings do not make a run, or the folder is not theirs.
-    """
-    if config.resume:
-        folder = RunFolder.resume(config.out)
-        config = config.resumed(folder.config)
-        config.check()
-        folder.write_config(config.to_json())
-        return config, folder
-    config.check()
-    find_device(config.device)
-    return config, RunFolder.create(config.out, config.to_json())
-
-
-def find_device(name: str) -> torch.device:
-    """The device of that name; `auto` is a GPU where there is one, else the CPU.
-
-    Raises:
-        ConfigError: PyTorch has no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        # PyTorch raises AssertionError where it was built without the device's support.
-        raise ConfigError(f"device is {name!r}, which cannot be used here: {error}") from error
-    return device
-
-
-def describe(device: torch.device) -> str:
-    """The device in words, such as "cuda (NVIDIA H200)"."""
-    if device.type == "cuda":
-        return f"cuda ({torch.cuda.get_device_name(device)})"
-    return device.type
-
-
-def summary(results: dict[str, Any], path: Path) -> str:
-    """How the run went, in a few lines."""
-    lines = [f"results in {path}"]
-    if results["diverged_at"] is None:
-        lines.append(f"finished {results['steps']} steps without divergence")
-    else:
-        lines.append(f"DIVERGED at step {results['diverged_at']}")
-    for level in ("first_warn", "first_error"):
-        alert = results[level]
-        if alert is not None:
-            lines.append(f"{level.replace('_', ' ')}: {alert['message']}")
-    best = results["best_accuracy"]
-    lines.append(f"test accuracy {results['accuracy']:.1%}, best {best:.1%}")
-    return "\n".join(lines)

@@ -1,0 +1,67 @@
+"""`ebmguard train jem`: from settings to a run folder, and how the run went."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ..device import find_device
+from ..run_folder import RunFolder
+from .config import JemConfig
+from .train import train
+
+INTERRUPTED = 130
+"""Exit status of a run that Ctrl-C stopped, as shells report it."""
+
+
+def run(config: JemConfig) -> int:
+    """`ebmguard train jem`: open the run folder, train, and say how it went.
+
+    Returns:
+        Exit status: 0, or 130 where Ctrl-C stopped the run.
+
+    Raises:
+        ConfigError: the settings, the folder or the device cannot be meant.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    config, folder = open_run(config)
+    results = train(config, folder)
+    if results is None:
+        print(f"stopped; go on with: {config.command()} --resume")
+        return INTERRUPTED
+    print(summary(results, folder.path))
+    return 0
+
+
+def open_run(config: JemConfig) -> tuple[JemConfig, RunFolder]:
+    """The settings that count and the folder to write into.
+
+    Raises:
+        ConfigError: the settings do not make a run, or the folder is not theirs.
+    """
+    if config.resume:
+        folder = RunFolder.resume(config.out)
+        config = config.resumed(folder.config)
+        config.check()
+        folder.write_config(config.to_json())
+        return config, folder
+    config.check()
+    find_device(config.device)
+    return config, RunFolder.create(config.out, config.to_json())
+
+
+def summary(results: dict[str, Any], path: Path) -> str:
+    """How the run went, in a few lines."""
+    lines = [f"results in {path}"]
+    if results["diverged_at"] is None:
+        lines.append(f"finished {results['steps']} steps without divergence")
+    else:
+        lines.append(f"DIVERGED at step {results['diverged_at']}")
+    for level in ("first_warn", "first_error"):
+        alert = results[level]
+        if alert is not None:
+            lines.append(f"{level.replace('_', ' ')}: {alert['message']}")
+    best = results["best_accuracy"]
+    lines.append(f"test accuracy {results['accuracy']:.1%}, best {best:.1%}")
+    return "\n".join(lines)

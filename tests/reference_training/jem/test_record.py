@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ebmguard.alerts import Alert, Level
+from ebmguard.reference_training.jem.record import RunRecord
+
+
+def alert(level, step):
+    return Alert("energy_blowup", level, step, "energy_gap", 50.0, 20.0, 100, ("a", "b"))
+
+
+@pytest.mark.parametrize("gap", [1.1e4, -1.1e4, math.nan, math.inf])
+def test_diverges_at_the_first_lost_step(gap):
+    record = RunRecord()
+    assert not record.see_gap(3, 9.9e3)
+    assert record.see_gap(4, gap)
+    assert not record.see_gap(5, gap)
+    assert record.diverged_at == 4
+
+
+def test_best_accuracy_is_from_before_the_divergence():
+    record = RunRecord()
+    assert record.best_accuracy() is None
+    record.accuracy.update({0: 0.1, 50: 0.9, 100: 0.95, 150: 0.95, 200: 0.99})
+    assert record.best_accuracy() == (200, 0.99)
+    record.diverged_at = 160
+    assert record.best_accuracy() == (100, 0.95)
+    assert record.last_accuracy() == 0.99
+
+
+def test_keeps_the_first_alert_of_each_level():
+    record = RunRecord()
+    seen = [
+        record.see_alert(alert(level, step))
+        for level, step in (("INFO", 1), ("WARN", 2), ("WARN", 3), ("ERROR", 4), ("ERROR", 5))
+        for level in [Level[level]]
+    ]
+    assert seen == [False, True, False, True, False]
+    assert {level: a["step"] for level, a in record.alerts.items()} == {"WARN": 2, "ERROR": 4}
+
+
+def test_results_of_a_lost_run():
+    record = RunRecord(next_step=6)
+    for step, gap in enumerate((1.0, -2.0, 3.0, 40.0, 2e4)):
+        record.see_gap(step, gap)
+    record.see_alert(alert(Level.WARN, 3))
+    record.accuracy.update({0: 0.1, 2: 0.9, 3: 0.8, 4: 0.3, 5: 0.1})
+    rows = [
+        {"step": i, "grad_scale": value, "ess": 0.5, "energy_gap": 7.0}
+        for i, value in enumerate([0.9, 0.1, 0.2])
+    ]
+    results = record.results(rows, before=1, after=1)
+    assert results["diverged_at"] == 4
+    assert results["accuracy"] == 0.1
+    assert (results["best_accuracy"], results["best_accuracy_step"]) == (0.9, 2)
+    assert results["median_abs_gap_last_100"] == 3
+    assert results["grad_scale"] == 0.2
+    assert results["grad_scale_median_last_100"] == 0.2
+    assert results["reference_ess"] is None
+    assert results["first_warn"]["step"] == 3
+    assert results["first_warn"]["accuracy_around"] == [(2, 0.9), (3, 0.8), (4, 0.3)]
+    assert results["first_error"] is None
+    assert results["accuracy_around_divergence"] == [(3, 0.8), (4, 0.3), (5, 0.1)]
+
+
+def test_medians_do_not_hide_what_is_not_finite():
+    record = RunRecord()
+    for step, gap in enumerate((1.0, math.nan, 2.0)):
+        record.see_gap(step, gap)
+    results = record.results([{"grad_scale": math.nan}], before=0, after=0)
+    assert math.isnan(results["median_abs_gap_last_100"])
+    assert math.isnan(results["grad_scale_median_last_100"])
+
+
+def test_state_round_trip():
+    record = RunRecord(next_step=7, elapsed=1.5)
+    record.see_gap(1, 2e4)
+    record.see_alert(alert(Level.ERROR, 1))
+    record.accuracy[1] = 0.5
+    other = RunRecord()
+    other.load_state_dict(record.state_dict())
+    assert other == record

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+from rich.console import Console
+
+from ebmguard.reference_training import progress
+
+
+def test_lines_come_every_so_many_steps_and_at_the_end(caplog):
+    caplog.set_level(logging.INFO)
+    reporter = progress.LineReporter(every=10)
+    reporter.start("beta* = 2", 0, 25)
+    for done in range(1, 26):
+        reporter.step(done, {"gap": float(done), "alert": "none"})
+    reporter.note("diverged at step 7")
+    reporter.stop()
+    assert [r.getMessage() for r in caplog.records] == [
+        "beta* = 2: step 0 of 25",
+        "10/25  gap 10  alert none",
+        "20/25  gap 20  alert none",
+        "25/25  gap 25  alert none",
+        "diverged at step 7",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.98765, "0.988"), (123456.0, "1.2e+05"), (-2e9, "-2.0e+09"), (float("nan"), "nan")],
+)
+def test_numbers_are_short(value, text):
+    assert progress.state_text({"x": value}) == f"x {text}"
+
+
+def test_bar_shows_the_state_and_notes(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    reporter = progress.BarReporter()
+    reporter.start("run", 3, 10)
+    reporter.step(10, {"acc": 0.5})
+    reporter.note("WARN [bold]energy_blowup")
+    reporter.stop()
+    out = capsys.readouterr().out
+    assert "WARN [bold]energy_blowup" in out  # brackets are text, not markup
+    assert isinstance(reporter._progress.console, Console)
+
+
+def test_chooses_lines_without_a_terminal():
+    assert isinstance(progress.default_reporter(), progress.LineReporter)
+
+
+def test_chooses_the_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert isinstance(progress.default_reporter(), progress.BarReporter)

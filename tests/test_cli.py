@@ -1,0 +1,71 @@
+"""The command line, end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ebmguard import cli
+
+SMALL = ["--n-pos", "8", "--n-neg", "8", "--sgld-steps", "2", "--device", "cpu"]
+
+
+def test_trains_twenty_steps_and_says_how_it_went(tmp_path, capsys):
+    out = tmp_path / "x"
+    words = ["train", "jem", "--out", str(out), "--iterations", "20", "--beta-star", "2", *SMALL]
+    assert cli.main(words) == 0
+    assert "finished 20 steps" in capsys.readouterr().out
+    results = json.loads((out / "results.json").read_text())
+    assert results["steps"] == 20
+    assert results["beta_star"] == 2
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 20
+    assert cli.main(words) == cli.USAGE_ERROR
+    assert "already holds a run" in capsys.readouterr().err
+    assert cli.main(["train", "jem", "--out", str(out), "--resume", "--iterations", "21"]) == 0
+    assert json.loads((out / "results.json").read_text())["steps"] == 21
+
+
+def test_wrong_settings_are_one_line_and_no_traceback(tmp_path, capsys):
+    assert cli.main(["train", "jem", "--out", str(tmp_path / "x"), "--lr", "0"]) == cli.USAGE_ERROR
+    assert capsys.readouterr().err.startswith("error: the settings do not make a run")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "stream"),
+    [([], 2, "err"), (["fly"], 2, "err"), (["train"], 2, "err"), (["--help"], 0, "out")],
+)
+def test_lists_the_commands(words, status, stream, capsys):
+    assert cli.main(words) == status
+    assert "train jem" in getattr(capsys.readouterr(), stream)
+
+
+def test_help_of_a_command(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", "jem", "--help"])
+    assert stopped.value.code == 0
+    assert "--beta-star" in capsys.readouterr().out
+
+
+def test_without_tyro_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert cli.main(["train", "jem"]) == cli.USAGE_ERROR
+    assert 'pip install "ebmguard[train]"' in capsys.readouterr().err
+
+
+def test_takes_the_words_of_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ebmguard", "--help"])
+    assert cli.main() == 0
+    assert "compare" in capsys.readouterr().out
+
+
+def test_the_library_does_not_import_what_only_trainers_need():
+    code = (
+        "import sys, ebmguard, ebmguard.cli;"
+        "bad = {'tyro', 'rich', 'sklearn', 'matplotlib', 'tensorboard'} & set(sys.modules);"
+        "sys.exit(', '.join(sorted(bad)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
