@@ -1,1 +1,31 @@
-"""Keeps energy-based model training alive."""
+"""Keeps energy-based model training alive.
+
+    loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, output_scale=20_000, log_dir="runs")
+
+reweights the negatives by exp(β* f), lets every positive serve as its own extra negative, runs the
+sampler on (1 - β) f, and watches the run. See :func:`guard`, and :mod:`ebmguard.objective` for the
+mathematics alone.
+"""
+
+from . import diagnostics, errors, objective, samplers, sinks
+from ._guard import Guard
+from ._retrofit import guard
+from .alerts import Alert, Level
+from .errors import DivergenceError, EbmguardError
+from .objective import contrastive_loss
+
+__all__ = [
+    "Alert",
+    "DivergenceError",
+    "EbmguardError",
+    "Guard",
+    "Level",
+    "contrastive_loss",
+    "diagnostics",
+    "errors",
+    "guard",
+    "objective",
+    "samplers",
+    "sinks",
+]
+__version__ = "0.1.0"

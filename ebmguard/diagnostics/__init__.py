@@ -1,1 +1,7 @@
-"""."""
+"""Pure functions of detached tensors: named numbers, one file per family."""
+
+from .energies import energy_diagnostics, nonfinite_diagnostics
+from .pareto import pareto_k
+from .weights import weight_diagnostics
+
+__all__ = ["energy_diagnostics", "nonfinite_diagnostics", "pareto_k", "weight_diagnostics"]

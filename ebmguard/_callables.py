@@ -1,0 +1,163 @@
+"""The two callables that ``guard`` hands back: drop-in for the trainer's loss and sampler."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .energies import Groups
+from .errors import ConfigError, SamplerError
+
+if TYPE_CHECKING:
+    from ._guard import Guard
+
+__all__ = [
+    "GuardedFunction",
+    "GuardedLoss",
+    "GuardedObject",
+    "check_sampler",
+    "refuse_deferred",
+    "wrap_sampler",
+]
+
+
+class GuardedLoss:
+    """The guarded contrastive loss, in the place of ``-(fp - fq)``.
+
+    Attributes:
+        guard: the :class:`~ebmguard.Guard` behind it.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def __call__(self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None) -> Tensor:
+        """See :meth:`ebmguard.Guard.loss`."""
+        return self.guard.loss(f_pos, f_neg, groups)
+
+
+class GuardedFunction:
+    """A sampler function that runs on the tempered energy; same arguments, same results.
+
+    Attributes:
+        original: the sampler as it was, untempered.
+    """
+
+    def __init__(self, guard: Guard, sampler: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, sampler)
+        self.original = sampler
+        self._guard = guard
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Draw negatives."""
+        return self._guard._sample(self.original, args, kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        # So that a method can be guarded in the body of its class.
+        return self if instance is None else MethodType(self, instance)
+
+
+class GuardedObject:
+    """A sampler object whose calls and named methods run tempered; all else passes through.
+
+    Attributes:
+        original: the object itself, untempered.
+    """
+
+    original: Any
+    _guard: Guard
+    _methods: frozenset[str]
+
+    def __init__(self, guard: Guard, sampler: object, methods: Sequence[str]) -> None:
+        object.__setattr__(self, "original", sampler)
+        object.__setattr__(self, "_guard", guard)
+        object.__setattr__(self, "_methods", frozenset(methods))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the object, tempered."""
+        return self._guard._sample(self.original, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.original, name)
+        return GuardedFunction(self._guard, value) if name in self._methods else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.original, name, value)
+
+
+def wrap_sampler(
+    guard: Guard, sampler: Any, methods: Sequence[str]
+) -> GuardedFunction | GuardedObject:
+    """Wrap a sampler that :func:`check_sampler` has accepted."""
+    if inspect.isroutine(sampler) or isinstance(sampler, functools.partial):
+        return GuardedFunction(guard, sampler)
+    return GuardedObject(guard, sampler, methods)
+
+
+def check_sampler(sampler: object, methods: Sequence[str]) -> None:
+    """Refuse samplers that cannot run tempered.
+
+    Raises:
+        ConfigError: already guarded, not callable without ``methods``, or methods it does not have.
+        SamplerError: a generator or coroutine function, which runs after the call has returned.
+    """
+    if isinstance(sampler, GuardedFunction | GuardedObject):
+        raise ConfigError(
+            "The sampler is guarded already; a second guard would temper it twice. Pass "
+            "`sampler.original`, or use one guard for both losses."
+        )
+    if isinstance(methods, str):
+        raise ConfigError(
+            f"methods={methods!r}; expected a sequence of names, e.g. ({methods!r},)."
+        )
+    missing = [name for name in methods if not callable(getattr(sampler, name, None))]
+    if missing:
+        raise ConfigError(
+            f"The sampler {type(sampler).__name__} has no method {', '.join(missing)}; it has "
+            f"{', '.join(_public_methods(sampler)) or 'none'}."
+        )
+    if not callable(sampler) and not methods:
+        raise ConfigError(
+            f"The sampler is a {type(sampler).__name__}, which cannot be called. Name the methods "
+            "that draw samples: guard(..., methods=(...)), one or more of "
+            f"{', '.join(_public_methods(sampler)) or '(it has none)'}."
+        )
+    if methods and inspect.isroutine(sampler):
+        raise ConfigError("methods= names methods of a sampler object; this is a function.")
+    for call in [sampler, *(getattr(sampler, name) for name in methods)]:
+        refuse_deferred(call)
+
+
+def refuse_deferred(call: object) -> None:
+    """Refuse functions whose body runs after the call, where the energy is no longer tempered.
+
+    Raises:
+        SamplerError: a generator function, a coroutine function, or what either returns.
+    """
+    if isinstance(call, functools.partial):
+        call = call.func
+    if (
+        inspect.isgeneratorfunction(call)
+        or inspect.isgenerator(call)
+        or inspect.isasyncgenfunction(call)
+        or inspect.iscoroutinefunction(call)
+        or inspect.iscoroutine(call)
+    ):
+        raise SamplerError(
+            "The sampler is a generator or coroutine: its steps would run after the call has "
+            "returned, on the untempered energy. Return the samples, or temper inside it with "
+            "g.temper(f(x)) and guard(loss_fn, None, ...)."
+        )
+
+
+def _public_methods(sampler: object) -> list[str]:
+    return [
+        name
+        for name in dir(sampler)
+        if not name.startswith("_") and inspect.ismethod(getattr(sampler, name, None))
+    ]

@@ -1,0 +1,511 @@
+"""The thin stateful shell around the objective, the tempering, the monitor and the alarm."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ._alarm import Action, Alarm
+from ._callables import GuardedLoss, refuse_deferred, wrap_sampler
+from ._meter import Meter
+from ._steps import OptimizerHooks
+from .alerts import Alert, Level
+from .difference import Difference
+from .energies import Groups, Reduce, Variant, check_energies
+from .errors import ConfigError, SamplerError
+from .monitor import Finished, Monitor, Row
+from .objective import coefficients, contrastive_loss
+from .strength import Strength, StrengthAt
+from .temper import Tempering, find_module, scale
+
+__all__ = ["Attached", "Guard", "Options"]
+
+_log = logging.getLogger("ebmguard")
+
+# Steps between a row's measurement and its decision on a GPU (see Monitor).
+_LAG = 2
+# Histograms and the Pareto shape come once in so many steps.
+_SLOW_EVERY = 50
+# Sampler calls without any guarded loss after which something is wrong; plots need fewer.
+_UNUSED_CALLS = 10
+_UNUSED = (
+    "The guarded sampler was called %d times, but the guarded loss never: tempered samples then "
+    "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
+    "`with g.paused():`."
+)
+_STATE_VERSION = 1
+_FOREVER = 2**62
+
+
+@dataclass(frozen=True)
+class Options:
+    """The keywords of every call to the objective."""
+
+    variant: Variant
+    reduce: Reduce
+    process_group: dist.ProcessGroup | None
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What :meth:`Guard.attach` was given."""
+
+    model: nn.Module | None = None
+    optimizer: Optimizer | None = None
+    scheduler: Any = None
+    scaler: torch.amp.GradScaler | None = None
+    ema: Any = None
+    buffer: Any = None
+    step_size: float | None = None
+    noise_std: float | None = None
+    clamp: tuple[float, float] | None = None
+
+
+class Guard:
+    """What :func:`guard` returns; unpacks into ``loss, sampler``.
+
+    Attributes:
+        loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None)``.
+        sampler: the guarded sampler, or None.
+        step: number of the current step.
+        last: the most recent row of diagnostics that reached the host, tag to value.
+        attached: what :meth:`attach` was given.
+    """
+
+    def __init__(
+        self,
+        *,
+        strength: Strength,
+        difference: Difference,
+        sampler: object | None,
+        methods: Sequence[str],
+        model: nn.Module | None,
+        sign: int,
+        options: Options,
+        meter: Meter,
+        monitor: Monitor,
+        action: Action,
+        on_alert: Callable[[Alert], object] | None,
+        hold: bool | None,
+    ) -> None:
+        self.loss_fn = GuardedLoss(self)
+        self.sampler = None if sampler is None else wrap_sampler(self, sampler, methods)
+        self.step = 0
+        self.last: Row = {}
+        self.attached = Attached()
+
+        self._strength = strength
+        self._difference = difference
+        self._model = model
+        self._sign = sign
+        self._options = options
+        self._meter = meter
+        self._monitor = monitor
+        self._alarm = Alarm(monitor, action, on_alert)
+        self._hold = hold
+        self._hooks: OptimizerHooks | None = None
+        self._tempering: Tempering | None = None
+        self._paused = False
+        self._sampling = False
+        self._inline = False
+        self._losses = 0
+        self._losses_in_step = 0
+        self._sampler_calls = 0
+        # Runs at exit too; the monitor holds no reference to the guard.
+        weakref.finalize(self, _write_the_rest, monitor)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.loss_fn
+        yield self.sampler
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """All alerts so far, oldest first."""
+        return self._alarm.alerts
+
+    def __repr__(self) -> str:
+        return f"<ebmguard.Guard step={self.step} alerts={len(self.alerts)}>"
+
+    # -- the loss ---------------------------------------------------------------------------
+
+    def loss(self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None) -> Tensor:
+        """The contrastive loss to minimise, in the place of ``-(f_pos.mean() - f_neg.mean())``.
+
+        Args:
+            f_pos: the network's raw output on positives, ``(N,)``, ``(N, 1)`` or ``(N, heads)``;
+                ``(*models, N)`` where β* has model dimensions. In the guard's ``convention``.
+            f_neg: the same on negatives; M may differ from N.
+            groups: class labels ``(y_pos, y_neg)`` of class-conditional chains.
+
+        Returns:
+            0-dim tensor; with model dimensions, the sum over the models.
+
+        Raises:
+            EnergyTypeError, ShapeError: means instead of vectors, integers, shapes that would
+                broadcast.
+            LossError: ``loss_fn`` is not an affine contrastive difference.
+            SamplerError: the wrapped sampler has not been called yet.
+            DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
+        """
+        strength = self._enter_loss(f_pos, f_neg, groups)
+        if strength.is_off:
+            loss, weight = self._difference.plain(f_pos, f_neg), None
+        else:
+            loss = contrastive_loss(
+                self._sign * f_pos,
+                self._sign * f_neg,
+                strength.beta_star,
+                groups=groups,
+                **vars(self._options),
+            ).sum()
+            weight = self._difference.weight(f_pos, f_neg)
+            if weight is not None:
+                loss = weight * loss
+        self._observe(f_pos, f_neg, groups, strength, loss=loss, loss_weight=weight)
+        return loss if not self._alarm.is_ringing else _nothing(f_pos) + _nothing(f_neg)
+
+    def reweight(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The energies themselves, whose backward pass applies the weights.
+
+        For loops whose loss line cannot be replaced: put it before that line. Gradients that
+        arrive are multiplied by (1 - w⁺_i) and by M · GradScale · w_j (of the ``variant``), so that
+        a plain difference of means gets the gradient of the guarded loss.
+
+        Args, Raises: as for :meth:`loss`.
+        """
+        strength = self._enter_loss(f_pos, f_neg, groups)
+        self._observe(f_pos, f_neg, groups, strength)
+        if self._alarm.is_ringing:
+            zero = f_pos.new_zeros(())
+            return _scale_gradient(f_pos, zero), _scale_gradient(f_neg, zero)
+        if strength.is_off:
+            return f_pos, f_neg
+        stars = strength.beta_star
+        sides = [
+            coefficients(
+                self._sign * f_pos, self._sign * f_neg, star, groups=groups, **vars(self._options)
+            )
+            for star in (stars if isinstance(stars, tuple) else (stars,))
+        ]
+        to_pos, to_neg = (torch.stack(side).mean(0) for side in zip(*sides, strict=True))
+        return (
+            _scale_gradient(f_pos, -to_pos * to_pos.shape[-1]),
+            _scale_gradient(f_neg, to_neg * to_neg.shape[-1]),
+        )
+
+    def _enter_loss(self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None) -> StrengthAt:
+        if self.sampler is None and self._hooks is None and not self._inline:
+            self._alarm.safe_point()  # this loop has no other one
+        step = self.step + self._loss_begins_step()
+        strength = self._strength.at(step)
+        star = strength.beta_star
+        check_energies(
+            f_pos,
+            f_neg,
+            1.0 if isinstance(star, tuple) else star,
+            variant=self._options.variant,
+            groups=groups,
+        )
+        if self.sampler is not None and not self._sampler_calls and not self._paused:
+            raise SamplerError(
+                "The loss was called, but the guarded sampler never was: the negatives come from "
+                "elsewhere. Draw them with the sampler that guard() returned (is the name still "
+                "bound to the original one?), or pass sampler=None."
+            )
+        self._difference.check(f_pos, f_neg)
+        if step != self.step:
+            self._end_step()
+        return strength
+
+    def _loss_begins_step(self) -> bool:
+        return (
+            self._hooks is None
+            and self._losses_in_step > 0
+            and self.sampler is None
+            and not self._inline
+            and not self._paused
+        )
+
+    # -- the sampler ------------------------------------------------------------------------
+
+    def temper(self, output: Tensor) -> Tensor:
+        """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
+
+        Args:
+            output: energies inside the sampler's loop.
+
+        Returns:
+            a tensor of the same shape and dtype; at β = 0 the very same one.
+        """
+        if self._paused:
+            return output
+        self._inline = True
+        self._before_sampling()
+        return scale(output, self._strength.at(self.step).factor)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside the block the sampler runs untempered and nothing is recorded: for plots."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def _sample(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._paused or self._sampling:
+            return call(*args, **kwargs)
+        self._before_sampling()
+        strength = self._strength.at(self.step)
+        tempering = self._tempering_of(call, args, kwargs)
+        self._sampling = True
+        try:
+            if tempering is None:
+                result = call(*args, **kwargs)
+            else:
+                with tempering.active(strength.factor):
+                    result = call(*args, **kwargs)
+        finally:
+            self._sampling = False
+        refuse_deferred(result)
+        if tempering is not None and not tempering.reached and self._strength.tempers:
+            raise SamplerError(
+                f"The sampler never called {type(tempering.module).__name__}.forward, so it ran on "
+                "the untempered energy (it calls another method such as `classify`, a copy, or "
+                "takes no step). Temper inside it with g.temper(energy) and "
+                "guard(loss_fn, None, ...), or name the module that it does call with model=."
+            )
+        self._sampler_calls += 1
+        self._meter.saw_samples(tempering.grad_norm if tempering else None, result)
+        if self._sampler_calls == _UNUSED_CALLS and not self._losses and not strength.is_off:
+            _log.warning(_UNUSED, _UNUSED_CALLS)
+        return result
+
+    def _before_sampling(self) -> None:
+        if self._hooks is None and self._losses_in_step:
+            self._end_step()
+        self._alarm.safe_point()
+
+    def _tempering_of(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tempering | None:
+        if self._model is not None:
+            module = self._model
+        else:
+            try:
+                module = find_module(call, args, kwargs)
+            except SamplerError:
+                if self._strength.tempers:
+                    raise
+                return None  # the sampler stays as it is, so nothing needs to be found
+        if self._tempering is None or self._tempering.module is not module:
+            self._tempering = Tempering(module)
+        return self._tempering
+
+    # -- steps, rows and alerts -------------------------------------------------------------
+
+    def _observe(
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        groups: Groups | None,
+        strength: StrengthAt,
+        **extra: Tensor | None,
+    ) -> None:
+        if self._paused:
+            return
+        if not self._losses:
+            hold = not f_pos.is_cuda if self._hold is None else self._hold
+            self._monitor.lag = 0 if hold else _LAG
+        slow = self.step % _SLOW_EVERY == 0 and not self._losses_in_step
+        self._losses += 1
+        self._losses_in_step += 1
+        numbers, samples = self._meter.measure(
+            self._sign * f_pos.detach(), self._sign * f_neg.detach(), strength, groups, slow=slow
+        )
+        numbers |= {name: x.detach() for name, x in extra.items() if x is not None}
+        row = self._monitor.add(numbers, samples)
+        if row is not None:
+            self._monitor.note({"alert_level": self._judge(self.step, row)})
+
+    def _judge(self, step: int, row: Row) -> float:
+        self.last = row
+        return self._alarm.judge(step, row)
+
+    def _end_step(self) -> None:
+        self._finish(self._monitor.end_step(self.step))
+        self.step += 1
+        self._losses_in_step = 0
+
+    def _finish(self, rows: Sequence[Finished]) -> None:
+        for finished in rows:
+            if self._monitor.lag:
+                finished.row["alert_level"] = self._judge(finished.step, finished.row)
+            self._monitor.write(finished)
+
+    # -- attaching, state, end --------------------------------------------------------------
+
+    def attach(
+        self,
+        *,
+        model: nn.Module | None = None,
+        optimizer: Optimizer | None = None,
+        scheduler: Any = None,
+        scaler: torch.amp.GradScaler | None = None,
+        ema: Any = None,
+        buffer: Any = None,
+        step_size: float | None = None,
+        noise_std: float | None = None,
+        clamp: tuple[float, float] | None = None,
+    ) -> Guard:
+        """Tell the guard about the rest of the trainer. Everything here is optional.
+
+        Args:
+            model: the energy module (as ``model=`` of :func:`guard`).
+            optimizer: a step then ends at its ``step()``, and a step whose gradients are not
+                finite is skipped: on the device by fused optimizers, else at the price of one
+                host read per step.
+            scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
+            scheduler, ema, buffer: the rest of the training state.
+            step_size, noise_std, clamp: the sampler's settings.
+
+        Returns:
+            the guard itself.
+
+        Raises:
+            ConfigError: an optimizer that trains none of the model's parameters, or a scaler
+                without an optimizer.
+        """
+        if model is not None and not isinstance(model, nn.Module):
+            raise ConfigError(f"attach: model= is a {type(model).__name__}; expected a Module.")
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"attach: optimizer= is a {type(optimizer).__name__}; expected a torch Optimizer."
+            )
+        if scaler is not None and optimizer is None:
+            raise ConfigError("attach: scaler= needs the optimizer that it scales.")
+        energy = model if model is not None else self._model
+        if energy is not None and optimizer is not None:
+            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if not any(id(p) in trained for p in energy.parameters()):
+                raise ConfigError(
+                    "attach: the optimizer trains none of the model's parameters; is it the "
+                    "optimizer of another network, or was the model rebuilt after it?"
+                )
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        if model is not None:
+            self._model = model
+        if optimizer is not None:
+            self._hooks = OptimizerHooks(
+                optimizer, scaler, self._after_optimizer, self._after_scaler_skip
+            )
+        self.attached = Attached(
+            model, optimizer, scheduler, scaler, ema, buffer, step_size, noise_std, clamp
+        )
+        return self
+
+    def _after_optimizer(self, skipped: float | Tensor | None) -> None:
+        if isinstance(skipped, Tensor):
+            row = self._monitor.add({"nonfinite/gradients": skipped}, {})
+        else:
+            row = None if skipped is None else {"nonfinite/gradients": skipped}
+            self._monitor.note(row or {})
+        if row is not None and row["nonfinite/gradients"]:
+            self._monitor.note({"alert_level": self._judge(self.step, self.last | row)})
+        self._end_step()
+        self._alarm.safe_point()
+
+    def _after_scaler_skip(self, loss_scale: float) -> None:
+        self._alarm.report(
+            Alert(
+                rule="amp_skip",
+                level=Level.INFO,
+                step=self.step,
+                tag="scaler/scale",
+                value=loss_scale,
+                limit=loss_scale,
+                window=0,
+                remedies=("none: the GradScaler lowers its scale by itself", "use bfloat16"),
+            )
+        )
+        self._end_step()
+        self._alarm.safe_point()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
+        return {
+            "version": _STATE_VERSION,
+            "step": self.step,
+            "losses": self._losses,
+            "sampler_calls": self._sampler_calls,
+            "lag": self._monitor.lag,
+            "rows": self._monitor.under_way(),
+            "detector": self._alarm.detector.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from :meth:`state_dict`. Schedules and options are the constructor's.
+
+        Raises:
+            ConfigError: not the state of a guard of this version.
+        """
+        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "detector"}
+        if set(state) != keys or state["version"] != _STATE_VERSION:
+            raise ConfigError(
+                f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
+                f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
+            )
+        self._alarm.detector.load_state_dict(state["detector"])
+        self._monitor.put_back(state["rows"])
+        self._monitor.lag = int(state["lag"])
+        self.step = int(state["step"])
+        self._losses = int(state["losses"])
+        self._sampler_calls = int(state["sampler_calls"])
+
+    def flush(self) -> None:
+        """Flush the sinks now."""
+        self._monitor.flush()
+
+    def close(self) -> None:
+        """Judge and write what is still under way, and flush. Rows are written at exit anyway."""
+        self._finish(self._monitor.drain(self.step))
+        self._monitor.flush()
+
+
+def _write_the_rest(monitor: Monitor) -> None:
+    for finished in monitor.drain(_FOREVER):
+        monitor.write(finished)
+    monitor.flush()
+
+
+def _nothing(f: Tensor) -> Tensor:
+    """0 with a zero gradient, also where f is NaN."""
+    return torch.where(torch.zeros_like(f, dtype=torch.bool), f, 0.0).sum()
+
+
+def _scale_gradient(f: Tensor, by: Tensor) -> Tensor:
+    """f itself; gradients that pass backward are multiplied by ``by``, one factor per sample."""
+    by = by.reshape(by.shape + (1,) * (f.ndim - by.ndim))
+
+    def scaled(gradient: Tensor) -> Tensor:
+        return torch.where(by == 0, 0.0, gradient * by).to(gradient.dtype)
+
+    same = f.view_as(f)
+    if same.requires_grad:
+        same.register_hook(scaled)  # type: ignore[no-untyped-call]
+    return same

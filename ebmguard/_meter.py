@@ -1,0 +1,122 @@
+"""Which diagnostics are taken of a step, and what they need to remember."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import Tensor
+
+from .diagnostics import energy_diagnostics, nonfinite_diagnostics, pareto_k, weight_diagnostics
+from .energies import Groups, Reduce, per_sample
+from .strength import StrengthAt
+
+__all__ = ["Meter"]
+
+# The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
+_POOLED_STEPS = 16
+
+
+class Meter:
+    """Assembles the named numbers of one loss call from the families of diagnostics.
+
+    Args:
+        reduce: how heads become one energy.
+        reference: exponent of the diagnostics under ``ref/``.
+        output_scale: o, or None where it is unknown.
+    """
+
+    def __init__(self, reduce: Reduce, reference: float, output_scale: float | None) -> None:
+        self._reduce = reduce
+        self._reference = reference
+        self._output_scale = output_scale
+        self._from_sampler: list[dict[str, Tensor]] = []
+        self._recent: deque[Tensor] = deque(maxlen=_POOLED_STEPS)
+
+    @torch.no_grad()
+    def saw_samples(self, grad_norm: Tensor | None, samples: object) -> None:
+        """Keep what a sampler call shows, until the loss that uses its samples.
+
+        Args:
+            grad_norm: ‖∇_x f‖ per sample in the sampler's last evaluation, or None if unknown.
+            samples: what the sampler returned; its first floating-point tensor is looked at.
+        """
+        found: dict[str, Tensor] = {}
+        x = _first_tensor(samples)
+        if x is not None:
+            rows = (~torch.isfinite(x)).reshape(x.shape[0] if x.ndim else 1, -1).any(1)
+            found["nonfinite/samples"] = rows.mean(dtype=torch.float32)
+        if grad_norm is None:
+            grad_norm = torch.full((1,), torch.nan, device=None if x is None else x.device)
+        found["sampler/grad_norm"] = grad_norm.float().mean()
+        found["sampler/grad_norm_max"] = grad_norm.float().amax()
+        self._from_sampler.append(found)
+
+    @torch.no_grad()
+    def measure(
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        strength: StrengthAt,
+        groups: Groups | None,
+        *,
+        slow: bool,
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """All numbers of one loss call, and the raw energies where ``slow`` asks for histograms.
+
+        Args:
+            f_pos: detached negative energies, high on data, in a layout of
+                :mod:`ebmguard.energies`.
+            f_neg: the same for negatives.
+            strength: the exponent in use.
+            groups: class labels, as for the loss.
+            slow: include the tier that is not taken at every step.
+
+        Returns:
+            0-dim tensors by tag (members of an ensemble are averaged, and a NaN of any of them
+            stays a NaN), and vectors by tag.
+        """
+        star = strength.beta_star
+        if isinstance(star, tuple):
+            star = sum(star) / len(star)
+        pos, neg = per_sample(f_pos, star, self._reduce), per_sample(f_neg, star, self._reduce)
+        reference = weight_diagnostics(pos, neg, self._reference, groups)
+        numbers = {
+            **weight_diagnostics(pos, neg, star, groups),
+            **{f"ref/{name}": value for name, value in reference.items()},
+            **energy_diagnostics(pos, neg),
+            **nonfinite_diagnostics(pos, neg, star),
+            "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
+            **self._take_from_sampler(),
+        }
+        if self._output_scale is not None:
+            numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
+        self._recent.append(neg)
+        samples: dict[str, Tensor] = {}
+        if slow:
+            numbers["pareto_k"] = pareto_k(self._pooled_log_weights())
+            samples = {"f_pos": pos, "f_neg": neg}
+        return {name: x.mean() if x.ndim else x for name, x in numbers.items()}, samples
+
+    def _take_from_sampler(self) -> dict[str, Tensor]:
+        calls, self._from_sampler = self._from_sampler, []
+        names = {name for call in calls for name in call}
+        return {
+            name: torch.stack([call[name] for call in calls if name in call]).mean()
+            for name in sorted(names)
+        }
+
+    def _pooled_log_weights(self) -> Tensor:
+        logs = [torch.log_softmax(self._reference * f, -1) for f in self._recent]
+        # Each step's weights relative to their mean: batches of any size pool.
+        return torch.cat([(log + log.new_tensor(log.shape[-1]).log()).flatten() for log in logs])
+
+
+def _first_tensor(samples: object) -> Tensor | None:
+    if isinstance(samples, Tensor):
+        return samples if samples.is_floating_point() and samples.numel() else None
+    if isinstance(samples, dict):
+        samples = tuple(samples.values())
+    if isinstance(samples, tuple | list):
+        return next((x for x in map(_first_tensor, samples) if x is not None), None)
+    return None

@@ -1,0 +1,156 @@
+"""``guard``, the one function of the retrofit: checks its arguments and wires a Guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from os import PathLike
+from typing import Any, get_args
+
+import torch.distributed as dist
+from torch import nn
+
+from ._alarm import Action
+from ._callables import GuardedLoss, check_sampler
+from ._guard import Guard, Options
+from ._meter import Meter
+from .alerts import Alert
+from .difference import Convention, Difference, LossFn
+from .energies import Reduce, Variant
+from .errors import ConfigError
+from .monitor import Monitor
+from .sinks import as_sink, open_log_dir
+from .strength import Schedulable, Strength, number
+
+__all__ = ["guard"]
+
+
+def guard(
+    loss_fn: LossFn | None = None,
+    sampler: Callable[..., Any] | object | None = None,
+    *,
+    beta_star: Schedulable | None = None,
+    beta: Schedulable | None = None,
+    beta_stars: Sequence[float] | None = None,
+    output_scale: float | None = None,
+    step_size: float | None = None,
+    noise_std: float | None = None,
+    sampler_scale: Schedulable | None = None,
+    model: nn.Module | None = None,
+    methods: Sequence[str] = (),
+    convention: Convention = "log_density",
+    variant: Variant = "default",
+    reduce: Reduce = "sum",
+    log_dir: str | PathLike[str] | None = None,
+    sinks: Sequence[object] = (),
+    flush_every: int = 50,
+    action: Action = "warn",
+    on_alert: Callable[[Alert], object] | None = None,
+    hold: bool | None = None,
+    reference_beta_star: float = 0.5,
+    process_group: dist.ProcessGroup | None = None,
+) -> Guard:
+    """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, ...)``.
+
+    Main arguments:
+        loss_fn: None (the usual case), or the trainer's own contrastive part, a function of
+            ``(f_pos, f_neg)`` that is affine in both; its weight is read by autograd at every call.
+        sampler: the function, closure, bound method or object that draws negatives, or None.
+        beta_star: exponent β* on raw outputs: 0 is the standard trainer, 0.5 to 4 are common for
+            JEM. A number, a tensor (0-dim, or over leading model dimensions), or a function of the
+            step. Alone, it leaves the sampler as it is.
+        output_scale: the factor o for which the sampler's update is a correct Langevin step for
+            exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
+            randn``. The sampler then runs on (1 - β*/o) f.
+        log_dir: folder for TensorBoard events and JSON lines. Needs ``ebmguard[tensorboard]``.
+
+    Other arguments:
+        beta: β = β*/o in the place of ``beta_star``; needs the output scale.
+        beta_stars: several exponents whose losses are averaged; needs ``sampler_scale``.
+        step_size, noise_std: the sampler's, in the place of ``output_scale``.
+        sampler_scale: the sampler's factor, set apart from β (Appendix G.1).
+        model: the energy module, where it is not among the sampler's arguments.
+        methods: methods of a sampler object that run tempered.
+        convention: "log_density" (f is high on data) or "energy" (low on data).
+        variant: "default", "no_pos", "batch" or "true"; see
+            :func:`ebmguard.objective.contrastive_loss`.
+        reduce: "sum" or "mean": how heads ``(B, K)`` become one energy.
+        sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``.
+        flush_every: steps between flushes of the sinks.
+        action: on an alert of level ERROR, "warn" or "raise" (at the next safe point: after an
+            optimizer step, or before the next sampler call).
+        on_alert: called with every alert, as soon as it is known.
+        hold: decide on a step inside ``loss()``, before its gradient exists; with "raise" the
+            contrastive term is then withheld from an ERROR on. None: on a CPU yes, on a GPU no,
+            where decisions come two steps later and nothing waits.
+        reference_beta_star: exponent of the diagnostics under ``guard/ref/``, which say something
+            at β* = 0 too.
+        process_group: run the objective over all ranks of this group.
+
+    Returns:
+        the guard, which unpacks into the two callables.
+
+    Raises:
+        ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
+    """
+    strength = Strength.of(
+        beta_star=beta_star,
+        beta=beta,
+        beta_stars=beta_stars,
+        output_scale=output_scale,
+        step_size=step_size,
+        noise_std=noise_std,
+        sampler_scale=sampler_scale,
+    )
+    for name, value, choices in (
+        ("convention", convention, get_args(Convention)),
+        ("variant", variant, get_args(Variant)),
+        ("reduce", reduce, get_args(Reduce)),
+        ("action", action, get_args(Action)),
+    ):
+        if value not in choices:
+            raise ConfigError(f"{name}={value!r}; expected one of {', '.join(choices)}.")
+    if isinstance(loss_fn, GuardedLoss):
+        raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
+    for name, given, wanted in (
+        (
+            "loss_fn",
+            loss_fn,
+            "a function of (f_pos, f_neg) that returns the contrastive difference",
+        ),
+        ("on_alert", on_alert, "a function of the alert"),
+    ):
+        if given is not None and not callable(given):
+            raise ConfigError(f"{name} is a {type(given).__name__}; expected {wanted}, or None.")
+    if model is not None and not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model= is a {type(model).__name__}; expected the torch.nn.Module that the sampler "
+            "calls."
+        )
+    if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
+        raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
+    if number("reference_beta_star", reference_beta_star) == 0:
+        raise ConfigError("reference_beta_star=0 has uniform weights, which say nothing.")
+    if not isinstance(sinks, list | tuple):
+        raise ConfigError(f"sinks= takes a list of sinks; got a {type(sinks).__name__}.")
+    if sampler is None and methods:
+        raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
+    if sampler is not None:
+        check_sampler(sampler, methods)
+    opened = [as_sink(sink) for sink in sinks]
+    if log_dir is not None:
+        opened = [*open_log_dir(log_dir), *opened]
+    return Guard(
+        strength=strength,
+        difference=Difference(loss_fn, convention, reduce),
+        sampler=sampler,
+        methods=methods,
+        model=model,
+        sign=1 if convention == "log_density" else -1,
+        options=Options(variant, reduce, process_group),
+        meter=Meter(reduce, float(reference_beta_star), strength.output_scale),
+        # The lag is settled by the first energies, which show the device.
+        monitor=Monitor(opened, flush_every=flush_every, lag=0, process_group=process_group),
+        action=action,
+        on_alert=on_alert,
+        hold=hold,
+    )

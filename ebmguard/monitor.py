@@ -1,0 +1,191 @@
+"""One row of numbers per step, brought to the host without waiting, and written to sinks.
+
+With ``lag`` 0 a row is read the moment it is measured. With a lag L the row of step t is copied to
+pinned memory behind an event, and read exactly at the end of step t + L: by then the copy is long
+done, so the queue of a GPU never runs dry, and all ranks read the same rows at the same step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .sinks import Sink
+
+__all__ = ["Finished", "Monitor", "Row"]
+
+Row = dict[str, float]
+
+
+class Monitor:
+    """Pools the numbers of a step, hands finished rows out, and writes them to sinks.
+
+    Args:
+        sinks: where rows and alerts go.
+        flush_every: sinks are flushed after so many rows and on an alert; a killed run loses no
+            more than that.
+        lag: steps between a row's measurement and its reading.
+        process_group: rows are averaged over its ranks, so that all of them see the same one.
+    """
+
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        *,
+        flush_every: int,
+        lag: int,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.sinks = tuple(sinks)
+        self.lag = lag
+        self._flush_every = flush_every
+        self._process_group = process_group
+        self._since_flush = 0
+        self._open = _OpenRow()
+        self._queue: deque[_Pending] = deque()
+
+    def add(self, numbers: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> Row | None:
+        """Measure once; several times in one step are averaged.
+
+        Args:
+            numbers: 0-dim tensors of one device.
+            samples: vectors for histograms, on steps that have them; else empty.
+
+        Returns:
+            the numbers just measured, where the lag is 0; else None.
+        """
+        names, vector = tuple(numbers), _stack(list(numbers.values()))
+        if self._process_group is not None:
+            dist.all_reduce(vector, group=self._process_group)
+            vector /= dist.get_world_size(self._process_group)
+        self._open.parts.append((names, vector))
+        self._open.samples.update({name: x.detach().flatten() for name, x in samples.items()})
+        if self.lag:
+            return None
+        return dict(zip(names, vector.tolist(), strict=True))
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Numbers that the host knows already; the largest of a step counts."""
+        for name, value in numbers.items():
+            self._open.notes[name] = max(value, self._open.notes.get(name, value))
+
+    def end_step(self, step: int) -> list[Finished]:
+        """Close the row of ``step``, and read the rows that are due by now."""
+        if not self._open.is_empty:
+            self._queue.append(_Pending.start(step, self._open))
+            self._open = _OpenRow()
+        return self._read_until(step - self.lag)
+
+    def write(self, finished: Finished) -> None:
+        """Write a row to every sink."""
+        for sink in self.sinks:
+            sink.write_row(finished.step, finished.row, finished.samples)
+        self._since_flush += 1
+        if self._since_flush >= self._flush_every:
+            self.flush()
+
+    def alert(self, record: Mapping[str, Any]) -> None:
+        """Write an alert and flush, so that it outlives the run."""
+        for sink in self.sinks:
+            sink.write_alert(record)
+        self.flush()
+
+    def flush(self) -> None:
+        """Flush every sink."""
+        self._since_flush = 0
+        for sink in self.sinks:
+            sink.flush()
+
+    def drain(self, step: int) -> list[Finished]:
+        """Close the row of ``step`` and read everything that is still under way."""
+        return self.end_step(step) + self._read_until(step)
+
+    def under_way(self) -> list[tuple[int, Row]]:
+        """Rows that are not due yet, read early and kept: for checkpoints."""
+        return [(pending.step, pending.read().row) for pending in self._queue]
+
+    def put_back(self, rows: Sequence[tuple[int, Row]]) -> None:
+        """The inverse of :meth:`under_way`."""
+        self._queue = deque(_Pending(step, (), None, {}, dict(row), None) for step, row in rows)
+
+    def _read_until(self, step: int) -> list[Finished]:
+        finished = []
+        while self._queue and self._queue[0].step <= step:
+            finished.append(self._queue.popleft().read())
+        return finished
+
+
+class Finished(NamedTuple):
+    """A row that has reached the host, with the raw values of its histograms."""
+
+    step: int
+    row: Row
+    samples: dict[str, list[float]]
+
+
+@dataclass
+class _OpenRow:
+    parts: list[tuple[tuple[str, ...], Tensor]] = field(default_factory=list)
+    samples: dict[str, Tensor] = field(default_factory=dict)
+    notes: Row = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.parts and not self.notes
+
+    def pooled(self) -> tuple[tuple[str, ...], Tensor | None]:
+        if len(self.parts) <= 1:
+            return self.parts[0] if self.parts else ((), None)
+        pools: dict[str, list[Tensor]] = {}
+        for names, vector in self.parts:
+            for name, value in zip(names, vector.unbind(), strict=True):
+                pools.setdefault(name, []).append(value)
+        return tuple(pools), torch.stack([_stack(pool).mean() for pool in pools.values()])
+
+
+@dataclass
+class _Pending:
+    """A row on its way to the host."""
+
+    step: int
+    names: tuple[str, ...]
+    numbers: Tensor | None
+    samples: dict[str, Tensor]
+    notes: Row
+    arrived: torch.cuda.Event | None
+
+    @classmethod
+    def start(cls, step: int, row: _OpenRow) -> _Pending:
+        names, vector = row.pooled()
+        numbers = None if vector is None else _to_host(vector)
+        samples = {name: _to_host(x) for name, x in row.samples.items()}
+        arrived = None
+        if vector is not None and vector.is_cuda:
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(torch.cuda.current_stream(vector.device))
+        return cls(step, names, numbers, samples, row.notes, arrived)
+
+    def read(self) -> Finished:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        values = [] if self.numbers is None else self.numbers.tolist()
+        row = dict(zip(self.names, values, strict=True)) | self.notes
+        return Finished(self.step, row, {name: x.tolist() for name, x in self.samples.items()})
+
+
+def _stack(values: list[Tensor]) -> Tensor:
+    dtype = torch.float64 if any(x.dtype == torch.float64 for x in values) else torch.float32
+    return torch.stack([x.detach().to(dtype) for x in values])
+
+
+def _to_host(x: Tensor) -> Tensor:
+    if not x.is_cuda:
+        return x.detach().cpu()
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return host.copy_(x, non_blocking=True)
