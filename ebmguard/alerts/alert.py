@@ -1,0 +1,104 @@
+"""An alert is data: what fired, where, by how much, and what usually helps.
+
+The words are built by :attr:`Alert.message` only when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from ..errors import ConfigError
+
+__all__ = ["Alert", "Level"]
+
+
+class Level(IntEnum):
+    """How bad it is. The numbers are those of the scalar ``guard/alert_level``."""
+
+    INFO = 0
+    WARN = 1
+    ERROR = 2
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One rule that fired at one step.
+
+    Attributes:
+        rule: name of the rule, for example ``"energy_blowup"``.
+        level: how bad it is.
+        step: step of the row that fired.
+        tag: the diagnostic that fired, without the ``guard/`` prefix.
+        value: its value at that step, in the units of the diagnostic. May be NaN or infinite.
+        limit: the nearest value at which the rule would have reported the same level; ``value``
+            lies on its wrong side.
+        window: number of past observations that the limit rests on, or for which the value stayed
+            out of range. 0 where the limit is absolute and the rule needs no past.
+        remedies: the two likeliest remedies, likeliest first.
+    """
+
+    rule: str
+    level: Level
+    step: int
+    tag: str
+    value: float
+    limit: float
+    window: int
+    remedies: tuple[str, str]
+
+    @property
+    def message(self) -> str:
+        """The alert in words: rule, step, tag, value against limit over window, remedies."""
+        past = f" over the last {self.window} steps" if self.window else ""
+        return (
+            f"{self.level.name} {self.rule} at step {self.step}: {self.tag} = {self.value:.4g} "
+            f"(limit {self.limit:.4g}{past}). "
+            f"Likeliest remedies: {self.remedies[0]}; {self.remedies[1]}."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The alert as a plain dict with its message, ready for JSON.
+
+        ``value`` and ``limit`` stay floats, also where they are not finite: how such a number is
+        written is the sink's business.
+        """
+        return {
+            "rule": self.rule,
+            "level": self.level.name,
+            "step": self.step,
+            "tag": self.tag,
+            "value": self.value,
+            "limit": self.limit,
+            "window": self.window,
+            "remedies": list(self.remedies),
+            "message": self.message,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Alert:
+        """The inverse of :meth:`record`.
+
+        Raises:
+            ConfigError: if a field is missing or has a value that no alert has.
+        """
+        try:
+            first, second = record["remedies"]
+            return cls(
+                rule=str(record["rule"]),
+                level=Level[record["level"]],
+                step=int(record["step"]),
+                tag=str(record["tag"]),
+                value=float(record["value"]),
+                limit=float(record["limit"]),
+                window=int(record["window"]),
+                remedies=(str(first), str(second)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"This is not the record of an alert: {type(error).__name__}: {error}. Expected "
+                f"the fields that Alert.record() writes, but got {dict(record)!r}. Pass a line of "
+                "alerts.jsonl as ebmguard.sinks.read_jsonl returns it."
+            ) from error

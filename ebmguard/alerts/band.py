@@ -1,0 +1,187 @@
+"""The watcher of ``energy_blowup``: robust bands around the run's own recent past."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .alert import Level
+from .rules import BandRule, Series
+from .statistics import MAD_TO_SIGMA, RollingWindow
+from .watch import Reading
+
+__all__ = ["BandWatcher"]
+
+_NAN = math.nan
+# The scale is never below float32's resolution of the centre: a constant series with a large
+# offset still jitters by this much.
+_RESOLUTION = 1e-6
+_TINY = 1e-30
+
+
+class _Track:
+    """The past of one series: its band, and the values since it last left it."""
+
+    def __init__(self, series: Series, rule: BandRule) -> None:
+        self.series = series
+        self.rule = rule
+        self.window = RollingWindow(rule.window)
+        self.away: list[float] = []
+        self.inside = 0
+        self.centre = _NAN
+        self.scale = _NAN
+
+    def distance(self, x: float, spread: float) -> float:
+        """Signed distance of x from the band's centre, positive on the side that counts."""
+        window, series = self.window, self.series
+        if len(window) < self.rule.min_count:
+            self.centre = self.scale = _NAN
+            return 0.0
+        centre = window.median()
+        scale = MAD_TO_SIGMA * window.mad(centre)
+        if series.log:
+            scale = max(scale, series.floor)
+        else:
+            scale = max(scale, _RESOLUTION * abs(centre), _TINY)
+            if not math.isnan(spread):
+                scale = max(scale, series.floor * spread)
+        self.centre, self.scale = centre, scale
+        return (x - centre) / scale
+
+    def take(self, x: float, z: float, beyond_cap: bool) -> bool:
+        """Remember x. A value that left the band stays out of it until the band is re-formed.
+
+        Returns whether the series is outside its band.
+        """
+        outside = z >= self.series.warn or beyond_cap
+        if not outside:
+            self.window.push(x)
+        if z < self.rule.clear and not beyond_cap:
+            self.inside += 1
+            if self.inside >= self.rule.calm_steps:
+                self.away.clear()
+        else:
+            self.inside = 0
+        if (outside or self.away) and not beyond_cap:
+            self.away.append(x)
+            if len(self.away) >= self.rule.rebaseline:
+                self.window = RollingWindow(self.rule.window, self.away)
+                self.away.clear()
+        return outside
+
+    def limit(self, threshold: float, x: float) -> float:
+        """The value, on x's side of the centre, at which the distance is the threshold."""
+        edge = self.centre + math.copysign(threshold * self.scale, x - self.centre)
+        return math.exp(min(edge, 700.0)) if self.series.log else edge
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"window": self.window.values(), "away": list(self.away), "inside": self.inside}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.window = RollingWindow(self.rule.window, state["window"])
+        self.away = [float(x) for x in state["away"]]
+        self.inside = int(state["inside"])
+
+
+class BandWatcher:
+    """Tracks every series of the rule, the within-batch spreads and the unit of the run."""
+
+    def __init__(self, rule: BandRule) -> None:
+        self.rule = rule
+        self.tracks = [_Track(series, rule) for series in rule.series]
+        tags = {series.floor_tag for series in rule.series if series.floor_tag is not None}
+        self.spreads = {tag: RollingWindow(rule.window) for tag in sorted(tags)}
+        self.unit: float | None = None
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        """Compare every series with its band; the worst one speaks for the rule."""
+        unit = self._unit(row)
+        spreads = {tag: window.median() for tag, window in self.spreads.items()}
+        absorbing = self._absorbing(row)
+        worst: tuple[Level, float, _Track, float, float] | None = None
+        votes, seen, calm, outside = 0, False, True, False
+        for track in self.tracks:
+            series = track.series
+            value = row.get(series.tag, _NAN)
+            if not math.isfinite(value) or (series.log and value <= 0):
+                # Unknown. Where a finite number is owed, the rule `nonfinite` says so.
+                continue
+            seen = True
+            x = math.log(value) if series.log else value
+            cap = series.cap * unit
+            beyond_cap = abs(value) > cap
+            spread = spreads[series.floor_tag] if series.floor_tag is not None else _NAN
+            signed = track.distance(x, spread)
+            z = abs(signed) if series.side == "both" else signed
+            if series.side == "down":
+                z = -signed
+            outside |= track.take(x, z, beyond_cap)
+            calm &= z < self.rule.clear and not beyond_cap
+            if z < series.warn and not beyond_cap:
+                continue
+            absorbed = absorbing and series.absorbed in (
+                ("up", "both") if signed > 0 else ("down", "both")
+            )
+            votes += not absorbed and math.isfinite(series.error) and z >= series.warn
+            alone = beyond_cap or (z >= series.error and not absorbed)
+            level = Level.ERROR if alone else Level.WARN
+            limit = cap if beyond_cap else track.limit(series.error if alone else series.warn, x)
+            # Among the tracks of the same level, the one farthest beyond its own band speaks.
+            badness = z / series.warn
+            if worst is None or (level, badness) > worst[:2]:
+                worst = (level, badness, track, value, limit)
+        if not outside:
+            self._push_spreads(row)
+        if worst is None:
+            return Reading(None, calm if seen else None)
+        level, _, track, value, limit = worst
+        if votes >= 2:
+            level = Level.ERROR
+        remedies = self.rule.remedies_error if level is Level.ERROR else self.rule.remedies_warn
+        pair = remedies.at(row.get("beta_star", _NAN))
+        return Reading(level, False, track.series.tag, value, limit, len(track.window), pair)
+
+    def _unit(self, row: Mapping[str, float]) -> float:
+        """Energies of the first row set the unit of the caps; 1 for energies of order 1 to 10.
+
+        Someone whose energies are a thousand times larger starts at thousands, not at log(10).
+        """
+        if self.unit is None:
+            first = abs(row.get("f_pos/median", _NAN))
+            if not math.isfinite(first):
+                return 1.0
+            self.unit = max(1.0, first / 10)
+        return self.unit
+
+    def _absorbing(self, row: Mapping[str, float]) -> bool:
+        """Whether the weights of this row take low negatives out of the loss."""
+        beta_star = row.get("beta_star", _NAN)
+        if not beta_star > 0:
+            return False
+        tail = row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN)
+        competitive = row.get("energy_overlap", _NAN) >= self.rule.overlap_floor
+        return competitive and beta_star * tail >= self.rule.absorb_nats
+
+    def _push_spreads(self, row: Mapping[str, float]) -> None:
+        for tag, window in self.spreads.items():
+            spread = row.get(tag, _NAN)
+            if math.isfinite(spread):
+                window.push(spread)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All windows, oldest value first, keyed by tag."""
+        return {
+            "tracks": {track.series.tag: track.state_dict() for track in self.tracks},
+            "spreads": {tag: window.values() for tag, window in self.spreads.items()},
+            "unit": self.unit,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for track in self.tracks:
+            track.load_state_dict(state["tracks"][track.series.tag])
+        self.spreads = {
+            tag: RollingWindow(self.rule.window, state["spreads"][tag]) for tag in self.spreads
+        }
+        self.unit = None if state["unit"] is None else float(state["unit"])

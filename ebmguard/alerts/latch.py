@@ -1,0 +1,92 @@
+"""Hysteresis and cool-down: one blow-up gives one WARN and one ERROR, not a hundred alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .alert import Level
+
+__all__ = ["Latch"]
+
+
+@dataclass
+class Latch:
+    """Whether a rule is active, and whether its present level should be reported now.
+
+    An episode begins when the rule first reports WARN or more, and ends after ``calm_steps``
+    observations in a row inside the tighter, calm band. In between the rule is active, and each
+    level is reported once. An escalation inside an episode is reported at once. The first report
+    of a new episode waits until ``cooldown`` observations have passed since that level's last
+    report; if the episode is still going on by then, it is reported late rather than never.
+
+    Attributes:
+        calm_steps: observations inside the calm band that end an episode.
+        cooldown: observations between first reports of the same level.
+        active: highest level of the current episode, None outside episodes.
+        reported: highest level reported in the current episode.
+        calm: observations inside the calm band so far.
+        since: per level, observations since it was last reported.
+    """
+
+    calm_steps: int
+    cooldown: int
+    active: Level | None = None
+    reported: Level | None = None
+    calm: int = 0
+
+    def __post_init__(self) -> None:
+        self.since: dict[Level, int] = {}
+
+    def update(self, level: Level | None, calm: bool | None) -> bool:
+        """Take one observation; say whether ``level`` is to be reported now.
+
+        Args:
+            level: what the rule says of this observation, None for nothing.
+            calm: whether the statistic is inside the tighter band that ends an episode; None
+                where the observation does not tell, which changes nothing.
+        """
+        for key in self.since:
+            self.since[key] += 1
+        if level is None:
+            if calm is not None:
+                self._rest(calm)
+            return False
+        self.calm = 0
+        escalated = self.active is not None and level > self.active
+        if self.active is None or escalated:
+            self.active = level
+        if self.reported is not None and level <= self.reported:
+            return False
+        rested = level not in self.since or self.since[level] >= self.cooldown
+        if not escalated and not rested:
+            return False
+        self.reported = level
+        # A report stands for the lower levels too: after an ERROR, no fresh WARN of the same.
+        for lower in Level:
+            if lower <= level:
+                self.since[lower] = 0
+        return True
+
+    def _rest(self, calm: bool) -> None:
+        self.calm = self.calm + 1 if calm else 0
+        if self.calm >= self.calm_steps:
+            self.active = self.reported = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The latch as JSON-able data."""
+        return {
+            "active": None if self.active is None else self.active.name,
+            "reported": None if self.reported is None else self.reported.name,
+            "calm": self.calm,
+            "since": {level.name: count for level, count in self.since.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        active, reported = state["active"], state["reported"]
+        self.active = None if active is None else Level[active]
+        self.reported = None if reported is None else Level[reported]
+        self.calm = int(state["calm"])
+        self.since = {Level[name]: int(count) for name, count in state["since"].items()}

@@ -1,0 +1,211 @@
+"""The rules as data: which diagnostics they read, and every threshold with its reason.
+
+The measurements behind the defaults are in ``docs/alerts.md``. To change a threshold, build a
+changed copy: ``dataclasses.replace(rule, cooldown=500)``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ConfigError
+from . import words
+from .words import Remedies
+
+__all__ = [
+    "DEFAULT_RULES",
+    "BandRule",
+    "FloorRule",
+    "NonFiniteRule",
+    "Rule",
+    "Series",
+    "WeightsRule",
+]
+
+Side = Literal["both", "up", "down"]
+
+
+@dataclass(frozen=True)
+class NonFiniteRule:
+    """ERROR at once when anything is not finite.
+
+    Attributes:
+        counts: fractions or counts that must be 0; NaN is as bad as more than 0.
+        numbers: diagnostics that owe a finite number whenever they are in the row.
+        bounded: diagnostics where NaN means unknown, but an infinity is an alarm.
+    """
+
+    name: str = "nonfinite"
+    counts: tuple[str, ...] = (
+        "nonfinite/energies",
+        "nonfinite/samples",
+        "nonfinite/pos",
+        "nonfinite/neg",
+    )
+    numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
+    bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
+    calm_steps: int = 20
+    cooldown: int = 200
+    remedies: Remedies = words.NONFINITE
+
+
+@dataclass(frozen=True)
+class Series:
+    """One diagnostic with a band around the median of the run's own recent past.
+
+    The distance is |x - median| / max(1.4826 MAD, floor), in robust standard deviations.
+
+    Attributes:
+        tag: the diagnostic.
+        warn: distance from which the series has left its band.
+        error: distance from which that alone is an ERROR; infinite for a series that only warns,
+            which then has no vote either (see :class:`BandRule`).
+        side: which direction counts.
+        log: compare logarithms: for positive quantities that grow by factors.
+        floor_tag: a within-batch spread in the same units; None where ``log`` needs none.
+        floor: the scale is at least this many spreads (of logs: at least this), so that a series
+            that happens to stand still does not make every ripple an alarm.
+        absorbed: the direction in which beta* > 0 takes the excess out of the loss, because the
+            negatives responsible get no weight; None if no direction is harmless.
+        cap: |x| from which it is an ERROR whatever the past; times the unit of the run.
+    """
+
+    tag: str
+    warn: float
+    error: float
+    side: Side = "both"
+    log: bool = False
+    floor_tag: str | None = None
+    floor: float = 0.1
+    absorbed: Side | None = None
+    cap: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 < self.warn <= self.error:
+            raise ConfigError(
+                f"Series {self.tag!r}: expected 0 < warn <= error, "
+                f"but got warn={self.warn} and error={self.error}."
+            )
+
+
+@dataclass(frozen=True)
+class BandRule:
+    """WARN and ERROR when energies or the sampler's gradient leave the band of their own past.
+
+    An ERROR needs one series beyond its ``error`` distance, or two voting series beyond ``warn``
+    in the same step, or one beyond its cap. Where beta* > 0 absorbs the excess, a series reaches
+    WARN at most and has no vote (its cap stays in force). Absorption is judged by the row itself:
+    at least ``overlap_floor`` of the pairs have f_neg > f_pos (the negative force then rests on
+    competitive negatives), and the lowest negative lies at least ``absorb_nats`` / beta* below the
+    top ones (so that its weight really is small).
+
+    Attributes:
+        window: past observations in the band.
+        min_count: observations before the band is used; caps hold from step 0.
+        clear: distance below which a series is calm again.
+        rebaseline: a series that does not come back forms its band anew after this many
+            observations. Values beyond the cap never enter a band.
+        overlap_floor: see above; as a fraction of the pairs.
+        absorb_nats: see above; in nats.
+    """
+
+    series: tuple[Series, ...]
+    name: str = "energy_blowup"
+    window: int = 100
+    min_count: int = 20
+    clear: float = 4.0
+    rebaseline: int = 50
+    overlap_floor: float = 0.01
+    absorb_nats: float = 3.0
+    calm_steps: int = 10
+    cooldown: int = 200
+    remedies_warn: Remedies = words.BLOWUP_WARN
+    remedies_error: Remedies = words.BLOWUP_ERROR
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_count <= min(self.window, self.rebaseline):
+            raise ConfigError(
+                f"Rule {self.name!r}: expected 1 <= min_count <= window and rebaseline, but got "
+                f"min_count={self.min_count}, window={self.window}, rebaseline={self.rebaseline}."
+            )
+
+
+@dataclass(frozen=True)
+class FloorRule:
+    """WARN, then ERROR, while GradScale stays under its floor.
+
+    Steps between ``floor`` and ``clear`` neither count nor reset the count. ERROR is for
+    beta* other than 0 only: there GradScale multiplies the gradient, and an adaptive optimiser
+    amplifies what little is left of it (App. H). At beta* = 0 the reference exponent is read
+    instead: what the weights would be, which says that negatives are not competitive but not that
+    the run is lost.
+    """
+
+    name: str = "sampler_failing"
+    tag: str = "grad_scale"
+    reference_tag: str = "ref/grad_scale"
+    floor: float = 0.1
+    clear: float = 0.2
+    warn_patience: int = 20
+    error_patience: int = 200
+    calm_steps: int = 10
+    cooldown: int = 500
+    remedies: Remedies = words.SAMPLER
+
+    def __post_init__(self) -> None:
+        if not (self.floor <= self.clear and 1 <= self.warn_patience <= self.error_patience):
+            raise ConfigError(
+                f"Rule {self.name!r}: expected floor <= clear and 1 <= warn_patience <= "
+                f"error_patience, but got floor={self.floor}, clear={self.clear}, "
+                f"warn_patience={self.warn_patience}, error_patience={self.error_patience}."
+            )
+
+
+@dataclass(frozen=True)
+class WeightsRule:
+    """WARN when the median over a window says that a few negatives carry the batch.
+
+    Both statistics are noisy at ordinary batch sizes (the Pareto shape of 64 weights has a
+    standard deviation of 0.2 or more), so a single step never fires. At beta* = 0 the reference
+    exponent is read.
+    """
+
+    name: str = "weights_degenerate"
+    ess_tag: str = "ess"
+    ess_floor: float = 0.1
+    ess_clear: float = 0.15
+    pareto_tag: str = "pareto_k"
+    pareto_ceiling: float = 0.7
+    pareto_clear: float = 0.6
+    reference_prefix: str = "ref/"
+    window: int = 50
+    calm_steps: int = 10
+    cooldown: int = 500
+    remedies: Remedies = words.WEIGHTS
+
+    def __post_init__(self) -> None:
+        if not (self.ess_floor <= self.ess_clear and self.pareto_clear <= self.pareto_ceiling):
+            raise ConfigError(
+                f"Rule {self.name!r}: expected ess_floor <= ess_clear and pareto_clear <= "
+                f"pareto_ceiling, but got {self.ess_floor}, {self.ess_clear}, "
+                f"{self.pareto_clear}, {self.pareto_ceiling}."
+            )
+
+
+Rule = NonFiniteRule | BandRule | FloorRule | WeightsRule
+
+DEFAULT_RULES: tuple[Rule, ...] = (
+    NonFiniteRule(),
+    BandRule(
+        series=(
+            Series("energy_gap", warn=8, error=20, floor_tag="f_pos/std", absorbed="up", cap=1e4),
+            Series("f_pos/median", warn=8, error=16, floor_tag="f_pos/std", cap=1e4),
+            Series("f_neg/min", warn=16, error=math.inf, side="down", floor_tag="f_pos/std"),
+            Series("sampler/grad_norm", warn=8, error=14, side="up", log=True, absorbed="up"),
+        )
+    ),
+    FloorRule(),
+    WeightsRule(),
+)

@@ -1,0 +1,101 @@
+"""Median and MAD of a series' recent past, at a few microseconds per step.
+
+Median and median absolute deviation, because a mean and a standard deviation are dragged along by
+the very outliers they should reveal: one step of a blow-up would hide the next.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+
+from ..errors import ConfigError
+
+__all__ = ["MAD_TO_SIGMA", "RollingWindow"]
+
+# For normal data, sigma = 1.4826 MAD.
+MAD_TO_SIGMA = 1.4826
+
+
+class RollingWindow:
+    """The last ``size`` finite values of a series, kept both in order of time and sorted.
+
+    Non-finite values are refused: they have no place in an order, and one NaN in a sorted list
+    breaks every later search in silence. Callers decide what a non-finite value means first.
+    """
+
+    def __init__(self, size: int, values: Iterable[float] = ()) -> None:
+        if size < 1:
+            raise ConfigError(f"A window holds at least one value, but size is {size}.")
+        self.size = size
+        self._queue: deque[float] = deque()
+        self._sorted: list[float] = []
+        for value in values:
+            self.push(value)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, value: float) -> None:
+        """Add a value; the oldest one leaves a full window.
+
+        Raises:
+            ConfigError: if the value is not finite.
+        """
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"A window takes finite values, but got {value}. Filter with math.isfinite first."
+            )
+        if len(self._queue) == self.size:
+            oldest = self._queue.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest)]
+        self._queue.append(value)
+        insort(self._sorted, value)
+
+    def values(self) -> list[float]:
+        """The values, oldest first."""
+        return list(self._queue)
+
+    def median(self) -> float:
+        """Median of the window, NaN if it is empty."""
+        ordered, n = self._sorted, len(self._sorted)
+        if not n:
+            return math.nan
+        half = n // 2
+        if n % 2:
+            return ordered[half]
+        # Halves first: the sum of two large floats may overflow.
+        return ordered[half - 1] / 2 + ordered[half] / 2
+
+    def mad(self, centre: float) -> float:
+        """Median absolute deviation from ``centre`` (the median), NaN if the window is empty.
+
+        The values within a distance of the centre are neighbours in the sorted list. So the h
+        values nearest to the centre are some slice of length h, found by bisection on its start
+        (log n comparisons) instead of sorting n deviations.
+        """
+        ordered, n = self._sorted, len(self._sorted)
+        if not n:
+            return math.nan
+        half = n // 2 + 1
+        low, high = 0, n - half
+        while low < high:
+            middle = (low + high) // 2
+            # The slice is too far left while the value it would gain is nearer than the one lost.
+            if centre - ordered[middle] > ordered[middle + half] - centre:
+                low = middle + 1
+            else:
+                high = middle
+        left, right = centre - ordered[low], ordered[low + half - 1] - centre
+        farthest = max(left, right)
+        if n % 2:
+            return farthest
+        # An even count: the mean of the two middle deviations. The second farthest of the slice
+        # is the slice's other end, or the neighbour of its farthest end.
+        if left >= right:
+            second = max(centre - ordered[low + 1], right)
+        else:
+            second = max(left, ordered[low + half - 2] - centre)
+        return second / 2 + farthest / 2

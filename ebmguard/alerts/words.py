@@ -1,0 +1,61 @@
+"""The remedies, in the field's words. Numbers live in :mod:`.rules`.
+
+What helps depends on the sign of beta*: at 0 the weights are uniform and absorb nothing; below 0
+the sampler over-shoots, and a vanishing GradScale means that negatives are *too* likely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Remedies"]
+
+Pair = tuple[str, str]
+
+_ROLL_BACK = "roll back to the last good snapshot and change the seed"
+_LOWER_LR = "lower the learning rate"
+_MORE_STEPS = "more SGLD steps"
+_MORE_NEGATIVES = "more negatives per step"
+_TOWARDS_ZERO = "move beta_star towards 0"
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """The two likeliest remedies, likeliest first, by the sign of beta*."""
+
+    zero: Pair
+    positive: Pair
+    negative: Pair
+
+    def at(self, beta_star: float) -> Pair:
+        """The pair for this beta*; an unknown (NaN) beta* counts as positive."""
+        if beta_star == 0:
+            return self.zero
+        return self.negative if beta_star < 0 else self.positive
+
+
+def _always(first: str, second: str) -> Remedies:
+    return Remedies((first, second), (first, second), (first, second))
+
+
+NONFINITE = _always(_ROLL_BACK, _LOWER_LR)
+BLOWUP_WARN = Remedies(
+    zero=("train with beta_star above 0 (0.5 to 2 for JEM)", _LOWER_LR),
+    positive=("raise beta_star", _LOWER_LR),
+    negative=("raise beta_star", _LOWER_LR),
+)
+BLOWUP_ERROR = Remedies(
+    zero=(_ROLL_BACK, "train with beta_star above 0 (0.5 to 2 for JEM)"),
+    positive=(_ROLL_BACK, "raise beta_star or lower the learning rate"),
+    negative=(_ROLL_BACK, "raise beta_star or lower the learning rate"),
+)
+SAMPLER = Remedies(
+    zero=(_MORE_STEPS, "a smaller SGLD step size"),
+    positive=(_MORE_STEPS, "lower beta_star"),
+    negative=("fewer SGLD steps", _TOWARDS_ZERO),
+)
+WEIGHTS = Remedies(
+    zero=(_MORE_STEPS, _MORE_NEGATIVES),
+    positive=("lower beta_star", _MORE_NEGATIVES),
+    negative=(_TOWARDS_ZERO, _MORE_NEGATIVES),
+)
