@@ -14,12 +14,14 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from ebmguard.energies import Variant
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Numbers = Sequence[Decimal]
 Scales = tuple[Decimal, Decimal]
 
-VARIANTS = ("default", "no_pos", "batch", "true")
+VARIANTS: tuple[Variant, ...] = ("default", "no_pos", "batch", "true")
 _CONTEXT = Context(prec=80, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _STEP = Decimal("1e-25")
 

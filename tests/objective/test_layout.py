@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from decimal import Decimal
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ebmguard.objective import (
 from tests.objective import oracles
 from tests.objective.oracles import VARIANTS, decimals, energies, relative_error, slopes
 
-EXACT = {"rtol": 1e-13, "atol": 0.0}
+EXACT: dict[str, Any] = {"rtol": 1e-13, "atol": 0.0}
 
 
 def _heads(*shape, seed=0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from ebmguard.objective import (
 )
 from tests.objective.oracles import VARIANTS, energies, slopes
 
-EXACT = {"rtol": 1e-12, "atol": 0.0}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 0.0}
 SIGNS = pytest.mark.parametrize("beta", [1e-9, -1e-9])
 
 

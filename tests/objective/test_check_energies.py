@@ -1,0 +1,179 @@
+"""Every refusal of energies, exponents and groups says what was wrong and what to do."""
+
+from __future__ import annotations
+
+import numbers
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard.energies import check_energies
+from ebmguard.errors import ConfigError, EbmguardError, EnergyTypeError, ShapeError
+from ebmguard.objective import coefficients, contrastive_loss
+
+F4, F3 = torch.zeros(4), torch.zeros(3)
+Y4, Y3 = torch.zeros(4, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+PAIR = (Y4, Y3)
+
+# name: (f_pos, f_neg, keywords, error, part of the message)
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
+    "list": ([0.0, 1.0], F3, {}, EnergyTypeError, "f_pos is of type list; expected a tensor"),
+    "float": (F4, 1.5, {}, EnergyTypeError, "f_neg is of type float; expected a tensor"),
+    "integers": (F4.long(), F3, {}, EnergyTypeError, "f_pos has dtype torch.int64; energies must"),
+    "booleans": (F4, F3.bool(), {}, EnergyTypeError, "f_neg has dtype torch.bool"),
+    "complex": (F4, F3 * 1j, {}, EnergyTypeError, "Pass the network's raw output, not labels"),
+    "mean of positives": (F4.mean(), F3, {}, ShapeError, "f_pos is a single number, probably a"),
+    "mean of negatives": (F4, F3.mean(), {}, ShapeError, "Pass the vector before `.mean()`"),
+    "no positives": (F4[:0], F3, {}, ShapeError, r"f_pos has shape (0,): it holds no sample"),
+    "no negatives": (F4, F3[:0], {}, ShapeError, r"f_neg has shape (0,): it holds no sample"),
+    "no heads": (F4.reshape(4, 1)[:, :0], F3, {}, ShapeError, "(4, 0): it holds no sample"),
+    "column and row": (F4.reshape(4, 1), F3, {}, ShapeError, "f_pos has shape (4, 1) and f_neg"),
+    "row and column": (F4, F4.reshape(4, 1), {}, ShapeError, "would broadcast to a matrix"),
+    "other heads": (
+        F4.reshape(2, 2),
+        F3.reshape(1, 3),
+        {},
+        ShapeError,
+        "Squeeze or index the extra dimension of one of them",
+    ),
+    "devices": (F4, F3.to("meta"), {}, ShapeError, "f_pos is on cpu and f_neg on meta"),
+    "models missing": (
+        F4,
+        F3,
+        {"beta_star": torch.ones(2)},
+        ShapeError,
+        "beta_star has model dimensions (2,), so f_pos must have shape (2, samples); got (4,)",
+    ),
+    "models differ": (
+        torch.zeros(2, 4),
+        torch.zeros(3, 4),
+        {"beta_star": torch.ones(2)},
+        ShapeError,
+        "f_neg must have shape (2, samples); got (3, 4)",
+    ),
+    "models and heads": (
+        torch.zeros(2, 4, 1),
+        torch.zeros(2, 4, 1),
+        {"beta_star": torch.ones(2)},
+        ShapeError,
+        "got (2, 4, 1)",
+    ),
+    "two model dimensions": (
+        torch.zeros(6, 4),
+        torch.zeros(6, 4),
+        {"beta_star": torch.ones(2, 3)},
+        ShapeError,
+        "must have shape (2, 3, samples); got (6, 4)",
+    ),
+    "variant": (
+        F4,
+        F3,
+        {"variant": "nopos"},
+        ConfigError,
+        "variant='nopos'; expected one of default, no_pos, batch, true",
+    ),
+    "one positive": (F4[:1], F3, {"variant": "true"}, ShapeError, "needs at least two; got one"),
+    "one positive of two models": (
+        torch.zeros(2, 1),
+        torch.zeros(2, 3),
+        {"variant": "true", "beta_star": torch.ones(2)},
+        ShapeError,
+        "needs at least two; got one",
+    ),
+    "reduce": (F4, F3, {"reduce": "max"}, ConfigError, "reduce='max'; expected one of sum, mean"),
+    "groups of batch": (
+        F4,
+        F3,
+        {"variant": "batch", "groups": PAIR},
+        ConfigError,
+        'groups are defined for variant="default" and "no_pos", not for \'batch\'',
+    ),
+    "groups of true": (
+        F4,
+        F3,
+        {"variant": "true", "groups": PAIR},
+        ConfigError,
+        "not for 'true'",
+    ),
+    "one label vector": (F4, F3, {"groups": (Y4,)}, ShapeError, "must be a pair (y_pos, y_neg)"),
+    "labels as lists": (
+        F4,
+        F3,
+        {"groups": ([0] * 4, [0] * 3)},
+        ShapeError,
+        "must be a pair (y_pos, y_neg) of tensors",
+    ),
+    "labels swapped": (
+        F4,
+        F3,
+        {"groups": (Y3, Y4)},
+        ShapeError,
+        "groups: y_pos has shape (3,); expected (4,), one label per sample",
+    ),
+    "one-hot labels": (
+        F4,
+        F3,
+        {"groups": (Y4, torch.zeros(3, 10))},
+        ShapeError,
+        "groups: y_neg has shape (3, 10); expected (3,)",
+    ),
+    "exponent a string": (F4, F3, {"beta_star": "0.5"}, ConfigError, "beta_star='0.5'; expected a"),
+    "exponent None": (F4, F3, {"beta_star": None}, ConfigError, "beta_star=None; expected a"),
+    "exponent NaN": (F4, F3, {"beta_star": float("nan")}, ConfigError, "expected a finite number"),
+    "exponent infinite": (F4, F3, {"beta_star": float("inf")}, ConfigError, "beta_star=inf"),
+    "exponents empty": (F4, F3, {"beta_star": []}, ConfigError, "with at least one entry"),
+    "exponents with a string": (F4, F3, {"beta_star": [0.5, "1"]}, ConfigError, "beta_star='1'"),
+    "exponents with NaN": (F4, F3, {"beta_star": [0.5, float("nan")]}, ConfigError, "=nan"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_its_message(name):
+    f_pos, f_neg, keywords, error, message = REFUSED[name]
+    with pytest.raises(error) as caught:
+        check_energies(f_pos, f_neg, **keywords)
+    assert message in str(caught.value)
+    assert isinstance(caught.value, EbmguardError)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_loss_and_its_coefficients_refuse_the_same(name):
+    f_pos, f_neg, keywords, error, message = REFUSED[name]
+    keywords = {"beta_star": 1.0, **keywords}
+    for function in (contrastive_loss, coefficients):
+        with pytest.raises(error) as caught:
+            function(f_pos, f_neg, **keywords)
+        assert message in str(caught.value)
+
+
+def test_errors_are_the_built_in_ones_that_callers_expect():
+    assert issubclass(ShapeError, ValueError)
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(EnergyTypeError, TypeError)
+
+
+@pytest.mark.parametrize(
+    "beta_star",
+    [0, 1, -0.5, Fraction(1, 2), torch.tensor(0.5), torch.tensor(2), [0.5, 1], (0.0,)],
+    ids=str,
+)
+def test_accepted_exponents(beta_star):
+    check_energies(F4, F3, beta_star)
+    if not isinstance(beta_star, numbers.Rational):
+        assert contrastive_loss(F4, F3, beta_star).isfinite()
+
+
+@pytest.mark.parametrize("heads", [(), (1,), (5,), (2, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_accepted_energies(heads, dtype):
+    pos, neg = torch.zeros(4, *heads, dtype=dtype), torch.zeros(3, *heads, dtype=dtype)
+    check_energies(pos, neg, 0.5, groups=(Y4, Y3))
+    if not heads:
+        check_energies(pos.expand(2, 4), neg.expand(2, 3), torch.ones(2))
+
+
+def test_reads_no_value():
+    meta = torch.zeros(4, device="meta")
+    check_energies(meta, meta, torch.tensor(0.5, device="meta"), variant="true")
