@@ -78,7 +78,7 @@ def train(
         )
     # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.Adam(network.parameters(), lr=config.lr)
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.lr, fused=True)
     # Two streams of random numbers, so that runs of different beta* see the same batches.
     data_rng = torch.Generator(device).manual_seed(2 * config.seed)
     sampler_rng = torch.Generator(device).manual_seed(2 * config.seed + 1)
@@ -102,6 +102,9 @@ def train(
         log_dir=folder.path,
         on_alert=logbook.on_alert,
     )
+    # Optional: the guard's step then ends with the optimizer's, so that checkpoints between two
+    # steps of the loop hold no half-recorded one.
+    loss_fn.guard.attach(optimizer=optimizer)
 
     def checkpoint() -> None:
         loss_fn.guard.flush()

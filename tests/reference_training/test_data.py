@@ -16,7 +16,7 @@ def test_digits_are_the_images_of_scikit_learn_each_once():
     assert data.train_x.dtype == torch.float32
     assert data.train_y.dtype == torch.int64
     ours = torch.cat([data.train_x, data.test_x]).flatten(1)
-    assert (ours.min(), ours.max()) == (-1, 1)
+    assert (float(ours.min()), float(ours.max())) == (-1, 1)
     labels = torch.cat([data.train_y, data.test_y])
     bundle = sklearn_digits()
     grey = (ours + 1) * 8

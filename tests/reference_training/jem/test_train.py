@@ -97,7 +97,7 @@ def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
     data = load_digits()
     torch.manual_seed(1)
     net = WideResNet(width=1).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(net.parameters(), lr=config.lr)
+    optimizer = torch.optim.Adam(net.parameters(), lr=config.lr, fused=True)
     data_rng = torch.Generator().manual_seed(2)
     rng = torch.Generator().manual_seed(3)
     buffer = torch.rand(30, 1, 8, 8, generator=rng) * 2 - 1
