@@ -33,8 +33,8 @@ __all__ = ["EventFile", "crc32c"]
 
 _CHUNK = 1024
 _HISTOGRAM_BINS = 30
-# Values beyond this are left out of pictures of the distribution: the width of a bin overflows.
-_HISTOGRAM_LIMIT = 1e300
+# Values beyond this are left out of histograms, whose edges TensorBoard turns into float32.
+_HISTOGRAM_LIMIT = 1e38
 _file_numbers = itertools.count()
 
 
@@ -186,17 +186,15 @@ def _histogram(values: Sequence[float]) -> HistogramProto | None:
     bins = _HISTOGRAM_BINS if high > low else 1
     width = (high - low) / bins
     edges = low + width * np.arange(1, bins + 1)
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        # A range of a few ulps has bins of width 0: everything then lies in the last.
-        index = np.where(width > 0, (drawn - low) / width, bins - 1)
-        sum_squares = float(drawn @ drawn)
+    # A range of a few ulps has bins of width 0: everything then lies in the last.
+    index = (drawn - low) / width if width > 0 else np.full(drawn.shape, bins - 1.0)
     counts = np.bincount(np.minimum(index, bins - 1).astype(np.int64), minlength=bins)
     return HistogramProto(
         min=low,
         max=high,
         num=drawn.size,
         sum=float(drawn.sum()),
-        sum_squares=sum_squares,
+        sum_squares=float(drawn @ drawn),
         bucket_limit=edges.tolist(),
         bucket=counts.tolist(),
     )

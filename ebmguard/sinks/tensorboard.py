@@ -61,7 +61,7 @@ class TensorBoardSink:
     The step axis is the guard's step. Events are kept in memory until :meth:`flush`.
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
-    ``--samples_per_plugin=scalars=0,text=0`` to see all of them: a blow-up may take five steps.
+    ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
     Where a rewound run writes a step for the second time, TensorBoard shows the later pass.
 
     Args:

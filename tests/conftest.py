@@ -1,0 +1,34 @@
+"""Set-up shared by all tests: seeds, threads, hypothesis, and where larger data sets lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+# Reproducible anywhere, and never failing because a machine is slow.
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci")
+
+# One thread per test process: pytest-xdist already fills the cores, and sums over threads differ
+# in their last digits.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Folder of the data sets that are not bundled; the test is skipped without it."""
+    root = os.environ.get("EBMGUARD_DATA")
+    if not root:
+        pytest.skip("EBMGUARD_DATA is not set: it names the folder with CIFAR-10 and MNIST")
+    if not Path(root).is_dir():
+        pytest.skip(f"EBMGUARD_DATA names {root!r}, which is not a folder")
+    return Path(root)

@@ -1,0 +1,122 @@
+"""The Pareto shape against arviz-stats, against known tails, and where it is undefined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from arviz_stats.base.array import array_stats
+
+from ebmguard.diagnostics.pareto import pareto_k
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+
+DRAWS: dict[str, Draw] = {
+    "normal 0.5": lambda rng, n: 0.5 * rng.normal(size=n),
+    "normal 1": lambda rng, n: rng.normal(size=n),
+    "normal 2": lambda rng, n: 2 * rng.normal(size=n),
+    "normal 4": lambda rng, n: 4 * rng.normal(size=n),
+    "student t, 3": lambda rng, n: rng.standard_t(3, size=n),
+    "exponential": lambda rng, n: rng.exponential(size=n),
+    "uniform": lambda rng, n: rng.uniform(size=n),
+    "shifted far from 0": lambda rng, n: 1e4 + rng.normal(size=n),
+}
+
+
+def oracle(log_weights: np.ndarray) -> float:
+    # psislw takes log likelihoods, of which the weights are the inverse.
+    return float(array_stats.psislw(-log_weights)[1])
+
+
+@pytest.mark.parametrize("name", DRAWS)
+# 225 and 226 lie on either side of the change in the tail's length, 25 is the smallest n.
+@pytest.mark.parametrize("n", [25, 29, 64, 128, 225, 226, 1000, 4096])
+def test_agrees_with_arviz_stats(name: str, n: int) -> None:
+    rng = np.random.default_rng(n)
+    for _ in range(10):
+        log_weights = DRAWS[name](rng, n)
+        expected = oracle(log_weights)
+        assert float(pareto_k(torch.from_numpy(log_weights))) == pytest.approx(
+            expected, rel=1e-6, abs=1e-6
+        )
+
+
+@pytest.mark.parametrize("k", [-0.3, 0.0, 0.3, 0.7, 1.0, 1.5])
+def test_recovers_the_shape_of_a_generalised_pareto_tail(k: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    n, repeats = 4000, 60
+    uniform = torch.rand(repeats, n, generator=generator, dtype=torch.float64)
+    exponential = -torch.log1p(-uniform)
+    weights = exponential if k == 0 else torch.expm1(k * exponential) / k
+    found = torch.stack([pareto_k(row.log()) for row in weights])
+    # The prior counts as 10 observations of 0.5 beside the tail's 189.
+    tail = math.floor(3 * math.sqrt(n))
+    expected = (tail * k + 10 * 0.5) / (tail + 10)
+    # A tail of 189 has standard error (1 + k) / sqrt(189); the estimator's own bias is smaller.
+    error = (1 + k) / math.sqrt(tail * repeats)
+    assert float(found.mean()) == pytest.approx(expected, abs=4 * error + 0.02)
+
+
+def test_shape_and_order_of_the_weights_do_not_matter() -> None:
+    log_weights = torch.randn(64)
+    expected = pareto_k(log_weights)
+    assert expected.shape == ()
+    assert expected.dtype == torch.float64
+    torch.testing.assert_close(pareto_k(log_weights.reshape(4, 16)), expected)
+    torch.testing.assert_close(pareto_k(log_weights[torch.randperm(64)]), expected)
+
+
+def test_scale_of_the_weights_does_not_matter() -> None:
+    log_weights = torch.randn(64, dtype=torch.float64)
+    torch.testing.assert_close(pareto_k(log_weights + 3.0), pareto_k(log_weights))
+
+
+def test_half_precision_is_computed_in_float64() -> None:
+    log_weights = torch.randn(64).to(torch.bfloat16)
+    torch.testing.assert_close(pareto_k(log_weights), pareto_k(log_weights.double()))
+
+
+def test_keeps_no_graph_and_leaves_its_input() -> None:
+    log_weights = torch.randn(64, requires_grad=True)
+    before = log_weights.detach().clone()
+    assert not pareto_k(log_weights).requires_grad
+    assert torch.equal(log_weights.detach(), before)
+
+
+@pytest.mark.parametrize("n", [0, 1, 24])
+def test_too_few_weights_give_nan(n: int) -> None:
+    assert pareto_k(torch.randn(n)).isnan()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", ["largest", "smallest"])
+def test_one_weight_that_is_not_finite_gives_nan(bad: float, position: str) -> None:
+    log_weights = torch.randn(64)
+    index = log_weights.argmax() if position == "largest" else log_weights.argmin()
+    log_weights[index] = bad
+    assert pareto_k(log_weights).isnan()
+
+
+def test_equal_tail_gives_nan() -> None:
+    assert pareto_k(torch.zeros(64)).isnan()
+    tied = torch.randn(64).clamp(max=-0.5)
+    assert pareto_k(tied).isnan()
+    with pytest.raises(ValueError, match="All tail values are the same"):
+        oracle(tied.double().numpy())
+
+
+def test_weights_that_underflow_give_nan_and_not_the_prior() -> None:
+    # All but the largest weight are 0 in float64. arviz-stats 0.8.0 reports a k near 0 here, that
+    # of a light tail, for the heaviest tail there is.
+    log_weights = -1e4 * torch.arange(64.0)
+    with pytest.warns(RuntimeWarning):
+        assert oracle(log_weights.double().numpy()) < 0.3
+    assert pareto_k(log_weights).isnan()
+
+
+def test_nothing_is_read_by_the_host() -> None:
+    # Tensors on "meta" have no values: any synchronising call raises there.
+    assert pareto_k(torch.empty(64, device="meta")).shape == ()

@@ -1,0 +1,245 @@
+"""Event files, read back by TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c as slow_crc32c
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.util.tensor_util import make_ndarray
+
+from ebmguard.errors import ConfigError
+from ebmguard.sinks import TensorBoardSink
+from ebmguard.sinks._events import crc32c
+
+ALERT: dict[str, Any] = {
+    "rule": "energy_blowup",
+    "level": "ERROR",
+    "step": 7,
+    "tag": "energy_gap",
+    "value": math.inf,
+    "limit": 8.0,
+    "window": 200,
+    "remedies": ["roll back", "raise beta_star"],
+    "message": "ERROR energy_blowup at step 7",
+}
+
+
+def load(folder: Path) -> EventAccumulator:
+    # 0: keep every event.
+    accumulator = EventAccumulator(
+        str(folder), tensor_size_guidance={"scalars": 0, "histograms": 0, "text": 0}
+    )
+    return accumulator.Reload()
+
+
+def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [
+        (event.step, float(make_ndarray(event.tensor_proto))) for event in load(folder).Tensors(tag)
+    ]
+
+
+def event_file(folder: Path) -> Path:
+    (path,) = folder.glob("*tfevents*")
+    return path
+
+
+@given(st.binary(max_size=5000))
+def test_checksum_agrees_with_tensorboard(data: bytes) -> None:
+    assert crc32c(data) == slow_crc32c(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        # RFC 3720, appendix B.4, and the usual check value of the CRC catalogue.
+        (b"\x00" * 32, 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (b"123456789", 0xE3069283),
+    ],
+)
+def test_checksum_of_published_examples(data: bytes, expected: int) -> None:
+    assert crc32c(data) == expected
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 4, 1023, 1024, 1025, 1027, 2048, 4099])
+def test_checksum_at_the_borders_of_its_chunks(size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    assert crc32c(data) == slow_crc32c(data)
+
+
+def test_rows_come_back_under_the_guards_prefix_and_step(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path / "run")
+    for step in (5, 6, 7):
+        sink.write_row(step, {"ess": step / 8, "f_pos/median": -step}, {})
+    sink.flush()
+    assert scalars(tmp_path / "run", "guard/ess") == [(5, 0.625), (6, 0.75), (7, 0.875)]
+    assert scalars(tmp_path / "run", "guard/f_pos/median") == [(5, -5.0), (6, -6.0), (7, -7.0)]
+
+
+def test_a_row_is_one_event(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write_row(5, {f"tag{i}": float(i) for i in range(60)}, {"f_pos": [1.0, 2.0]})
+    sink.flush()
+    events = [
+        Event.FromString(data) for data in RawEventFileLoader(str(event_file(tmp_path))).Load()
+    ]
+    assert [len(event.summary.value) for event in events if event.step == 5] == [61]
+
+
+def test_non_finite_values_are_written(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    for step, value in enumerate((math.nan, math.inf, -math.inf, 1e300)):
+        sink.write_row(step, {"energy_gap": value}, {})
+    sink.flush()
+    values = [value for _, value in scalars(tmp_path, "guard/energy_gap")]
+    assert math.isnan(values[0])
+    # 1e300 is beyond float32, which event files store.
+    assert values[1:] == [math.inf, -math.inf, math.inf]
+
+
+def test_histograms_agree_with_numpy(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=200)
+    sink = TensorBoardSink(tmp_path)
+    sink.write_row(3, {}, {"f_pos": values.tolist(), "f_neg": (values - 5).tolist()})
+    sink.flush()
+    accumulator = load(tmp_path)
+    for tag, expected in (("guard/f_pos", values), ("guard/f_neg", values - 5)):
+        (event,) = accumulator.Tensors(tag)
+        left, right, count = make_ndarray(event.tensor_proto).T
+        counts, edges = np.histogram(expected, bins=30)
+        assert event.step == 3
+        np.testing.assert_array_equal(count, counts)
+        np.testing.assert_allclose(left, edges[:-1], atol=1e-12)
+        np.testing.assert_allclose(right, edges[1:], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([1.0, math.nan, 2.0, math.inf, -math.inf], 2),
+        ([3.0, 3.0, 3.0], 3),
+        ([1e37, -1e37], 2),
+        ([1e308, -1e308, 1.0], 1),
+        # Neighbouring numbers: no thirty bins lie between them.
+        ([1.0, math.nextafter(1.0, 2.0)], 2),
+        ([0.0, 5e-324], 2),
+    ],
+)
+def test_histograms_of_extreme_values(tmp_path: Path, values: list[float], drawn: int) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write_row(0, {}, {"f_pos": values})
+    sink.flush()
+    events = RawEventFileLoader(str(event_file(tmp_path))).Load()
+    (histogram,) = (
+        value.histo
+        for data in events
+        for value in Event.FromString(data).summary.value
+        if value.tag == "guard/f_pos"
+    )
+    assert histogram.num == drawn
+    assert sum(histogram.bucket) == drawn
+    assert list(histogram.bucket_limit) == sorted(histogram.bucket_limit)
+    assert load(tmp_path).Tensors("guard/f_pos")
+
+
+@pytest.mark.parametrize("values", [[], [math.nan, math.nan]])
+def test_histograms_of_nothing_are_left_out(tmp_path: Path, values: list[float]) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write_row(0, {"ess": 1.0}, {"f_pos": values})
+    sink.flush()
+    assert "guard/f_pos" not in load(tmp_path).Tags()["tensors"]
+
+
+def test_an_alert_is_a_text_and_a_marker(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write_alert(ALERT)
+    sink.flush()
+    assert scalars(tmp_path, "guard/alert/energy_blowup") == [(7, 2.0)]
+    accumulator = load(tmp_path)
+    (event,) = accumulator.Tensors("guard/alerts")
+    (text,) = (value.decode() for value in event.tensor_proto.string_val)
+    assert event.step == 7
+    metadata = accumulator.SummaryMetadata("guard/alerts")
+    assert metadata.plugin_data.plugin_name == "text"
+    for part in ("ERROR energy_blowup", "`energy_gap` | inf | 8 | 200", *ALERT["remedies"]):
+        assert part in text
+
+
+def test_the_layout_names_what_belongs_together(tmp_path: Path) -> None:
+    # Present as soon as the sink is there: before the first flush.
+    TensorBoardSink(tmp_path)
+    accumulator = load(tmp_path)
+    (event,) = accumulator.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    charts = {chart.title: chart for category in layout.category for chart in category.chart}
+    groups = [set(chart.multiline.tag) for chart in charts.values()]
+    assert {"guard/f_pos/median$", "guard/f_neg/median$"} in groups
+    assert {"guard/grad_scale$", "guard/ref/grad_scale$"} in groups
+    assert {"guard/sampler/grad_norm$", "guard/sampler/grad_norm_max$"} in groups
+    bands = [chart.margin.series[0] for chart in charts.values() if chart.margin.series]
+    assert [(band.lower, band.value, band.upper) for band in bands] == [
+        (f"guard/{f}/q05", f"guard/{f}/median", f"guard/{f}/q95") for f in ("f_pos", "f_neg")
+    ]
+    # The page matches from the start only, so "guard/loss" would also take "guard/loss_weight".
+    patterns = [re.compile(tag) for chart in charts.values() for tag in chart.multiline.tag]
+    assert not any(p.match("guard/energy_gap_scaled") for p in patterns)
+    assert any(p.match("guard/alert/energy_blowup") for p in patterns)
+
+
+def test_two_sinks_in_one_folder_write_two_files(tmp_path: Path) -> None:
+    first, second = TensorBoardSink(tmp_path), TensorBoardSink(tmp_path)
+    first.write_row(0, {"a": 1.0}, {})
+    second.write_row(1, {"a": 2.0}, {})
+    first.flush()
+    second.flush()
+    assert len(list(tmp_path.glob("*tfevents*"))) == 2
+    assert scalars(tmp_path, "guard/a") == [(0, 1.0), (1, 2.0)]
+
+
+def test_nothing_is_written_before_a_flush(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    size = event_file(tmp_path).stat().st_size
+    sink.write_row(0, {"a": 1.0}, {})
+    assert event_file(tmp_path).stat().st_size == size
+    sink.flush()
+    assert event_file(tmp_path).stat().st_size > size
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_construction(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"log folder .*file.* cannot be written"):
+        TensorBoardSink(tmp_path / "file")
+
+
+def test_without_the_package_the_error_names_the_extra(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['tensorboard'] = None\n"
+        "from ebmguard.errors import ConfigError\n"
+        "from ebmguard.sinks import open_log_dir\n"
+        "try:\n"
+        "    open_log_dir(sys.argv[1])\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, check=True
+    )
+    assert 'pip install "ebmguard[tensorboard]"' in done.stdout
+    assert "JsonlSink(dir)" in done.stdout
+    assert not folder.exists()
