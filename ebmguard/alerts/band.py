@@ -99,8 +99,8 @@ class BandWatcher:
         unit = self._unit(row)
         spreads = {tag: window.median() for tag, window in self.spreads.items()}
         absorbing = self._absorbing(row)
-        worst: tuple[Level, float, _Track, float, float] | None = None
-        votes, seen, calm, outside = 0, False, True, False
+        worst: tuple[tuple[Level, bool, float], _Track, float, float] | None = None
+        voters, seen, calm, outside = 0, False, True, False
         for track in self.tracks:
             series = track.series
             value = row.get(series.tag, _NAN)
@@ -113,30 +113,27 @@ class BandWatcher:
             beyond_cap = abs(value) > cap
             spread = spreads[series.floor_tag] if series.floor_tag is not None else _NAN
             signed = track.distance(x, spread)
-            z = abs(signed) if series.side == "both" else signed
-            if series.side == "down":
-                z = -signed
+            z = {"both": abs(signed), "up": signed, "down": -signed}[series.side]
             outside |= track.take(x, z, beyond_cap)
             calm &= z < self.rule.clear and not beyond_cap
             if z < series.warn and not beyond_cap:
                 continue
-            absorbed = absorbing and series.absorbed in (
-                ("up", "both") if signed > 0 else ("down", "both")
-            )
-            votes += not absorbed and math.isfinite(series.error) and z >= series.warn
+            absorbed = absorbing and series.absorbed == ("up" if signed > 0 else "down")
+            votes = z >= series.warn and math.isfinite(series.error) and not absorbed
+            voters += votes
             alone = beyond_cap or (z >= series.error and not absorbed)
             level = Level.ERROR if alone else Level.WARN
             limit = cap if beyond_cap else track.limit(series.error if alone else series.warn, x)
-            # Among the tracks of the same level, the one farthest beyond its own band speaks.
-            badness = z / series.warn
-            if worst is None or (level, badness) > worst[:2]:
-                worst = (level, badness, track, value, limit)
+            # A series that makes the level speaks for it; then the one farthest beyond its band.
+            rank = (level, votes, z / series.warn)
+            if worst is None or rank > worst[0]:
+                worst = (rank, track, value, limit)
         if not outside:
             self._push_spreads(row)
         if worst is None:
             return Reading(None, calm if seen else None)
-        level, _, track, value, limit = worst
-        if votes >= 2:
+        (level, _, _), track, value, limit = worst
+        if voters >= 2:
             level = Level.ERROR
         remedies = self.rule.remedies_error if level is Level.ERROR else self.rule.remedies_warn
         pair = remedies.at(row.get("beta_star", _NAN))
@@ -159,9 +156,10 @@ class BandWatcher:
         beta_star = row.get("beta_star", _NAN)
         if not beta_star > 0:
             return False
+        overlap = row.get("energy_overlap", _NAN)
         tail = row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN)
-        competitive = row.get("energy_overlap", _NAN) >= self.rule.overlap_floor
-        return competitive and beta_star * tail >= self.rule.absorb_nats
+        rule = self.rule
+        return overlap >= rule.overlap_floor and overlap * beta_star * tail >= rule.absorb_nats
 
     def _push_spreads(self, row: Mapping[str, float]) -> None:
         for tag, window in self.spreads.items():

@@ -79,7 +79,7 @@ class Series:
     log: bool = False
     floor_tag: str | None = None
     floor: float = 0.1
-    absorbed: Side | None = None
+    absorbed: Literal["up", "down"] | None = None
     cap: float = math.inf
 
     def __post_init__(self) -> None:
@@ -96,10 +96,10 @@ class BandRule:
 
     An ERROR needs one series beyond its ``error`` distance, or two voting series beyond ``warn``
     in the same step, or one beyond its cap. Where beta* > 0 absorbs the excess, a series reaches
-    WARN at most and has no vote (its cap stays in force). Absorption is judged by the row itself:
-    at least ``overlap_floor`` of the pairs have f_neg > f_pos (the negative force then rests on
-    competitive negatives), and the lowest negative lies at least ``absorb_nats`` / beta* below the
-    top ones (so that its weight really is small).
+    WARN at most and has no vote (its cap stays in force): negatives far below the rest get no
+    weight, and the negative force rests on those that compete. The row itself tells: at least
+    ``overlap_floor`` of the pairs have f_neg > f_pos, and this share times the depth of the tail,
+    beta* (q95 - min of f_neg), is at least ``absorb_nats``.
 
     Attributes:
         window: past observations in the band.
@@ -107,18 +107,18 @@ class BandRule:
         clear: distance below which a series is calm again.
         rebaseline: a series that does not come back forms its band anew after this many
             observations. Values beyond the cap never enter a band.
-        overlap_floor: see above; as a fraction of the pairs.
+        overlap_floor: see above; a fraction of the pairs.
         absorb_nats: see above; in nats.
     """
 
     series: tuple[Series, ...]
     name: str = "energy_blowup"
-    window: int = 100
+    window: int = 64
     min_count: int = 20
     clear: float = 4.0
     rebaseline: int = 50
     overlap_floor: float = 0.01
-    absorb_nats: float = 3.0
+    absorb_nats: float = 1.0
     calm_steps: int = 10
     cooldown: int = 200
     remedies_warn: Remedies = words.BLOWUP_WARN

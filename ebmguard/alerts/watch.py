@@ -183,7 +183,4 @@ def _push(window: RollingWindow, value: float) -> float:
     """Add a value if it is a number; return the median of a full window, NaN before that."""
     if math.isfinite(value):
         window.push(value)
-    elif value == math.inf:
-        # The Pareto fit may overflow on weights that are degenerate beyond doubt.
-        window.push(1e9)
     return window.median() if len(window) == window.size else _NAN
