@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.progress import Progress, TaskID
 
+package_logger = logging.getLogger("ebmguard")
 logger = logging.getLogger("ebmguard.train")
 
 
@@ -56,41 +58,76 @@ class LineReporter:
 
 
 class BarReporter:
-    """A progress bar with the guard's state beside it, drawn by rich."""
+    """A progress bar, and the guard's state in a line below it, drawn by rich.
+
+    While it is on the screen, what the package logs (alerts) appears above it.
+    """
 
     def __init__(self) -> None:
+        self._state = ""
         self._progress: Progress | None = None
+        self._live: Live | None = None
         self._task: TaskID | None = None
+        self._handler: logging.Handler | None = None
 
     def start(self, name: str, done: int, total: int) -> None:
         """Draw the bar."""
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        from rich.progress import TimeRemainingColumn as Remaining
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            Remaining(),
-            TextColumn("{task.fields[state]}"),
+        from rich.console import Group
+        from rich.live import Live
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
         )
-        self._task = self._progress.add_task(name, total=total, completed=done, state="")
-        self._progress.start()
+        from rich.text import Text
+
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self._task = progress.add_task(name, total=total, completed=done)
+        self._live = Live(get_renderable=lambda: Group(progress, Text(self._state)))
+        self._progress = progress
+        self._handler = _NoteHandler(self)
+        package_logger.addHandler(self._handler)
+        package_logger.propagate = False
+        self._live.start()
 
     def step(self, done: int, state: Mapping[str, float | str]) -> None:
         """Move the bar and show the state."""
+        self._state = state_text(state)
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, state=state_text(state))
+            self._progress.update(self._task, completed=done)
 
     def note(self, text: str) -> None:
         """Print the text above the bar."""
-        if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False)
+        if self._live is not None:
+            self._live.console.print(text, markup=False, highlight=False)
 
     def stop(self) -> None:
         """Leave the bar as it is."""
-        if self._progress is not None:
-            self._progress.stop()
+        if self._handler is not None:
+            package_logger.removeHandler(self._handler)
+            package_logger.propagate = True
+            self._handler = None
+        if self._live is not None:
+            self._live.stop()
+
+
+class _NoteHandler(logging.Handler):
+    """Log records as notes of a reporter: written past the bar, they would tear it apart."""
+
+    def __init__(self, reporter: BarReporter) -> None:
+        super().__init__(level=logging.INFO)
+        self._reporter = reporter
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the record's message."""
+        self._reporter.note(self.format(record))
 
 
 def default_reporter() -> Reporter:

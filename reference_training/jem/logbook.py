@@ -113,7 +113,6 @@ class Logbook:
         for alert in self._new_alerts:
             self._last_alert = f"{alert.level.name} {alert.rule} @{alert.step}"
             if record.see_alert(alert):
-                self.reporter.note(alert.message)
                 self._write_accuracy(self.watch.look_at(alert.step))
         self._new_alerts.clear()
         self._keep_samples(step, x_neg)

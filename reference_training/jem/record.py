@@ -35,7 +35,7 @@ class RunRecord:
         diverged_at: first diverged step, or None.
         accuracy: test accuracy by step, where it was evaluated.
         gaps: energy gap, mean f+ - mean f-, of the last 100 steps.
-        alerts: records of the first WARN and the first ERROR, by level name.
+        alerts: records of the first alert that reached WARN and ERROR, by level name.
         elapsed: seconds of training in earlier sessions of a resumed run.
     """
 
@@ -55,11 +55,11 @@ class RunRecord:
         return False
 
     def see_alert(self, alert: Alert) -> bool:
-        """Take in an alert; true for the first WARN and the first ERROR."""
-        if alert.level < Level.WARN or alert.level.name in self.alerts:
-            return False
-        self.alerts[alert.level.name] = alert.record()
-        return True
+        """Take in an alert; true for the first of level WARN or more, and the first ERROR."""
+        reached = [level for level in (Level.WARN, Level.ERROR) if alert.level >= level]
+        new = [level.name for level in reached if level.name not in self.alerts]
+        self.alerts.update({name: alert.record() for name in new})
+        return bool(new)
 
     def best_accuracy(self) -> tuple[int, float] | None:
         """Step and value of the best test accuracy before the divergence, the first of equals."""

@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 
 import pytest
-from rich.console import Console
 
 from ebmguard.reference_training import progress
 
@@ -39,10 +38,13 @@ def test_bar_shows_the_state_and_notes(monkeypatch, capsys):
     reporter.start("run", 3, 10)
     reporter.step(10, {"acc": 0.5})
     reporter.note("WARN [bold]energy_blowup")
+    logging.getLogger("ebmguard").warning("a %s of the guard", "warning")
     reporter.stop()
     out = capsys.readouterr().out
     assert "WARN [bold]energy_blowup" in out  # brackets are text, not markup
-    assert isinstance(reporter._progress.console, Console)
+    assert "a warning of the guard" in out
+    assert not logging.getLogger("ebmguard").handlers
+    assert logging.getLogger("ebmguard").propagate
 
 
 def test_chooses_lines_without_a_terminal():

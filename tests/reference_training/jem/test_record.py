@@ -34,12 +34,15 @@ def test_best_accuracy_is_from_before_the_divergence():
 def test_keeps_the_first_alert_of_each_level():
     record = RunRecord()
     seen = [
-        record.see_alert(alert(level, step))
-        for level, step in (("INFO", 1), ("WARN", 2), ("WARN", 3), ("ERROR", 4), ("ERROR", 5))
-        for level in [Level[level]]
+        record.see_alert(alert(Level[name], step))
+        for name, step in (("INFO", 1), ("WARN", 2), ("WARN", 3), ("ERROR", 4), ("ERROR", 5))
     ]
     assert seen == [False, True, False, True, False]
     assert {level: a["step"] for level, a in record.alerts.items()} == {"WARN": 2, "ERROR": 4}
+    record = RunRecord()
+    assert record.see_alert(alert(Level.ERROR, 7))  # no warning before: it is the first of both
+    assert not record.see_alert(alert(Level.WARN, 8))
+    assert {level: a["step"] for level, a in record.alerts.items()} == {"WARN": 7, "ERROR": 7}
 
 
 def test_results_of_a_lost_run():

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_digits
+from ebmguard.reference_training.jem import train as jem_train
 from ebmguard.reference_training.jem.command import open_run, run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train
@@ -150,6 +151,19 @@ def test_interrupted_and_resumed_run_ends_with_the_same_bits(tmp_path, stop):
     for result in results:
         del result["wall_seconds"], result["command"]
     assert results[0] == results[1]
+
+
+def test_ctrl_c_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    monkeypatch.setattr(jem_train, "default_reporter", lambda: Silent(interrupt_after=2))
+    assert run(config_for(out)) == 130
+    command = f"--out {out} --data digits --beta-star 2.0"
+    text = capsys.readouterr().out
+    assert command in text
+    assert text.endswith("--resume\n")
+    monkeypatch.setattr(jem_train, "default_reporter", Silent)
+    assert run(config_for(out, resume=True)) == 0
+    assert "finished 8 steps without divergence" in capsys.readouterr().out
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
