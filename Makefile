@@ -1,0 +1,71 @@
+# Every target does its own set-up: a virtual environment in .venv, and the package installed into
+# it. Needs make and Python 3.11 or newer, nothing else. Another interpreter: make PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PROJECT := pyproject.toml constraints.txt
+# Test processes fill the cores, so each computes on one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-slow lint format demo bench-digits bench-overhead clean
+
+help:
+	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
+	@echo "make test-slow       the tests that train for minutes or build the wheel"
+	@echo "make lint            format check, lint and types alone"
+	@echo "make format          format the code and sort its imports"
+	@echo "make demo            the same training run without and with the guard, one picture"
+	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
+	@echo "make bench-overhead  what the guard costs a training step"
+	@echo "make clean           remove .venv, caches and builds; results are kept"
+
+# One stamp per set of extras; a re-run installs nothing unless the project's requirements changed.
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not installed." \
+	  "ebmguard needs Python 3.11 or newer; name one with make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: ebmguard needs Python 3.11 or newer, but $(PYTHON) is $$($(PYTHON) --version)." \
+	  "Name a newer one with make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.created $(PROJECT)
+	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@ $(VENV)/.train
+
+$(VENV)/.train: $(VENV)/.created $(PROJECT)
+	$(PIP) install --quiet -c constraints.txt -e ".[train]"
+	@touch $@
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(PYTEST) -m "not slow" --cov=ebmguard --cov-report=term-missing:skip-covered \
+	  --cov-fail-under=95
+
+test-slow: $(VENV)/.dev
+	$(PYTEST) -m slow
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+demo: $(VENV)/.train
+	$(BIN)/ebmguard demo --out demo
+
+bench-digits: $(VENV)/.train
+	$(BIN)/python benchmarks/digits.py
+
+bench-overhead: $(VENV)/.train
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
+	  .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
