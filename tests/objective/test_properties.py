@@ -1,0 +1,207 @@
+"""What holds for all energies: any size, scale and dtype, with NaN and infinities among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ebmguard.energies import Variant
+from ebmguard.objective import (
+    coefficients,
+    contrastive_loss,
+    grad_scale,
+    positive_weights,
+    weights,
+)
+from tests.objective.oracles import VARIANTS, slopes
+
+SETTINGS = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+NOT_FINITE = st.sampled_from([float("nan"), float("inf"), float("-inf")])
+DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+SUBNORMAL = torch.finfo(torch.float32).smallest_normal * torch.finfo(torch.float32).eps
+EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
+
+
+@dataclass
+class Case:
+    pos: Tensor
+    neg: Tensor
+    beta: float
+
+    def usable(self, f: Tensor) -> Tensor:
+        """The policy in the words of the documentation, value by value."""
+        wide = f.detach().to(torch.promote_types(f.dtype, torch.float32)).double()
+        limit = 1e-4 * torch.finfo(torch.promote_types(f.dtype, torch.float32)).max
+        return torch.tensor([abs(v) <= limit and abs(self.beta * v) <= 1e30 for v in wide.tolist()])
+
+
+def _logarithmic(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high).map(lambda exponent: 10.0**exponent)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, finite: bool = False) -> Case:
+    """Scales from 1e-30 to 1e30 for energies and exponent, together or apart."""
+    scale = draw(_logarithmic(-30, 30))
+    together = st.floats(0.01, 30).map(lambda value: value / scale)
+    size = draw(st.one_of(together, _logarithmic(-30, 30)))
+    # Exact limits of the policy differ by a rounding; stay off them.
+    beta = draw(st.sampled_from([1, -1])) * min(max(size, 1e-30), 1e30)
+    value = st.floats(-4, 4).map(lambda v: v * scale)
+    if not finite:
+        value = st.one_of(value, value, value, NOT_FINITE)
+    dtype = draw(DTYPES)
+    pos, neg = (
+        torch.tensor(draw(st.lists(value, min_size=2, max_size=6)), dtype=torch.float64)
+        .to(dtype)
+        .requires_grad_()
+        for _ in range(2)
+    )
+    return Case(pos, neg, beta)
+
+
+@st.composite
+def moderate(draw: st.DrawFn) -> Case:
+    """Float64 energies whose exponents stay within ±30, for exact comparisons."""
+    value = st.floats(-10, 10)
+    pos, neg = (
+        torch.tensor(
+            draw(st.lists(value, min_size=2, max_size=6)), dtype=torch.float64
+        ).requires_grad_()
+        for _ in range(2)
+    )
+    beta = draw(st.floats(0.05, 3)) * draw(st.sampled_from([1, -1]))
+    return Case(pos, neg, beta)
+
+
+def _off_the_limits(case: Case) -> bool:
+    values = torch.cat([case.pos, case.neg]).detach().double()
+    edge = (case.beta * values).abs() / 1e30
+    return not ((edge > 1 - 1e-6) & (edge < 1 + 1e-6)).any()
+
+
+@EVERY_VARIANT
+@given(cases().filter(_off_the_limits))
+@SETTINGS
+def test_gradients_are_finite_and_their_sides_sum_to_zero(variant: Variant, case: Case) -> None:
+    loss = contrastive_loss(case.pos, case.neg, case.beta, variant=variant)
+    assert loss.isfinite()
+    assert loss.dtype == torch.promote_types(case.pos.dtype, torch.float32)
+    found = slopes(loss, case.pos, case.neg)
+    closed = coefficients(case.pos, case.neg, case.beta, variant=variant)
+    for sides in (found, closed):
+        for side, f in zip(sides, (case.pos, case.neg), strict=True):
+            assert side.isfinite().all()
+            assert not side[~case.usable(f)].any()
+        info = torch.finfo(sides[0].dtype)
+        size = sides[1].double().sum().item()
+        # Autograd passes through slope / β*, which may be a subnormal number of float32.
+        smallest = info.smallest_normal + SUBNORMAL * abs(case.beta)
+        rounding = 16 * (info.eps * size + smallest)
+        assert abs(sides[0].double().sum().item() + size) <= rounding
+        assert (sides[0] <= 0).all()
+        assert (sides[1] >= 0).all()
+    assert all(side.dtype == case.pos.dtype for side in found)
+    assert closed[0].sum() >= -1 - 1e-6
+
+
+@given(cases().filter(_off_the_limits))
+@SETTINGS
+def test_weights_are_probabilities(case: Case) -> None:
+    w = weights(case.neg, case.beta).detach()
+    usable = case.usable(case.neg)
+    assert ((w >= 0) & (w <= 1)).all()
+    assert not w[~usable].any()
+    assert w.sum().item() == pytest.approx(1.0 if usable.any() else 0.0, abs=1e-6)
+    w_pos = positive_weights(case.pos, case.neg, case.beta).detach()
+    usable = case.usable(case.pos)
+    assert w_pos[~usable].isnan().all()
+    assert ((w_pos[usable] >= 0) & (w_pos[usable] <= 1)).all()
+    scale = grad_scale(case.pos, case.neg, case.beta).item()
+    assert 0 <= scale <= 1 + 1e-6
+    if usable.any():
+        assert scale == pytest.approx(1 - w_pos[usable].mean().item(), abs=1e-6)
+
+
+@EVERY_VARIANT
+@given(cases(finite=True), st.integers(-20, 20))
+@SETTINGS
+def test_only_the_product_of_exponent_and_energy_counts(
+    variant: Variant, case: Case, power: int
+) -> None:
+    # L(c f, β*/c) = c L(f, β*): exact to the bit for powers of two, within the dtype's range.
+    factor = 2.0**power
+    pos, neg = case.pos.detach().double(), case.neg.detach().double()
+    one = contrastive_loss(pos, neg, case.beta, variant=variant)
+    other = contrastive_loss(factor * pos, factor * neg, case.beta / factor, variant=variant)
+    assert other.item() == factor * one.item()
+    for a, b in zip(
+        coefficients(pos, neg, case.beta, variant=variant),
+        coefficients(factor * pos, factor * neg, case.beta / factor, variant=variant),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+
+
+@EVERY_VARIANT
+@given(moderate(), st.floats(-1e3, 1e3))
+@SETTINGS
+def test_a_common_shift_changes_nothing(variant: Variant, case: Case, shift: float) -> None:
+    one = contrastive_loss(case.pos, case.neg, case.beta, variant=variant)
+    other = contrastive_loss(case.pos + shift, case.neg + shift, case.beta, variant=variant)
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    sides = zip(slopes(one, case.pos, case.neg), slopes(other, case.pos, case.neg), strict=True)
+    for a, b in sides:
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=0)
+
+
+@EVERY_VARIANT
+@given(moderate(), st.randoms(use_true_random=False))
+@SETTINGS
+def test_order_within_a_side_does_not_matter(variant: Variant, case: Case, random) -> None:
+    def shuffled(start: int, stop: int) -> list[int]:
+        order = list(range(start, stop))
+        random.shuffle(order)
+        return order
+
+    n, m = len(case.pos), len(case.neg)
+    # The variant "true" depends on which half a positive is in, and on no more.
+    half = n // 2 if variant == "true" else 0
+    in_pos, in_neg = shuffled(0, half) + shuffled(half, n), shuffled(0, m)
+    one = contrastive_loss(case.pos, case.neg, case.beta, variant=variant)
+    other = contrastive_loss(case.pos[in_pos], case.neg[in_neg], case.beta, variant=variant)
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    sides = zip(slopes(one, case.pos, case.neg), slopes(other, case.pos, case.neg), strict=True)
+    for a, b in sides:
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-300)
+
+
+@EVERY_VARIANT
+@given(moderate())
+@SETTINGS
+def test_coefficients_are_the_gradient(variant: Variant, case: Case) -> None:
+    found = slopes(
+        contrastive_loss(case.pos, case.neg, case.beta, variant=variant), case.pos, case.neg
+    )
+    closed = coefficients(case.pos, case.neg, case.beta, variant=variant)
+    for a, b in zip(found, closed, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-300)
+
+
+@given(moderate())
+@SETTINGS
+def test_true_swaps_its_scales_between_the_halves(case: Case) -> None:
+    half = len(case.pos) // 2
+    first, second = case.pos[:half], case.pos[half:]
+    parts = [
+        contrastive_loss(side, case.neg, case.beta, variant="no_pos") for side in (first, second)
+    ]
+    scales = [grad_scale(side, case.neg, case.beta) for side in (first, second)]
+    expected = (scales[1] * parts[0] + scales[0] * parts[1]) / 2
+    found = contrastive_loss(case.pos, case.neg, case.beta, variant="true")
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
