@@ -43,7 +43,6 @@ _UNUSED = (
     "`with g.paused():`."
 )
 _STATE_VERSION = 1
-_FOREVER = 2**62
 
 
 @dataclass(frozen=True)
@@ -473,7 +472,7 @@ class Guard:
         self._alarm.detector.load_state_dict(state["detector"])
         self._monitor.put_back(state["rows"])
         self._monitor.lag = int(state["lag"])
-        self.step = int(state["step"])
+        self.step = self._monitor.step = int(state["step"])
         self._losses = int(state["losses"])
         self._sampler_calls = int(state["sampler_calls"])
 
@@ -483,12 +482,12 @@ class Guard:
 
     def close(self) -> None:
         """Judge and write what is still under way, and flush. Rows are written at exit anyway."""
-        self._finish(self._monitor.drain(self.step))
+        self._finish(self._monitor.drain())
         self._monitor.flush()
 
 
 def _write_the_rest(monitor: Monitor) -> None:
-    for finished in monitor.drain(_FOREVER):
+    for finished in monitor.drain():
         monitor.write(finished)
     monitor.flush()
 

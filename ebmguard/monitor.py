@@ -32,6 +32,9 @@ class Monitor:
             more than that.
         lag: steps between a row's measurement and its reading.
         process_group: rows are averaged over its ranks, so that all of them see the same one.
+
+    Attributes:
+        step: the step whose row is open.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Monitor:
     ) -> None:
         self.sinks = tuple(sinks)
         self.lag = lag
+        self.step = 0
         self._flush_every = flush_every
         self._process_group = process_group
         self._since_flush = 0
@@ -80,6 +84,7 @@ class Monitor:
         if not self._open.is_empty:
             self._queue.append(_Pending.start(step, self._open))
             self._open = _OpenRow()
+        self.step = step + 1
         return self._read_until(step - self.lag)
 
     def write(self, finished: Finished) -> None:
@@ -102,9 +107,12 @@ class Monitor:
         for sink in self.sinks:
             sink.flush()
 
-    def drain(self, step: int) -> list[Finished]:
-        """Close the row of ``step`` and read everything that is still under way."""
-        return self.end_step(step) + self._read_until(step)
+    def drain(self) -> list[Finished]:
+        """Close the open row and read everything that is still under way."""
+        step = self.step
+        rows = self.end_step(step) + self._read_until(step)
+        self.step = step  # nothing says that the step is over
+        return rows
 
     def under_way(self) -> list[tuple[int, Row]]:
         """Rows that are not due yet, read early and kept: for checkpoints."""
