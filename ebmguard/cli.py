@@ -42,8 +42,13 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("compare",): Command(
         config="ebmguard.report.compare:CompareConfig",
-        run="ebmguard.report.compare:run",
-        summary="draw two runs side by side",
+        run="ebmguard.report.compare:compare",
+        summary="draw runs side by side",
+    ),
+    ("demo",): Command(
+        config="ebmguard.reference_training.demo:DemoConfig",
+        run="ebmguard.reference_training.demo:run",
+        summary="the same JEM run without and with the guard",
     ),
 }
 

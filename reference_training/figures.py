@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ebmguard.report import sample_grid
 
+
 def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:
     """Write one PNG for each named set of samples, and samples.npz with all of them.
 

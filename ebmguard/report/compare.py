@@ -1,0 +1,225 @@
+"""`ebmguard compare`: runs side by side, as one picture and one printed table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ConfigError
+from .grid import sample_grid
+from .runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["CompareConfig", "compare", "draw", "table"]
+
+# Vermillion and blue first, of the palette that colour-blind readers can tell apart.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = {"WARN": "v", "ERROR": "X"}
+# Values that become one point with its minimum and maximum, as in Figure 16 of the paper, which
+# takes 200 of a run a hundred times as long.
+_BUNDLE = 10
+_SHOWN = 16
+_TALLEST = 1e6
+_STAGES = {"start": "first step", "healthy": "last healthy", "end": "end"}
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """Draw finished runs side by side and print how each went."""
+
+    runs: tuple[Path, ...]
+    """Run folders, two or more."""
+    out: Path = Path("compare.png")
+    """The picture."""
+
+
+def compare(config: CompareConfig) -> int:
+    """`ebmguard compare`.
+
+    Returns:
+        exit status 0.
+
+    Raises:
+        ConfigError: fewer than two runs, or a folder without a finished run.
+        ImportError: matplotlib is not installed.
+    """
+    if not 2 <= len(config.runs) <= len(_COLOURS):
+        raise ConfigError(f"--runs takes 2 to {len(_COLOURS)} folders; got {len(config.runs)}.")
+    runs = [Run.load(path) for path in config.runs]
+    draw(runs).savefig(config.out, dpi=130)
+    print(table(runs))
+    print(f"\npicture: {config.out}")
+    return 0
+
+
+def table(runs: Sequence[Run]) -> str:
+    """How each run went, one column a run."""
+    rows: list[tuple[str, list[str]]] = []
+
+    def row(name: str, cells: list[str]) -> None:
+        rows.append((name, cells))
+
+    row("", [run.name for run in runs])
+    row("outcome", [outcome(run) for run in runs])
+    for level in ("WARN", "ERROR"):
+        row(f"first {level}", [_alert_cell(run, level) for run in runs])
+    row(
+        "|energy gap|, median of last 100",
+        [_number(run, "median_abs_gap_last_100") for run in runs],
+    )
+    row("test accuracy, best", [_percent(run.results.get("best_accuracy")) for run in runs])
+    row("test accuracy, final", [_percent(run.results.get("accuracy")) for run in runs])
+    row(
+        "GradScale, final (at β*; at β* = 0: at reference)",
+        [_weight(run, "grad_scale") for run in runs],
+    )
+    row("ESS / M, final (likewise)", [_weight(run, "ess") for run in runs])
+    row("wall time", [f"{run.results['wall_seconds']:.0f} s" for run in runs])
+    left = max(len(name) for name, _ in rows)
+    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(runs))]
+    lines = [
+        f"{name:<{left}}  "
+        + "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
+        for name, cells in rows
+    ]
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def outcome(run: Run) -> str:
+    """In words: diverged, or finished."""
+    lost = run.results["diverged_at"]
+    if lost is None:
+        return f"finished {run.results['steps']:,} steps"
+    return f"DIVERGED at step {lost:,}"
+
+
+def draw(runs: Sequence[Run]) -> Figure:
+    """The picture: energy gap, test accuracy and GradScale over the steps, and samples.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        # Without pyplot, so that no window system is asked for and nothing global changes.
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('pictures need matplotlib: pip install "ebmguard[train]"') from error
+    figure = Figure(figsize=(15, 1.4 + 2.8 * max(2, len(runs))), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
+    gap, accuracy, scale = left.subplots(3, 1, sharex=True, height_ratios=(1.7, 1, 1))
+    for run, colour in zip(runs, _COLOURS, strict=False):
+        _draw_gap(gap, run, colour)
+        accuracy.plot(*zip(*run.accuracy, strict=True), color=colour)
+        off = run.config["beta_star"] == 0
+        steps, values = run.series("ref/grad_scale" if off else "grad_scale")
+        scale.plot(steps, values, color=colour, lw=0.9, ls=":" if off else "-")
+        for level, marker in _MARKERS.items():
+            alert = run.first_alert(level)
+            if alert is not None:
+                kept = run.accuracy_at(alert["step"])
+                for axes, height in ((gap, _gap_at(run, alert["step"])), (accuracy, kept)):
+                    if height is not None:
+                        axes.plot(
+                            alert["step"],
+                            height,
+                            marker,
+                            ms=10,
+                            color=colour,
+                            mec="black",
+                            zorder=5,
+                        )
+        if run.results["diverged_at"] is not None:
+            for axes in (gap, accuracy, scale):
+                axes.axvline(run.results["diverged_at"], color=colour, lw=1, ls="--", alpha=0.7)
+    _dress(gap, accuracy, scale)
+    _draw_samples(right, runs)
+    return figure
+
+
+def _draw_gap(axes: Axes, run: Run, colour: str) -> None:
+    steps, values = run.series("energy_gap")
+    bundles = [values[i : i + _BUNDLE] for i in range(0, len(values), _BUNDLE)]
+    x = [steps[i] for i in range(0, len(values), _BUNDLE)]
+    axes.fill_between(
+        x, list(map(min, bundles)), list(map(max, bundles)), color=colour, alpha=0.3, lw=0
+    )
+    axes.plot(
+        x, list(map(statistics.median, bundles)), color=colour, label=f"{run.name}: {outcome(run)}"
+    )
+
+
+def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
+    gap.set_yscale("symlog", linthresh=1.0)
+    bottom, top = gap.get_ylim()
+    # A lost run ends at 1e20 and would flatten everything before.
+    gap.set_ylim(max(bottom, -_TALLEST), min(top, _TALLEST))
+    gap.axhline(0, color="black", lw=0.6)
+    gap.set_ylabel("energy gap  f(x⁺) − f(x⁻)")
+    for level, marker in _MARKERS.items():
+        gap.plot(
+            [], [], marker, color="white", mec="black", ms=9, ls="", label=f"first {level} alert"
+        )
+    gap.legend(loc="upper left", frameon=False)
+    accuracy.set_ylim(0, 1.05)
+    accuracy.set_ylabel("test accuracy")
+    scale.set_ylim(-0.03, 1.05)
+    scale.set_ylabel("GradScale")
+    scale.set_xlabel(
+        "training step   (GradScale dotted: at the reference exponent, β* = 0 has none)"
+    )
+    for axes in (gap, accuracy, scale):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.2)
+
+
+def _draw_samples(figure: Any, runs: Sequence[Run]) -> None:
+    import numpy as np
+
+    panels = figure.subplots(len(runs), len(_STAGES), squeeze=False)
+    for axes, run, colour in zip(panels, runs, _COLOURS, strict=False):
+        stored = np.load(run.path / "figures" / "samples.npz")
+        for panel, (stage, title) in zip(axes, _STAGES.items(), strict=True):
+            panel.set_axis_off()
+            if stage in stored:
+                grid = sample_grid(torch.from_numpy(stored[stage][:_SHOWN]), columns=4)
+                panel.imshow(grid, interpolation="nearest")
+            panel.set_title(f"{run.name}\nsamples, {title}", color=colour, fontsize=11)
+
+
+def _gap_at(run: Run, step: int) -> float | None:
+    return next((float(row["energy_gap"]) for row in run.rows if row["step"] == step), None)
+
+
+def _alert_cell(run: Run, level: str) -> str:
+    alert = run.first_alert(level)
+    if alert is None:
+        return "none"
+    kept = run.accuracy_at(alert["step"])
+    then = "" if kept is None else f", accuracy then {kept:.1%}"
+    return f"step {alert['step']:,}: {alert['rule']}{then}"
+
+
+def _weight(run: Run, tag: str) -> str:
+    return _number(run, f"reference_{tag}" if run.config["beta_star"] == 0 else tag)
+
+
+def _number(run: Run, key: str) -> str:
+    value = run.results.get(key)
+    if value is None:
+        return "unknown"
+    value = float(value)  # numbers that are not finite are stored as strings
+    return f"{value:.3g}" if math.isfinite(value) else str(value)
+
+
+def _percent(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
