@@ -240,6 +240,8 @@ class _Terms:
         process_group: ProcessGroup = None,
         zero_at: float = 1.0,
     ) -> _Terms:
+        if groups is not None and process_group is not None:
+            raise ConfigError("groups across ranks are not defined; leave process_group out.")
         pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
         beta: float | Tensor
         zero = None
@@ -255,8 +257,6 @@ class _Terms:
         pos, neg = pos - shift, neg - shift
         exponent, visible = beta * neg, valid_neg
         if groups is not None:
-            if process_group is not None:
-                raise ConfigError("groups across ranks are not defined; leave process_group out.")
             visible = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
             exponent = exponent.unsqueeze(-2)
             partnered = visible.any(-1)

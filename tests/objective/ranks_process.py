@@ -1,0 +1,75 @@
+"""One rank: runs every case and the small DDP model, and writes what it saw to a file.
+
+Started as ``python -m tests.objective.ranks_process RANK FOLDER`` from the project's root.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ebmguard.objective import coefficients, contrastive_loss
+from tests.objective.ranks_cases import CASES, VARIANTS, WORLD, Case
+
+MESSAGES: list[int] = []
+_all_reduce = dist.all_reduce
+
+
+def _counted(tensor, *args, **kwargs):
+    MESSAGES.append(tensor.numel())
+    return _all_reduce(tensor, *args, **kwargs)
+
+
+def _run(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
+    pos, neg = (f.requires_grad_() for f in case.energies()[rank])
+    MESSAGES.clear()
+    loss = contrastive_loss(pos, neg, case.beta_star, variant=case.variant, process_group=group)
+    sides = torch.autograd.grad(loss.sum(), (pos, neg))
+    closed = coefficients(pos, neg, case.beta_star, variant=case.variant, process_group=group)
+    messages = list(MESSAGES)
+    return {"loss": loss.detach(), "sides": sides, "closed": closed, "messages": messages}
+
+
+def _ddp(rank: int, world: int) -> dict[str, Any]:
+    """Parameter gradients as an ordinary DDP trainer gets them."""
+    found: dict[str, Any] = {}
+    for variant in VARIANTS:
+        torch.manual_seed(0)
+        net = DistributedDataParallel(torch.nn.Linear(3, 1).double())
+        rng = torch.Generator().manual_seed(rank)
+        n_pos, n_neg = 2 * (rank + 1), 3 + rank
+        x = torch.randn(n_pos + n_neg, 3, generator=rng, dtype=torch.float64)
+        f = net(x).squeeze(1)
+        loss = contrastive_loss(
+            f[:n_pos], f[n_pos:], 0.7, variant=variant, process_group=dist.group.WORLD
+        )
+        loss.backward()
+        gradient = [p.grad for p in net.parameters()]
+        found[variant] = {"x_pos": x[:n_pos], "x_neg": x[n_pos:], "gradient": gradient}
+    return found
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
+    )
+    pair, everyone = dist.new_group([0, 1]), dist.group.WORLD
+    assert everyone is not None
+    results: dict[str, Any] = {"ddp": _ddp(rank, WORLD)}
+    dist.all_reduce = _counted
+    for name, case in CASES.items():
+        if rank < len(case.sizes):
+            results[name] = _run(case, rank, pair if len(case.sizes) == 2 else everyone)
+    torch.save(results, folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
