@@ -90,7 +90,10 @@ class Difference:
                     "loss_fn's result does not depend on f_pos and f_neg through autograd (a "
                     f"`.item()`, `.detach()` or `no_grad` inside?). {_FIX}"
                 )
-            to_pos, to_neg = torch.autograd.grad(value, (pos, neg), allow_unused=True)
+            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+                value, (pos, neg), allow_unused=True
+            )
+        to_pos, to_neg = gradients
         if to_pos is None or to_neg is None:
             missing = "f_pos" if to_pos is None else "f_neg"
             raise LossError(f"loss_fn does not use {missing}; it must hold the difference of both.")

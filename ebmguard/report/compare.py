@@ -169,7 +169,7 @@ def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
         gap.plot(
             [], [], marker, color="white", mec="black", ms=9, ls="", label=f"first {level} alert"
         )
-    gap.legend(loc="upper left", frameon=False)
+    gap.legend(loc="upper right", frameon=False)
     accuracy.set_ylim(0, 1.05)
     accuracy.set_ylabel("test accuracy")
     scale.set_ylim(-0.03, 1.05)

@@ -44,4 +44,5 @@ def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDAr
     blank = torch.ones(empty, *pixels.shape[1:], dtype=pixels.dtype)
     rows = torch.cat([pixels, blank]).unflatten(0, (-1, columns))  # (rows, columns, 3, h, w)
     rows = rows.permute(0, 3, 1, 4, 2)
-    return rows.reshape(rows.shape[0] * rows.shape[1], -1, 3).numpy()
+    picture: npt.NDArray[Any] = rows.reshape(rows.shape[0] * rows.shape[1], -1, 3).numpy()
+    return picture
