@@ -17,7 +17,7 @@ CONFIG = "config.json"
 RESULTS = "results.json"
 CHECKPOINT = "last.pt"
 ROW_FILES = ("metrics.jsonl", "alerts.jsonl", "training.jsonl", "accuracy.jsonl")
-"""Files of one JSON object a line, each with a `step`; the first two are the guard's."""
+"""Files of one JSON object a line; the first two are the guard's."""
 
 
 class RunFolder:
@@ -113,19 +113,15 @@ class RunFolder:
         state: dict[str, Any] = torch.load(self.checkpoint, map_location=device, weights_only=True)
         return state
 
-    def drop_rows_from(self, step: int) -> None:
-        """Remove the rows of `step` and later, which a resumed run writes again."""
-        for name in ROW_FILES:
-            file = self.path / name
-            if file.is_file():
-                kept = [line for line in _whole_lines(file) if json.loads(line)["step"] < step]
-                _replace_text(file, "".join(kept))
+    def row_sizes(self) -> dict[str, int]:
+        """Bytes in each row file, for a checkpoint: what was written by then."""
+        files = {name: self.path / name for name in ROW_FILES}
+        return {name: file.stat().st_size for name, file in files.items() if file.is_file()}
 
-
-def _whole_lines(file: Path) -> list[str]:
-    """The lines of a file, without the torn last line that a kill may leave."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n")]
+    def cut_rows(self, sizes: Mapping[str, int]) -> None:
+        """Cut the row files back to :meth:`row_sizes`: a resumed run writes the rest again."""
+        for name in self.row_sizes():
+            os.truncate(self.path / name, sizes.get(name, 0))
 
 
 def _replace_text(file: Path, text: str) -> None:

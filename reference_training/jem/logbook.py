@@ -117,7 +117,7 @@ class Logbook:
         self._new_alerts.clear()
         self._keep_samples(step, x_neg)
         if step % self.config.eval_every == 0:
-            self._flush()
+            self.flush()
         shown = {"acc": record.last_accuracy(), "gap": gap}
         for name, tag in (("GradScale", "grad_scale"), ("ESS", "ess")):
             # At beta* = 0 the weights are uniform and say nothing: show the reference exponent's.
@@ -137,7 +137,7 @@ class Logbook:
         """
         config, record = self.config, self.record
         self._write_accuracy(self.watch.evaluate(record.next_step))
-        self._flush()
+        self.flush()
         save_sample_figures(self.folder.figures, self.samples)
         results = {
             "command": config.command(),
@@ -158,14 +158,13 @@ class Logbook:
 
     def close(self) -> None:
         """Write what is pending and let go of the files."""
-        self._flush()
+        self.flush()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors for a checkpoint. Flushes, so that the files agree with it."""
-        self._flush()
+        """Plain values and tensors for a checkpoint. Call :meth:`flush` first."""
         return {
             "record": {**self.record.state_dict(), "elapsed": self.elapsed()},
             "watch": self.watch.state_dict(),
@@ -199,7 +198,8 @@ class Logbook:
         for row in rows:
             self._tensorboard().add_scalar("test/accuracy", row["test_accuracy"], row["step"])
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the rows that are kept in memory."""
         if self._rows:
             self.folder.append_rows("training.jsonl", self._rows)
             for row in self._rows:

@@ -91,7 +91,7 @@ def train(
     sample_q = make_sampler(config, sampler_rng)
     logbook = Logbook(config, folder, network, data, reporter)
     state = folder.load_checkpoint(device)
-    folder.drop_rows_from(state["logbook"]["record"]["next_step"] if state else 0)
+    folder.cut_rows(state["row_sizes"] if state else {})
 
     # The first line of the guard. The objects it returns are drop-in replacements.
     loss_fn, sample_q = guard(
@@ -108,8 +108,10 @@ def train(
 
     def checkpoint() -> None:
         loss_fn.guard.flush()
+        logbook.flush()
         folder.save_checkpoint(
             {
+                "row_sizes": folder.row_sizes(),
                 "network": network.state_dict(),
                 "optimizer": optimizer.state_dict(),
                 "buffer": buffer.state_dict(),
@@ -160,7 +162,6 @@ def train(
                 )
                 if logbook.record.next_step % config.checkpoint_every == 0:
                     checkpoint()
-            loss_fn.guard.flush()
             checkpoint()
             if not logbook.finished:
                 return None

@@ -45,13 +45,20 @@ def test_rows_and_results_survive_numbers_that_json_lacks(tmp_path):
     assert results == {"gap": "Infinity", "around": [[1, 0.5]], "first": {"value": "NaN"}}
 
 
-def test_drops_the_rows_that_a_resumed_run_writes_again(tmp_path):
+def test_cuts_back_what_a_resumed_run_writes_again(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {})
-    file = folder.path / "metrics.jsonl"
-    lines = [json.dumps({"step": step}) for step in (0, 1, 2, 3)]
-    file.write_text("\n".join(lines) + '\n{"step": 4, "to')
-    folder.drop_rows_from(2)
-    assert [row["step"] for row in read_jsonl(file)] == [0, 1]
+    folder.append_rows("metrics.jsonl", [{"step": 0}, {"step": 1}])
+    sizes = folder.row_sizes()
+    assert set(sizes) == {"metrics.jsonl"}
+    folder.append_rows("metrics.jsonl", [{"step": 2}])
+    folder.append_rows("alerts.jsonl", [{"step": 2}])
+    with (folder.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "to')  # killed while writing
+    folder.cut_rows(sizes)
+    assert read_jsonl(folder.path / "metrics.jsonl") == [{"step": 0}, {"step": 1}]
+    assert read_jsonl(folder.path / "alerts.jsonl") == []
+    folder.cut_rows({})
+    assert read_jsonl(folder.path / "metrics.jsonl") == []
 
 
 def test_checkpoint_round_trip(tmp_path):
