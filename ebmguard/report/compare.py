@@ -115,7 +115,7 @@ def draw(runs: Sequence[Run]) -> Figure:
     except ImportError as error:
         raise ImportError('pictures need matplotlib: pip install "ebmguard[train]"') from error
     figure = Figure(figsize=(15, 1.4 + 2.8 * max(2, len(runs))), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1))
+    left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1), squeeze=False)[0]
     gap, accuracy, scale = left.subplots(3, 1, sharex=True, height_ratios=(1.7, 1, 1))
     for run, colour in zip(runs, _COLOURS, strict=False):
         _draw_gap(gap, run, colour)

@@ -42,7 +42,7 @@ def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDAr
     pixels = torch.nn.functional.pad(pixels, (1, 1, 1, 1), value=1.0)
     empty = -len(pixels) % columns
     blank = torch.ones(empty, *pixels.shape[1:], dtype=pixels.dtype)
-    rows = torch.cat([pixels, blank]).unflatten(0, (-1, columns))  # (rows, columns, 3, h, w)
-    rows = rows.permute(0, 3, 1, 4, 2)
+    tiles = torch.cat([pixels, blank])
+    rows = tiles.reshape(-1, columns, *tiles.shape[1:]).permute(0, 3, 1, 4, 2)
     picture: npt.NDArray[Any] = rows.reshape(rows.shape[0] * rows.shape[1], -1, 3).numpy()
     return picture
