@@ -57,6 +57,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 demo: $(VENV)/.train
+	rm -rf demo
 	$(BIN)/ebmguard demo --out demo
 
 bench-digits: $(VENV)/.train
