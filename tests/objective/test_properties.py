@@ -20,7 +20,7 @@ from ebmguard.objective import (
 )
 from tests.objective.oracles import VARIANTS, slopes
 
-SETTINGS = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+SETTINGS = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 NOT_FINITE = st.sampled_from([float("nan"), float("inf"), float("-inf")])
 DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
 SUBNORMAL = torch.finfo(torch.float32).smallest_normal * torch.finfo(torch.float32).eps
@@ -129,7 +129,7 @@ def test_weights_are_probabilities(case: Case) -> None:
 
 
 @EVERY_VARIANT
-@given(cases(finite=True), st.integers(-20, 20))
+@given(cases(finite=True), st.integers(-10, 10))
 @SETTINGS
 def test_only_the_product_of_exponent_and_energy_counts(
     variant: Variant, case: Case, power: int

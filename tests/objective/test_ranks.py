@@ -105,7 +105,7 @@ def test_only_scalars_cross_the_network(ranks, name):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_distributed_data_parallel_trains_as_one_process(ranks, variant):
-    seen = [rank["ddp"][variant] for rank in ranks]
+    seen = [rank["ddp"][variant] for rank in ranks[:2]]
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 1).double()
     x_pos = _joined([one["x_pos"].T for one in seen], variant).T
