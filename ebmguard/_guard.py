@@ -275,8 +275,7 @@ class Guard:
             if tempering is None:
                 result = call(*args, **kwargs)
             else:
-                with tempering.active(strength.factor):
-                    result = call(*args, **kwargs)
+                result = tempering.run(call, args, kwargs, strength.factor)
         finally:
             self._sampling = False
         refuse_deferred(result)

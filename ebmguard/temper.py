@@ -12,12 +12,14 @@ the module that the sampler is given, not one inside it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.hooks import RemovableHandle
 
 from .errors import SamplerError
@@ -47,18 +49,22 @@ def scale(output: object, factor: float | Tensor) -> Tensor:
         return output if factor == 1.0 else output * factor
     if factor.ndim:
         factor = factor.reshape(factor.shape + (1,) * (output.ndim - factor.ndim))
-    return output * factor.to(output.dtype) if factor.ndim else output * factor
+        return output * factor.to(output)
+    return output * factor
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
     """The energy module of a sampler call: the only one among its arguments.
 
     A bound method such as ``f.forward`` counts as its module, and so does the owner of a sampler
-    that is itself a method of a module.
+    that is itself a method of a module. What a partial has bound counts as an argument.
 
     Raises:
         SamplerError: none, or more than one, with the remedy ``model=``.
     """
+    if isinstance(sampler, functools.partial):
+        args, kwargs = (*sampler.args, *args), {**sampler.keywords, **kwargs}
+        sampler = sampler.func
     found: list[nn.Module] = []
     for value in (*args, *kwargs.values(), getattr(sampler, "__self__", None)):
         module = value if isinstance(value, nn.Module) else getattr(value, "__self__", None)
@@ -82,8 +88,7 @@ class Tempering:
     """Overrides one energy module's ``forward`` for the time of sampler calls.
 
     One object serves all calls on a module: ``torch.compile`` specialises on the function that it
-    finds, and the factor is a tensor that is refilled, so that neither a call nor a new β
-    recompiles.
+    finds, and the factor is a tensor, so that neither a call nor a new β recompiles.
 
     Attributes:
         module: the energy module.
@@ -98,9 +103,28 @@ class Tempering:
         self.reached = False
         self.grad_norm: Tensor | None = None
         self._factor: float | Tensor = 1.0
-        self._buffer: Tensor | None = None
         self._inner: Callable[..., Any] = module.forward
         self._handle: RemovableHandle | None = None
+
+    def run(
+        self,
+        call: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        factor: float | Tensor,
+    ) -> Any:
+        """``call(*args, **kwargs)`` inside :meth:`active`.
+
+        An argument ``module.forward`` was bound before the override, and is bound anew.
+        """
+        with self.active(factor):
+            return call(
+                *map(self._rebound, args),
+                **{name: self._rebound(value) for name, value in kwargs.items()},
+            )
+
+    def _rebound(self, value: Any) -> Any:
+        return self._forward if callable(value) and value == self._inner else value
 
     @contextmanager
     def active(self, factor: float | Tensor) -> Iterator[None]:
@@ -136,12 +160,14 @@ class Tempering:
             self._forget()
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.reached = True
         if not torch.compiler.is_compiling():
             self._watch(args, kwargs)
         return scale(self._inner(*args, **kwargs), self._factor)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
+            self.reached = True
             self._watch(args, kwargs)
             return call(*args, **kwargs)
 
@@ -151,20 +177,16 @@ class Tempering:
         if not isinstance(factor, Tensor) and factor == 1.0:
             self._factor = 1.0
             return
-        shape = factor.shape if isinstance(factor, Tensor) else torch.Size()
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
-        if self._buffer is None or self._buffer.shape != shape or self._buffer.device != device:
-            # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs.
-            dtype = torch.float32 if device.type == "mps" else torch.float64
-            self._buffer = torch.empty(shape, dtype=dtype, device=device)
+        # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. A
+        # tensor of its own for every call: graphs of earlier calls have saved theirs.
+        dtype = torch.float32 if device.type == "mps" else torch.float64
         if isinstance(factor, Tensor):
-            self._buffer.copy_(factor)
+            self._factor = factor.detach().to(device, dtype, copy=True)
         else:
-            self._buffer.fill_(factor)
-        self._factor = self._buffer
+            self._factor = torch.full((), factor, dtype=dtype, device=device)
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.reached = True
         if not torch.is_grad_enabled():
             return
         for x in (*args, *kwargs.values()):
@@ -181,9 +203,14 @@ class Tempering:
 
     def _record(self, grad: Tensor) -> None:
         # At once: samplers that clip do it in place on this very tensor.
-        lead = self._factor.ndim if isinstance(self._factor, Tensor) else 0
-        norm = torch.linalg.vector_norm(grad.detach().flatten(lead + 1), dim=-1)
+        models = self._factor.shape if isinstance(self._factor, Tensor) else torch.Size()
+        shared = grad.ndim <= len(models) or grad.shape[: len(models)] != models
+        if shared or is_functorch_wrapped_tensor(grad):
+            # Samples that all members share, or one sample inside vmap: no norms can be told.
+            self.grad_norm = None
+            return
+        each = grad.detach().reshape(*grad.shape[: len(models) + 1], -1)
+        norm = torch.linalg.vector_norm(each, dim=-1)
         if isinstance(self._factor, Tensor):
-            factor = self._factor.reshape(self._factor.shape + (1,) * (norm.ndim - lead))
-            norm = norm / factor.abs().to(norm.dtype) if lead else norm / factor.abs()
+            norm = norm / self._factor.abs().to(norm.dtype).unsqueeze(-1)
         self.grad_norm = norm
