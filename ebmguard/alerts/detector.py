@@ -66,7 +66,8 @@ class Detector:
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
         self.rules = tuple(rules)
-        self._watchers = {rule.name: _watcher(rule) for rule in self.rules}
+        watchers = [_watcher(rule) for rule in self.rules]
+        self._watchers = {r.name: w for r, w in zip(self.rules, watchers, strict=True)}
         if len(self._watchers) != len(self.rules):
             raise ConfigError(
                 "Rules of one detector need different names, but got "

@@ -43,6 +43,7 @@ class NonFiniteRule:
         "nonfinite/samples",
         "nonfinite/pos",
         "nonfinite/neg",
+        "nonfinite/gradients",
     )
     numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
     bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
