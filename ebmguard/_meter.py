@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import math
 from collections import deque
 
 import torch
 from torch import Tensor
 
-from .diagnostics import energy_diagnostics, nonfinite_diagnostics, pareto_k, weight_diagnostics
+from .diagnostics import energy_diagnostics, nonfinite_diagnostics, pareto_k, weight_diagnostics_at
 from .energies import Groups, Reduce, per_sample
 from .strength import StrengthAt
 
@@ -44,8 +46,10 @@ class Meter:
         found: dict[str, Tensor] = {}
         x = _first_tensor(samples)
         if x is not None:
-            rows = (~torch.isfinite(x)).reshape(x.shape[0] if x.ndim else 1, -1).any(1)
-            found["nonfinite/samples"] = rows.mean(dtype=torch.float32)
+            rows = x.reshape(x.shape[0] if x.ndim else 1, -1)
+            # NaN and the infinities show in the extremes, without a mask of the samples' size.
+            finite = torch.isfinite(rows.amax(1)) & torch.isfinite(rows.amin(1))
+            found["nonfinite/samples"] = 1.0 - finite.mean(dtype=torch.float32)
         if grad_norm is None:
             grad_norm = torch.full((1,), torch.nan, device=None if x is None else x.device)
         found["sampler/grad_norm"] = grad_norm.float().mean()
@@ -80,9 +84,9 @@ class Meter:
         if isinstance(star, tuple):
             star = sum(star) / len(star)
         pos, neg = per_sample(f_pos, star, self._reduce), per_sample(f_neg, star, self._reduce)
-        reference = weight_diagnostics(pos, neg, self._reference, groups)
+        weights, reference = weight_diagnostics_at(pos, neg, (star, self._reference), groups)
         numbers = {
-            **weight_diagnostics(pos, neg, star, groups),
+            **weights,
             **{f"ref/{name}": value for name, value in reference.items()},
             **energy_diagnostics(pos, neg),
             **nonfinite_diagnostics(pos, neg, star),
@@ -100,6 +104,8 @@ class Meter:
 
     def _take_from_sampler(self) -> dict[str, Tensor]:
         calls, self._from_sampler = self._from_sampler, []
+        if len(calls) == 1:
+            return calls[0]
         names = {name for call in calls for name in call}
         return {
             name: torch.stack([call[name] for call in calls if name in call]).mean()
@@ -109,7 +115,7 @@ class Meter:
     def _pooled_log_weights(self) -> Tensor:
         logs = [torch.log_softmax(self._reference * f, -1) for f in self._recent]
         # Each step's weights relative to their mean: batches of any size pool.
-        return torch.cat([(log + log.new_tensor(log.shape[-1]).log()).flatten() for log in logs])
+        return torch.cat([(log + math.log(log.shape[-1])).flatten() for log in logs])
 
 
 def _first_tensor(samples: object) -> Tensor | None:

@@ -188,8 +188,11 @@ class _Pending:
 
 
 def _stack(values: list[Tensor]) -> Tensor:
-    dtype = torch.float64 if any(x.dtype == torch.float64 for x in values) else torch.float32
-    return torch.stack([x.detach().to(dtype) for x in values])
+    dtypes = {x.dtype for x in values}
+    if dtypes != {torch.float32}:
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        values = [x.to(dtype) for x in values]
+    return torch.stack(values).detach()
 
 
 def _to_host(x: Tensor) -> Tensor:

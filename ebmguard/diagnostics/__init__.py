@@ -2,6 +2,12 @@
 
 from .energies import energy_diagnostics, nonfinite_diagnostics
 from .pareto import pareto_k
-from .weights import weight_diagnostics
+from .weights import weight_diagnostics, weight_diagnostics_at
 
-__all__ = ["energy_diagnostics", "nonfinite_diagnostics", "pareto_k", "weight_diagnostics"]
+__all__ = [
+    "energy_diagnostics",
+    "nonfinite_diagnostics",
+    "pareto_k",
+    "weight_diagnostics",
+    "weight_diagnostics_at",
+]

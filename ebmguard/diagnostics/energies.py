@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import torch
@@ -24,14 +25,16 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
         min, q05, median, q95, max. NaN where an energy they need is NaN.
     """
     if f_pos.shape == f_neg.shape:  # one pass for both sides: kernels are what this costs
-        pos, neg = (
-            {k: v[i] for k, v in _summary(torch.stack((f_pos, f_neg))).items()} for i in (0, 1)
-        )
+        ranked = torch.stack((f_pos, f_neg)).sort(-1).values
+        both = _summary(ranked)
+        pos, neg = ({name: x[i] for name, x in both.items()} for i in (0, 1))
+        ranked_pos, ranked_neg = ranked.unbind()
     else:
-        pos, neg = _summary(f_pos), _summary(f_neg)
+        ranked_pos, ranked_neg = f_pos.sort(-1).values, f_neg.sort(-1).values
+        pos, neg = _summary(ranked_pos), _summary(ranked_neg)
     return {
         "energy_gap": pos["mean"] - neg["mean"],
-        "energy_overlap": _overlap(f_pos, f_neg),
+        "energy_overlap": _overlap(ranked_pos, ranked_neg),
         **{f"f_pos/{name}": value for name, value in pos.items()},
         **{f"f_neg/{name}": value for name, value in neg.items()},
     }
@@ -48,33 +51,48 @@ def nonfinite_diagnostics(
     """
     if isinstance(beta_star, Tensor):
         beta_star = beta_star.unsqueeze(-1)
-    pos, neg = ((~usable(f, beta_star)).sum(-1, dtype=f.dtype) for f in (f_pos, f_neg))
-    total = f_pos.shape[-1] + f_neg.shape[-1]
+    n, m = f_pos.shape[-1], f_neg.shape[-1]
+    lost = ~usable(torch.cat((f_pos, f_neg), -1), beta_star)
+    pos = lost[..., :n].sum(-1, dtype=f_pos.dtype)
+    neg = lost[..., n:].sum(-1, dtype=f_pos.dtype)
     return {
         "nonfinite/pos": pos,
         "nonfinite/neg": neg,
-        "nonfinite/energies": (pos + neg) / total,
+        "nonfinite/energies": (pos + neg) / (n + m),
     }
 
 
-def _summary(f: Tensor) -> dict[str, Tensor]:
-    mean = f.mean(-1)
-    std = (f - mean.unsqueeze(-1)).square().mean(-1).sqrt()
-    quantiles = torch.quantile(f, _levels(f.dtype, f.device), dim=-1)
-    return {"mean": mean, "std": std, **dict(zip(_QUANTILES, quantiles.unbind(), strict=True))}
+def _summary(ranked: Tensor) -> dict[str, Tensor]:
+    below, above, part = _positions(ranked.shape[-1], ranked.dtype, ranked.device)
+    low, high = ranked.index_select(-1, below), ranked.index_select(-1, above)
+    # The difference of two equal infinities is NaN, which is not the quantile.
+    quantiles = torch.where(low == high, low, torch.lerp(low, high, part))
+    # NaN is sorted to the end, where it would spare the lower quantiles.
+    quantiles = torch.where(torch.isnan(ranked[..., -1:]), torch.nan, quantiles)
+    return {
+        "mean": ranked.mean(-1),
+        "std": ranked.std(-1, correction=0),
+        **dict(zip(_QUANTILES, quantiles.unbind(-1), strict=True)),
+    }
 
 
 @lru_cache
-def _levels(dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Kept, since making it anew would copy from the host in every step.
-    return torch.tensor(list(_QUANTILES.values()), dtype=dtype, device=device)
+def _positions(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Per quantile its two neighbours among n sorted values, and how far it lies between them."""
+    # Kept, since making them anew would copy from the host in every step.
+    exact = [level * (n - 1) for level in _QUANTILES.values()]
+    return (
+        torch.tensor([math.floor(x) for x in exact], device=device),
+        torch.tensor([math.ceil(x) for x in exact], device=device),
+        torch.tensor([x - math.floor(x) for x in exact], dtype=dtype, device=device),
+    )
 
 
-def _overlap(f_pos: Tensor, f_neg: Tensor) -> Tensor:
-    ranked = f_pos.sort(-1).values
-    f_neg = f_neg.contiguous()
-    below = torch.searchsorted(ranked, f_neg)
-    not_above = torch.searchsorted(ranked, f_neg, right=True)
-    overlap = (below + not_above).to(f_pos.dtype).mean(-1) / (2 * f_pos.shape[-1])
-    known = ~(torch.isnan(f_pos).any(-1) | torch.isnan(f_neg).any(-1))
-    return torch.where(known, overlap, torch.nan)
+def _overlap(ranked_pos: Tensor, ranked_neg: Tensor) -> Tensor:
+    ranked_neg = ranked_neg.contiguous()
+    below = torch.searchsorted(ranked_pos, ranked_neg)
+    not_above = torch.searchsorted(ranked_pos, ranked_neg, right=True)
+    pairs = 2 * ranked_pos.shape[-1] * ranked_neg.shape[-1]
+    overlap = (below + not_above).sum(-1, dtype=ranked_pos.dtype) / pairs
+    known = ranked_pos[..., -1] + ranked_neg[..., -1]
+    return torch.where(torch.isnan(known), torch.nan, overlap)

@@ -6,13 +6,14 @@ Everything is per loss call, from detached energies, without waiting for the dev
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..energies import Groups
 
-__all__ = ["weight_diagnostics"]
+__all__ = ["weight_diagnostics", "weight_diagnostics_at"]
 
 
 def weight_diagnostics(
@@ -40,43 +41,58 @@ def weight_diagnostics(
 
         All are NaN where an energy is not finite: a weight among NaNs means nothing.
     """
-    if isinstance(beta_star, Tensor):
-        beta_star = beta_star.to(f_neg.dtype).unsqueeze(-1)
+    (found,) = weight_diagnostics_at(f_pos, f_neg, (beta_star,), groups)
+    return found
+
+
+def weight_diagnostics_at(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_stars: Sequence[float | Tensor],
+    groups: Groups | None = None,
+) -> list[dict[str, Tensor]]:
+    """:func:`weight_diagnostics` at several exponents, at hardly more than the price of one."""
+    betas = [
+        beta.to(f_neg.dtype).unsqueeze(-1) if isinstance(beta, Tensor) else beta
+        for beta in beta_stars
+    ]
+    pos = torch.stack([beta * f_pos for beta in betas])
+    neg = torch.stack([beta * f_neg for beta in betas])
     n, m = f_pos.shape[-1], f_neg.shape[-1]
-    exponent = beta_star * f_neg
     if groups is None:
-        log_sum = torch.logsumexp(exponent, -1, keepdim=True)
-        pull = torch.sigmoid(log_sum - beta_star * f_pos)
-        log_w = exponent - log_sum
-        paired = f_pos.new_full((), n)
+        paired: int | Tensor = n
+        log_sum = torch.logsumexp(neg, -1, keepdim=True)
+        pull = torch.sigmoid(log_sum - pos)
+        total = pull.sum(-1)
+        w = torch.exp(neg - log_sum)
     else:
         same = groups[0].unsqueeze(-1) == groups[1]
         partnered = same.any(-1)
-        rows = torch.where(same, exponent.unsqueeze(-2), -torch.inf)
+        rows = torch.where(same, neg.unsqueeze(-2), -torch.inf)
         log_sum = torch.logsumexp(rows, -1)
-        pull = torch.where(partnered, torch.sigmoid(log_sum - beta_star * f_pos), 0.0)
+        pull = torch.where(partnered, torch.sigmoid(log_sum - pos), 0.0)
+        total = pull.sum(-1)
         share = torch.where(same, pull.unsqueeze(-1) * torch.softmax(rows, -1), 0.0).sum(-2)
-        log_w = (share / pull.sum(-1, keepdim=True)).log()
+        w = share / total.unsqueeze(-1)
         paired = partnered.sum(-1)
-    w = log_w.exp()
-    square = w.square().sum(-1)
-    total = pull.sum(-1)
     grad_scale = total / paired
     v = pull / total.unsqueeze(-1)
-    # <c, c0> / (|c| |c0|) for c = (pull/N, grad_scale w) and c0 = (1/N, 1/M), up to signs.
-    length = (pull.square().sum(-1) / paired**2 + grad_scale.square() * square).sqrt()
+    w_norm, v_norm = torch.linalg.vector_norm(w, dim=-1), torch.linalg.vector_norm(v, dim=-1)
     found = {
         "grad_scale": grad_scale,
         "weight_entropy": _entropy(w) / _log(m),
-        "ess": 1.0 / (m * square),
+        "ess": 1.0 / (m * w_norm.square()),
         "max_weight": w.amax(-1),
         "positive_weight_entropy": _entropy(v) / _log(n),
-        "reweighting_angle": grad_scale * (1 / paired + 1 / m).sqrt() / length,
+        # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
+        "reweighting_angle": (1 / paired + 1 / m) ** 0.5 / torch.hypot(v_norm, w_norm),
     }
     if groups is not None:
-        found["unpaired"] = (n - paired).to(grad_scale.dtype)
-    finite = torch.isfinite(exponent).all(-1) & torch.isfinite(f_pos).all(-1)
-    return {name: torch.where(finite, value, torch.nan) for name, value in found.items()}
+        found["unpaired"] = torch.zeros_like(grad_scale) + n - paired
+    # 0 where all energies are finite, and NaN otherwise.
+    spoiler = (0.0 * neg).sum(-1) + (0.0 * pos).sum(-1)
+    table = torch.stack(tuple(found.values()), -1) + spoiler.unsqueeze(-1)
+    return [dict(zip(found, row.unbind(-1), strict=True)) for row in table.unbind()]
 
 
 def _entropy(w: Tensor) -> Tensor:
