@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROJECT := pyproject.toml constraints.txt
+# Python compiles a module when it is first used; compiling all of torch beforehand takes longer
+# than the rest of the installation.
+INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 # Test processes fill the cores, so each computes on one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
@@ -33,11 +36,11 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.created $(PROJECT)
-	$(PIP) install --quiet -c constraints.txt -e ".[dev]"
+	$(INSTALL) -e ".[dev]"
 	@touch $@ $(VENV)/.train
 
 $(VENV)/.train: $(VENV)/.created $(PROJECT)
-	$(PIP) install --quiet -c constraints.txt -e ".[train]"
+	$(INSTALL) -e ".[train]"
 	@touch $@
 
 lint: $(VENV)/.dev

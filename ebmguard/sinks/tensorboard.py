@@ -62,7 +62,8 @@ class TensorBoardSink:
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
     ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Where a rewound run writes a step for the second time, TensorBoard shows the later pass.
+    Where a resumed or rewound run writes steps for the second time, its default loader shows the
+    later pass alone; ``metrics.jsonl`` keeps both.
 
     Args:
         folder: created if missing. Other event files in it are left alone.
