@@ -50,7 +50,7 @@ class Alarm:
         Returns:
             the highest level: 0, 1 (WARN) or 2 (ERROR).
         """
-        alerts = self.detector.observe(step, row)
+        alerts = [*_skipped_by_scaler(step, row), *self.detector.observe(step, row)]
         for alert in alerts:
             self.report(alert)
         return float(max((alert.level for alert in alerts), default=0))
@@ -78,3 +78,21 @@ class Alarm:
             alert, self._pending = self._pending, None
             self._monitor.flush()
             raise error_for(alert)(alert)
+
+
+def _skipped_by_scaler(step: int, row: Mapping[str, float]) -> list[Alert]:
+    skipped = row.get("scaler/skipped", 0.0)
+    if not skipped:
+        return []
+    return [
+        Alert(
+            rule="amp_skip",
+            level=Level.INFO,
+            step=step,
+            tag="scaler/skipped",
+            value=skipped,
+            limit=0.0,
+            window=0,
+            remedies=("none: the GradScaler lowers its scale by itself", "train in bfloat16"),
+        )
+    ]

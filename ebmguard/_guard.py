@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ from ._alarm import Action, Alarm
 from ._callables import GuardedLoss, refuse_deferred, wrap_sampler
 from ._meter import Meter
 from ._steps import OptimizerHooks
-from .alerts import Alert, Level
+from .alerts import Alert
 from .difference import Difference
 from .energies import Groups, Reduce, Variant, check_energies
 from .errors import ConfigError, SamplerError
 from .monitor import Finished, Monitor, Row
 from .objective import coefficients, contrastive_loss
-from .strength import Strength, StrengthAt
+from .strength import Strength, StrengthAt, number
 from .temper import Tempering, find_module, scale
 
 __all__ = ["Attached", "Guard", "Options"]
@@ -103,6 +103,7 @@ class Guard:
         self.attached = Attached()
 
         self._strength = strength
+        self._now: tuple[int, StrengthAt] | None = None
         self._difference = difference
         self._model = model
         self._sign = sign
@@ -166,7 +167,9 @@ class Guard:
                 groups=groups,
                 **vars(self._options),
             ).sum()
-            weight = self._difference.weight(f_pos, f_neg)
+            star = strength.beta_star
+            members = star.shape if isinstance(star, Tensor) else None
+            weight = self._difference.weight(f_pos, f_neg, members)
             if weight is not None:
                 loss = weight * loss
         self._observe(f_pos, f_neg, groups, strength, loss=loss, loss_weight=weight)
@@ -207,7 +210,7 @@ class Guard:
         if self.sampler is None and self._hooks is None and not self._inline:
             self._alarm.safe_point()  # this loop has no other one
         step = self.step + self._loss_begins_step()
-        strength = self._strength.at(step)
+        strength = self._strength_at(step)
         star = strength.beta_star
         check_energies(
             f_pos,
@@ -226,6 +229,12 @@ class Guard:
         if step != self.step:
             self._end_step()
         return strength
+
+    def _strength_at(self, step: int) -> StrengthAt:
+        # A schedule is asked once per step: sampler and loss must share its answer.
+        if self._now is None or self._now[0] != step:
+            self._now = step, self._strength.at(step)
+        return self._now[1]
 
     def _loss_begins_step(self) -> bool:
         return (
@@ -246,12 +255,21 @@ class Guard:
 
         Returns:
             a tensor of the same shape and dtype; at β = 0 the very same one.
+
+        Raises:
+            SamplerError: not a tensor, or called inside a sampler that is guarded already.
+            DivergenceError: an ERROR was waiting for this safe point.
         """
         if self._paused:
             return output
+        if self._sampling:
+            raise SamplerError(
+                "g.temper was called inside a guarded sampler, whose energy would be tempered "
+                "twice. Temper inline with guard(loss_fn, None, ...), or leave g.temper out."
+            )
         self._inline = True
         self._before_sampling()
-        return scale(output, self._strength.at(self.step).factor)
+        return scale(output, self._strength_at(self.step).factor)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -268,7 +286,7 @@ class Guard:
         if self._paused or self._sampling:
             return call(*args, **kwargs)
         self._before_sampling()
-        strength = self._strength.at(self.step)
+        strength = self._strength_at(self.step)
         tempering = self._tempering_of(call, args, kwargs)
         self._sampling = True
         try:
@@ -371,11 +389,13 @@ class Guard:
     ) -> Guard:
         """Tell the guard about the rest of the trainer. Everything here is optional.
 
+        Several calls add up; what is given again replaces what was there.
+
         Args:
             model: the energy module (as ``model=`` of :func:`guard`).
             optimizer: a step then ends at its ``step()``, and a step whose gradients are not
-                finite is skipped: on the device by fused optimizers, else at the price of one
-                host read per step.
+                finite is skipped: on the device by fused Adam, else at the price of one host read
+                per step.
             scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
             scheduler, ema, buffer: the rest of the training state.
             step_size, noise_std, clamp: the sampler's settings.
@@ -393,54 +413,53 @@ class Guard:
             raise ConfigError(
                 f"attach: optimizer= is a {type(optimizer).__name__}; expected a torch Optimizer."
             )
-        if scaler is not None and optimizer is None:
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise ConfigError(
+                f"attach: scaler= is a {type(scaler).__name__}; expected a torch.amp.GradScaler."
+            )
+        for name, value in (("step_size", step_size), ("noise_std", noise_std)):
+            if value is not None:
+                number(f"attach: {name}", value)
+        new = Attached(
+            model, optimizer, scheduler, scaler, ema, buffer, step_size, noise_std, clamp
+        )
+        attached = replace(
+            self.attached, **{k: value for k, value in vars(new).items() if value is not None}
+        )
+        if attached.scaler is not None and attached.optimizer is None:
             raise ConfigError("attach: scaler= needs the optimizer that it scales.")
         energy = model if model is not None else self._model
-        if energy is not None and optimizer is not None:
-            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if energy is not None and attached.optimizer is not None:
+            groups = attached.optimizer.param_groups
+            trained = {id(p) for group in groups for p in group["params"]}
             if not any(id(p) in trained for p in energy.parameters()):
                 raise ConfigError(
                     "attach: the optimizer trains none of the model's parameters; is it the "
                     "optimizer of another network, or was the model rebuilt after it?"
                 )
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks = None
         if model is not None:
             self._model = model
-        if optimizer is not None:
-            self._hooks = OptimizerHooks(
-                optimizer, scaler, self._after_optimizer, self._after_scaler_skip
-            )
-        self.attached = Attached(
-            model, optimizer, scheduler, scaler, ema, buffer, step_size, noise_std, clamp
-        )
+        if attached.optimizer is not None:
+            if self._hooks is not None:
+                self._hooks.remove()
+            self._hooks = OptimizerHooks(attached.optimizer, attached.scaler, self._after_optimizer)
+        self.attached = attached
         return self
 
-    def _after_optimizer(self, skipped: float | Tensor | None) -> None:
+    def _after_optimizer(self, skipped: float | Tensor, by_scaler: bool) -> None:
+        tag = "scaler/skipped" if by_scaler else "nonfinite/gradients"
+        row: Row | None = None
         if isinstance(skipped, Tensor):
-            row = self._monitor.add({"nonfinite/gradients": skipped}, {})
+            row = self._monitor.add({tag: skipped}, {})
         else:
-            row = None if skipped is None else {"nonfinite/gradients": skipped}
-            self._monitor.note(row or {})
-        if row is not None and row["nonfinite/gradients"]:
-            self._monitor.note({"alert_level": self._judge(self.step, self.last | row)})
-        self._end_step()
-        self._alarm.safe_point()
-
-    def _after_scaler_skip(self, loss_scale: float) -> None:
-        self._alarm.report(
-            Alert(
-                rule="amp_skip",
-                level=Level.INFO,
-                step=self.step,
-                tag="scaler/scale",
-                value=loss_scale,
-                limit=loss_scale,
-                window=0,
-                remedies=("none: the GradScaler lowers its scale by itself", "use bfloat16"),
-            )
-        )
+            self._monitor.note({tag: skipped})
+            if not self._monitor.lag:
+                row = {tag: skipped}
+        if row is not None and row[tag]:
+            # The rest of this step's row has been judged in the loss.
+            self.last = self.last | row
+            known = {name: self.last[name] for name in (tag, "beta_star") if name in self.last}
+            self._monitor.note({"alert_level": self._alarm.judge(self.step, known)})
         self._end_step()
         self._alarm.safe_point()
 
