@@ -83,6 +83,8 @@ class GuardedObject:
         return self._guard._sample(self.original, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
+        if name in GuardedObject.__annotations__:  # not set yet: a copy under construction
+            raise AttributeError(name)
         value = getattr(self.original, name)
         return GuardedFunction(self._guard, value) if name in self._methods else value
 
@@ -103,13 +105,21 @@ def check_sampler(sampler: object, methods: Sequence[str]) -> None:
     """Refuse samplers that cannot run tempered.
 
     Raises:
-        ConfigError: already guarded, not callable without ``methods``, or methods it does not have.
+        ConfigError: already guarded, a class, not callable without ``methods``, or methods it does
+            not have.
         SamplerError: a generator or coroutine function, which runs after the call has returned.
     """
-    if isinstance(sampler, GuardedFunction | GuardedObject):
+    function = sampler.func if isinstance(sampler, functools.partial) else sampler
+    function = getattr(function, "__func__", function)
+    if isinstance(function, GuardedFunction | GuardedObject):
         raise ConfigError(
             "The sampler is guarded already; a second guard would temper it twice. Pass "
             "`sampler.original`, or use one guard for both losses."
+        )
+    if isinstance(sampler, type):
+        raise ConfigError(
+            f"The sampler is the class {sampler.__name__}; expected an object made from it. Pass "
+            f"{sampler.__name__}(...)."
         )
     if isinstance(methods, str):
         raise ConfigError(
@@ -145,6 +155,7 @@ def refuse_deferred(call: object) -> None:
         inspect.isgeneratorfunction(call)
         or inspect.isgenerator(call)
         or inspect.isasyncgenfunction(call)
+        or inspect.isasyncgen(call)
         or inspect.iscoroutinefunction(call)
         or inspect.iscoroutine(call)
     ):
