@@ -59,8 +59,15 @@ class Difference:
         if not self._checked:
             self._checked = self._examine(f_pos, f_neg)
 
-    def weight(self, f_pos: Tensor, f_neg: Tensor) -> Tensor | None:
+    def weight(
+        self, f_pos: Tensor, f_neg: Tensor, members: torch.Size | None = None
+    ) -> Tensor | None:
         """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
+
+        Args:
+            f_pos: the energies of this call.
+            f_neg: the same.
+            members: model dimensions; the difference is then summed over them.
 
         Returns:
             0-dim tensor, or None where no ``loss_fn`` was given (c = 1).
@@ -71,8 +78,13 @@ class Difference:
         if self._loss_fn is None:
             return None
         _, to_neg = self._gradients(f_pos, f_neg)
-        heads = to_neg[0].numel() if self._reduce == "sum" else 1
-        return self._sign * to_neg.sum() / heads
+        if members:
+            copies = members.numel()
+        elif self._reduce == "sum":
+            copies = to_neg[0].numel()
+        else:
+            copies = 1
+        return self._sign * to_neg.sum() / copies
 
     def _gradients(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
         loss_fn: Callable[..., object] | None = self._loss_fn
@@ -164,4 +176,6 @@ def _points(f_pos: Tensor, f_neg: Tensor) -> list[tuple[Tensor, Tensor]]:
         return pos.to(f_pos.device), neg.to(f_neg.device)
 
     points = [point(0.0, 1.0), point(3.0, 2.0), point(-3.0, 2.0), point(0.0, 20.0)]
+    # Far ones, where a wide clamp or a small square shows; energies get there in a blow-up.
+    points += [point(1e4, 1.0), point(-1e4, 1.0)]
     return [*points, points[0]]
