@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import math
 from collections import deque
 
 import torch

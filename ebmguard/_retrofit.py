@@ -126,6 +126,10 @@ def guard(
             f"model= is a {type(model).__name__}; expected the torch.nn.Module that the sampler "
             "calls."
         )
+    if hold is not None and not isinstance(hold, bool):
+        raise ConfigError(f"hold={hold!r}; expected True, False or None (True on a CPU).")
+    if log_dir is not None and not isinstance(log_dir, str | PathLike):
+        raise ConfigError(f"log_dir is a {type(log_dir).__name__}; expected the path of a folder.")
     if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
         raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
     if number("reference_beta_star", reference_beta_star) == 0:

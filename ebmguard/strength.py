@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -135,9 +136,17 @@ class Strength:
 
     def _factor(self, star: float | Tensor | tuple[float, ...], step: int) -> float | Tensor:
         if self.sampler_scale is not None:
-            return _value("sampler_scale", self.sampler_scale, step)
+            scale = _value("sampler_scale", self.sampler_scale, step)
+            if not isinstance(scale, Tensor) and scale < 0:
+                raise ConfigError(
+                    f"sampler_scale={scale:g}; a negative factor would make the sampler run away "
+                    "from the data. 1.0 leaves it as it is; (1 - beta) is the robust objective's."
+                )
+            return scale
         if self.output_scale is None or isinstance(star, tuple):
             return 1.0
+        if isinstance(star, Tensor) and star.device.type != "mps":
+            star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
         if not isinstance(factor, Tensor) and factor < 0:
             raise ConfigError(
@@ -154,7 +163,7 @@ def number(name: str, value: object) -> float:
     Raises:
         ConfigError: anything else.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; expected a number.")
     if not math.isfinite(value):
         raise ConfigError(f"{name}={value!r}; expected a finite number.")
