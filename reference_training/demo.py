@@ -110,5 +110,6 @@ def _train(strength: float, folder: Path, config: DemoConfig) -> subprocess.Pope
 
 def _echo(prefix: str, lines: IO[str] | None) -> None:
     assert lines is not None
-    for line in lines:
-        print(f"{prefix} {line.rstrip()}", flush=True)
+    with lines:
+        for line in lines:
+            print(f"{prefix} {line.rstrip()}", flush=True)

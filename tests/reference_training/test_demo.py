@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.demo import DemoConfig, run, verdict
+from ebmguard.report import Run
+
+
+def test_both_runs_and_the_picture(tmp_path, capsys):
+    out = tmp_path / "demo"
+    assert run(DemoConfig(out=out, iterations=12)) == 0
+    printed = capsys.readouterr().out
+    assert "[β* = 0] " in printed
+    assert "[β* = 2] " in printed
+    # Twelve steps are too few to diverge, and the demo says so instead of claiming the effect.
+    assert "happened to survive" in printed
+    assert (out / "demo.png").stat().st_size > 10_000
+    for strength in (0.0, 2.0):
+        results = json.loads((out / f"beta_star_{strength:g}" / "results.json").read_text())
+        assert results["beta_star"] == strength
+        assert results["steps"] == 12
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(ConfigError, match="not empty"):
+        run(DemoConfig(out=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_verdict_follows_the_results(tmp_path):
+    def a_run(diverged_at: int | None, accuracy: float) -> Run:
+        results = {
+            "diverged_at": diverged_at,
+            "steps": 2000,
+            "accuracy": accuracy,
+            "best_accuracy": 0.99,
+        }
+        return Run(tmp_path, {}, results, [], [], [])
+
+    assert verdict(a_run(700, 0.1), a_run(None, 0.98)) == (
+        "Without the guard the run was lost at step 700: test accuracy 99.0% before, 10.0% after. "
+        "With it the same run finished at 98.0%."
+    )
+    assert "lost as well, at step 900" in verdict(a_run(700, 0.1), a_run(900, 0.1))
