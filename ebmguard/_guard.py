@@ -42,6 +42,12 @@ _UNUSED = (
     "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
     "`with g.paused():`."
 )
+# Losses in one step, beyond any gradient accumulation.
+_ENDLESS_STEP = 1000
+_ENDLESS = (
+    "%d losses without a step of the attached optimizer: rows wait for it. Attach the optimizer "
+    "whose step() is called (of a wrapper such as SAM, the inner one)."
+)
 _STATE_VERSION = 1
 
 
@@ -120,6 +126,7 @@ class Guard:
         self._losses = 0
         self._losses_in_step = 0
         self._sampler_calls = 0
+        self._warned: set[str] = set()
         # Runs at exit too; the monitor holds no reference to the guard.
         weakref.finalize(self, _write_the_rest, monitor)
 
@@ -306,8 +313,8 @@ class Guard:
             )
         self._sampler_calls += 1
         self._meter.saw_samples(tempering.grad_norm if tempering else None, result)
-        if self._sampler_calls == _UNUSED_CALLS and not self._losses and not strength.is_off:
-            _log.warning(_UNUSED, _UNUSED_CALLS)
+        if self._sampler_calls >= _UNUSED_CALLS and not self._losses and not strength.is_off:
+            self._warn_once(_UNUSED, self._sampler_calls)
         return result
 
     def _before_sampling(self) -> None:
@@ -344,11 +351,12 @@ class Guard:
         if self._paused:
             return
         if not self._losses:
-            hold = not f_pos.is_cuda if self._hold is None else self._hold
-            self._monitor.lag = 0 if hold else _LAG
+            self._monitor.lag = self._lag(not f_pos.is_cuda if self._hold is None else self._hold)
         slow = self.step % _SLOW_EVERY == 0 and not self._losses_in_step
         self._losses += 1
         self._losses_in_step += 1
+        if self._losses_in_step >= _ENDLESS_STEP:
+            self._warn_once(_ENDLESS, self._losses_in_step)
         numbers, samples = self._meter.measure(
             self._sign * f_pos.detach(), self._sign * f_neg.detach(), strength, groups, slow=slow
         )
@@ -356,6 +364,15 @@ class Guard:
         row = self._monitor.add(numbers, samples)
         if row is not None:
             self._monitor.note({"alert_level": self._judge(self.step, row)})
+
+    def _warn_once(self, message: str, count: int) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            _log.warning(message, count)
+
+    @staticmethod
+    def _lag(hold: bool) -> int:
+        return 0 if hold else _LAG
 
     def _judge(self, step: int, row: Row) -> float:
         self.last = row
@@ -368,7 +385,7 @@ class Guard:
 
     def _finish(self, rows: Sequence[Finished]) -> None:
         for finished in rows:
-            if self._monitor.lag:
+            if "alert_level" not in finished.row:  # with hold it was judged inside the loss
                 finished.row["alert_level"] = self._judge(finished.step, finished.row)
             self._monitor.write(finished)
 
@@ -465,13 +482,16 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
+        # Without an optimizer's word a step is over when its loss is.
+        over = self._hooks is None and self._losses_in_step > 0
         return {
             "version": _STATE_VERSION,
-            "step": self.step,
+            "step": self.step + over,
             "losses": self._losses,
             "sampler_calls": self._sampler_calls,
             "lag": self._monitor.lag,
-            "rows": self._monitor.under_way(),
+            "rows": self._monitor.under_way(with_open=over),
+            "meter": self._meter.state_dict(),
             "detector": self._alarm.detector.state_dict(),
         }
 
@@ -481,16 +501,19 @@ class Guard:
         Raises:
             ConfigError: not the state of a guard of this version.
         """
-        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "detector"}
+        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "meter", "detector"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
             raise ConfigError(
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
                 f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
             )
         self._alarm.detector.load_state_dict(state["detector"])
+        self._meter.load_state_dict(state["meter"])
         self._monitor.put_back(state["rows"])
-        self._monitor.lag = int(state["lag"])
+        self._monitor.lag = int(state["lag"]) if self._hold is None else self._lag(self._hold)
         self.step = self._monitor.step = int(state["step"])
+        self._now = None
+        self._losses_in_step = 0
         self._losses = int(state["losses"])
         self._sampler_calls = int(state["sampler_calls"])
 

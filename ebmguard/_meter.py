@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,6 +84,8 @@ class Meter:
         star = strength.beta_star
         if isinstance(star, tuple):
             star = sum(star) / len(star)
+        if isinstance(star, Tensor):
+            star = star.to(f_neg.device)  # a number for a GPU may well be kept on the CPU
         pos, neg = per_sample(f_pos, star, self._reduce), per_sample(f_neg, star, self._reduce)
         weights, reference = weight_diagnostics_at(pos, neg, (star, self._reference), groups)
         numbers = {
@@ -90,14 +94,15 @@ class Meter:
             **energy_diagnostics(pos, neg),
             **nonfinite_diagnostics(pos, neg, star),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
-            **self._take_from_sampler(),
+            **{name: x.to(neg.device) for name, x in self._take_from_sampler().items()},
         }
         if self._output_scale is not None:
             numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
         self._recent.append(neg)
         samples: dict[str, Tensor] = {}
         if slow:
-            numbers["pareto_k"] = pareto_k(self._pooled_log_weights())
+            numbers["pareto_k"] = pareto_k(self._pooled_log_weights(star, neg))
+            numbers["ref/pareto_k"] = pareto_k(self._pooled_log_weights(self._reference, neg))
             samples = {"f_pos": pos, "f_neg": neg}
         return {name: x.mean() if x.ndim else x for name, x in numbers.items()}, samples
 
@@ -111,10 +116,23 @@ class Meter:
             for name in sorted(names)
         }
 
-    def _pooled_log_weights(self) -> Tensor:
-        logs = [torch.log_softmax(self._reference * f, -1) for f in self._recent]
+    def _pooled_log_weights(self, beta_star: float | Tensor, like: Tensor) -> Tensor:
+        if isinstance(beta_star, Tensor):
+            beta_star = beta_star.to(like).unsqueeze(-1)
+        logs = [torch.log_softmax(beta_star * f.to(like), -1) for f in self._recent]
         # Each step's weights relative to their mean: batches of any size pool.
         return torch.cat([(log + math.log(log.shape[-1])).flatten() for log in logs])
+
+    def state_dict(self) -> list[Any]:
+        """The energies that are pooled for the Pareto shape, as nested lists."""
+        return [f.tolist() for f in self._recent]
+
+    def load_state_dict(self, state: Sequence[Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._from_sampler = []
+        # Float64 holds any of them exactly; they are turned back where they are used.
+        recent = (torch.tensor(f, dtype=torch.float64) for f in state)
+        self._recent = deque(recent, maxlen=_POOLED_STEPS)
 
 
 def _first_tensor(samples: object) -> Tensor | None:

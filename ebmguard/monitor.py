@@ -114,13 +114,26 @@ class Monitor:
         self.step = step  # nothing says that the step is over
         return rows
 
-    def under_way(self) -> list[tuple[int, Row]]:
-        """Rows that are not due yet, read early and kept: for checkpoints."""
-        return [(pending.step, pending.read().row) for pending in self._queue]
+    def under_way(self, *, with_open: bool) -> list[list[Any]]:
+        """Rows that are not due yet, read early and kept: for checkpoints.
 
-    def put_back(self, rows: Sequence[tuple[int, Row]]) -> None:
+        Args:
+            with_open: include the open row, as if its step were over.
+        """
+        rows = list(self._queue)
+        if with_open:
+            rows.append(_Pending.start(self.step, self._open))
+        return [list(pending.read()) for pending in rows]
+
+    def put_back(self, rows: Sequence[Sequence[Any]]) -> None:
         """The inverse of :meth:`under_way`."""
-        self._queue = deque(_Pending(step, (), None, {}, dict(row), None) for step, row in rows)
+        self._open = _OpenRow()
+        self._queue = deque(
+            _Pending(
+                step, (), None, {k: torch.tensor(v) for k, v in samples.items()}, dict(row), None
+            )
+            for step, row, samples in rows
+        )
 
     def _read_until(self, step: int) -> list[Finished]:
         finished = []

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..energies import Groups
 
@@ -62,21 +63,20 @@ def weight_diagnostics_at(
     if groups is None:
         paired: int | Tensor = n
         log_sum = torch.logsumexp(neg, -1, keepdim=True)
-        pull = torch.sigmoid(log_sum - pos)
-        total = pull.sum(-1)
+        log_pull = F.logsigmoid(log_sum - pos)
+        v = torch.softmax(log_pull, -1)
         w = torch.exp(neg - log_sum)
     else:
         same = groups[0].unsqueeze(-1) == groups[1]
         partnered = same.any(-1)
         rows = torch.where(same, neg.unsqueeze(-2), -torch.inf)
         log_sum = torch.logsumexp(rows, -1)
-        pull = torch.where(partnered, torch.sigmoid(log_sum - pos), 0.0)
-        total = pull.sum(-1)
-        share = torch.where(same, pull.unsqueeze(-1) * torch.softmax(rows, -1), 0.0).sum(-2)
-        w = share / total.unsqueeze(-1)
+        log_pull = torch.where(partnered, F.logsigmoid(log_sum - pos), -torch.inf)
+        # Normalised as logarithms: GradScale may be too small for a float where its shares are not.
+        v = torch.softmax(log_pull, -1)
+        w = torch.where(same, v.unsqueeze(-1) * torch.softmax(rows, -1), 0.0).sum(-2)
         paired = partnered.sum(-1)
-    grad_scale = total / paired
-    v = pull / total.unsqueeze(-1)
+    grad_scale = log_pull.exp().sum(-1) / paired
     w_norm, v_norm = torch.linalg.vector_norm(w, dim=-1), torch.linalg.vector_norm(v, dim=-1)
     found = {
         "grad_scale": grad_scale,
