@@ -103,7 +103,7 @@ class Guard:
         hold: bool | None,
     ) -> None:
         self.loss_fn = GuardedLoss(self)
-        self.sampler = None if sampler is None else wrap_sampler(self, sampler, methods)
+        self.sampler: Any = None if sampler is None else wrap_sampler(self, sampler, methods)
         self.step = 0
         self.last: Row = {}
         self.attached = Attached()
@@ -168,12 +168,13 @@ class Guard:
             loss, weight = self._difference.plain(f_pos, f_neg), None
         else:
             loss = contrastive_loss(
-                self._sign * f_pos,
-                self._sign * f_neg,
+                self._upright(f_pos),
+                self._upright(f_neg),
                 strength.beta_star,
                 groups=groups,
                 **vars(self._options),
-            ).sum()
+            )
+            loss = loss.sum() if loss.ndim else loss
             star = strength.beta_star
             members = star.shape if isinstance(star, Tensor) else None
             weight = self._difference.weight(f_pos, f_neg, members)
@@ -203,7 +204,11 @@ class Guard:
         stars = strength.beta_star
         sides = [
             coefficients(
-                self._sign * f_pos, self._sign * f_neg, star, groups=groups, **vars(self._options)
+                self._upright(f_pos),
+                self._upright(f_neg),
+                star,
+                groups=groups,
+                **vars(self._options),
             )
             for star in (stars if isinstance(stars, tuple) else (stars,))
         ]
@@ -358,7 +363,11 @@ class Guard:
         if self._losses_in_step >= _ENDLESS_STEP:
             self._warn_once(_ENDLESS, self._losses_in_step)
         numbers, samples = self._meter.measure(
-            self._sign * f_pos.detach(), self._sign * f_neg.detach(), strength, groups, slow=slow
+            self._upright(f_pos.detach()),
+            self._upright(f_neg.detach()),
+            strength,
+            groups,
+            slow=slow,
         )
         numbers |= {name: x.detach() for name, x in extra.items() if x is not None}
         row = self._monitor.add(numbers, samples)
@@ -388,6 +397,10 @@ class Guard:
             if "alert_level" not in finished.row:  # with hold it was judged inside the loss
                 finished.row["alert_level"] = self._judge(finished.step, finished.row)
             self._monitor.write(finished)
+
+    def _upright(self, f: Tensor) -> Tensor:
+        """The negative energy, high on data, whatever the caller's convention."""
+        return f if self._sign > 0 else -f
 
     # -- attaching, state, end --------------------------------------------------------------
 

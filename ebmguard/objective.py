@@ -55,8 +55,11 @@ def usable(f: Tensor, beta: float | Tensor) -> Tensor:
         boolean tensor of ``f``'s shape.
     """
     # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow. The
-    # second one keeps sums and differences of energies finite where β* is tiny.
-    return ((beta * f).abs() <= _LARGEST) & (f.abs() <= 1e-4 * torch.finfo(f.dtype).max)
+    # second limit keeps sums and differences of energies finite where β* is tiny.
+    f, limit = f.detach(), 1e-4 * torch.finfo(f.dtype).max
+    if isinstance(beta, Tensor):
+        return ((beta * f).abs() <= _LARGEST) & (f.abs() <= limit)
+    return f.abs() <= (min(_LARGEST / abs(beta), limit) if beta else limit)
 
 
 def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Tensor:
@@ -331,7 +334,7 @@ class _Terms:
     def _loss(self, variant: Variant) -> Tensor:
         if variant == "default":
             # -logsigmoid, as softplus is cut off at 20 and would lose nine digits in float64.
-            return self.mean(-F.logsigmoid(-self.margin) / self.beta, self.valid_pos)
+            return self.mean(F.logsigmoid(-self.margin) / -self.beta, self.valid_pos)
         if variant == "no_pos":
             return self.no_pos(self.valid_pos)
         if variant == "batch":
@@ -383,16 +386,18 @@ def _dominant(
 
     That is the lowest one where β* is negative. 0 stands in where no negative is usable.
     """
-    sign: float | Tensor
-    if isinstance(beta, Tensor):
-        sign = 1 - 2 * (beta < 0).to(neg.dtype)
-    else:
-        sign = -1.0 if beta < 0 else 1.0
     void = torch.finfo(neg.dtype).min
-    largest = torch.where(valid, sign * neg.detach(), void).amax(-1, keepdim=True)
+    largest = torch.where(valid, _ascending(neg.detach(), beta), void).amax(-1, keepdim=True)
     if process_group is not None:
         dist.all_reduce(largest, dist.ReduceOp.MAX, process_group)
-    return torch.where(largest == void, 0.0, sign * largest)
+    return torch.where(largest == void, 0.0, _ascending(largest, beta))
+
+
+def _ascending(neg: Tensor, beta: float | Tensor) -> Tensor:
+    """±neg, in the order of their weights; its own inverse."""
+    if isinstance(beta, Tensor):
+        return torch.where(beta < 0, -neg, neg)
+    return -neg if beta < 0 else neg
 
 
 def _void(x: Tensor) -> float:

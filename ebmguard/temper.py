@@ -93,18 +93,26 @@ class Tempering:
     Attributes:
         module: the energy module.
         reached: whether the module was called during the latest :meth:`active` block.
-        grad_norm: ‖∇_x f‖ per sample in the module's last differentiated call of the latest block,
-            of the untempered f; None where nothing was differentiated. Read from the input's
-            gradient as it passes by, without a pass of its own.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.reached = False
-        self.grad_norm: Tensor | None = None
+        self._norm: Tensor | None = None
         self._factor: float | Tensor = 1.0
         self._inner: Callable[..., Any] = module.forward
         self._handle: RemovableHandle | None = None
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """‖∇_x f‖ per sample in the module's last differentiated call of the latest block.
+
+        Of the untempered f; None where nothing was differentiated. Read from the input's gradient
+        as it passes by, without a pass of its own.
+        """
+        if self._norm is None or not isinstance(self._factor, Tensor):
+            return self._norm
+        return self._norm / self._factor.abs().to(self._norm.dtype).unsqueeze(-1)
 
     def run(
         self,
@@ -143,7 +151,7 @@ class Tempering:
         compiled = attributes.get("_compiled_call_impl")
         self._inner = self.module.forward
         self._set(factor)
-        self.reached, self.grad_norm = False, None
+        self.reached, self._norm = False, None
         attributes["forward"] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
@@ -207,10 +215,7 @@ class Tempering:
         shared = grad.ndim <= len(models) or grad.shape[: len(models)] != models
         if shared or is_functorch_wrapped_tensor(grad):
             # Samples that all members share, or one sample inside vmap: no norms can be told.
-            self.grad_norm = None
+            self._norm = None
             return
         each = grad.detach().reshape(*grad.shape[: len(models) + 1], -1)
-        norm = torch.linalg.vector_norm(each, dim=-1)
-        if isinstance(self._factor, Tensor):
-            norm = norm / self._factor.abs().to(norm.dtype).unsqueeze(-1)
-        self.grad_norm = norm
+        self._norm = torch.linalg.vector_norm(each, dim=-1)
