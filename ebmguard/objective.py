@@ -179,7 +179,7 @@ def contrastive_loss(
         share = (to_pos.detach() * terms.pos).sum(-1) + (to_neg.detach() * terms.neg).sum(-1)
         share = share * dist.get_world_size(process_group)
         loss = loss.detach() + (share - share.detach())
-    return torch.where(terms.both_sides(variant), loss, 0.0)
+    return torch.where(terms.both_sides(), loss, 0.0)
 
 
 def coefficients(
@@ -207,7 +207,7 @@ def coefficients(
         terms = _Terms.of(
             f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
         )
-        defined = terms.both_sides(variant).unsqueeze(-1)
+        defined = terms.both_sides().unsqueeze(-1)
         to_pos, to_neg = terms.coefficients(variant)
         return torch.where(defined, to_pos, 0.0), torch.where(defined, to_neg, 0.0)
 
@@ -308,13 +308,13 @@ class _Terms:
         first = torch.arange(self.pos.shape[-1], device=self.pos.device) < self.pos.shape[-1] // 2
         return self.valid_pos & first, self.valid_pos & ~first
 
-    def both_sides(self, variant: Variant) -> Tensor:
-        """Whether positives and negatives, and both halves for ``true``, have a usable sample."""
-        found = self._any(self.valid_pos) & self._any(self.valid_neg)
-        if variant == "true":
-            first, second = self.halves()
-            found = found & self._any(first) & self._any(second)
-        return found
+    def both_sides(self) -> Tensor:
+        """Whether positives and negatives have a usable sample.
+
+        An empty half needs no check in ``true``: its GradScale and its means are 0, and either
+        product has one of each.
+        """
+        return self._any(self.valid_pos) & self._any(self.valid_neg)
 
     def _any(self, valid: Tensor) -> Tensor:
         if self.process_group is None:

@@ -10,6 +10,7 @@ from ebmguard.objective import (
     contrastive_loss,
     grad_scale,
     positive_weights,
+    usable,
     weights,
 )
 from tests.objective.oracles import VARIANTS, energies, slopes
@@ -96,8 +97,11 @@ def test_true_with_an_empty_half_contributes_nothing(half):
     assert loss == 0
     for found in (slopes(loss, pos, neg), coefficients(pos, neg, 0.5, variant="true")):
         assert all((side == 0).all() for side in found)
-    # The others do not care which half is left.
+    # The others do not care which half is left, and nor does β* = 0, which has no halves.
     assert contrastive_loss(pos, neg, 0.5, variant="batch") != 0
+    left = pos[[index for index in range(4) if index not in half]]
+    standard = contrastive_loss(pos, neg, torch.tensor(0.0), variant="true")
+    torch.testing.assert_close(standard, neg.mean() - left.mean())
 
 
 def test_no_usable_negative_has_no_weights():
@@ -184,3 +188,15 @@ def test_second_derivatives_stay_finite(variant, bad):
     (second,) = torch.autograd.grad(first[0].square().sum() + first[1].square().sum(), neg)
     assert second.isfinite().all()
     assert second.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_usable_is_the_policy_value_by_value(dtype):
+    values = [0.0, 1.0, -9e29, 9e29, -2e30, 2e30, torch.inf, -torch.inf, torch.nan, 3e34, 5e34]
+    f = torch.tensor(values, dtype=dtype)
+    assert usable(f, 1.0).tolist() == [True] * 4 + [False] * 7
+    assert usable(f, -0.25).tolist() == [True] * 6 + [False] * 5
+    # A tiny β* leaves the bound on the energies themselves, which only float32 needs.
+    assert usable(f, 1e-9).tolist() == [True] * 6 + [False] * 3 + [True, dtype == torch.float64]
+    per_model = usable(f.expand(2, -1), torch.tensor([[1.0], [-0.25]]))
+    assert torch.equal(per_model, torch.stack([usable(f, 1.0), usable(f, -0.25)]))

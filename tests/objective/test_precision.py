@@ -64,24 +64,23 @@ def test_loss_value_keeps_five_digits_where_the_two_terms_cancel():
         assert relative_error(found, [exact]) < TOLERANCE
 
 
+@pytest.mark.parametrize("shape", [None, (), (1,)], ids=["float", "0-dim", "ensemble"])
 @pytest.mark.parametrize("beta", [1.0, -1.0])
-def test_a_negative_far_from_the_ones_that_count_costs_no_digits(beta):
+def test_a_negative_far_from_the_ones_that_count_costs_no_digits(beta, shape):
     # Energies are exact in float32; only an unlucky shift could round their differences.
     near = torch.tensor([0.125 + 2.0**-20, 0.25 + 2.0**-19, 0.5 + 2.0**-20])
     far = torch.tensor([-30_000.0 * beta])
     neg = torch.cat([near, far]).requires_grad_()
     pos = torch.tensor([0.375 + 2.0**-20, 8 * beta]).requires_grad_()
     expected = oracles.gradient(decimals(pos), decimals(neg), Decimal(beta), "default")
-    autograd = slopes(contrastive_loss(pos, neg, beta), pos, neg)
-    for found in (autograd, coefficients(pos, neg, beta)):
-        assert relative_error(found[0], expected[0]) < 1e-6
-        assert relative_error(found[1][:3], expected[1][:3]) < 1e-6
-    assert (
-        relative_error(
-            weights(neg, beta).detach()[:3], oracles.weights(decimals(neg), Decimal(beta))[:3]
-        )
-        < 1e-6
-    )
+    given = beta if shape is None else torch.full(shape, beta)
+    models = (pos.expand(1, -1), neg.expand(1, -1)) if shape == (1,) else (pos, neg)
+    autograd = slopes(contrastive_loss(*models, given), pos, neg)
+    for found in (autograd, coefficients(*models, given)):
+        assert relative_error(found[0].flatten(), expected[0]) < 1e-6
+        assert relative_error(found[1].flatten()[:3], expected[1][:3]) < 1e-6
+    exact = oracles.weights(decimals(neg), Decimal(beta))
+    assert relative_error(weights(models[1], given).detach().flatten()[:3], exact[:3]) < 1e-6
 
 
 @pytest.mark.parametrize("beta", [torch.tensor(0.5), torch.tensor([0.5]), torch.tensor([-0.5])])
