@@ -138,3 +138,13 @@ def test_sequence_through_zero_takes_half_precision_energies():
     pos, neg = energies(4, 3, dtype=torch.float16)
     found = contrastive_loss(pos, neg, (0.0, 1.0))
     assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("beta", [0, 0.0, torch.tensor(0.0)], ids=repr)
+def test_weights_at_zero_exponent_are_uniform_whatever_the_energies(beta):
+    pos, neg = (100 * f.detach() for f in energies(6, 4))
+    torch.testing.assert_close(weights(neg, beta), torch.full_like(neg, 1 / 4))
+    torch.testing.assert_close(positive_weights(pos, neg, beta), torch.full_like(pos, 1 / 5))
+    torch.testing.assert_close(grad_scale(pos, neg, beta), torch.tensor(4 / 5).double())
+    neg[1] = torch.nan  # which leaves three
+    torch.testing.assert_close(grad_scale(pos, neg, beta), torch.tensor(3 / 4).double())
