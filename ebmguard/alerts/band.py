@@ -152,14 +152,15 @@ class BandWatcher:
         return self.unit
 
     def _absorbing(self, row: Mapping[str, float]) -> bool:
-        """Whether the weights of this row take low negatives out of the loss."""
-        beta_star = row.get("beta_star", _NAN)
-        if not beta_star > 0:
-            return False
+        """Whether the weights of this row take low negatives out of the loss.
+
+        Never for beta* <= 0, nor where one of the numbers is unknown.
+        """
         overlap = row.get("energy_overlap", _NAN)
         tail = row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN)
+        depth = row.get("beta_star", _NAN) * tail
         rule = self.rule
-        return overlap >= rule.overlap_floor and overlap * beta_star * tail >= rule.absorb_nats
+        return overlap >= rule.overlap_floor and overlap * depth >= rule.absorb_nats
 
     def _push_spreads(self, row: Mapping[str, float]) -> None:
         for tag, window in self.spreads.items():

@@ -131,6 +131,11 @@ class BandRule:
                 f"Rule {self.name!r}: expected 1 <= min_count <= window and rebaseline, but got "
                 f"min_count={self.min_count}, window={self.window}, rebaseline={self.rebaseline}."
             )
+        if not self.absorb_nats > 0:
+            raise ConfigError(
+                f"Rule {self.name!r}: expected absorb_nats > 0 (at 0, beta* = 0 would count as "
+                f"absorbing), but got {self.absorb_nats}."
+            )
 
 
 @dataclass(frozen=True)

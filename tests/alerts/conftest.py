@@ -8,6 +8,8 @@ update of the same step, so that what a row's alert could still save is seen bes
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,3 +74,23 @@ def make_row() -> Callable[..., Row]:
         return row | {name.replace("__", "/"): value for name, value in changes.items()}
 
     return make
+
+
+@pytest.fixture
+def noise(make_row):
+    """`count` healthy rows; a gap keyword is added to the noise."""
+
+    def rows(count, seed=0, gap=0.0, **changes):
+        draw = random.Random(seed)
+        return [
+            make_row(
+                energy_gap=gap + draw.gauss(0, 0.1),
+                f_pos__median=2 + draw.gauss(0, 0.2),
+                f_neg__min=changes.get("f_neg__min", -1.0) + draw.gauss(0, 0.3),
+                sampler__grad_norm=0.2 * math.exp(draw.gauss(0, 0.15)),
+                **{k: v for k, v in changes.items() if k != "f_neg__min"},
+            )
+            for _ in range(count)
+        ]
+
+    return rows

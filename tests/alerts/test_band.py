@@ -7,8 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ebmguard.alerts import DEFAULT_RULES, BandRule, Detector, Level, Series
 from ebmguard.errors import ConfigError
@@ -25,26 +23,6 @@ def run(rows, rule=BAND, detector=None):
 
 def levels(alerts):
     return [(alert.level, alert.step) for alert in alerts]
-
-
-@pytest.fixture
-def noise(make_row):
-    """`count` healthy rows; a gap keyword is added to the noise."""
-
-    def rows(count, seed=0, gap=0.0, **changes):
-        draw = random.Random(seed)
-        return [
-            make_row(
-                energy_gap=gap + draw.gauss(0, 0.1),
-                f_pos__median=2 + draw.gauss(0, 0.2),
-                f_neg__min=changes.get("f_neg__min", -1.0) + draw.gauss(0, 0.3),
-                sampler__grad_norm=0.2 * math.exp(draw.gauss(0, 0.15)),
-                **{k: v for k, v in changes.items() if k != "f_neg__min"},
-            )
-            for _ in range(count)
-        ]
-
-    return rows
 
 
 def test_noise_is_quiet_from_the_first_step(noise):
@@ -130,6 +108,7 @@ def test_weights_that_absorb_the_excess_keep_it_a_warning(noise, make_row):
         {"beta_star": 1e-6},
         {"beta_star": math.nan},
         {"energy_overlap": 0.0},
+        {"energy_overlap": 0.005},
         {"energy_overlap": math.nan},
         {"f_neg__min": 3.0},
         {"energy_gap": -40.0},
@@ -139,6 +118,13 @@ def test_what_the_weights_do_not_absorb_is_an_error(noise, make_row, change):
     surge = make_row(**(ABSORBED | {"energy_gap": 40.0} | change))
     past = noise(50, f_neg__min=-200.0)
     assert levels(run([*past, surge])) == [(Level.ERROR, 50)]
+
+
+@pytest.mark.parametrize(("tail", "level"), [(1.8, Level.ERROR), (2.4, Level.WARN)])
+def test_absorption_needs_a_deep_tail_for_the_share_that_competes(noise, make_row, tail, level):
+    # Half of the pairs compete, so beta* times the tail's depth must be 2 nats.
+    surge = make_row(beta_star=1.0, energy_overlap=0.5, energy_gap=40.0, f_neg__min=3.5 - tail)
+    assert levels(run([*noise(50), surge])) == [(level, 50)]
 
 
 def test_weights_do_not_absorb_what_happens_to_the_positives(noise, make_row):
@@ -173,61 +159,20 @@ def test_heavy_tails_do_not_make_errors(make_row):
     assert len(alerts) <= 5
 
 
-def test_a_series_that_stands_still_does_not_make_ripples_alarms(make_row):
-    constant = [make_row()] * 60
-    # MAD 0: the floor is a tenth of the spread of f_pos (1.0), so the limit is at 0.8.
-    assert run([*constant, make_row(energy_gap=0.79)]) == []
-    (alert,) = run([*constant, make_row(energy_gap=0.81)])
-    assert alert.limit == pytest.approx(0.8)
-
-
-def test_float32_jitter_of_a_large_offset_is_not_an_alarm():
-    draw = random.Random(0)
-    rows = [{"f_pos/median": 1e6 + (0.06 if draw.random() < 0.2 else 0.0)} for _ in range(100)]
-    assert run(rows) == []
-
-
-def test_one_blow_up_is_one_warning_and_one_error(noise, make_row):
-    blowup = [make_row(energy_gap=1.6 * 3**t) for t in range(40)]
-    alerts = run([*noise(60), *blowup, *noise(300, seed=1)])
-    assert levels(alerts) == [(Level.WARN, 60), (Level.ERROR, 61)]
-
-
-def test_a_blow_up_does_not_widen_its_own_band(noise, make_row):
-    rows = [*noise(60), *[make_row(energy_gap=5.0 + t) for t in range(30)], *noise(64, seed=1)]
-    detector = Detector([BAND])
-    run(rows, detector=detector)
-    assert detector.level is None
-    assert levels(run([make_row(energy_gap=5.0)], detector=detector)) == []
-    # Held back by the cool-down only: the rule itself is active again.
-    assert detector.level is Level.ERROR
-
-
-def test_a_lasting_shift_becomes_the_new_band(noise):
-    detector = Detector([BAND])
-    run(noise(100), detector=detector)
-    alerts = run(noise(200, seed=1, gap=5.0), detector=detector)
-    assert levels(alerts) == [(Level.ERROR, 0)]
-    assert detector.level is None
-    # And the new level is guarded as the old one was.
-    (alert,) = run(noise(1, seed=2, gap=0.0), detector=Detector([BAND])) or run(
-        [*noise(200, seed=1, gap=5.0), *noise(1, gap=0.0)]
-    )
-    assert alert.level is Level.ERROR
-
-
-def test_the_shift_is_adopted_after_rebaseline_steps_and_not_before(noise):
-    rule = replace(BAND, rebaseline=40)
-    for count, active in [(39 + 9, True), (40 + 10, False)]:
-        detector = Detector([rule])
-        run([*noise(100), *noise(count, seed=1, gap=5.0)], detector=detector)
-        assert (detector.level is not None) is active
-
-
-def test_values_beyond_the_cap_never_become_normal(noise, make_row):
-    detector = Detector([BAND])
-    run([*noise(100), *[make_row(energy_gap=2e4)] * 500], detector=detector)
-    assert detector.level is Level.ERROR
+@pytest.mark.parametrize(
+    ("beta_star", "gap", "words"),
+    [
+        (0.0, 1.6, ("train with beta_star above 0", "lower the learning rate")),
+        (2.0, 1.6, ("raise beta_star", "lower the learning rate")),
+        (0.0, 9.0, ("roll back", "train with beta_star above 0")),
+        (2.0, 9.0, ("roll back", "raise beta_star or lower")),
+    ],
+)
+def test_the_remedies_follow_level_and_beta(noise, make_row, beta_star, gap, words):
+    surge = make_row(energy_gap=gap, beta_star=beta_star, f_neg__min=3.5)
+    (alert,) = run([*noise(50), surge])
+    for remedy, start in zip(alert.remedies, words, strict=True):
+        assert remedy.startswith(start)
 
 
 @pytest.mark.parametrize("tag", ["energy_gap", "f_pos__median"])
@@ -249,50 +194,6 @@ def test_the_cap_grows_with_the_energies_of_the_first_row(make_row):
     assert len(run([*rows, make_row(f_pos__median=2300.0, energy_gap=2.4e6)])) == 1
 
 
-@settings(max_examples=20)
-@given(exponent=st.integers(-20, 20))
-def test_the_unit_of_the_energies_does_not_matter(excerpt, exponent):
-    """f in other units: same alerts at the same steps, with values and limits in these units."""
-    unit = 2.0**exponent
-    # Caps follow the unit through the run's very first row, which these excerpts do not have.
-    rule = replace(BAND, series=tuple(replace(s, cap=math.inf) for s in BAND.series))
-    energies = ("energy_gap", "f_pos/median", "f_pos/std", "f_neg/min", "f_neg/q95")
-    for name in ("blowup_b", "weak_beta", "absorbed_surge"):
-        recorded = excerpt(name).rows[:-4]
-        scaled = [
-            {
-                tag: v * unit if tag in energies or tag == "sampler/grad_norm" else v
-                for tag, v in row.items()
-            }
-            | {"beta_star": row["beta_star"] / unit}
-            for row in recorded
-        ]
-        expected, found = run(recorded, rule), run(scaled, rule)
-        assert [(a.level, a.step, a.tag) for a in found] == [
-            (a.level, a.step, a.tag) for a in expected
-        ]
-        assert len(found) >= 1
-        for mine, theirs in zip(found, expected, strict=True):
-            assert mine.value == theirs.value * unit
-            assert mine.limit == pytest.approx(theirs.limit * unit)
-
-
-@settings(max_examples=20)
-@given(shift=st.floats(-3e3, 3e3))
-def test_a_constant_added_to_all_energies_does_not_matter(excerpt, shift):
-    """The loss is invariant to it, and so are the alerts."""
-    for name in ("blowup_b", "weak_beta", "absorbed_surge"):
-        recorded = excerpt(name).rows
-        shifted = [
-            {
-                tag: v + shift if tag in ("f_pos/median", "f_neg/min", "f_neg/q95") else v
-                for tag, v in row.items()
-            }
-            for row in recorded
-        ]
-        assert levels(run(shifted)) == levels(run(recorded))
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tag", ["energy_gap", "f_pos__median", "sampler__grad_norm"])
 def test_non_finite_values_are_another_rule_s_business(noise, make_row, tag, value):
@@ -311,3 +212,5 @@ def test_rules_that_contradict_themselves_are_refused():
         Series("energy_gap", warn=9, error=8)
     with pytest.raises(ConfigError, match="min_count"):
         replace(BAND, min_count=60)
+    with pytest.raises(ConfigError, match="absorb_nats"):
+        replace(BAND, absorb_nats=0.0)
