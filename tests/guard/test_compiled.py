@@ -32,9 +32,7 @@ class Counter:
 def run(module, f, x, *, sampler=gradient_at):
     """Five steps of a beta that moves; returns gradient over untempered gradient, per step."""
     betas = [0.1, 0.2, 0.3, 0.4, 0.5]
-    g = guard(
-        None, sampler, beta_star=lambda t: betas[min(t, 4)], output_scale=1.0, model=module
-    )
+    g = guard(None, sampler, beta_star=lambda t: betas[min(t, 4)], output_scale=1.0, model=module)
     ratios = []
     plain = gradient_at(f, x)
     for _ in betas:

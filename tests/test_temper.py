@@ -1,0 +1,248 @@
+"""The override of one module's forward: exact while it lasts, and gone without a trace."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard.errors import SamplerError
+from ebmguard.temper import Tempering, find_module, scale
+from tests.guard.parts import Bowl, Energy, gradient_at
+
+X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
+
+
+# -- the factor ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [2.5e-5, 1e-10, 0.3, 0.9999])
+def test_factor_is_exact_in_float64(beta):
+    f = Energy(dtype=torch.float64)
+    with Tempering(f).active(1 - beta):
+        tempered = f(X)
+    # What counts is the small difference, of which float32 would have no digit at 1e-10.
+    taken = (f(X) - tempered) / f(X)
+    torch.testing.assert_close(taken, torch.full_like(taken, beta), rtol=0, atol=4e-16)
+    torch.testing.assert_close(tempered, (1 - beta) * f(X), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5])])
+def test_dtype_of_the_output_stays(dtype, factor):
+    class Linear(nn.Module):
+        def forward(self, x):
+            return x.sum(-1)
+
+    x = torch.ones(2, 3, 4, dtype=dtype)
+    module = Linear()
+    with Tempering(module).active(factor):
+        y = module(x)
+    assert y.dtype == dtype
+    assert torch.equal(y, torch.full((2, 3), 2.0, dtype=dtype))
+    assert scale(x.sum(-1), factor).dtype == dtype
+
+
+def test_factor_of_one_returns_the_very_same_tensor():
+    y = torch.ones(3)
+    assert scale(y, 1.0) is y
+    f = Bowl()
+    f.forward = lambda x: y  # type: ignore[method-assign]
+    with Tempering(f).active(1.0):
+        assert f(X) is y
+
+
+def test_factor_over_members():
+    factor = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    y = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2)
+    expected = [[0.5, 1.0], [3.0, 4.0], [10.0, 12.0]]
+    assert scale(y, factor).tolist() == expected
+
+    class Constant(nn.Module):
+        def forward(self):
+            return y
+
+    module = Constant()
+    with Tempering(module).active(factor):
+        assert module().tolist() == expected
+    with pytest.raises(RuntimeError, match="must match"), Tempering(module).active(factor[:2]):
+        module()
+
+
+def test_later_changes_of_a_given_tensor_do_not_reach_the_graph():
+    f, factor = Bowl(), torch.tensor(0.5)
+    x = X.clone().requires_grad_()
+    tempering = Tempering(f)
+    with tempering.active(factor):
+        first = f(x)
+    factor.fill_(7.0)
+    with tempering.active(0.25):
+        second = f(x)
+    (first.sum() + second.sum()).backward()
+    torch.testing.assert_close(x.grad, -0.75 * X, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("output", [(1, 2), {"f": 1}, None, 3.0])
+def test_only_tensors_are_tempered(output):
+    with pytest.raises(SamplerError, match=rf"returned a {type(output).__name__}.*g\.temper"):
+        scale(output, 0.5)
+    with pytest.raises(SamplerError):
+        scale(output, 1.0)  # the same at every beta
+
+
+# -- coming and going ------------------------------------------------------------------------
+
+
+def untouched(module, before):
+    return vars(module) == before and list(vars(module)) == list(before)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_restored_after_an_exception(error):
+    f = Bowl()
+    before = dict(vars(f))
+    with pytest.raises(error), Tempering(f).active(0.5):
+        raise error
+    assert untouched(f, before)
+    assert torch.equal(gradient_at(f, X), -X)
+
+
+def test_instance_forward_is_put_back_and_used():
+    f = Bowl()
+
+    def own(x):
+        return -x.sum(1)
+
+    f.forward = own  # type: ignore[method-assign]
+    before = dict(vars(f))
+    with Tempering(f).active(0.5):
+        assert torch.equal(f(X), -0.5 * X.sum(1))
+    assert untouched(f, before)
+    assert vars(f)["forward"] is own
+
+
+def test_module_is_as_before_inside_and_after():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+        def forward(self, x):
+            return self.net(x).squeeze(1)
+
+    f = Net()
+    seen = []
+    f.register_forward_pre_hook(lambda module, args: seen.append("pre"))
+    f.register_forward_hook(lambda module, args, output: seen.append(output))
+    keys, parameters = list(f.state_dict()), list(f.parameters())
+    x = X.float()
+    with Tempering(f).active(0.5):
+        f.eval()
+        assert list(f.state_dict()) == keys
+        assert all(a is b for a, b in zip(f.parameters(), parameters, strict=True))
+        assert next(iter(f.modules())) is f
+        tempered = f(x)
+        modes = [module.training for module in f.modules()]
+        f.train()
+    modes += [module.training for module in f.modules()]
+    assert modes == [False] * 5 + [True] * 5
+    assert seen[0] == "pre"
+    assert seen[1] is tempered  # hooks see what the sampler sees
+    f.eval()
+    torch.testing.assert_close(tempered, 0.5 * f(x))
+
+
+def test_other_guard_is_refused_and_the_first_one_goes_on():
+    f = Bowl()
+    with Tempering(f).active(0.5):
+        with pytest.raises(SamplerError, match="Two guards"), Tempering(f).active(0.5):
+            pass
+        assert torch.allclose(gradient_at(f, X), -0.5 * X)
+    assert "forward" not in vars(f)
+
+
+def test_reached():
+    f, other = Bowl(), Bowl()
+    tempering = Tempering(f)
+    reached = []
+    for call in (other, lambda x: f.forward(x), lambda x: x, f, other.forward):
+        with tempering.active(0.5):
+            call(X)
+        reached.append(tempering.reached)
+    assert reached == [False, True, False, True, False]
+
+
+def test_grad_norm_to_twelve_digits():
+    f = Bowl()
+    tempering = Tempering(f)
+    with tempering.active(1 - 2.5e-5):
+        gradient_at(f, X)
+    assert tempering.grad_norm is not None
+    torch.testing.assert_close(
+        tempering.grad_norm, torch.tensor([5.0, 2.0], dtype=torch.float64), rtol=1e-12, atol=0
+    )
+
+
+def test_run_binds_forward_anew_wherever_it_is_given():
+    f, other = Bowl(), Bowl()
+    run = Tempering(f).run
+
+    def call(a, b, *, c, d):
+        return [gradient_at(each, X)[0, 0].item() for each in (a, b, c, d)]
+
+    plain, half = -3.0, -1.5
+    arguments = {"c": f.forward, "d": other}
+    assert run(call, (f.forward, other.forward), arguments, 0.5) == [half, plain, half, plain]
+    assert run(lambda x: x, (X,), {}, 0.5) is X
+
+
+# -- finding it ------------------------------------------------------------------------------
+
+
+def sampler(*args, **kwargs):
+    raise AssertionError("only looked at")
+
+
+class Owner(Bowl):
+    def draw(self):
+        raise AssertionError("only looked at")
+
+
+F = Bowl()
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((F,), {}),
+        ((1, F, "x"), {}),
+        ((F, F), {"again": F}),
+        ((), {"f": F}),
+        ((F.forward,), {}),
+        ((F.forward, F), {}),
+    ],
+)
+def test_found_among_the_arguments(args, kwargs):
+    assert find_module(sampler, args, kwargs) is F
+    assert find_module(functools.partial(sampler, *args, **kwargs), (), {}) is F
+
+
+def test_found_as_the_owner_of_a_method():
+    owner = Owner()
+    assert find_module(owner.draw, (), {}) is owner
+    assert find_module(owner.draw, (owner,), {}) is owner
+    with pytest.raises(SamplerError, match=r"2 modules .*\(Bowl, Owner\)"):
+        find_module(owner.draw, (F,), {})
+
+
+def test_later_keywords_replace_those_of_a_partial():
+    other = Bowl()
+    assert find_module(functools.partial(sampler, f=F), (), {"f": other}) is other
+
+
+@pytest.mark.parametrize("args", [(), (1, "x", None), (len,), (X,), ([F],)])
+def test_not_found(args):
+    with pytest.raises(SamplerError, match=r"No energy module.*guard\(\.\.\., model=f\)"):
+        find_module(sampler, args, {})
