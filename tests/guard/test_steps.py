@@ -235,11 +235,12 @@ def test_optimizer_that_never_steps_is_mentioned_once(caplog):
 
 def test_attaching_again_adds_up_and_replaces():
     loop = Loop(optimizer=adam)
-    first: Any = loop.optimizer
+    first = loop.optimizer
     buffer = torch.zeros(3)
     loop.guard.attach(buffer=buffer, step_size=1.0)
-    assert loop.guard.attached.optimizer is first
-    assert loop.guard.attached.buffer is buffer
+    attached = loop.guard.attached
+    assert [attached.optimizer, attached.step_size] == [first, 1.0]
+    assert attached.buffer is buffer
     loop.sample()
     loop.loss().backward()
     first.step()
