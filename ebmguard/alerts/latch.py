@@ -17,17 +17,17 @@ class Latch:
 
     An episode begins when the rule first reports WARN or more, and ends after ``calm_steps``
     observations in a row inside the tighter, calm band. In between the rule is active, and each
-    level is reported once. An escalation inside an episode is reported at once. The first report
-    of a new episode waits until ``cooldown`` observations have passed since that level's last
-    report; if the episode is still going on by then, it is reported late rather than never.
+    level is reported once. An ERROR is reported at once, whether it opens the episode or escalates
+    it. A WARN that opens a new episode waits until ``cooldown`` observations have passed since the
+    last report; if the episode is still going on by then, it is reported late rather than never.
 
     Attributes:
         calm_steps: observations inside the calm band that end an episode.
-        cooldown: observations between first reports of the same level.
+        cooldown: observations between a report and a WARN that opens a new episode.
         active: highest level of the current episode, None outside episodes.
         reported: highest level reported in the current episode.
         calm: observations inside the calm band so far.
-        since: per level, observations since it was last reported.
+        since_report: observations since the last report of WARN or more, None before any.
     """
 
     calm_steps: int
@@ -35,9 +35,7 @@ class Latch:
     active: Level | None = None
     reported: Level | None = None
     calm: int = 0
-
-    def __post_init__(self) -> None:
-        self.since: dict[Level, int] = {}
+    since_report: int | None = None
 
     def update(self, level: Level | None, calm: bool | None) -> bool:
         """Take one observation; say whether ``level`` is to be reported now.
@@ -47,26 +45,22 @@ class Latch:
             calm: whether the statistic is inside the tighter band that ends an episode; None
                 where the observation does not tell, which changes nothing.
         """
-        for key in self.since:
-            self.since[key] += 1
+        if self.since_report is not None:
+            self.since_report += 1
         if level is None:
             if calm is not None:
                 self._rest(calm)
             return False
         self.calm = 0
-        escalated = self.active is not None and level > self.active
-        if self.active is None or escalated:
+        if self.active is None or level > self.active:
             self.active = level
         if self.reported is not None and level <= self.reported:
             return False
-        rested = level not in self.since or self.since[level] >= self.cooldown
-        if not escalated and not rested:
+        rested = self.since_report is None or self.since_report >= self.cooldown
+        if level < Level.ERROR and not rested:
             return False
         self.reported = level
-        # A report stands for the lower levels too: after an ERROR, no fresh WARN of the same.
-        for lower in Level:
-            if lower <= level:
-                self.since[lower] = 0
+        self.since_report = 0
         return True
 
     def _rest(self, calm: bool) -> None:
@@ -80,7 +74,7 @@ class Latch:
             "active": None if self.active is None else self.active.name,
             "reported": None if self.reported is None else self.reported.name,
             "calm": self.calm,
-            "since": {level.name: count for level, count in self.since.items()},
+            "since_report": self.since_report,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -89,4 +83,5 @@ class Latch:
         self.active = None if active is None else Level[active]
         self.reported = None if reported is None else Level[reported]
         self.calm = int(state["calm"])
-        self.since = {Level[name]: int(count) for name, count in state["since"].items()}
+        since = state["since_report"]
+        self.since_report = None if since is None else int(since)

@@ -2,6 +2,10 @@
 
 The measurements behind the defaults are in ``docs/alerts.md``. To change a threshold, build a
 changed copy: ``dataclasses.replace(rule, cooldown=500)``.
+
+Every rule has ``calm_steps`` (observations inside its calm band that end an episode) and
+``cooldown`` (observations after a report in which no new episode's WARN is reported; an ERROR is
+never held back).
 """
 
 from __future__ import annotations
@@ -48,7 +52,7 @@ class NonFiniteRule:
     numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
     bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
     calm_steps: int = 20
-    cooldown: int = 200
+    cooldown: int = 0
     remedies: Remedies = words.NONFINITE
 
 

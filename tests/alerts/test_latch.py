@@ -68,6 +68,11 @@ def test_an_escalation_does_not_wait_for_the_cool_down():
     assert reports(latch, episode + episode) == [0, 1, 4]
 
 
+def test_an_error_never_waits_for_the_cool_down():
+    latch = Latch(calm_steps=1, cooldown=100)
+    assert reports(latch, [(ERROR, False), (ERROR, False), (None, True)] * 2) == [0, 3]
+
+
 def test_the_cool_down_of_an_error_covers_warnings():
     latch = Latch(calm_steps=1, cooldown=10)
     steps = [(ERROR, False), (None, True), (WARN, False), (None, True)]
