@@ -49,7 +49,7 @@ class Meter:
         if x is not None:
             rows = x.reshape(x.shape[0] if x.ndim else 1, -1)
             # NaN and the infinities show in the extremes, without a mask of the samples' size.
-            finite = torch.isfinite(rows.amax(1)) & torch.isfinite(rows.amin(1))
+            finite = torch.maximum(rows.amax(1), -rows.amin(1)) <= torch.finfo(x.dtype).max
             found["nonfinite/samples"] = 1.0 - finite.mean(dtype=torch.float32)
         if grad_norm is None:
             grad_norm = torch.full((1,), torch.nan, device=None if x is None else x.device)
@@ -98,12 +98,13 @@ class Meter:
         }
         if self._output_scale is not None:
             numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
-        self._recent.append(neg)
+        # A copy: a compiled network may write its next output into the same memory.
+        self._recent.append(neg.clone())
         samples: dict[str, Tensor] = {}
         if slow:
             numbers["pareto_k"] = pareto_k(self._pooled_log_weights(star, neg))
             numbers["ref/pareto_k"] = pareto_k(self._pooled_log_weights(self._reference, neg))
-            samples = {"f_pos": pos, "f_neg": neg}
+            samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
         return {name: x.mean() if x.ndim else x for name, x in numbers.items()}, samples
 
     def _take_from_sampler(self) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -99,20 +100,13 @@ class EventFile:
         step: int,
         scalars: Mapping[str, float],
         histograms: Mapping[str, Sequence[float]],
+        prefix: str = "",
     ) -> None:
-        """One event with all scalars and histograms of a step.
+        """One event with all scalars and histograms of a step, their tags behind a prefix.
 
         Scalars of event files are float32: what is beyond its range is stored as an infinity.
         """
-        event = Event(wall_time=time.time(), step=step)
-        add = event.summary.value.add
-        for tag, value in scalars.items():
-            add(tag=tag, simple_value=value)
-        for tag, values in histograms.items():
-            histogram = _histogram(values)
-            if histogram is not None:
-                add(tag=tag, histo=histogram)
-        self._add(event)
+        self._file.add(partial(_row, time.time(), step, prefix, dict(scalars), dict(histograms)))
 
     def add_text(self, step: int, tag: str, markdown: str) -> None:
         """One event with a text for the Text page."""
@@ -168,9 +162,31 @@ class EventFile:
         self._add(event)
 
     def _add(self, event: Event) -> None:
-        data = event.SerializeToString()
-        header = struct.pack("<Q", len(data))
-        self._file.add(b"".join((header, _masked_crc(header), data, _masked_crc(data))))
+        self._file.add(_record(event))
+
+
+def _record(event: Event) -> bytes:
+    data = event.SerializeToString()
+    header = struct.pack("<Q", len(data))
+    return b"".join((header, _masked_crc(header), data, _masked_crc(data)))
+
+
+def _row(
+    wall_time: float,
+    step: int,
+    prefix: str,
+    scalars: Mapping[str, float],
+    histograms: Mapping[str, Sequence[float]],
+) -> bytes:
+    event = Event(wall_time=wall_time, step=step)
+    add = event.summary.value.add
+    for tag, value in scalars.items():
+        add(tag=prefix + tag, simple_value=value)
+    for tag, values in histograms.items():
+        histogram = _histogram(values)
+        if histogram is not None:
+            add(tag=prefix + tag, histo=histogram)
+    return _record(event)
 
 
 def _histogram(values: Sequence[float]) -> HistogramProto | None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class JsonlSink:
         histograms: Mapping[str, Sequence[float]],
     ) -> None:
         """Keep one line for ``metrics.jsonl``."""
-        self._metrics.add(_line({"step": step, **scalars}))
+        self._metrics.add(partial(_line, {"step": step, **scalars}))
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """Keep one line for ``alerts.jsonl``."""

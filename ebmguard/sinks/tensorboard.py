@@ -93,11 +93,7 @@ class TensorBoardSink:
         histograms: Mapping[str, Sequence[float]],
     ) -> None:
         """Keep one event with all the row's scalars and histograms."""
-        self._events.add_row(
-            step,
-            {TAG_PREFIX + tag: value for tag, value in scalars.items()},
-            {TAG_PREFIX + tag: values for tag, values in histograms.items()},
-        )
+        self._events.add_row(step, scalars, histograms, TAG_PREFIX)
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """Keep the alert's text and its marker."""
