@@ -148,13 +148,15 @@ class Strength:
         if isinstance(star, Tensor) and star.device.type != "mps":
             star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
-        if not isinstance(factor, Tensor) and factor < 0:
+        if isinstance(factor, Tensor):
+            return factor
+        if factor < -1e-9:  # β = 1 may come out a rounding error above it
             raise ConfigError(
                 f"beta = beta_star / output_scale = {star:g} / {self.output_scale:g} = "
                 f"{1 - factor:g} is above 1: the sampler would run away from the data. Lower "
                 "beta_star, or check output_scale (2 * step_size / noise_std**2)."
             )
-        return factor
+        return max(factor, 0.0)
 
 
 def number(name: str, value: object) -> float:
