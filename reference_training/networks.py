@@ -1,8 +1,10 @@
 """Wide residual networks without normalisation, whose output is a negative energy.
 
-The architecture is that of JEM (Grathwohl et al. 2020, section 5, "no batch normalisation"):
-pre-activation residual blocks, LeakyReLU 0.2, convolutions with bias, PyTorch's default
-initialisation. The class logits double as an energy, f(x) = logsumexp_y logits(x)[y] (their Eq. 7).
+The architecture follows JEM (Grathwohl et al. 2020): pre-activation residual blocks, LeakyReLU 0.2,
+convolutions with bias, PyTorch's default initialisation, no normalisation. One thing differs from
+its published code: a block halves the resolution in its first convolution, not in its second,
+which makes a step cheaper. The class logits double as an energy, f(x) = logsumexp_y logits(x)[y]
+(their Eq. 7).
 """
 
 from __future__ import annotations
