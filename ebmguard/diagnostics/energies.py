@@ -12,7 +12,7 @@ from ..objective import usable
 
 __all__ = ["energy_diagnostics", "nonfinite_diagnostics"]
 
-_QUANTILES = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
+_QUANTILES = {"q05": 0.05, "median": 0.5, "q95": 0.95}
 
 
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
@@ -22,19 +22,22 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
         0-dim tensors, or ``(*models,)``: ``energy_gap`` = mean f⁺ - mean f⁻; ``energy_overlap`` =
         P(f⁻ > f⁺) with ties counted half (0.5 when the two look alike, 0 when every negative is
         worse than every positive); ``f_pos/...`` and ``f_neg/...``: mean, std (of the population),
-        min, q05, median, q95, max. NaN where an energy they need is NaN.
+        min, q05, median, q95, max. NaN where an energy is NaN, and where infinities that they need
+        leave them undefined.
     """
-    if f_pos.shape == f_neg.shape:  # one pass for both sides: kernels are what this costs
+    # Few kinds of kernels, for the reason given in weight_diagnostics_at, and one pass for both
+    # sides where their shapes allow it.
+    if f_pos.shape == f_neg.shape:
         ranked = torch.stack((f_pos, f_neg)).sort(-1).values
-        both = _summary(ranked)
-        pos, neg = ({name: x[i] for name, x in both.items()} for i in (0, 1))
+        pos, neg = _summaries(ranked)
         ranked_pos, ranked_neg = ranked.unbind()
     else:
         ranked_pos, ranked_neg = f_pos.sort(-1).values, f_neg.sort(-1).values
-        pos, neg = _summary(ranked_pos), _summary(ranked_neg)
+        (pos,), (neg,) = _summaries(ranked_pos.unsqueeze(0)), _summaries(ranked_neg.unsqueeze(0))
+    overlap = _overlap(ranked_pos, ranked_neg)
     return {
         "energy_gap": pos["mean"] - neg["mean"],
-        "energy_overlap": _overlap(ranked_pos, ranked_neg),
+        "energy_overlap": overlap + _spoiler(pos["max"]) + _spoiler(neg["max"]),
         **{f"f_pos/{name}": value for name, value in pos.items()},
         **{f"f_neg/{name}": value for name, value in neg.items()},
     }
@@ -52,28 +55,42 @@ def nonfinite_diagnostics(
     if isinstance(beta_star, Tensor):
         beta_star = beta_star.unsqueeze(-1)
     n, m = f_pos.shape[-1], f_neg.shape[-1]
-    lost = ~usable(torch.cat((f_pos, f_neg), -1), beta_star)
-    pos = lost[..., :n].sum(-1, dtype=f_pos.dtype)
-    neg = lost[..., n:].sum(-1, dtype=f_pos.dtype)
+    pos = n - usable(f_pos, beta_star).to(f_pos.dtype).sum(-1)
+    neg = m - usable(f_neg, beta_star).to(f_neg.dtype).sum(-1)
     return {
         "nonfinite/pos": pos,
         "nonfinite/neg": neg,
-        "nonfinite/energies": (pos + neg) / (n + m),
+        "nonfinite/energies": (pos + neg) * (1 / (n + m)),
     }
 
 
-def _summary(ranked: Tensor) -> dict[str, Tensor]:
-    below, above, part = _positions(ranked.shape[-1], ranked.dtype, ranked.device)
+def _summaries(ranked: Tensor) -> list[dict[str, Tensor]]:
+    """Of each entry along the first dimension, sorted along the last."""
+    n = ranked.shape[-1]
+    mean = ranked.sum(-1) * (1 / n)
+    deviation = ranked - mean.unsqueeze(-1)
+    below, above, part = _positions(n, ranked.dtype, ranked.device)
     low, high = ranked.index_select(-1, below), ranked.index_select(-1, above)
-    # The difference of two equal infinities is NaN, which is not the quantile.
-    quantiles = torch.where(low == high, low, torch.lerp(low, high, part))
+    least, most = ranked[..., 0], ranked[..., -1]
     # NaN is sorted to the end, where it would spare the lower quantiles.
-    quantiles = torch.where(torch.isnan(ranked[..., -1:]), torch.nan, quantiles)
-    return {
-        "mean": ranked.mean(-1),
-        "std": ranked.std(-1, correction=0),
-        **dict(zip(_QUANTILES, quantiles.unbind(-1), strict=True)),
-    }
+    spoiler = _spoiler(most)
+    table = (
+        mean,
+        ((deviation * deviation).sum(-1) * (1 / n)).sqrt(),
+        least + spoiler,
+        *(low + part * (high - low) + spoiler.unsqueeze(-1)).unbind(-1),
+        most,
+    )
+    names = ("mean", "std", "min", *_QUANTILES, "max")
+    return [
+        dict(zip(names, numbers.unbind(), strict=True))
+        for numbers in torch.stack(table, 1).unbind()
+    ]
+
+
+def _spoiler(largest: Tensor) -> Tensor:
+    """NaN where the last of sorted energies is NaN, else 0."""
+    return 0.0 * largest.clamp(-1.0, 1.0)
 
 
 @lru_cache
@@ -92,7 +109,5 @@ def _overlap(ranked_pos: Tensor, ranked_neg: Tensor) -> Tensor:
     ranked_neg = ranked_neg.contiguous()
     below = torch.searchsorted(ranked_pos, ranked_neg)
     not_above = torch.searchsorted(ranked_pos, ranked_neg, right=True)
-    pairs = 2 * ranked_pos.shape[-1] * ranked_neg.shape[-1]
-    overlap = (below + not_above).sum(-1, dtype=ranked_pos.dtype) / pairs
-    known = ranked_pos[..., -1] + ranked_neg[..., -1]
-    return torch.where(torch.isnan(known), torch.nan, overlap)
+    pairs = ranked_pos.shape[-1] * ranked_neg.shape[-1]
+    return (below + not_above).sum(-1).to(ranked_pos.dtype) * (0.5 / pairs)

@@ -53,6 +53,8 @@ def weight_diagnostics_at(
     groups: Groups | None = None,
 ) -> list[dict[str, Tensor]]:
     """:func:`weight_diagnostics` at several exponents, at hardly more than the price of one."""
+    # Small tensors between two passes of a network: the first use of each kind of kernel costs as
+    # much as ten more of it, so a few kinds do everything here.
     betas = [
         beta.to(f_neg.dtype).unsqueeze(-1) if isinstance(beta, Tensor) else beta
         for beta in beta_stars
@@ -62,43 +64,46 @@ def weight_diagnostics_at(
     n, m = f_pos.shape[-1], f_neg.shape[-1]
     if groups is None:
         paired: int | Tensor = n
-        log_sum = torch.logsumexp(neg, -1, keepdim=True)
+        log_w = torch.log_softmax(neg, -1)
+        w = log_w.exp()
+        # The largest entry and its weight's logarithm are logsumexp apart.
+        log_sum = (neg.amax(-1) - log_w.amax(-1)).unsqueeze(-1)
         log_pull = F.logsigmoid(log_sum - pos)
-        v = torch.softmax(log_pull, -1)
-        w = torch.exp(neg - log_sum)
+        log_v = torch.log_softmax(log_pull, -1)
+        v = log_v.exp()
     else:
         same = groups[0].unsqueeze(-1) == groups[1]
         partnered = same.any(-1)
-        rows = torch.where(same, neg.unsqueeze(-2), -torch.inf)
-        log_sum = torch.logsumexp(rows, -1)
-        log_pull = torch.where(partnered, F.logsigmoid(log_sum - pos), -torch.inf)
-        # Normalised as logarithms: GradScale may be too small for a float where its shares are not.
-        v = torch.softmax(log_pull, -1)
-        w = torch.where(same, v.unsqueeze(-1) * torch.softmax(rows, -1), 0.0).sum(-2)
         paired = partnered.sum(-1)
-    grad_scale = log_pull.exp().sum(-1) / paired
-    w_norm, v_norm = torch.linalg.vector_norm(w, dim=-1), torch.linalg.vector_norm(v, dim=-1)
+        rows = torch.where(same, neg.unsqueeze(-2), -torch.inf)
+        log_pull = F.logsigmoid(torch.logsumexp(rows, -1) - pos)
+        log_pull = torch.where(partnered, log_pull, -torch.inf)
+        # Normalised as logarithms: GradScale may be too small for a float where its shares are not.
+        log_v = torch.log_softmax(log_pull, -1)
+        v = log_v.exp()
+        w = torch.where(same, v.unsqueeze(-1) * torch.softmax(rows, -1), 0.0).sum(-2)
+        # Finite where the weight is 0: it adds nothing to the entropy.
+        lowest = torch.finfo(w.dtype).min
+        log_v, log_w = log_v.clamp(min=lowest), w.log().clamp(min=lowest)
+    w_square, v_square = (w * w).sum(-1), (v * v).sum(-1)
+    w_inverse = w_square.rsqrt()
     found = {
-        "grad_scale": grad_scale,
-        "weight_entropy": _entropy(w) / _log(m),
-        "ess": 1.0 / (m * w_norm.square()),
+        "grad_scale": log_pull.exp().sum(-1) / paired,
+        "weight_entropy": (w * log_w).sum(-1) * _per_log(m),
+        "ess": w_inverse * w_inverse / m,
         "max_weight": w.amax(-1),
-        "positive_weight_entropy": _entropy(v) / _log(n),
+        "positive_weight_entropy": (v * log_v).sum(-1) * _per_log(n),
         # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
-        "reweighting_angle": (1 / paired + 1 / m) ** 0.5 / torch.hypot(v_norm, w_norm),
+        "reweighting_angle": (w_square + v_square).rsqrt() * (1 / paired + 1 / m) ** 0.5,
     }
     if groups is not None:
-        found["unpaired"] = torch.zeros_like(grad_scale) + n - paired
+        found["unpaired"] = torch.zeros_like(w_square) + n - paired
     # 0 where all energies are finite, and NaN otherwise.
-    spoiler = (0.0 * neg).sum(-1) + (0.0 * pos).sum(-1)
+    spoiler = 0.0 * (neg.sum(-1) + pos.sum(-1))
     table = torch.stack(tuple(found.values()), -1) + spoiler.unsqueeze(-1)
     return [dict(zip(found, row.unbind(-1), strict=True)) for row in table.unbind()]
 
 
-def _entropy(w: Tensor) -> Tensor:
-    entropy: Tensor = torch.special.entr(w).sum(-1)
-    return entropy
-
-
-def _log(count: int) -> float:
-    return math.log(count) if count > 1 else math.nan
+def _per_log(count: int) -> float:
+    """-1 / log(count): what makes Σ w log w an entropy between 0 and 1."""
+    return -1 / math.log(count) if count > 1 else math.nan

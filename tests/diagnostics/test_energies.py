@@ -1,0 +1,144 @@
+"""The energy diagnostics against numpy and scipy, and where they are undefined."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import mannwhitneyu
+from torch import Tensor
+
+from ebmguard.diagnostics import energy_diagnostics, nonfinite_diagnostics
+
+LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
+
+
+def summary(f: np.ndarray) -> dict[str, float]:
+    return {
+        "mean": f.mean(),
+        "std": f.std(),
+        **{name: np.quantile(f, level) for name, level in LEVELS.items()},
+    }
+
+
+def overlap(pos: np.ndarray, neg: np.ndarray) -> float:
+    statistic: float = mannwhitneyu(neg, pos).statistic
+    return statistic / (len(pos) * len(neg))
+
+
+def expected(pos: Tensor, neg: Tensor) -> dict[str, float]:
+    p, n = pos.numpy(), neg.numpy()
+    return {
+        "energy_gap": p.mean() - n.mean(),
+        "energy_overlap": overlap(p, n),
+        **{f"f_pos/{name}": value for name, value in summary(p).items()},
+        **{f"f_neg/{name}": value for name, value in summary(n).items()},
+    }
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (2, 2), (7, 7), (7, 10), (64, 64), (1, 5), (41, 101)])
+def test_definitions(n, m):
+    pos, neg = torch.randn(n).double() + 0.5, torch.randn(m).double()
+    found = energy_diagnostics(pos, neg)
+    right = expected(pos, neg)
+    assert set(found) == set(right)
+    for tag, value in right.items():
+        assert found[tag].shape == ()
+        assert found[tag].item() == pytest.approx(value, rel=1e-12, abs=1e-13), tag
+
+
+def test_overlap_counts_ties_half():
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        pos = torch.randint(4, (9,), generator=rng).double()
+        neg = torch.randint(4, (9 + seed,), generator=rng).double()
+        found = energy_diagnostics(pos, neg)["energy_overlap"].item()
+        assert found == pytest.approx(overlap(pos.numpy(), neg.numpy()), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("pos", "neg", "value"),
+    [([1.0, 1.0], [1.0, 1.0, 1.0], 0.5), ([0.0], [1.0, 2.0], 1.0), ([2.0, 3.0], [1.0, 1.5], 0.0)],
+)
+def test_overlap_at_its_ends(pos, neg, value):
+    found = energy_diagnostics(torch.tensor(pos), torch.tensor(neg))
+    assert found["energy_overlap"].item() == value
+
+
+def test_members_are_as_if_alone():
+    for m in (6, 8):
+        pos, neg = torch.randn(3, 6).double(), torch.randn(3, m).double()
+        found = energy_diagnostics(pos, neg)
+        for i in range(3):
+            for tag, value in expected(pos[i], neg[i]).items():
+                assert found[tag][i].item() == pytest.approx(value, rel=1e-12), tag
+
+
+@pytest.mark.parametrize("m", [5, 6])
+def test_nan_spoils_its_own_side_and_what_needs_both(m):
+    pos, neg = torch.randn(5), torch.randn(m)
+    neg[1] = math.nan
+    found = energy_diagnostics(pos, neg)
+    spoilt = {tag for tag, value in found.items() if math.isnan(value.item())}
+    assert spoilt == {"energy_gap", "energy_overlap"} | {
+        f"f_neg/{name}" for name in ("mean", "std", *LEVELS)
+    }
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinities_show_in_extremes_and_spare_the_median(value):
+    pos, neg = torch.randn(41), torch.randn(41)
+    neg[3] = value
+    found = {tag: x.item() for tag, x in energy_diagnostics(pos, neg).items()}
+    assert found["f_neg/max" if value > 0 else "f_neg/min"] == value
+    assert found["f_neg/mean"] == value
+    assert math.isfinite(found["f_neg/median"])
+    assert found["energy_gap"] == -value
+    assert found["energy_overlap"] == pytest.approx(overlap(pos.numpy(), neg.numpy()))
+    assert math.isfinite(found["f_pos/std"])
+
+
+def test_no_rounding_that_matters_far_from_zero():
+    pos, neg = torch.randn(64), torch.randn(64)
+    found = energy_diagnostics(pos + 4096, neg + 4096)
+    assert found["f_pos/std"].item() == pytest.approx(pos.std(correction=0).item(), rel=1e-3)
+    assert found["energy_gap"].item() == pytest.approx((pos.mean() - neg.mean()).item(), abs=2e-3)
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 1.0, -2.0, torch.tensor(2.0)])
+def test_lost_samples_are_counted(beta_star):
+    pos = torch.tensor([0.0, math.nan, 1.0, math.inf])
+    neg = torch.tensor([-math.inf, 2.0, 3.0])
+    found = {k: x.item() for k, x in nonfinite_diagnostics(pos, neg, beta_star).items()}
+    assert found == {
+        "nonfinite/pos": 2.0,
+        "nonfinite/neg": 1.0,
+        "nonfinite/energies": pytest.approx(3 / 7),
+    }
+
+
+def test_products_beyond_all_bounds_count_as_lost():
+    f = torch.tensor([1e29, 1e31, -1e31, 0.0])
+    g = torch.tensor([1.0, 2.0])
+    assert nonfinite_diagnostics(f, g, 1.0)["nonfinite/pos"].item() == 2
+    assert nonfinite_diagnostics(f, g, 1e-3)["nonfinite/pos"].item() == 0
+    assert nonfinite_diagnostics(g, f, 100.0)["nonfinite/neg"].item() == 3
+
+
+def test_lost_samples_of_members():
+    pos = torch.tensor([[0.0, math.nan], [1.0, 1.0]])
+    neg = torch.tensor([[0.0, 0.0, 1e20], [1e20, math.inf, 1e20]])
+    found = nonfinite_diagnostics(pos, neg, torch.tensor([1.0, 1e15]))
+    assert found["nonfinite/pos"].tolist() == [1.0, 0.0]
+    assert found["nonfinite/neg"].tolist() == [0.0, 3.0]
+    assert found["nonfinite/energies"].tolist() == pytest.approx([0.2, 0.6])
+
+
+@pytest.mark.parametrize("shapes", [((4,), (4,)), ((4,), (5,)), ((2, 4), (2, 5))])
+def test_nothing_waits_for_the_device(shapes):
+    """On the device `meta` any read by the host raises."""
+    pos, neg = (torch.empty(shape, device="meta") for shape in shapes)
+    assert all(x.is_meta for x in energy_diagnostics(pos, neg).values())
+    assert all(x.is_meta for x in nonfinite_diagnostics(pos, neg, 1.0).values())
