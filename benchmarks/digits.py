@@ -190,6 +190,7 @@ def commit() -> str:
 
 
 def write_table(root: Path, target: Path, words: list[str]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     done = sum(load(cell, root) is not None for cell in GRID + LONG)
     notes = (
         target.read_text(encoding="utf-8").partition("<!-- notes -->")[2]
