@@ -74,7 +74,7 @@ def weight_diagnostics_at(
     else:
         same = groups[0].unsqueeze(-1) == groups[1]
         partnered = same.any(-1)
-        paired = partnered.sum(-1)
+        paired = partnered.sum(-1, dtype=pos.dtype)
         rows = torch.where(same, neg.unsqueeze(-2), -torch.inf)
         log_pull = F.logsigmoid(torch.logsumexp(rows, -1) - pos)
         log_pull = torch.where(partnered, log_pull, -torch.inf)
@@ -82,6 +82,7 @@ def weight_diagnostics_at(
         log_v = torch.log_softmax(log_pull, -1)
         v = log_v.exp()
         w = torch.where(same, v.unsqueeze(-1) * torch.softmax(rows, -1), 0.0).sum(-2)
+        w = w / (paired > 0).unsqueeze(-1)  # with no pair at all there are no weights
         # Finite where the weight is 0: it adds nothing to the entropy.
         lowest = torch.finfo(w.dtype).min
         log_v, log_w = log_v.clamp(min=lowest), w.log().clamp(min=lowest)
