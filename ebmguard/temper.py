@@ -102,6 +102,7 @@ class Tempering:
         self._factor: float | Tensor = 1.0
         self._inner: Callable[..., Any] = module.forward
         self._handle: RemovableHandle | None = None
+        self._leaf: Tensor | None = None
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -199,15 +200,17 @@ class Tempering:
             return
         for x in (*args, *kwargs.values()):
             if isinstance(x, Tensor) and x.requires_grad and x.ndim:
-                # A sampler usually moves one leaf: hooks of earlier steps would pile up on it.
-                self._forget()
-                self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
+                # A sampler may move one leaf in place: its hook stays, and must not pile up.
+                if x is not self._leaf:
+                    self._forget()
+                    self._leaf = x if x.is_leaf else None
+                    self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
                 return
 
     def _forget(self) -> None:
         if self._handle is not None:
             self._handle.remove()
-            self._handle = None
+        self._handle = self._leaf = None
 
     def _record(self, grad: Tensor) -> None:
         # At once: samplers that clip do it in place on this very tensor.
