@@ -22,7 +22,6 @@ from typing import TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from .energies import BetaStar, Groups, Reduce, Variant, check_energies, per_sample
@@ -57,15 +56,10 @@ def usable(f: Tensor, beta: float | Tensor) -> Tensor:
     """
     # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow. The
     # second limit keeps sums and differences of energies finite where β* is tiny.
-    f = f.detach()
+    f, limit = f.detach(), 1e-4 * torch.finfo(f.dtype).max
     if isinstance(beta, Tensor):
-        return ((beta * f).abs() <= _LARGEST) & (f.abs() <= _limit(0.0, f.dtype))
-    return f.abs() <= _limit(beta, f.dtype)
-
-
-def _limit(beta: float, dtype: torch.dtype) -> float:
-    limit = 1e-4 * torch.finfo(dtype).max
-    return min(_LARGEST / abs(beta), limit) if beta else limit
+        return ((beta * f).abs() <= _LARGEST) & (f.abs() <= limit)
+    return f.abs() <= (min(_LARGEST / abs(beta), limit) if beta else limit)
 
 
 def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Tensor:
@@ -174,10 +168,6 @@ def contrastive_loss(
         return torch.stack(losses).mean(0)
     if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
         return _mean(f_neg, reduce) - _mean(f_pos, reduce)
-    if variant == "default" and groups is None and process_group is None:
-        usual = _usual_case(f_pos, f_neg, beta_star, reduce)
-        if usual is not None:
-            return usual
     terms = _Terms.of(
         f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
     )
@@ -190,27 +180,6 @@ def contrastive_loss(
         share = share * dist.get_world_size(process_group)
         loss = loss.detach() + (share - share.detach())
     return torch.where(terms.both_sides(), loss, 0.0)
-
-
-def _usual_case(f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, reduce: Reduce) -> Tensor | None:
-    """``default`` with one exponent and nothing to leave out: same numbers, a third of the work.
-
-    None where some energy is not usable, and where the host cannot look at energies for free: on a
-    GPU, inside a compiled graph, under torch.func's transforms.
-    """
-    if isinstance(beta_star, Tensor) or torch.compiler.is_compiling():
-        return None
-    if any(not f.is_cpu or is_functorch_wrapped_tensor(f) for f in (f_pos, f_neg)):
-        return None
-    pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
-    ends = [end.item() for f in (pos.detach(), neg.detach()) for end in (f.amin(), f.amax())]
-    limit = _limit(beta_star, pos.dtype), _limit(beta_star, neg.dtype)
-    if not all(abs(end) <= min(limit) for end in ends):
-        return None
-    dominant = ends[2] if beta_star < 0 else ends[3]
-    log_sum = torch.logsumexp(beta_star * (neg - dominant), -1)
-    margin = log_sum - beta_star * (pos - dominant)
-    return F.logsigmoid(-margin).mean() / -beta_star
 
 
 def coefficients(
