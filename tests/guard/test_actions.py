@@ -47,7 +47,8 @@ def test_hold_judges_inside_the_loss(hold):
 
 
 def test_raise_withholds_at_once_and_raises_after_the_update():
-    g, _, sgd, f = make(optimizer=True)
+    memory = Memory()
+    g, _, sgd, f = make(optimizer=True, sinks=[memory])
     before = [p.detach().clone() for p in f.parameters()]
     for _ in range(2):
         gradient(g)
@@ -64,6 +65,9 @@ def test_raise_withholds_at_once_and_raises_after_the_update():
     assert caught.value.alert is g.alerts[0]
     assert caught.value.alert.step == 2
     assert str(caught.value) == g.alerts[0].message
+    # Its row is on the disk before the error can end the process.
+    assert memory.steps == [0, 1, 2]
+    assert memory.flushed_rows[-1] == 3
     # The update was made, of the rest of the loss alone.
     for p, old in zip(f.parameters(), before, strict=True):
         torch.testing.assert_close(p, old - 0.1)
