@@ -96,6 +96,23 @@ def test_skipped_first_step_leaves_no_state_that_matters(name):
     assert all(torch.equal(p, q) for p, q in zip(parameters, twins, strict=True))
 
 
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_only_fused_adam_decides_on_the_device(name):
+    _, opt, parameters, _ = make(OPTIMIZERS[name])
+    seen = []
+
+    def inside_the_step(optimizer, args, kwargs):
+        found = getattr(optimizer, "found_inf", None)
+        seen.append((None if found is None else found.item(), parameters[0].grad is not None))
+
+    opt.register_step_pre_hook(inside_the_step)
+    for bad in (None, torch.nan):
+        set_gradients(parameters, bad=bad)
+        opt.step()
+    on_device = [(0.0, True), (1.0, True)]
+    assert seen == (on_device if name.startswith("fused adam") else [(None, True), (None, False)])
+
+
 @pytest.mark.parametrize("hold", [True, False])
 @pytest.mark.parametrize("name", ["adam", "fused adam"])
 def test_skips_obey_the_lag_and_the_action(name, hold):
