@@ -154,6 +154,15 @@ def test_groups(gradients, variant):
     assert g.last["unpaired"] == 1
 
 
+def test_reweighting_multiplies_whatever_gradient_arrives():
+    pos, neg, a, b = leaves((N,), (M,), (N,), (M,))
+    same_pos, same_neg = guard(None, None, beta_star=1.2).reweight(pos, neg)
+    to_pos, to_neg = slopes((a * same_pos).sum() + (b * same_neg.exp()).sum(), pos, neg)
+    coefficient_pos, coefficient_neg = closed_form(pos, neg, 1.2)
+    close(to_pos, a * -N * coefficient_pos)  # 1 - w+_i
+    close(to_neg, b * neg.exp() * M * coefficient_neg)  # M GradScale w_j
+
+
 def test_exponent_as_tensor_and_as_schedule():
     pos, neg = leaves((N,), (M,))
     expected = slopes(guard(None, None, beta_star=0.75).loss_fn(pos, neg), pos, neg)
