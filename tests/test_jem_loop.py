@@ -125,9 +125,11 @@ def train(
     steps: int = 20,
     by_class: bool = False,
     joint_weight: float = 0.0,
+    joint: tuple[Callable[..., Tensor], Callable[..., Tensor]] | None = None,
     plot_every: int = 7,
     plot: Callable[..., Tensor] | None = None,
 ) -> Run:
+    joint_loss, joint_sample = joint or (loss_fn, sample)
     images, labels = uniform(64), torch.arange(64) % CLASSES
     for step in range(steps):
         x = images[torch.randint(64, (BATCH,))]
@@ -141,9 +143,9 @@ def train(
         logits = run.net.classify(x_lab)
         total = total + nn.CrossEntropyLoss()(logits, y_lab)
         if joint_weight:
-            drawn = sample(run.net, run.chains, y=y_lab)
-            joint = loss_fn(run.net(x_lab, y_lab), run.net(drawn, y_lab))
-            total = total + joint_weight * joint
+            drawn = joint_sample(run.net, run.chains, y=y_lab)
+            l_p_x_y = joint_loss(run.net(x_lab, y_lab), run.net(drawn, y_lab))
+            total = total + joint_weight * l_p_x_y
         run.printed.append(f"{step} {fp:>14.9f} {fq:>14.9f} {fp - fq:>14.9f}")
         run.energies.append((fp_all.detach(), fq_all.detach()))
         assert math.isfinite(total.item())
@@ -265,3 +267,26 @@ def test_two_losses_of_one_iteration_are_one_step_once_the_optimizer_is_attached
         g.close()
         rows = read_jsonl(folder / "metrics.jsonl")
         assert [row["step"] for row in rows] == list(range(steps))
+
+
+def test_two_terms_with_a_guard_each_train_as_with_one_and_are_watched_apart(tmp_path):
+    def guarded(name):
+        return guard(
+            None,
+            make_sampler(),
+            beta_star=0.5,
+            output_scale=OUTPUT_SCALE,
+            log_dir=tmp_path / name,
+        )
+
+    one, first, second = guarded("one"), guarded("p_x"), guarded("p_x_y")
+    together = train(begin(), *one, joint_weight=0.5)
+    loss_fn, sample = first
+    apart = train(begin(), loss_fn, sample, joint_weight=0.5, joint=tuple(second))
+    assert apart.equals(together)
+    for g in (one, first, second):
+        g.close()
+    rows = {name: read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("p_x", "p_x_y")}
+    assert [len(of_term) for of_term in rows.values()] == [20, 20]
+    gaps = [fp.mean().item() - fq.mean().item() for fp, fq in apart.energies]
+    assert [row["energy_gap"] for row in rows["p_x"]] == pytest.approx(gaps, abs=1e-6)
