@@ -115,6 +115,7 @@ def test_sign_that_contradicts_the_convention(convention: Convention):
     assert f"contradicts convention={convention!r}" in message
     # Both readings: f is what the other convention says, or the difference is turned round.
     assert f"convention={other!r}" in message
+    assert f"If f is {'high' if convention == 'log_density' else 'low'} on data" in message
     assert "return its negative" in message
     assert ("lower f on data" in message) == (convention == "log_density")
     assert ("raise f on data" in message) == (convention == "energy")

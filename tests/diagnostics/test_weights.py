@@ -206,6 +206,17 @@ def test_one_class_is_no_class():
     close(found, naive(pos.numpy(), neg.numpy(), 1.0))
 
 
+def test_a_single_pair():
+    pos, neg = draw(5, 6)
+    y_pos, y_neg = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([2, 9, 9, 9, 9, 9])
+    found = weight_diagnostics(pos, neg, 1.0, (y_pos, y_neg))
+    assert found["unpaired"].item() == 4
+    assert found["grad_scale"].item() == pytest.approx(torch.sigmoid(neg[0] - pos[2]).item())
+    assert found["ess"].item() == pytest.approx(1 / 6)
+    assert found["max_weight"].item() == 1.0
+    assert found["weight_entropy"].item() == found["positive_weight_entropy"].item() == 0.0
+
+
 def test_no_partners_at_all():
     pos, neg = draw(5, 6)
     found = weight_diagnostics(pos, neg, 1.0, (torch.zeros(5), torch.ones(6)))
