@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from .sinks import Sink
 __all__ = ["Finished", "Monitor", "Row"]
 
 Row = dict[str, float]
+_Values: TypeAlias = Tensor | list[float]
 
 
 class Monitor:
@@ -68,11 +69,15 @@ class Monitor:
         if self._process_group is not None:
             dist.all_reduce(vector, group=self._process_group)
             vector /= dist.get_world_size(self._process_group)
-        self._open.parts.append((names, vector))
-        self._open.samples.update({name: x.detach().flatten() for name, x in samples.items()})
+        flat = {name: x.detach().flatten() for name, x in samples.items()}
         if self.lag:
+            self._open.parts.append((names, vector))
+            self._open.samples.update(flat)
             return None
-        return dict(zip(names, vector.tolist(), strict=True))
+        row = dict(zip(names, vector.tolist(), strict=True))
+        self._open.rows.append(row)
+        self._open.samples.update({name: x.tolist() for name, x in flat.items()})
+        return dict(row)
 
     def note(self, numbers: Mapping[str, float]) -> None:
         """Numbers that the host knows already; the largest of a step counts."""
@@ -129,10 +134,7 @@ class Monitor:
         """The inverse of :meth:`under_way`."""
         self._open = _OpenRow()
         self._queue = deque(
-            _Pending(
-                step, (), None, {k: torch.tensor(v) for k, v in samples.items()}, dict(row), None
-            )
-            for step, row, samples in rows
+            _Pending(step, (), None, dict(samples), dict(row), None) for step, row, samples in rows
         )
 
     def _read_until(self, step: int) -> list[Finished]:
@@ -153,14 +155,25 @@ class Finished(NamedTuple):
 @dataclass
 class _OpenRow:
     parts: list[tuple[tuple[str, ...], Tensor]] = field(default_factory=list)
-    samples: dict[str, Tensor] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)  # in the place of parts where the lag is 0
+    samples: dict[str, _Values] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
-        return not self.parts and not self.notes
+        return not self.parts and not self.rows and not self.notes
 
-    def pooled(self) -> tuple[tuple[str, ...], Tensor | None]:
+    def on_host(self) -> Row:
+        """What the host has read already, averaged by name. Computed without a tensor."""
+        if len(self.rows) == 1:
+            return self.rows[0] | self.notes
+        pools: dict[str, list[float]] = {}
+        for row in self.rows:
+            for name, value in row.items():
+                pools.setdefault(name, []).append(value)
+        return {name: sum(pool) / len(pool) for name, pool in pools.items()} | self.notes
+
+    def on_device(self) -> tuple[tuple[str, ...], Tensor | None]:
         if len(self.parts) <= 1:
             return self.parts[0] if self.parts else ((), None)
         pools: dict[str, list[Tensor]] = {}
@@ -177,27 +190,30 @@ class _Pending:
     step: int
     names: tuple[str, ...]
     numbers: Tensor | None
-    samples: dict[str, Tensor]
-    notes: Row
+    samples: dict[str, _Values]
+    on_host: Row
     arrived: torch.cuda.Event | None
 
     @classmethod
     def start(cls, step: int, row: _OpenRow) -> _Pending:
-        names, vector = row.pooled()
+        names, vector = row.on_device()
         numbers = None if vector is None else _to_host(vector)
-        samples = {name: _to_host(x) for name, x in row.samples.items()}
+        samples = {
+            name: _to_host(x) if isinstance(x, Tensor) else x for name, x in row.samples.items()
+        }
         arrived = None
         if vector is not None and vector.is_cuda:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(torch.cuda.current_stream(vector.device))
-        return cls(step, names, numbers, samples, row.notes, arrived)
+        return cls(step, names, numbers, samples, row.on_host(), arrived)
 
     def read(self) -> Finished:
         if self.arrived is not None:
             self.arrived.synchronize()
         values = [] if self.numbers is None else self.numbers.tolist()
-        row = dict(zip(self.names, values, strict=True)) | self.notes
-        return Finished(self.step, row, {name: x.tolist() for name, x in self.samples.items()})
+        row = dict(zip(self.names, values, strict=True)) | self.on_host
+        samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
+        return Finished(self.step, row, samples)
 
 
 def _stack(values: list[Tensor]) -> Tensor:
