@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,27 @@ __all__ = ["Meter"]
 _POOLED_STEPS = 16
 
 
+@dataclass
+class _Seen:
+    """What is kept of one sampler call: a few numbers per sample."""
+
+    grad_norm: Tensor | None
+    highest: Tensor | None = None
+    lowest: Tensor | None = None
+
+    def numbers(self, like: Tensor) -> dict[str, Tensor]:
+        norm = like.new_full((1,), torch.nan) if self.grad_norm is None else self.grad_norm.float()
+        found = {
+            "sampler/grad_norm": norm.sum() * (1 / norm.numel()),
+            "sampler/grad_norm_max": norm.amax(),
+        }
+        if self.highest is not None and self.lowest is not None:
+            largest = torch.finfo(self.highest.dtype).max
+            finite = (self.highest <= largest) & (self.lowest >= -largest)
+            found["nonfinite/samples"] = 1.0 - finite.float().sum() * (1 / finite.numel())
+        return found
+
+
 class Meter:
     """Assembles the named numbers of one loss call from the families of diagnostics.
 
@@ -33,7 +55,7 @@ class Meter:
         self._reduce = reduce
         self._reference = reference
         self._output_scale = output_scale
-        self._from_sampler: list[dict[str, Tensor]] = []
+        self._from_sampler: list[_Seen] = []
         self._recent: deque[Tensor] = deque(maxlen=_POOLED_STEPS)
 
     @torch.no_grad()
@@ -44,18 +66,13 @@ class Meter:
             grad_norm: ‖∇_x f‖ per sample in the sampler's last evaluation, or None if unknown.
             samples: what the sampler returned; its first floating-point tensor is looked at.
         """
-        found: dict[str, Tensor] = {}
+        seen = _Seen(grad_norm)
         x = _first_tensor(samples)
         if x is not None:
             rows = x.reshape(x.shape[0] if x.ndim else 1, -1)
             # NaN and the infinities show in the extremes, without a mask of the samples' size.
-            finite = torch.maximum(rows.amax(1), -rows.amin(1)) <= torch.finfo(x.dtype).max
-            found["nonfinite/samples"] = 1.0 - finite.mean(dtype=torch.float32)
-        if grad_norm is None:
-            grad_norm = torch.full((1,), torch.nan, device=None if x is None else x.device)
-        found["sampler/grad_norm"] = grad_norm.float().mean()
-        found["sampler/grad_norm_max"] = grad_norm.float().amax()
-        self._from_sampler.append(found)
+            seen.highest, seen.lowest = rows.amax(1), rows.amin(1)
+        self._from_sampler.append(seen)
 
     @torch.no_grad()
     def measure(
@@ -94,7 +111,7 @@ class Meter:
             **energy_diagnostics(pos, neg),
             **nonfinite_diagnostics(pos, neg, star),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
-            **{name: x.to(neg.device) for name, x in self._take_from_sampler().items()},
+            **{name: x.to(neg.device) for name, x in self._take_from_sampler(neg).items()},
         }
         if self._output_scale is not None:
             numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
@@ -107,8 +124,9 @@ class Meter:
             samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
         return {name: x.mean() if x.ndim else x for name, x in numbers.items()}, samples
 
-    def _take_from_sampler(self) -> dict[str, Tensor]:
-        calls, self._from_sampler = self._from_sampler, []
+    def _take_from_sampler(self, like: Tensor) -> dict[str, Tensor]:
+        calls = [seen.numbers(like) for seen in self._from_sampler]
+        self._from_sampler = []
         if len(calls) == 1:
             return calls[0]
         names = {name for call in calls for name in call}
