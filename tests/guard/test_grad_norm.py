@@ -54,6 +54,30 @@ def test_last_of_several_steps():
     assert measured(sampler, X)[0] == near(8 / 3 / 2**3)
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_samplers_whose_number_of_steps_changes(in_place):
+    def sampler(f, x, steps):
+        x = x.clone().requires_grad_()
+        for _ in range(steps):
+            (grad,) = torch.autograd.grad(f(x).sum(), x)
+            move = (1 / 0.75) * 0.5 * grad  # halves x
+            if in_place:
+                x.data += move
+            else:
+                x = (x + move).detach().requires_grad_()
+        return x.detach()
+
+    g, f = guard(None, sampler, beta_star=0.5, output_scale=2.0), Bowl()
+    norms = []
+    for steps in (3, 5, 2, 2, 4):
+        g.sampler(f, X, steps)
+        g.loss_fn(*energies())
+        norms.append(g.last["sampler/grad_norm"])
+    expected = [8 / 3 / 2 ** (steps - 1) for steps in (3, 5, 2, 2, 4)]
+    expected[2] = math.nan  # fewer than ever before come as a surprise, once
+    assert norms == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
+
 def test_sampler_that_clips_in_place_with_backward():
     def sampler(f, x):
         x = x.clone().requires_grad_()
