@@ -143,10 +143,10 @@ def around_alerts(root: Path) -> list[str]:
         results = load(cell, root)
         if results is None or results["diverged_at"] is None:
             continue
-        for level in ("first_warn", "first_error"):
-            alert = results[level]
-            if alert is None:
-                continue
+        alerts = [results[level] for level in ("first_warn", "first_error") if results[level]]
+        if len(alerts) == 2 and alerts[0]["level"] == alerts[1]["level"]:
+            alerts = alerts[:1]  # the first alert was an ERROR already
+        for alert in alerts:
             seen = dict(alert["accuracy_around"])
             cells = [percent(seen.get(alert["step"] + offset)) for offset in AROUND]
             after = results["diverged_at"] - alert["step"]
