@@ -163,6 +163,13 @@ def test_reweighting_multiplies_whatever_gradient_arrives():
     close(to_neg, b * neg.exp() * M * coefficient_neg)  # M GradScale w_j
 
 
+def test_reweighting_at_beta_star_zero_returns_the_very_same_tensors():
+    pos, neg = leaves((49,), (M,))
+    same_pos, same_neg = guard(None, None, beta_star=0.0).reweight(pos, neg)
+    assert same_pos is pos
+    assert same_neg is neg
+
+
 def test_exponent_as_tensor_and_as_schedule():
     pos, neg = leaves((N,), (M,))
     expected = slopes(guard(None, None, beta_star=0.75).loss_fn(pos, neg), pos, neg)
