@@ -99,6 +99,7 @@ class Tempering:
         self.module = module
         self.reached = False
         self._norm: Tensor | None = None
+        self._given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
         self._inner: Callable[..., Any] = module.forward
         self._handle: RemovableHandle | None = None
@@ -114,9 +115,11 @@ class Tempering:
         own. None where nothing was differentiated, and where the block took fewer steps than any
         before it: that was not to be known in time.
         """
-        if self._norm is None or not isinstance(self._factor, Tensor):
-            return self._norm
-        return self._norm / self._factor.abs().to(self._norm.dtype).unsqueeze(-1)
+        if self._norm is None:
+            return None
+        if isinstance(self._given, Tensor):
+            return self._norm / self._given.detach().abs().to(self._norm).unsqueeze(-1)
+        return self._norm if self._given == 1.0 else self._norm / abs(self._given)
 
     def run(
         self,
@@ -187,6 +190,7 @@ class Tempering:
         return watched
 
     def _set(self, factor: float | Tensor) -> None:
+        self._given = factor
         if not isinstance(factor, Tensor) and factor == 1.0:
             self._factor = 1.0
             return
