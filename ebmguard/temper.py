@@ -104,16 +104,13 @@ class Tempering:
         self._inner: Callable[..., Any] = module.forward
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
-        # Differentiated calls: in this block, and the fewest of any block so far.
-        self._calls = self._fewest = 0
 
     @property
     def grad_norm(self) -> Tensor | None:
         """‖∇_x f‖ per sample in the module's last differentiated call of the latest block.
 
         Of the untempered f. Read from the input's gradient as it passes by, without a pass of its
-        own. None where nothing was differentiated, and where the block took fewer steps than any
-        before it: that was not to be known in time.
+        own. None where nothing was differentiated.
         """
         if self._norm is None:
             return None
@@ -158,14 +155,13 @@ class Tempering:
         compiled = attributes.get("_compiled_call_impl")
         self._inner = self.module.forward
         self._set(factor)
-        self.reached, self._norm, self._calls = False, None, 0
+        self.reached, self._norm = False, None
         attributes["forward"] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
             attributes["_compiled_call_impl"] = self._watched(compiled)
         try:
             yield
-            self._fewest = min(self._fewest or self._calls, self._calls)
         finally:
             if existing is _ABSENT:
                 del attributes["forward"]
@@ -208,11 +204,8 @@ class Tempering:
             return
         for x in (*args, *kwargs.values()):
             if isinstance(x, Tensor) and x.requires_grad and x.ndim:
-                self._calls += 1
-                # Only the last call counts, and samplers take the same number of steps each time:
-                # hooks before the fewest calls so far would be for nothing. And a sampler may move
-                # one leaf in place, where its hook stays and must not pile up.
-                if self._calls >= self._fewest and x is not self._leaf:
+                # A sampler may move one leaf in place: its hook stays, and must not pile up.
+                if x is not self._leaf:
                     self._forget()
                     self._leaf = x if x.is_leaf else None
                     self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
