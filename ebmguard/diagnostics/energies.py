@@ -37,7 +37,7 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     overlap = _overlap(ranked_pos, ranked_neg)
     return {
         "energy_gap": pos["mean"] - neg["mean"],
-        "energy_overlap": overlap + pos.pop("spoiler") + neg.pop("spoiler"),
+        "energy_overlap": overlap + _spoiler(pos["max"]) + _spoiler(neg["max"]),
         **{f"f_pos/{name}": value for name, value in pos.items()},
         **{f"f_neg/{name}": value for name, value in neg.items()},
     }
@@ -72,21 +72,25 @@ def _summaries(ranked: Tensor) -> list[dict[str, Tensor]]:
     below, above, part = _positions(n, ranked.dtype, ranked.device)
     low, high = ranked.index_select(-1, below), ranked.index_select(-1, above)
     least, most = ranked[..., 0], ranked[..., -1]
-    # NaN is sorted to the end, where it would spare the lower quantiles. 0, or NaN if there is one:
-    spoiler = 0.0 * most.clamp(-1.0, 1.0)
+    # NaN is sorted to the end, where it would spare the lower quantiles.
+    spoiler = _spoiler(most)
     table = (
         mean,
         ((deviation * deviation).sum(-1) * (1 / n)).sqrt(),
         least + spoiler,
         *(low + part * (high - low) + spoiler.unsqueeze(-1)).unbind(-1),
         most,
-        spoiler,
     )
-    names = ("mean", "std", "min", *_QUANTILES, "max", "spoiler")
+    names = ("mean", "std", "min", *_QUANTILES, "max")
     return [
         dict(zip(names, numbers.unbind(), strict=True))
         for numbers in torch.stack(table, 1).unbind()
     ]
+
+
+def _spoiler(largest: Tensor) -> Tensor:
+    """NaN where the last of sorted energies is NaN, else 0."""
+    return 0.0 * largest.clamp(-1.0, 1.0)
 
 
 @lru_cache
