@@ -62,6 +62,7 @@ def run(cell: Cell, root: Path) -> None:
     log = root / f"{cell.name}.log"
     with log.open("w", encoding="utf-8") as out:
         subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, check=True)
+    (root / f"{cell.name}.commit").write_text(commit(), encoding="utf-8")
 
 
 def load(cell: Cell, root: Path) -> dict[str, Any] | None:
@@ -192,6 +193,7 @@ def commit() -> str:
 def write_table(root: Path, target: Path, words: list[str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     done = sum(load(cell, root) is not None for cell in GRID + LONG)
+    commits = sorted({file.read_text(encoding="utf-8") for file in root.glob("*.commit")})
     notes = (
         target.read_text(encoding="utf-8").partition("<!-- notes -->")[2]
         if target.is_file()
@@ -200,8 +202,8 @@ def write_table(root: Path, target: Path, words: list[str]) -> None:
     lines = [
         "# JEM on digits: β* against divergence",
         "",
-        f"Commit {commit()}, {datetime.date.today()}, {platform.machine()} CPU, one thread a run, "
-        f"`{' '.join(words)}`; {done} of {len(GRID) + len(LONG)} runs done.",
+        f"Commit {', '.join(commits)}, {datetime.date.today()}, {platform.machine()} CPU, one thread "
+        f"a run, `{' '.join(words)}`; {done} of {len(GRID) + len(LONG)} runs done.",
         "",
         "Settings are the defaults of `ebmguard train jem`: WRN-10-1 without normalisation, 64 "
         "positives and negatives, Adam 3e-3, 5 SGLD steps of step size 1.0 and noise 0.01. A run "
