@@ -202,8 +202,8 @@ def write_table(root: Path, target: Path, words: list[str]) -> None:
     lines = [
         "# JEM on digits: β* against divergence",
         "",
-        f"Commit {', '.join(commits)}, {datetime.date.today()}, {platform.machine()} CPU, one thread "
-        f"a run, `{' '.join(words)}`; {done} of {len(GRID) + len(LONG)} runs done.",
+        f"Commit {', '.join(commits)}, {datetime.date.today()}, {platform.machine()} CPU, one "
+        f"thread a run, `{' '.join(words)}`; {done} of {len(GRID) + len(LONG)} runs done.",
         "",
         "Settings are the defaults of `ebmguard train jem`: WRN-10-1 without normalisation, 64 "
         "positives and negatives, Adam 3e-3, 5 SGLD steps of step size 1.0 and noise 0.01. A run "
