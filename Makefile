@@ -67,7 +67,7 @@ bench-digits: $(VENV)/.train
 	$(BIN)/python benchmarks/digits.py
 
 bench-overhead: $(VENV)/.train
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m benchmarks.overhead
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
