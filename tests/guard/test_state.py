@@ -152,6 +152,16 @@ def test_own_hold_wins_over_the_saved_one():
     assert back.memory.column("alert_level") == [0.0, 1.0, 0.0]
 
 
+def test_nothing_is_over_before_its_loss():
+    run = Run()
+    assert run.guard.state_dict()["step"] == 0
+    assert run.guard.state_dict()["rows"] == []
+    run.go(0, 3)
+    run.guard.sampler(run.f, torch.ones(2, 2).double())  # ends step 2, and is of step 3
+    state = run.guard.state_dict()
+    assert (state["step"], state["rows"]) == (3, [])
+
+
 def test_loading_in_place_rewinds():
     run = Run(optimizer=True)
     run.go(0, 5)
