@@ -191,6 +191,8 @@ class WeightsRule:
     pareto_clear: float = 0.6
     reference_prefix: str = "ref/"
     window: int = 50
+    # The Pareto shape comes rarely, and each value pools the weights of several steps already.
+    pareto_window: int = 5
     calm_steps: int = 10
     cooldown: int = 500
     remedies: Remedies = words.WEIGHTS

@@ -139,30 +139,36 @@ class WeightsWatcher:
     def __init__(self, rule: WeightsRule) -> None:
         self.rule = rule
         self.prefix = ""
-        self.ess = RollingWindow(rule.window)
-        self.pareto = RollingWindow(rule.window)
+        self._start()
+
+    def _start(self) -> None:
+        self.ess = RollingWindow(self.rule.window)
+        self.pareto = RollingWindow(self.rule.pareto_window)
 
     def read(self, row: Mapping[str, float]) -> Reading:
         """WARN while a full window's median is out of range."""
         rule = self.rule
         beta_star = row.get("beta_star", _NAN)
         prefix = rule.reference_prefix if beta_star == 0 else ""
+        if prefix + rule.ess_tag not in row and prefix + rule.pareto_tag not in row:
+            return _UNKNOWN  # a row without weights, of a step without a loss
         if prefix != self.prefix:
             self.prefix = prefix
-            self.ess, self.pareto = RollingWindow(rule.window), RollingWindow(rule.window)
+            self._start()
         ess = _push(self.ess, row.get(prefix + rule.ess_tag, _NAN))
         pareto = _push(self.pareto, row.get(prefix + rule.pareto_tag, _NAN))
         if math.isnan(ess) and math.isnan(pareto):
             return _UNKNOWN
         if ess < rule.ess_floor:
-            tag, value, limit = rule.ess_tag, ess, rule.ess_floor
+            tag, value, limit, window = rule.ess_tag, ess, rule.ess_floor, rule.window
         elif pareto > rule.pareto_ceiling:
             tag, value, limit = rule.pareto_tag, pareto, rule.pareto_ceiling
+            window = rule.pareto_window
         else:
             calm = not ess < rule.ess_clear and not pareto > rule.pareto_clear
             return _CALM if calm else _NOT_CALM
         remedies = rule.remedies.at(beta_star)
-        return Reading(Level.WARN, False, prefix + tag, value, limit, rule.window, remedies)
+        return Reading(Level.WARN, False, prefix + tag, value, limit, window, remedies)
 
     def state_dict(self) -> dict[str, Any]:
         """Both windows, oldest value first."""
@@ -176,7 +182,7 @@ class WeightsWatcher:
         """Restore what :meth:`state_dict` returned."""
         self.prefix = str(state["prefix"])
         self.ess = RollingWindow(self.rule.window, state["ess"])
-        self.pareto = RollingWindow(self.rule.window, state["pareto"])
+        self.pareto = RollingWindow(self.rule.pareto_window, state["pareto"])
 
 
 def _push(window: RollingWindow, value: float) -> float:

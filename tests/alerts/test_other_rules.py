@@ -147,16 +147,26 @@ def test_recovery_ends_the_episode_and_the_cool_down_holds(make_row):
 )
 def test_degenerate_weights_warn_after_a_full_window(make_row, beta_star, tag, value):
     alerts = run(WEIGHTS, [make_row(beta_star=beta_star) | {tag: value}] * 500)
-    assert levels(alerts) == [(Level.WARN, 49)]
-    assert (alerts[0].tag, alerts[0].value, alerts[0].window) == (tag, value, 50)
+    window = 50 if "ess" in tag else 5
+    assert levels(alerts) == [(Level.WARN, window - 1)]
+    assert (alerts[0].tag, alerts[0].value, alerts[0].window) == (tag, value, window)
     assert alerts[0].limit == (0.1 if "ess" in tag else 0.7)
 
 
-@pytest.mark.parametrize(("tag", "value"), [("ess", 0.05), ("pareto_k", 0.9)])
-def test_half_a_window_of_bad_steps_is_not_enough(make_row, tag, value):
+@pytest.mark.parametrize(("tag", "value", "half"), [("ess", 0.05, 25), ("pareto_k", 0.9, 2)])
+def test_half_a_window_of_bad_values_is_not_enough(make_row, tag, value, half):
     bad, good = make_row(beta_star=2.0) | {tag: value}, make_row(beta_star=2.0)
-    assert run(WEIGHTS, [good] * 50 + [bad] * 25 + [good] * 200) == []
-    assert len(run(WEIGHTS, [good] * 50 + [bad] * 26)) == 1
+    assert run(WEIGHTS, [good] * 50 + [bad] * half + [good] * 200) == []
+    assert len(run(WEIGHTS, [good] * 50 + [bad] * (half + 1))) == 1
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 2.0])
+def test_a_row_without_weights_changes_nothing(make_row, beta_star):
+    low = {"ess": 0.05, "ref/ess": 0.05}
+    rows = [make_row(beta_star=beta_star) | low] * 49
+    empty = {"nonfinite/gradients": 0.0}
+    assert run(WEIGHTS, [*rows, empty]) == []
+    assert len(run(WEIGHTS, [*rows, empty, rows[0]])) == 1
 
 
 @pytest.mark.parametrize("tag", ["ess", "pareto_k"])
@@ -177,7 +187,7 @@ def test_a_schedule_that_leaves_zero_forgets_the_reference(make_row):
 
 def test_it_is_never_an_error(make_row):
     rows = [make_row(beta_star=2.0, ess=1 / 64, pareto_k=20.0)] * 3000
-    assert levels(run(WEIGHTS, rows)) == [(Level.WARN, 49)]
+    assert levels(run(WEIGHTS, rows)) == [(Level.WARN, 4)]
 
 
 def test_the_episode_lasts_until_the_tighter_band(make_row):
