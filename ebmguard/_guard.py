@@ -6,7 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ._alarm import Action, Alarm
+from ._attached import Attached
 from ._callables import GuardedLoss, refuse_deferred, wrap_sampler
 from ._meter import Meter
 from ._steps import OptimizerHooks
@@ -24,10 +25,10 @@ from .energies import Groups, Reduce, Variant, check_energies
 from .errors import ConfigError, SamplerError
 from .monitor import Finished, Monitor, Row
 from .objective import coefficients, contrastive_loss
-from .strength import Strength, StrengthAt, number
+from .strength import Strength, StrengthAt
 from .temper import Tempering, find_module, scale
 
-__all__ = ["Attached", "Guard", "Options"]
+__all__ = ["Guard", "Options"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -58,21 +59,6 @@ class Options:
     variant: Variant
     reduce: Reduce
     process_group: dist.ProcessGroup | None
-
-
-@dataclass(frozen=True)
-class Attached:
-    """What :meth:`Guard.attach` was given."""
-
-    model: nn.Module | None = None
-    optimizer: Optimizer | None = None
-    scheduler: Any = None
-    scaler: torch.amp.GradScaler | None = None
-    ema: Any = None
-    buffer: Any = None
-    step_size: float | None = None
-    noise_std: float | None = None
-    clamp: tuple[float, float] | None = None
 
 
 class Guard:
@@ -437,36 +423,18 @@ class Guard:
             ConfigError: an optimizer that trains none of the model's parameters, or a scaler
                 without an optimizer.
         """
-        if model is not None and not isinstance(model, nn.Module):
-            raise ConfigError(f"attach: model= is a {type(model).__name__}; expected a Module.")
-        if optimizer is not None and not isinstance(optimizer, Optimizer):
-            raise ConfigError(
-                f"attach: optimizer= is a {type(optimizer).__name__}; expected a torch Optimizer."
-            )
-        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
-            raise ConfigError(
-                f"attach: scaler= is a {type(scaler).__name__}; expected a torch.amp.GradScaler."
-            )
-        for name, value in (("step_size", step_size), ("noise_std", noise_std)):
-            if value is not None:
-                number(f"attach: {name}", value)
-        new = Attached(
-            model, optimizer, scheduler, scaler, ema, buffer, step_size, noise_std, clamp
+        attached = self.attached.extended(
+            energy=self._model,
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            scaler=scaler,
+            ema=ema,
+            buffer=buffer,
+            step_size=step_size,
+            noise_std=noise_std,
+            clamp=clamp,
         )
-        attached = replace(
-            self.attached, **{k: value for k, value in vars(new).items() if value is not None}
-        )
-        if attached.scaler is not None and attached.optimizer is None:
-            raise ConfigError("attach: scaler= needs the optimizer that it scales.")
-        energy = model if model is not None else self._model
-        if energy is not None and attached.optimizer is not None:
-            groups = attached.optimizer.param_groups
-            trained = {id(p) for group in groups for p in group["params"]}
-            if not any(id(p) in trained for p in energy.parameters()):
-                raise ConfigError(
-                    "attach: the optimizer trains none of the model's parameters; is it the "
-                    "optimizer of another network, or was the model rebuilt after it?"
-                )
         if model is not None:
             self._model = model
         if attached.optimizer is not None:

@@ -1,0 +1,68 @@
+"""What a trainer has told the guard about the rest of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .errors import ConfigError
+from .strength import number
+
+__all__ = ["Attached"]
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What :meth:`ebmguard.Guard.attach` was given."""
+
+    model: nn.Module | None = None
+    optimizer: Optimizer | None = None
+    scheduler: Any = None
+    scaler: torch.amp.GradScaler | None = None
+    ema: Any = None
+    buffer: Any = None
+    step_size: float | None = None
+    noise_std: float | None = None
+    clamp: tuple[float, float] | None = None
+
+    def extended(self, *, energy: nn.Module | None, **given: Any) -> Attached:
+        """This and what is given now; None leaves a field as it was.
+
+        Args:
+            energy: the energy module that the guard knows of without an attached model.
+            given: new values of the fields.
+
+        Raises:
+            ConfigError: a field of another type, an optimizer that trains none of the model's
+                parameters, or a scaler without an optimizer.
+        """
+        new = {name: value for name, value in given.items() if value is not None}
+        for name, kind, wanted in (
+            ("model", nn.Module, "a Module"),
+            ("optimizer", Optimizer, "a torch Optimizer"),
+            ("scaler", torch.amp.GradScaler, "a torch.amp.GradScaler"),
+        ):
+            if name in new and not isinstance(new[name], kind):
+                raise ConfigError(
+                    f"attach: {name}= is a {type(new[name]).__name__}; expected {wanted}."
+                )
+        for name in ("step_size", "noise_std"):
+            if name in new:
+                number(f"attach: {name}", new[name])
+        result = replace(self, **new)
+        if result.scaler is not None and result.optimizer is None:
+            raise ConfigError("attach: scaler= needs the optimizer that it scales.")
+        energy = new.get("model", energy)
+        if energy is not None and result.optimizer is not None:
+            groups = result.optimizer.param_groups
+            trained = {id(p) for group in groups for p in group["params"]}
+            if not any(id(p) in trained for p in energy.parameters()):
+                raise ConfigError(
+                    "attach: the optimizer trains none of the model's parameters; is it the "
+                    "optimizer of another network, or was the model rebuilt after it?"
+                )
+        return result
