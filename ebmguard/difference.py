@@ -127,9 +127,8 @@ class Difference:
             slopes.append((up.sum().item(), down.sum().item()))
         largest = max(abs(slope) for pair in slopes for slope in pair)
         if largest == 0:
-            return (
-                False  # a ramp that starts at 0: nothing can be seen yet, so look again next time
-            )
+            # A ramp that starts at 0: nothing can be seen yet, so look again next time.
+            return False
         if abs(slopes[0][0] - slopes[-1][0]) > 1e-4 * largest:
             raise LossError(
                 "loss_fn gave two different gradients for the same energies: its weight counts its "

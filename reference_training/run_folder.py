@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.sinks import to_json
 
 CONFIG = "config.json"
 RESULTS = "results.json"
@@ -91,12 +91,12 @@ class RunFolder:
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; numbers that are not finite become strings."""
-        text = json.dumps(_jsonable(results), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
         _replace_text(self.path / RESULTS, text)
 
     def append_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append lines to the row file `name`."""
-        lines = [json.dumps(_jsonable(row), allow_nan=False) + "\n" for row in rows]
+        lines = [json.dumps(to_json(row), allow_nan=False) + "\n" for row in rows]
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write("".join(lines))
 
@@ -128,16 +128,3 @@ def _replace_text(file: Path, text: str) -> None:
     partial = file.with_name(file.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
-
-
-def _jsonable(value: Any) -> Any:
-    """Floats that JSON cannot hold become the strings of the proto3 JSON mapping."""
-    if isinstance(value, Mapping):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        if math.isnan(value):
-            return "NaN"
-        return "Infinity" if value > 0 else "-Infinity"
-    return value

@@ -6,7 +6,7 @@ built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
 """
 
 from .add_scalar import AddScalarSink
-from .jsonl import JsonlSink, read_jsonl
+from .jsonl import JsonlSink, read_jsonl, to_json
 from .protocol import Sink
 from .resolve import as_sink, open_log_dir
 from .tensorboard import TensorBoardSink
@@ -19,4 +19,5 @@ __all__ = [
     "as_sink",
     "open_log_dir",
     "read_jsonl",
+    "to_json",
 ]

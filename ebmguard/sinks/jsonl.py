@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfigError
 from ._files import AppendFile, prepare_folder
 
-__all__ = ["JsonlSink", "read_jsonl"]
+__all__ = ["JsonlSink", "read_jsonl", "to_json"]
 
 # JSON has no such numbers. These strings are those of the proto3 JSON mapping; unlike the bare
 # NaN that Python writes by default, every JSON parser can read them.
@@ -96,17 +96,27 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return records
 
 
+def to_json(value: Any) -> Any:
+    """The value with every float that JSON cannot hold as one of the three strings.
+
+    Args:
+        value: numbers, strings, None, and mappings, lists and tuples of them.
+    """
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return value
+        if math.isnan(value):
+            return "NaN"
+        return "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return value
+
+
 def _line(record: Mapping[str, Any]) -> bytes:
-    plain = {key: _to_json(value) for key, value in record.items()}
-    return json.dumps(plain, allow_nan=False).encode() + b"\n"
-
-
-def _to_json(value: Any) -> Any:
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+    return json.dumps(to_json(record), allow_nan=False).encode() + b"\n"
 
 
 def _from_json(value: Any) -> Any:

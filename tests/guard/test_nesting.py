@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 
 from ebmguard import guard
 from ebmguard.errors import SamplerError
-from tests.guard.parts import Bowl, gradient_at
-
-# beta = 1/4, so that the sampler runs on 3/4 of the energy.
-QUARTER: Any = {"beta_star": 0.5, "output_scale": 2.0}
-X = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 1.0]], dtype=torch.float64)
-
-
-def is_tempered(gradient: torch.Tensor) -> bool:
-    return torch.allclose(gradient, -0.75 * X, rtol=1e-12, atol=0)
-
-
-def is_plain(gradient: torch.Tensor) -> bool:
-    return torch.equal(gradient, -X)
+from tests.guard.parts import QUARTER, Bowl, X, gradient_at, is_plain, is_tempered
 
 
 def test_pause_gives_plain_samples():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -13,19 +12,7 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError, SamplerError
-from tests.guard.parts import Bowl, Energy, energies, gradient_at
-
-# beta = 1/4, so that the sampler runs on 3/4 of the energy.
-QUARTER: Any = {"beta_star": 0.5, "output_scale": 2.0}
-X = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 1.0]], dtype=torch.float64)
-
-
-def is_tempered(gradient: torch.Tensor) -> bool:
-    return torch.allclose(gradient, -0.75 * X, rtol=1e-12, atol=0)
-
-
-def is_plain(gradient: torch.Tensor) -> bool:
-    return torch.equal(gradient, -X)
+from tests.guard.parts import QUARTER, Bowl, Energy, X, energies, gradient_at, is_plain, is_tempered
 
 
 def test_function():

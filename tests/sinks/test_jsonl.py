@@ -18,18 +18,7 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import JsonlSink, read_jsonl
-
-ALERT: dict[str, Any] = {
-    "rule": "energy_blowup",
-    "level": "ERROR",
-    "step": 7,
-    "tag": "energy_gap",
-    "value": math.inf,
-    "limit": 8.0,
-    "window": 200,
-    "remedies": ["roll back", "raise beta_star"],
-    "message": "ERROR energy_blowup at step 7",
-}
+from tests.sinks.parts import ALERT
 
 
 def same(left: Any, right: Any) -> bool:

@@ -6,7 +6,6 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +21,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import TensorBoardSink, open_log_dir
 from ebmguard.sinks._events import crc32c
-
-ALERT: dict[str, Any] = {
-    "rule": "energy_blowup",
-    "level": "ERROR",
-    "step": 7,
-    "tag": "energy_gap",
-    "value": math.inf,
-    "limit": 8.0,
-    "window": 200,
-    "remedies": ["roll back", "raise beta_star"],
-    "message": "ERROR energy_blowup at step 7",
-}
+from tests.sinks.parts import ALERT
 
 
 def load(folder: Path) -> EventAccumulator:
