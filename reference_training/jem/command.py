@@ -6,8 +6,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ..device import find_device
-from ..run_folder import RunFolder
 from .config import JemConfig
 from .train import train
 
@@ -25,30 +23,13 @@ def run(config: JemConfig) -> int:
         ConfigError: the settings, the folder or the device cannot be meant.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config, folder = open_run(config)
+    config, folder = config.open()
     results = train(config, folder)
     if results is None:
         print(f"stopped; go on with: {config.command()} --resume")
         return INTERRUPTED
     print(summary(results, folder.path))
     return 0
-
-
-def open_run(config: JemConfig) -> tuple[JemConfig, RunFolder]:
-    """The settings that count and the folder to write into.
-
-    Raises:
-        ConfigError: the settings do not make a run, or the folder is not theirs.
-    """
-    if config.resume:
-        folder = RunFolder.resume(config.out)
-        config = config.resumed(folder.config)
-        config.check()
-        folder.write_config(config.to_json())
-        return config, folder
-    config.check()
-    find_device(config.device)
-    return config, RunFolder.create(config.out, config.to_json())
 
 
 def summary(results: dict[str, Any], path: Path) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import shlex
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from ebmguard.errors import ConfigError
+
+from ..run_config import RunConfig
 
 COUNTS = (
     "iterations",
@@ -24,15 +23,13 @@ COUNTS_OR_NONE = ("sgld_steps", "alert_context", "alert_window", "stop_after", "
 
 
 @dataclass(frozen=True)
-class JemConfig:
+class JemConfig(RunConfig):
     """Train a joint energy-based model: a classifier that is also an EBM, watched by the guard.
 
     The run folder gets config.json, metrics.jsonl and alerts.jsonl (the guard's), training.jsonl
     (the trainer's), TensorBoard events, results.json, figures/ and checkpoints/.
     """
 
-    out: Path
-    """Run folder. A folder that already holds a run is refused, unless it is resumed."""
     data: Literal["digits"] = "digits"
     """Data set. The digits are scikit-learn's 1,797 real 8x8 images and need no download."""
     beta_star: float = 2.0
@@ -43,12 +40,6 @@ class JemConfig:
     """Its channel multiplier: stages of 16, 32 and 64 times the width."""
     iterations: int = 2000
     """Training steps."""
-    seed: int = 0
-    """Seed of initialisation, batches and sampler."""
-    device: str = "auto"
-    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
-    resume: bool = False
-    """Go on with the run in the folder, from its last checkpoint and with its settings."""
     n_pos: int = 64
     """Images per step."""
     n_neg: int = 64
@@ -80,6 +71,9 @@ class JemConfig:
     """Steps between checkpoints; the last step and Ctrl-C write one too."""
     threads: int = 1
     """CPU threads of PyTorch: one is fastest for small networks, 0 is PyTorch's own choice."""
+
+    words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
+    shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed", "iterations")
 
     def check(self) -> None:
         """Refuse settings that cannot be meant, all of them in one error.
@@ -120,47 +114,3 @@ class JemConfig:
         if self.noise_std == 0:
             return None
         return 2 * self.step_size / self.noise_std**2
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings of the run as plain JSON values; where it lies is not a setting of it."""
-        values = dataclasses.asdict(self)
-        del values["out"], values["resume"]
-        return values
-
-    def command(self) -> str:
-        """The command line that makes this run again, defaults left out."""
-        words = ["ebmguard", "train", "jem"]
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            shown = field.name in ("out", "data", "beta_star", "seed", "iterations")
-            if field.name != "resume" and (shown or value != field.default):
-                words += [f"--{field.name.replace('_', '-')}", f"{value}"]
-        return shlex.join(words)
-
-    def resumed(self, stored: dict[str, Any]) -> JemConfig:
-        """These settings over those of the run that is resumed.
-
-        A setting left at its default is the stored one; more iterations, another device or number
-        of threads may be asked for.
-
-        Args:
-            stored: the settings of the run, as :meth:`to_json` gave them.
-
-        Raises:
-            ConfigError: names the settings that contradict the run's.
-        """
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        changed = {k: v for k, v in self.to_json().items() if v != defaults[k]}
-        free = ("iterations", "device", "threads")
-        clashes = [
-            f"{name} is {value}, the run has {stored.get(name)}"
-            for name, value in changed.items()
-            if name not in free and value != stored.get(name)
-        ]
-        if clashes:
-            raise ConfigError(
-                f"{self.out} cannot be resumed with other settings; leave them out, or start a run "
-                "in another folder:\n  " + "\n  ".join(clashes)
-            )
-        known = {name: value for name, value in stored.items() if name in defaults}
-        return dataclasses.replace(self, **{**known, **changed})

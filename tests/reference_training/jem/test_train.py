@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_digits
 from ebmguard.reference_training.jem import train as jem_train
-from ebmguard.reference_training.jem.command import open_run, run
+from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.networks import WideResNet
@@ -59,7 +59,7 @@ def config_for(out, **settings):
 
 
 def go(config, reporter=None):
-    return train(*open_run(config), reporter or Silent())
+    return train(*config.open(), reporter or Silent())
 
 
 def saved(out):
@@ -157,9 +157,9 @@ def test_ctrl_c_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
     out = tmp_path / "run"
     monkeypatch.setattr(jem_train, "default_reporter", lambda: Silent(interrupt_after=2))
     assert run(config_for(out)) == 130
-    command = f"--out {out} --data digits --beta-star 2.0"
     text = capsys.readouterr().out
-    assert command in text
+    assert f"ebmguard train jem --out {out} " in text
+    assert "--data digits --beta-star 2.0" in text
     assert text.endswith("--resume\n")
     monkeypatch.setattr(jem_train, "default_reporter", Silent)
     assert run(config_for(out, resume=True)) == 0
@@ -189,7 +189,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     go(config_for(whole))
-    _, folder = open_run(config_for(cut))
+    _, folder = config_for(cut).open()
     folder.append_rows("metrics.jsonl", [{"step": 0}])
     go(config_for(cut, resume=True))
     assert same(saved(whole)["network"], saved(cut)["network"])

@@ -1,0 +1,113 @@
+"""What the settings of every reference trainer share: a run folder, and how a run is resumed."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from ebmguard.errors import ConfigError
+
+from .device import find_device
+from .run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunConfig(abc.ABC):
+    """Settings of one run; a trainer's are a subclass, which is also its command line."""
+
+    out: Path
+    """Run folder. A folder that already holds a run is refused, unless it is resumed."""
+    resume: bool = False
+    """Go on with the run in the folder, from its last checkpoint and with its settings."""
+    seed: int = 0
+    """Seed of everything random in the run."""
+    device: str = "auto"
+    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
+
+    words: ClassVar[tuple[str, ...]]
+    """The command that takes these settings."""
+    shown: ClassVar[tuple[str, ...]]
+    """Settings that :meth:`command` names even where they have their default."""
+
+    @abc.abstractmethod
+    def check(self) -> None:
+        """Refuse settings that cannot be meant, all of them in one error.
+
+        Raises:
+            ConfigError: names every wrong setting, its value and what was expected.
+        """
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings of the run as plain JSON values; where it lies is not a setting of it."""
+        values = dataclasses.asdict(self)
+        del values["out"], values["resume"]
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    def command(self) -> str:
+        """The command line that makes this run again, defaults left out."""
+        words = list(self.words)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "resume" and (field.name in self.shown or value != field.default):
+                values = value if isinstance(value, tuple) else (value,)
+                words += [f"--{field.name.replace('_', '-')}", *map(str, values)]
+        return shlex.join(words)
+
+    def resumed(self, stored: Mapping[str, Any]) -> Self:
+        """These settings over those of the run that is resumed.
+
+        A setting left at its default is the stored one; more iterations, another device or number
+        of threads may be asked for.
+
+        Args:
+            stored: the settings of the run, as :meth:`to_json` gave them.
+
+        Raises:
+            ConfigError: names the settings that contradict the run's.
+        """
+        known = {f.name: f for f in dataclasses.fields(self) if f.name in stored}
+        changed = {
+            name: value
+            for name, value in self.to_json().items()
+            if name in known and value != _plain(known[name].default)
+        }
+        free = ("iterations", "device", "threads")
+        clashes = [
+            f"{name} is {value}, the run has {stored[name]}"
+            for name, value in changed.items()
+            if name not in free and value != stored[name]
+        ]
+        if clashes:
+            raise ConfigError(
+                f"{self.out} cannot be resumed with other settings; leave them out, or start a run "
+                "in another folder:\n  " + "\n  ".join(clashes)
+            )
+        values: dict[str, Any] = {name: stored[name] for name in known} | changed
+        for name, value in values.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+        return dataclasses.replace(self, **values)
+
+    def open(self) -> tuple[Self, RunFolder]:
+        """The settings that count, and the folder to write into.
+
+        Raises:
+            ConfigError: the settings do not make a run, or the folder is not theirs.
+        """
+        if self.resume:
+            folder = RunFolder.resume(self.out)
+            config = self.resumed(folder.config)
+            config.check()
+            folder.write_config({**folder.config, **config.to_json()})
+            return config, folder
+        self.check()
+        find_device(self.device)
+        return self, RunFolder.create(self.out, self.to_json())
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
