@@ -1,0 +1,254 @@
+"""The toy distributions: what their samplers draw, and the exact density of just that.
+
+Shapes and constants are those of ebm-anatomy (Nijkamp et al. 2020, ``ToyDataset``): eight Gaussians
+on a circle and four rings, every component 0.15 wide. As in *Energy-Based Model Training Objective
+Robust to Inaccurate SGLD Samples* (section 4.1) the Gaussians have different weights; the paper
+does not print them, ours grow as 1 to 8 with the angle. The 1D mixture is their counterpart.
+
+Another setting is a ``dataclasses.replace`` of an entry of :data:`DISTRIBUTIONS`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+__all__ = ["DISTRIBUTIONS", "Distribution", "GaussianMixture", "Rings"]
+
+_STD = 0.15
+# The rings' density has an integrable pole at the origin, with a mass of 1e-9. Nearer than this it
+# is held, so that a grid with a point there can be summed.
+_NEAREST = 1e-6
+
+
+class Distribution(Protocol):
+    """A distribution with a sampler and the exact density of that sampler."""
+
+    @property
+    def dim(self) -> int:
+        """1 or 2."""
+        ...
+
+    @property
+    def limit(self) -> float:
+        """Pictures and grids span [-limit, limit] on each axis."""
+        ...
+
+    @property
+    def kde_factor(self) -> float:
+        """Kernel width of the published density estimate over the samples' own."""
+        ...
+
+    @property
+    def init_std(self) -> float:
+        """Standard deviation of the Gaussian from which chains start."""
+        ...
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Independent samples in random order: ``(n, dim)`` float32 on the generator's device."""
+        ...
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Log density of what :meth:`sample` draws, ``(..., dim)`` to ``(...)`` in float64."""
+        ...
+
+    def pictured_log_density(self, x: Tensor) -> Tensor:
+        """The form that published pictures show, ``(..., dim)`` to ``(...)`` in float64."""
+        ...
+
+    def component_log_densities(self, x: Tensor) -> Tensor:
+        """Log of weight times density per component, ``(..., components)`` in float64.
+
+        Its logsumexp is :meth:`log_density`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class GaussianMixture:
+    """Isotropic Gaussians of one width, in one or two dimensions.
+
+    Attributes:
+        centres: one point per component, each of ``dim`` coordinates.
+        weights: positive, one per component; only their ratios matter.
+        std: standard deviation of every component.
+
+    Raises:
+        ConfigError: where these do not fit together.
+    """
+
+    centres: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...]
+    std: float = _STD
+    limit: float = 1.6
+    kde_factor: float = 0.1
+    init_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(len(self.centres), self.weights, self.std)
+        if {len(centre) for centre in self.centres} not in ({1}, {2}):
+            raise ConfigError(
+                "centres must all have one coordinate or all have two, not "
+                f"{[len(centre) for centre in self.centres]}"
+            )
+
+    @property
+    def dim(self) -> int:
+        """1 or 2, as the centres say."""
+        return len(self.centres[0])
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """See :class:`Distribution`."""
+        device = generator.device
+        chosen = _choose(self.weights, torch.rand(n, generator=generator, device=device))
+        noise = torch.randn(n, self.dim, generator=generator, device=device)
+        return torch.add(
+            _tensor(self.centres, device, torch.float32)[chosen], noise, alpha=self.std
+        )
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """See :class:`Distribution`."""
+        return self.component_log_densities(x).logsumexp(-1)
+
+    def pictured_log_density(self, x: Tensor) -> Tensor:
+        """The same as :meth:`log_density`."""
+        return self.log_density(x)
+
+    def component_log_densities(self, x: Tensor) -> Tensor:
+        """See :class:`Distribution`."""
+        x = x.double().unsqueeze(-2)
+        offsets = (x - _tensor(self.centres, x.device, x.dtype)) / self.std
+        norm = self.dim * math.log(math.sqrt(2 * math.pi) * self.std)
+        return _log_weights(self.weights, x) - 0.5 * offsets.square().sum(-1) - norm
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Concentric rings: a radius from N(R_k, std²), an angle that is uniform.
+
+    Attributes:
+        radii: R_k, positive, one per ring.
+        weights: positive, one per ring; only their ratios matter.
+        std: standard deviation of the radius in every ring.
+
+    Raises:
+        ConfigError: where these do not fit together.
+    """
+
+    radii: tuple[float, ...]
+    weights: tuple[float, ...]
+    std: float = _STD
+    limit: float = 4.6
+    kde_factor: float = 0.075
+    init_std: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check(len(self.radii), self.weights, self.std)
+        if min(self.radii) <= 0:
+            raise ConfigError(f"radii must be positive, not {self.radii}")
+
+    @property
+    def dim(self) -> int:
+        """Rings lie in the plane."""
+        return 2
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """See :class:`Distribution`."""
+        device = generator.device
+        uniform = torch.rand(2, n, generator=generator, device=device)
+        noise = torch.randn(n, generator=generator, device=device)
+        chosen = _choose(self.weights, uniform[0])
+        radius = torch.add(
+            _tensor(self.radii, device, torch.float32)[chosen], noise, alpha=self.std
+        )
+        angle = uniform[1] * (2 * math.pi)
+        return torch.stack((radius * angle.cos(), radius * angle.sin()), -1)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """See :class:`Distribution`: sum_k w_k N(r; R_k, std²) / (2 π r)."""
+        return self.component_log_densities(x).logsumexp(-1)
+
+    def pictured_log_density(self, x: Tensor) -> Tensor:
+        """The form of ebm-anatomy's pictures: sum_k w_k N(r; R_k, std²) / (2 π R_k).
+
+        The inner ring of the exact density is 18% higher at one std inside it.
+        """
+        radius = _radius(x)
+        at = _tensor(self.radii, radius.device, radius.dtype)
+        return (self._log_radial(radius, at) - (2 * math.pi * at).log()).logsumexp(-1)
+
+    def component_log_densities(self, x: Tensor) -> Tensor:
+        """See :class:`Distribution`."""
+        radius = _radius(x).clamp_min(_NEAREST)
+        at = _tensor(self.radii, radius.device, radius.dtype)
+        # A radius drawn below zero lands at the opposite angle, so N(-r; R_k, std²) is added.
+        opposite = torch.log1p(torch.exp(-2 * radius * at / self.std**2))
+        return self._log_radial(radius, at) + opposite - (2 * math.pi * radius).log()
+
+    def _log_radial(self, radius: Tensor, at: Tensor) -> Tensor:
+        norm = math.log(math.sqrt(2 * math.pi) * self.std)
+        offsets = (radius - at) / self.std
+        return _log_weights(self.weights, radius) - 0.5 * offsets.square() - norm
+
+
+def _check(components: int, weights: tuple[float, ...], std: float) -> None:
+    if not components or len(weights) != components:
+        raise ConfigError(
+            f"{len(weights)} weights for {components} components: give one weight per component"
+        )
+    if not all(0 < weight < math.inf for weight in weights):
+        raise ConfigError(
+            f"weights must be positive, not {weights}: leave out a component instead of giving it 0"
+        )
+    if not 0 < std < math.inf:
+        raise ConfigError(f"std must be positive, not {std}")
+
+
+def _radius(x: Tensor) -> Tensor:
+    radius: Tensor = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
+    return radius
+
+
+@cache
+def _tensor(values: tuple[object, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    # What is cached under inference_mode could not be used by autograd later.
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device, dtype=dtype)
+
+
+@cache
+def _edges(weights: tuple[float, ...]) -> tuple[float, ...]:
+    total = math.fsum(weights)
+    return tuple(math.fsum(weights[:k]) / total for k in range(1, len(weights)))
+
+
+def _choose(weights: tuple[float, ...], uniform: Tensor) -> Tensor:
+    edges = _tensor(_edges(weights), uniform.device, uniform.dtype)
+    return torch.bucketize(uniform, edges, right=True)
+
+
+def _log_weights(weights: tuple[float, ...], like: Tensor) -> Tensor:
+    total = math.fsum(weights)
+    logs = tuple(math.log(weight / total) for weight in weights)
+    return _tensor(logs, like.device, like.dtype)
+
+
+def _on_circle(components: int) -> tuple[tuple[float, float], ...]:
+    angles = (2 * math.pi * k / components for k in range(components))
+    return tuple((math.cos(angle), math.sin(angle)) for angle in angles)
+
+
+DISTRIBUTIONS: dict[str, Distribution] = {
+    "gmm": GaussianMixture(centres=_on_circle(8), weights=(1, 2, 3, 4, 5, 6, 7, 8)),
+    "circles": Rings(radii=(1.0, 2.0, 3.0, 4.0), weights=(1, 1, 1, 1)),
+    "mixture1d": GaussianMixture(
+        centres=((-1.0,), (-1 / 3,), (1 / 3,), (1.0,)), weights=(4, 1, 3, 2)
+    ),
+}

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS, GaussianMixture, Rings
+from ebmguard.reference_training.toy.grid import Grid
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_published_settings():
+    gmm, circles = DISTRIBUTIONS["gmm"], DISTRIBUTIONS["circles"]
+    assert (gmm.dim, gmm.limit, gmm.kde_factor, gmm.init_std) == (2, 1.6, 0.1, 1.0)
+    assert (circles.dim, circles.limit, circles.kde_factor, circles.init_std) == (2, 4.6, 0.075, 2)
+    assert isinstance(gmm, GaussianMixture)
+    assert gmm.centres[0] == (1.0, 0.0)
+    np.testing.assert_allclose(gmm.centres[3], (-(0.5**0.5), 0.5**0.5))
+
+
+def test_gaussian_mixture_is_that_of_scipy():
+    gmm = DISTRIBUTIONS["gmm"]
+    x = np.random.default_rng(0).uniform(-1.6, 1.6, (50, 2))
+    density = np.zeros(50)
+    for k in range(8):
+        centre = (math.cos(math.pi * k / 4), math.sin(math.pi * k / 4))
+        density += (k + 1) / 36 * stats.multivariate_normal(centre, 0.15**2).pdf(x)
+    ours = gmm.log_density(torch.from_numpy(x))
+    np.testing.assert_allclose(ours, np.log(density), rtol=1e-12)
+    assert gmm.pictured_log_density(torch.from_numpy(x)).equal(ours)
+
+
+def test_mixture_in_one_dimension_is_that_of_scipy():
+    x = np.linspace(-1.6, 1.6, 31)
+    parts = [(0.4, -1), (0.1, -1 / 3), (0.3, 1 / 3), (0.2, 1)]
+    density = sum(w * stats.norm(centre, 0.15).pdf(x) for w, centre in parts)
+    ours = DISTRIBUTIONS["mixture1d"].log_density(torch.from_numpy(x).unsqueeze(-1))
+    np.testing.assert_allclose(ours, np.log(density), rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["log_density", "pictured_log_density"])
+def test_ring_densities_integrate_to_one(form):
+    log_density = getattr(DISTRIBUTIONS["circles"], form)
+
+    def radial(r):
+        point = torch.tensor([r * math.cos(0.3), r * math.sin(0.3)], dtype=torch.float64)
+        return 2 * math.pi * r * math.exp(log_density(point))
+
+    total, _ = integrate.quad(radial, 0, 6, points=[1, 2, 3, 4], limit=200)
+    assert total == pytest.approx(1, abs=1e-7)
+
+
+def test_picture_form_of_the_rings_differs_as_radii_do():
+    rings = Rings(radii=(1.0,), weights=(1,))
+    inside = torch.tensor([0.0, 0.85], dtype=torch.float64)
+    ratio = (rings.log_density(inside) - rings.pictured_log_density(inside)).exp()
+    assert ratio.item() == pytest.approx(1 / 0.85)
+
+
+def test_radii_below_zero_are_counted_at_the_opposite_angle():
+    rings = Rings(radii=(0.1,), weights=(1,), std=0.15)
+    x = rings.sample(200_000, generator())
+    radius = x.norm(dim=-1)
+    edges = np.linspace(0, 0.6, 7)
+    seen, _ = np.histogram(radius.numpy(), edges)
+    for low, high, count in zip(edges[:-1], edges[1:], seen, strict=True):
+        mass, _ = integrate.quad(
+            lambda r: (
+                2
+                * math.pi
+                * r
+                * math.exp(rings.log_density(torch.tensor([r, 0.0], dtype=torch.float64)))
+            ),
+            low,
+            high,
+        )
+        assert count == pytest.approx(200_000 * mass, abs=5 * math.sqrt(200_000 * mass))
+
+
+def test_a_grid_through_the_pole_of_the_rings_can_be_summed():
+    circles = DISTRIBUTIONS["circles"]
+    for resolution in (200, 201):
+        grid = Grid.of(circles, resolution)
+        mass = circles.log_density(grid.points).exp().sum() * grid.cell
+        assert mass.item() == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_density_is_exactly_that_of_the_sampler(name):
+    """Chi-squared over the cells of a coarse grid."""
+    distribution = DISTRIBUTIONS[name]
+    n, coarse = 200_000, 12
+    x = distribution.sample(n, generator(1)).double()
+    fine = Grid.of(distribution, 600)
+    centres = (fine.points * (599 / 600)).clone()  # midpoints of 600 cells a side
+    width = 2 * distribution.limit / 600
+    masses = distribution.log_density(centres).exp() * width**distribution.dim
+    side = 2 * distribution.limit / coarse
+
+    def cell_of(points):
+        index = ((points + distribution.limit) / side).floor().clamp(0, coarse - 1).long()
+        return index[:, 0] if distribution.dim == 1 else index[:, 1] * coarse + index[:, 0]
+
+    expected = torch.zeros(coarse**distribution.dim, dtype=torch.float64)
+    expected.index_add_(0, cell_of(centres), masses)
+    seen = torch.bincount(cell_of(x), minlength=len(expected)).double()
+    used = expected * n > 20
+    chi2 = ((seen - n * expected).square() / (n * expected))[used].sum().item()
+    # What falls outside the grid lands in the border cells: 1e-4 of the mass, below the noise.
+    assert stats.chi2.sf(chi2, int(used.sum()) - 1) > 1e-4
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_samples_are_reproducible_float32_in_random_order(name):
+    distribution = DISTRIBUTIONS[name]
+    g = generator(5)
+    first, second = distribution.sample(4_000, g), distribution.sample(4_000, g)
+    assert first.dtype == torch.float32
+    assert first.shape == (4_000, distribution.dim)
+    assert first.equal(distribution.sample(4_000, generator(5)))
+    assert not first.equal(second)
+    component = distribution.component_log_densities(first).argmax(-1).double()
+    # Neighbours in a batch are as unlike as any two: no order by component.
+    assert abs(np.corrcoef(component[:-1], component[1:])[0, 1]) < 0.08
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_components_add_up_and_carry_their_weights(name):
+    distribution = DISTRIBUTIONS[name]
+    grid = Grid.of(distribution)
+    parts = distribution.component_log_densities(grid.points)
+    torch.testing.assert_close(parts.logsumexp(-1), distribution.log_density(grid.points))
+    weights = torch.tensor(distribution.weights, dtype=torch.float64)
+    torch.testing.assert_close(
+        parts.exp().sum(0) * grid.cell, weights / weights.sum(), rtol=2e-3, atol=0
+    )
+
+
+def test_float32_points_give_float64_densities():
+    for distribution in DISTRIBUTIONS.values():
+        x = torch.full((3, distribution.dim), 0.7)
+        assert distribution.log_density(x).dtype == torch.float64
+        assert distribution.log_density(x).equal(distribution.log_density(x.double()))
+        assert distribution.log_density(x * torch.nan).isnan().all()
+        assert (distribution.log_density(x * torch.inf) == -torch.inf).all()
+
+
+def test_density_can_be_differentiated_after_use_under_inference_mode():
+    gmm = dataclasses.replace(DISTRIBUTIONS["gmm"], std=0.123)
+    with torch.inference_mode():
+        gmm.log_density(torch.zeros(1, 2))
+    x = torch.tensor([[0.5, 0.5]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gmm.log_density, x)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"weights": (1.0,)}, "1 weights for 8 components"),
+        ({"weights": (0.0,) * 8}, "must be positive"),
+        ({"weights": (math.nan,) * 8}, "must be positive"),
+        ({"std": 0.0}, "std must be positive"),
+        ({"centres": ((0.0,),) * 4 + ((0.0, 0.0),) * 4}, "one coordinate"),
+    ],
+)
+def test_refuses_what_does_not_fit(change, says):
+    with pytest.raises(ConfigError, match=says):
+        dataclasses.replace(DISTRIBUTIONS["gmm"], **change)
+
+
+def test_refuses_rings_without_a_radius():
+    with pytest.raises(ConfigError, match="radii must be positive"):
+        Rings(radii=(0.0,), weights=(1,))
