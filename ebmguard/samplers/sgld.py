@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ def sgld_step(
     step_size: float,
     noise_std: float,
     generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
 ) -> Tensor:
     """One Langevin step: x + step_size * grad + noise_std * z, with z ~ N(0, I).
 
@@ -26,18 +27,21 @@ def sgld_step(
     without minibatching).
 
     Args:
-        x: samples, (B, ...).
+        x: samples, of any shape: (B, ...), or (models, B, ...) of an ensemble.
         grad: gradient of the negative energy f at `x`, same shape.
         step_size: factor of the gradient.
         noise_std: standard deviation of the noise, in units of `x`; 0 draws no random numbers.
         generator: source of the noise, on the device of `x`; None is PyTorch's global one.
+        noise: z itself, in the place of a generator; broadcast to the shape of `x`, so that the
+            members of an ensemble may share it. No random numbers are drawn then.
 
     Returns:
-        The new samples, (B, ...). No input is changed.
+        The new samples, in the shape of `x`. No input is changed.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, or both `noise` and `generator` are given.
     """
+    check_noise(noise, x.shape, generator)
     if grad.shape != x.shape:
         raise ValueError(
             f"grad has shape {tuple(grad.shape)} and x has {tuple(x.shape)}; "
@@ -46,7 +50,8 @@ def sgld_step(
     moved = torch.add(x, grad, alpha=step_size)
     if noise_std == 0:
         return moved
-    noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+    if noise is None:
+        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
     return moved.add_(noise, alpha=noise_std)
 
 
@@ -59,6 +64,7 @@ def sgld(
     noise_std: float,
     generator: torch.Generator | None = None,
     clamp: tuple[float, float] | None = None,
+    noise: Tensor | None = None,
 ) -> Tensor:
     """Run `steps` Langevin steps from `x0` towards high `f`.
 
@@ -66,28 +72,45 @@ def sgld(
     parameters of `f` are not touched.
 
     Args:
-        f: negative energy, (B, ...) -> one value for each sample, in any shape that starts with B.
-        x0: start points, (B, ...).
+        f: negative energy, one value for each sample, in any shape: (B, ...) -> (B,), or
+            (models, B, ...) -> (models, B) of an ensemble.
+        x0: start points, of any shape that f takes.
         steps: number of steps, at least 0.
         step_size: factor of the gradient.
         noise_std: standard deviation of the noise of each step.
         generator: source of the noise, on the device of `x0`.
         clamp: (low, high) applied to the samples after each step; None leaves them free, as JEM.
+        noise: standard normal draws, (steps, *x0.shape), in the place of a generator; dimensions
+            of `x0` may be 1, so that the members of an ensemble share them. No random numbers are
+            drawn then, and the chain is a function of its tensors: it can be captured as a CUDA
+            graph.
 
     Returns:
-        Detached samples, (B, ...).
+        Detached samples, in the shape of `x0`.
 
     Raises:
-        ValueError: a setting is negative or not finite, or `clamp` is not an interval.
+        ValueError: a setting is negative or not finite, `clamp` is not an interval, `noise` has
+            another shape, or both `noise` and `generator` are given.
     """
     check_settings(steps=steps, step_size=step_size, noise_std=noise_std, clamp=clamp)
+    check_noise(noise, (steps, *x0.shape), generator)
+    if noise is not None and noise.shape[:1] != (steps,):
+        raise ValueError(
+            f"noise has shape {tuple(noise.shape)}; expected draws of their own for each of the "
+            f"{steps} steps: {(steps, *x0.shape)}"
+        )
     x = x0.detach()  # a new tensor on the same storage: x0 itself never requires a gradient
-    for _ in range(steps):
+    for step in range(steps):
         x.requires_grad_()
         with torch.enable_grad():
             (grad,) = torch.autograd.grad(f(x).sum(), x)
         x = sgld_step(
-            x.detach(), grad, step_size=step_size, noise_std=noise_std, generator=generator
+            x.detach(),
+            grad,
+            step_size=step_size,
+            noise_std=noise_std,
+            generator=generator,
+            noise=None if noise is None else noise[step],
         )
         if clamp is not None:
             x.clamp_(*clamp)
@@ -105,3 +128,19 @@ def check_settings(
             raise ValueError(f"{name} is {value}, expected a finite number, 0 or more")
     if clamp is not None and not clamp[0] < clamp[1]:
         raise ValueError(f"clamp is {clamp}, expected (low, high) with low < high")
+
+
+def check_noise(
+    noise: Tensor | None, shape: Sequence[int], generator: torch.Generator | None
+) -> None:
+    """Raise a ValueError where `noise` cannot be broadcast to `shape`, or a generator comes too."""
+    if noise is None:
+        return
+    if generator is not None:
+        raise ValueError("noise and generator were both given; expected one source of noise")
+    # From the right, as broadcasting does.
+    pairs = zip(reversed(noise.shape), reversed(shape), strict=False)
+    if noise.ndim > len(shape) or any(own not in (1, size) for own, size in pairs):
+        raise ValueError(
+            f"noise has shape {tuple(noise.shape)}, which does not broadcast to {tuple(shape)}"
+        )

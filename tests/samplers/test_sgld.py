@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -117,3 +119,78 @@ def test_refuses(settings, message):
 def test_refuses_a_gradient_of_another_shape():
     with pytest.raises(ValueError, match=r"grad has shape \(2,\)"):
         sgld_step(torch.zeros(2, 2), torch.zeros(2), step_size=0.1, noise_std=0.0)
+
+
+# -- given noise -----------------------------------------------------------------------------
+
+
+def test_given_noise_is_that_of_the_generator():
+    precision = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    x0 = torch.randn(6, 2, dtype=torch.float64)
+    settings: Any = {"steps": 4, "step_size": STEP, "noise_std": NOISE}
+    drawn = sgld(quadratic(precision), x0, **settings, generator=torch.Generator().manual_seed(5))
+    rng = torch.Generator().manual_seed(5)
+    noise = torch.stack([torch.randn(6, 2, dtype=torch.float64, generator=rng) for _ in range(4)])
+    assert torch.equal(sgld(quadratic(precision), x0, **settings, noise=noise), drawn)
+
+
+def test_given_noise_draws_nothing():
+    x = torch.ones(2, 2)
+    before = torch.get_rng_state()
+    moved = sgld_step(x, x, step_size=1.0, noise_std=0.5, noise=torch.full((2, 2), 4.0))
+    assert torch.equal(moved, torch.full((2, 2), 4.0))
+    sgld(lambda x: x.sum(-1), x, steps=3, step_size=1.0, noise_std=0.5, noise=torch.ones(3, 2, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_members_of_an_ensemble_share_their_noise():
+    """(G, n, dim) with f -> (G, n): each member is the chain that it would be alone."""
+    curvature = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+    x0, noise = (
+        torch.randn(5, 2, dtype=torch.float64),
+        torch.randn(4, 1, 5, 2, dtype=torch.float64),
+    )
+    settings: Any = {"steps": 4, "step_size": STEP, "noise_std": NOISE}
+
+    def f(x):
+        return -0.5 * curvature[:, None] * x.square().sum(-1)
+
+    together = sgld(f, x0.expand(3, 5, 2), **settings, noise=noise)
+    assert together.shape == (3, 5, 2)
+    for member, own in enumerate(curvature):
+        alone = sgld(
+            lambda x, own=own: -0.5 * own * x.square().sum(-1), x0, **settings, noise=noise[:, 0]
+        )
+        torch.testing.assert_close(together[member], alone, rtol=0, atol=1e-15)
+    grad = torch.zeros(3, 5, 2, dtype=torch.float64)
+    step = sgld_step(together, grad, step_size=STEP, noise_std=NOISE, noise=noise[0])
+    torch.testing.assert_close(step, together + NOISE * noise[0], rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((3, 4, 3), r"\(3, 4, 3\).*\(3, 4, 2\)"),
+        ((2, 4, 2), r"\(2, 4, 2\).*\(3, 4, 2\)"),
+        ((1, 3, 4, 2), r"\(1, 3, 4, 2\).*\(3, 4, 2\)"),
+        # These would give every step the same noise.
+        ((4, 2), r"\(4, 2\).*\(3, 4, 2\)"),
+        ((1, 4, 2), r"each of the 3 steps: \(3, 4, 2\)"),
+        ((), r"each of the 3 steps: \(3, 4, 2\)"),
+    ],
+)
+def test_refuses_noise_of_another_shape(shape, message):
+    settings: Any = {"steps": 3, "step_size": 0.1, "noise_std": 0.1}
+    with pytest.raises(ValueError, match=message):
+        sgld(lambda x: x.sum(1), torch.zeros(4, 2), **settings, noise=torch.zeros(shape))
+
+
+def test_refuses_wrong_or_two_sources_of_noise():
+    x, rng = torch.zeros(4, 2), torch.Generator()
+    settings: Any = {"step_size": 0.1, "noise_std": 0.1}
+    with pytest.raises(ValueError, match=r"\(3, 2\).*\(4, 2\)"):
+        sgld_step(x, x, **settings, noise=torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="both given"):
+        sgld_step(x, x, **settings, noise=x, generator=rng)
+    with pytest.raises(ValueError, match="both given"):
+        sgld(lambda x: x.sum(1), x, steps=1, **settings, noise=x[None], generator=rng)
