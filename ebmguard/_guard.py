@@ -21,7 +21,7 @@ from ._meter import Meter
 from ._steps import OptimizerHooks
 from .alerts import Alert
 from .difference import Difference
-from .energies import Groups, Reduce, Variant, check_energies
+from .energies import Groups, Reduce, Variants, check_energies
 from .errors import ConfigError, SamplerError
 from .monitor import Finished, Monitor, Row
 from .objective import coefficients, contrastive_loss
@@ -56,7 +56,7 @@ _STATE_VERSION = 1
 class Options:
     """The keywords of every call to the objective."""
 
-    variant: Variant
+    variant: Variants
     reduce: Reduce
     process_group: dist.ProcessGroup | None
 
@@ -161,9 +161,7 @@ class Guard:
                 **vars(self._options),
             )
             loss = loss.sum() if loss.ndim else loss
-            star = strength.beta_star
-            members = star.shape if isinstance(star, Tensor) else None
-            weight = self._difference.weight(f_pos, f_neg, members)
+            weight = self._difference.weight(f_pos, f_neg, strength.models)
             if weight is not None:
                 loss = weight * loss
         self._observe(f_pos, f_neg, groups, strength, loss=loss, loss_weight=weight)
@@ -209,11 +207,10 @@ class Guard:
             self._alarm.safe_point()  # this loop has no other one
         step = self.step + self._loss_begins_step()
         strength = self._strength_at(step)
-        star = strength.beta_star
         check_energies(
             f_pos,
             f_neg,
-            1.0 if isinstance(star, tuple) else star,
+            strength.beta_star,
             variant=self._options.variant,
             groups=groups,
         )

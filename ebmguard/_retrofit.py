@@ -15,7 +15,7 @@ from ._guard import Guard, Options
 from ._meter import Meter
 from .alerts import Alert
 from .difference import Convention, Difference, LossFn
-from .energies import Reduce, Variant
+from .energies import Reduce, Variants, check_variants
 from .errors import ConfigError
 from .monitor import Monitor
 from .sinks import as_sink, open_log_dir
@@ -30,7 +30,7 @@ def guard(
     *,
     beta_star: Schedulable | None = None,
     beta: Schedulable | None = None,
-    beta_stars: Sequence[float] | None = None,
+    beta_stars: Sequence[Schedulable] | None = None,
     output_scale: float | None = None,
     step_size: float | None = None,
     noise_std: float | None = None,
@@ -38,7 +38,7 @@ def guard(
     model: nn.Module | None = None,
     methods: Sequence[str] = (),
     convention: Convention = "log_density",
-    variant: Variant = "default",
+    variant: Variants = "default",
     reduce: Reduce = "sum",
     log_dir: str | PathLike[str] | None = None,
     sinks: Sequence[object] = (),
@@ -65,14 +65,16 @@ def guard(
 
     Other arguments:
         beta: β = β*/o in the place of ``beta_star``; needs the output scale.
-        beta_stars: several exponents whose losses are averaged; needs ``sampler_scale``.
+        beta_stars: several exponents whose losses are averaged, each as ``beta_star``; needs
+            ``sampler_scale``.
         step_size, noise_std: the sampler's, in the place of ``output_scale``.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1).
         model: the energy module, where it is not among the sampler's arguments.
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
         variant: "default", "no_pos", "batch" or "true"; see
-            :func:`ebmguard.objective.contrastive_loss`.
+            :func:`ebmguard.objective.contrastive_loss`. Or a sequence of these, one for each entry
+            of the first model dimension.
         reduce: "sum" or "mean": how heads ``(B, K)`` become one energy.
         sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``.
         flush_every: steps between flushes of the sinks.
@@ -103,12 +105,12 @@ def guard(
     )
     for name, value, choices in (
         ("convention", convention, get_args(Convention)),
-        ("variant", variant, get_args(Variant)),
         ("reduce", reduce, get_args(Reduce)),
         ("action", action, get_args(Action)),
     ):
         if value not in choices:
             raise ConfigError(f"{name}={value!r}; expected one of {', '.join(choices)}.")
+    check_variants(variant, strength.models)
     if isinstance(loss_fn, GuardedLoss):
         raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
     for name, given, wanted in (
@@ -150,7 +152,9 @@ def guard(
         methods=methods,
         model=model,
         sign=1 if convention == "log_density" else -1,
-        options=Options(variant, reduce, process_group),
+        options=Options(
+            variant if isinstance(variant, str) else tuple(variant), reduce, process_group
+        ),
         meter=Meter(reduce, float(reference_beta_star), strength.output_scale),
         # The lag is settled by the first energies, which show the device.
         monitor=Monitor(opened, flush_every=flush_every, lag=0, process_group=process_group),

@@ -21,6 +21,7 @@ __all__ = ["Convention", "Difference", "LossFn"]
 Convention: TypeAlias = Literal["log_density", "energy"]
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
+_ONE_MODEL = torch.Size()
 _FIX = "Keep the contrastive difference here and add the other terms outside."
 
 
@@ -60,7 +61,7 @@ class Difference:
             self._checked = self._examine(f_pos, f_neg)
 
     def weight(
-        self, f_pos: Tensor, f_neg: Tensor, members: torch.Size | None = None
+        self, f_pos: Tensor, f_neg: Tensor, members: torch.Size = _ONE_MODEL
     ) -> Tensor | None:
         """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
 

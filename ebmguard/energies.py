@@ -8,28 +8,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from numbers import Real
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
 from .errors import ConfigError, EnergyTypeError, ShapeError
 
-__all__ = ["BetaStar", "Groups", "Reduce", "Variant", "check_energies", "per_sample"]
+__all__ = [
+    "BetaStar",
+    "Groups",
+    "Reduce",
+    "Variant",
+    "Variants",
+    "check_energies",
+    "check_variants",
+    "exponents",
+    "model_dimensions",
+    "per_sample",
+    "runs",
+]
 
 BetaStar: TypeAlias = float | Tensor
 Groups: TypeAlias = tuple[Tensor, Tensor]
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
+Variants: TypeAlias = Variant | Sequence[Variant]
 Reduce: TypeAlias = Literal["sum", "mean"]
 
 
 def check_energies(
     f_pos: Tensor,
     f_neg: Tensor,
-    beta_star: BetaStar | Sequence[float] = 1.0,
+    beta_star: BetaStar | Sequence[BetaStar] = 1.0,
     *,
-    variant: str = "default",
+    variant: str | Sequence[str] = "default",
     groups: Groups | None = None,
     reduce: str = "sum",
 ) -> None:
@@ -39,8 +53,8 @@ def check_energies(
         EnergyTypeError: not tensors, or not floating point.
         ShapeError: means instead of vectors, empty sides, shapes that would broadcast, model
             dimensions that do not match β*, labels that do not match the energies.
-        ConfigError: an exponent that is no finite number, an unknown variant or reduction, or
-            groups with a variant that has none.
+        ConfigError: an exponent that is no finite number, an unknown variant or reduction, variants
+            that do not match the models, or groups with a variant that has none.
     """
     _check_exponent(beta_star)
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
@@ -60,7 +74,7 @@ def check_energies(
             )
         if f.numel() == 0:
             raise ShapeError(f"{name} has shape {tuple(f.shape)}: it holds no sample.")
-    models = beta_star.shape if isinstance(beta_star, Tensor) else torch.Size()
+    models = model_dimensions(beta_star)
     if len(models):
         for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
             if f.ndim != len(models) + 1 or f.shape[:-1] != models:
@@ -76,18 +90,18 @@ def check_energies(
         )
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
-    if variant not in get_args(Variant):
-        raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
+    variants = check_variants(variant, models)
     if reduce not in get_args(Reduce):
         raise ConfigError(f"reduce={reduce!r}; expected one of {', '.join(get_args(Reduce))}.")
     n_pos = f_pos.shape[len(models)]
-    if variant == "true" and n_pos < 2:
+    if "true" in variants and n_pos < 2:
         raise ShapeError('variant="true" halves the positives and needs at least two; got one.')
     if groups is not None:
-        if variant not in ("default", "no_pos"):
-            raise ConfigError(
-                f'groups are defined for variant="default" and "no_pos", not for {variant!r}.'
-            )
+        for name in variants:
+            if name not in ("default", "no_pos"):
+                raise ConfigError(
+                    f'groups are defined for variant="default" and "no_pos", not for {name!r}.'
+                )
         if len(groups) != 2 or not all(isinstance(labels, Tensor) for labels in groups):
             raise ShapeError("groups must be a pair (y_pos, y_neg) of tensors of labels.")
         n_neg = f_neg.shape[len(models)]
@@ -108,11 +122,90 @@ def _check_exponent(beta_star: object) -> None:
     elif not isinstance(beta_star, Real) or not math.isfinite(beta_star):
         raise ConfigError(
             f"beta_star={beta_star!r}; expected a finite number, a tensor, or a sequence of "
-            "numbers with at least one entry."
+            "numbers or tensors with at least one entry."
         )
 
 
-def per_sample(f: Tensor, beta_star: BetaStar | Sequence[float], reduce: Reduce) -> Tensor:
+def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[str, ...]:
+    """Refuse variants that do not exist or do not match the models.
+
+    Args:
+        variant: a name, or a sequence of names, one for each entry of the first model dimension.
+        models: model dimensions.
+
+    Returns:
+        the names; one of them where all models share it.
+
+    Raises:
+        ConfigError: an unknown name, or not one for each entry.
+    """
+    several = not isinstance(variant, str) and isinstance(variant, Sequence)
+    names: tuple[Any, ...] = tuple(variant) if several else (variant,)
+    for name in names:
+        if name not in get_args(Variant):
+            raise ConfigError(f"variant={name!r}; expected one of {', '.join(get_args(Variant))}.")
+    if several and not models:
+        raise ConfigError(
+            f"variant={list(names)!r} names one variant for each model, but beta_star has no model "
+            "dimensions. Pass one name, or a beta_star tensor with one entry for each model."
+        )
+    if several and len(names) != models[0]:
+        raise ConfigError(
+            f"variant= has {len(names)} names, but beta_star has model dimensions {tuple(models)}; "
+            f"expected {models[0]} names, one for each entry of the first."
+        )
+    return names
+
+
+def runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
+    """Runs of equal names that follow each other, each with where it lies."""
+    found, start = [], 0
+    for name, run in groupby(variant):
+        stop = start + len(list(run))
+        found.append((name, slice(start, stop)))
+        start = stop
+    return found
+
+
+def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
+    """The exponents whose losses are averaged, each for every model.
+
+    What has no model dimensions holds for all models, where another entry has some.
+
+    Raises:
+        ShapeError: entries of different model dimensions.
+    """
+    models = model_dimensions(beta_star)
+    if not models:
+        return tuple(beta_star)
+    like = next(x for x in beta_star if isinstance(x, Tensor) and x.ndim)
+    entries = (
+        x.to(like.device) if isinstance(x, Tensor) else like.new_full((), x) for x in beta_star
+    )
+    return tuple(x.expand(models) for x in entries)
+
+
+def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
+    """The leading model dimensions that the exponents ask of energies; none for one model.
+
+    Raises:
+        ShapeError: entries of different model dimensions.
+    """
+    if isinstance(beta_star, Tensor):
+        return beta_star.shape
+    if not isinstance(beta_star, Sequence):
+        return torch.Size()
+    found = {x.shape for x in beta_star if isinstance(x, Tensor) and x.ndim}
+    if len(found) > 1:
+        shapes = " and ".join(str(tuple(shape)) for shape in sorted(found))
+        raise ShapeError(
+            f"The exponents have model dimensions {shapes}; expected the same for all. An exponent "
+            "that is one number holds for every model."
+        )
+    return found.pop() if found else torch.Size()
+
+
+def per_sample(f: Tensor, beta_star: BetaStar, reduce: Reduce) -> Tensor:
     """Energies in float32 at least, heads reduced: ``(samples,)`` or ``(*models, samples)``."""
     f = f.to(torch.promote_types(f.dtype, torch.float32))
     if f.ndim == 1 or (isinstance(beta_star, Tensor) and beta_star.ndim):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -24,7 +25,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from .energies import BetaStar, Groups, Reduce, Variant, check_energies, per_sample
+from .energies import (
+    BetaStar,
+    Groups,
+    Reduce,
+    Variant,
+    Variants,
+    check_energies,
+    exponents,
+    per_sample,
+    runs,
+)
 from .errors import ConfigError
 
 __all__ = [
@@ -112,9 +123,9 @@ def grad_scale(
 def contrastive_loss(
     f_pos: Tensor,
     f_neg: Tensor,
-    beta_star: BetaStar | Sequence[float],
+    beta_star: BetaStar | Sequence[BetaStar],
     *,
-    variant: Variant = "default",
+    variant: Variants = "default",
     groups: Groups | None = None,
     reduce: Reduce = "sum",
     process_group: ProcessGroup = None,
@@ -134,8 +145,9 @@ def contrastive_loss(
         f_pos: negative energies of the positives, ``(N,)``, ``(N, *heads)`` or ``(*models, N)``.
         f_neg: the same for M negatives.
         beta_star: a number, a 0-dim tensor, a tensor over leading model dimensions, or a sequence
-            of numbers whose losses are averaged.
-        variant: see the table.
+            of these, whose losses are averaged.
+        variant: see the table. A sequence of names has one for each entry of the first model
+            dimension.
         groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
             set against the negatives of its own class, since class-conditional chains have one
             normaliser per class. Positives without a partner are left out. For "default" and
@@ -153,19 +165,14 @@ def contrastive_loss(
     """
     check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
     if isinstance(beta_star, Sequence):
-        losses = [
-            contrastive_loss(
-                f_pos,
-                f_neg,
-                beta,
-                variant=variant,
-                groups=groups,
-                reduce=reduce,
-                process_group=process_group,
-            )
-            for beta in beta_star
-        ]
+        part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
+        losses = [part(f_pos, f_neg, each, variant=variant) for each in exponents(beta_star)]
         return torch.stack(losses).mean(0)
+    if not isinstance(variant, str):
+        assert isinstance(beta_star, Tensor)
+        part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
+        losses = [part(f_pos[i], f_neg[i], beta_star[i], variant=name) for name, i in runs(variant)]
+        return torch.cat(losses)
     if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
         return _mean(f_neg, reduce) - _mean(f_pos, reduce)
     terms = _Terms.of(
@@ -187,7 +194,7 @@ def coefficients(
     f_neg: Tensor,
     beta_star: BetaStar,
     *,
-    variant: Variant = "default",
+    variant: Variants = "default",
     groups: Groups | None = None,
     reduce: Reduce = "sum",
     process_group: ProcessGroup = None,
@@ -201,6 +208,11 @@ def coefficients(
         detached tensors of shapes ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``.
     """
     check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
+    if not isinstance(variant, str):
+        assert isinstance(beta_star, Tensor)
+        part = partial(coefficients, groups=groups, reduce=reduce, process_group=process_group)
+        sides = [part(f_pos[i], f_neg[i], beta_star[i], variant=name) for name, i in runs(variant)]
+        return torch.cat([pos for pos, _ in sides]), torch.cat([neg for _, neg in sides])
     with torch.no_grad():
         if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
             beta_star = torch.zeros((), device=f_pos.device)

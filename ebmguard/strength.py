@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from .energies import exponents, model_dimensions
 from .errors import ConfigError
 
 __all__ = ["Schedulable", "Strength", "StrengthAt", "number"]
@@ -30,12 +31,18 @@ class StrengthAt:
     """Values of one step.
 
     Attributes:
-        beta_star: exponent(s) on raw outputs; a tuple means that their losses are averaged.
+        beta_star: exponent(s) on raw outputs; a tuple means that their losses are averaged. Its
+            entries all have the model dimensions, or none has.
         factor: what multiplies the energy during sampling; the number 1.0 leaves it untouched.
     """
 
-    beta_star: float | Tensor | tuple[float, ...]
+    beta_star: float | Tensor | tuple[float | Tensor, ...]
     factor: float | Tensor
+
+    @property
+    def models(self) -> torch.Size:
+        """Model dimensions of the energies; none for one model."""
+        return model_dimensions(self.beta_star)
 
     @property
     def is_off(self) -> bool:
@@ -45,13 +52,18 @@ class StrengthAt:
 
 @dataclass(frozen=True)
 class Strength:
-    """The checked strength arguments of :func:`ebmguard.guard`."""
+    """The checked strength arguments of :func:`ebmguard.guard`.
+
+    Attributes:
+        models: model dimensions of the energies, the same at every step; none for one model.
+    """
 
     beta: Schedulable | None
     beta_star: Schedulable | None
-    beta_stars: tuple[float, ...] | None
+    beta_stars: tuple[Schedulable, ...] | None
     output_scale: float | None
     sampler_scale: Schedulable | None
+    models: torch.Size = torch.Size()  # noqa: RUF009 - immutable
 
     @classmethod
     def of(
@@ -59,7 +71,7 @@ class Strength:
         *,
         beta_star: Schedulable | None = None,
         beta: Schedulable | None = None,
-        beta_stars: Sequence[float] | None = None,
+        beta_stars: Sequence[Schedulable] | None = None,
         output_scale: float | None = None,
         step_size: float | None = None,
         noise_std: float | None = None,
@@ -94,17 +106,16 @@ class Strength:
         if beta_stars is not None:
             if not isinstance(beta_stars, list | tuple) or not beta_stars:
                 raise ConfigError(
-                    "beta_stars= takes a non-empty list of numbers, e.g. [0.5, 1, 2]."
+                    "beta_stars= takes a non-empty list of exponents, e.g. [0.5, 1, 2]."
                 )
             if sampler_scale is None:
                 raise ConfigError(
                     "beta_stars= averages several exponents and so has no single factor for the "
                     "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
                 )
-            beta_stars = tuple(number("beta_stars", value) for value in beta_stars)
+            beta_stars = tuple(beta_stars)
         strength = cls(beta, beta_star, beta_stars, scale, sampler_scale)
-        strength.at(0)
-        return strength
+        return replace(strength, models=strength._at(0).models)
 
     @property
     def tempers(self) -> bool:
@@ -117,9 +128,19 @@ class Strength:
         Raises:
             ConfigError: a schedule returned something that cannot be used.
         """
-        star: float | Tensor | tuple[float, ...]
+        values = self._at(step)
+        if values.models != self.models:
+            raise ConfigError(
+                f"beta_star has model dimensions {tuple(values.models)} at step {step}, but "
+                f"{tuple(self.models)} at step 0; a schedule must keep them. Return a tensor of "
+                "that shape."
+            )
+        return values
+
+    def _at(self, step: int) -> StrengthAt:
+        star: float | Tensor | tuple[float | Tensor, ...]
         if self.beta_stars is not None:
-            star = self.beta_stars
+            star = exponents([_value("beta_stars", each, step) for each in self.beta_stars])
         elif self.beta is not None:
             assert self.output_scale is not None
             star = _value("beta", self.beta, step) * self.output_scale
@@ -134,7 +155,9 @@ class Strength:
                 )
         return StrengthAt(star, self._factor(star, step))
 
-    def _factor(self, star: float | Tensor | tuple[float, ...], step: int) -> float | Tensor:
+    def _factor(
+        self, star: float | Tensor | tuple[float | Tensor, ...], step: int
+    ) -> float | Tensor:
         if self.sampler_scale is not None:
             scale = _value("sampler_scale", self.sampler_scale, step)
             if not isinstance(scale, Tensor) and scale < 0:
