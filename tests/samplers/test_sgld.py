@@ -152,15 +152,13 @@ def test_members_of_an_ensemble_share_their_noise():
     )
     settings: Any = {"steps": 4, "step_size": STEP, "noise_std": NOISE}
 
-    def f(x):
-        return -0.5 * curvature[:, None] * x.square().sum(-1)
+    def bowl(curvature):
+        return lambda x: -0.5 * curvature * x.square().sum(-1)
 
-    together = sgld(f, x0.expand(3, 5, 2), **settings, noise=noise)
+    together = sgld(bowl(curvature[:, None]), x0.expand(3, 5, 2), **settings, noise=noise)
     assert together.shape == (3, 5, 2)
     for member, own in enumerate(curvature):
-        alone = sgld(
-            lambda x, own=own: -0.5 * own * x.square().sum(-1), x0, **settings, noise=noise[:, 0]
-        )
+        alone = sgld(bowl(own), x0, **settings, noise=noise[:, 0])
         torch.testing.assert_close(together[member], alone, rtol=0, atol=1e-15)
     grad = torch.zeros(3, 5, 2, dtype=torch.float64)
     step = sgld_step(together, grad, step_size=STEP, noise_std=NOISE, noise=noise[0])
