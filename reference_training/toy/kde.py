@@ -1,0 +1,113 @@
+"""What a sampler draws, as a density: Gaussian kernels on samples, and the truth equally blurred.
+
+The published pictures use ``scipy.stats.gaussian_kde`` with a scalar ``bw_method``, which widens
+the kernel with the samples' own covariance. Scattered samples would then be smoothed more than good
+ones, so here the kernel is isotropic and its width is fixed by the truth: that of the published
+estimate for perfect samples.
+
+A density estimate is compared with :func:`blurred`, the truth convolved with the same kernel::
+
+    width = bandwidth(distribution, grid)
+    found = kl(blurred(distribution, grid, width).log(), kde(samples, grid, width).log())
+
+Perfect samples do not reach 0 either. The same line with ``distribution.sample(n, generator)`` as
+samples is the floor; it falls as 1/n, and 10,000 samples give 0.005 on the eight Gaussians, 0.011
+on the rings and 0.0006 on the 1D mixture.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .distributions import Distribution
+from .grid import Grid
+
+__all__ = ["bandwidth", "blurred", "kde"]
+
+# Beyond eight widths a kernel is 1e-14 of its peak; points a quarter of a width apart integrate a
+# Gaussian to the last digits of float64.
+_REACH = 8
+_POINTS_PER_WIDTH = 4
+
+
+def bandwidth(distribution: Distribution, grid: Grid) -> float:
+    """Standard deviation of the kernel: ``kde_factor * sqrt(tr Cov(p_d) / dim)``.
+
+    The covariance is that of the distribution on the grid. With equal weights this is 0.072 for the
+    eight Gaussians and 0.146 for the rings, the published estimate's for perfect samples.
+    """
+    masses = torch.softmax(distribution.log_density(grid.points), 0).unsqueeze(-1)
+    mean = (masses * grid.points).sum(0)
+    variance = (masses * (grid.points - mean).square()).sum() / grid.dim
+    return distribution.kde_factor * math.sqrt(variance.item())
+
+
+def kde(samples: Tensor, grid: Grid, bandwidth: float) -> Tensor:
+    """Kernel density estimate on a grid, exact: no binning, no truncation, no cancellation.
+
+    The kernel is a product over axes, so the sum over n samples is one product of two (points, n)
+    matrices with entries that are all positive. Far from all samples the density is small to full
+    relative accuracy, and 0 only where it is below the range of float64.
+
+    Args:
+        samples: ``(..., n, dim)``. Samples outside the grid count: they take their mass with them.
+        grid: where to evaluate.
+        bandwidth: standard deviation of the kernel.
+
+    Returns:
+        ``(..., cells)`` float64 on the device of the samples; NaN for members with a sample that is
+        not finite.
+
+    Raises:
+        ValueError: where the samples are not of the grid's dimension.
+    """
+    if samples.ndim < 2 or samples.shape[-1] != grid.dim:
+        raise ValueError(
+            f"samples must be (..., n, {grid.dim}) for this grid, not {tuple(samples.shape)}"
+        )
+    axis = grid.axis.to(samples.device)
+    # One member at a time: its two matrices of (points, n) are the memory that it takes.
+    members = [
+        _spread(member, torch.full_like(member[:, 0], 1 / len(member)), axis, bandwidth)
+        for member in samples.double().reshape(-1, *samples.shape[-2:])
+    ]
+    density = torch.stack(members).reshape(*samples.shape[:-2], -1)
+    finite = samples.isfinite().all(-1).all(-1, keepdim=True)
+    return torch.where(finite, density, torch.nan)
+
+
+def blurred(distribution: Distribution, grid: Grid, bandwidth: float) -> Tensor:
+    """The truth convolved with the kernel of :func:`kde`: what infinitely many samples would give.
+
+    The convolution runs over a wider grid than the one it is wanted on, and one fine enough for the
+    kernel, so that neither edges nor a coarse grid change it.
+
+    Returns:
+        ``(cells,)`` float64, a density like that of :func:`kde`.
+    """
+    limit = float(grid.axis[-1]) + _REACH * bandwidth
+    points = 2 * math.ceil(limit / bandwidth * _POINTS_PER_WIDTH)
+    axis = torch.linspace(-limit, limit, points, dtype=torch.float64)
+    source = Grid(axis=axis, dim=grid.dim)
+    masses = distribution.log_density(source.points).exp() * source.cell
+    if grid.dim == 1:
+        return _spread(source.points, masses, grid.axis, bandwidth)
+    kernel = _kernel(grid.axis, axis, bandwidth)
+    return (kernel @ masses.reshape(source.shape) @ kernel.T).flatten()
+
+
+def _spread(at: Tensor, masses: Tensor, axis: Tensor, bandwidth: float) -> Tensor:
+    """Density on a grid of kernels at points ``(n, dim)`` that carry masses ``(n,)``."""
+    weighted = _kernel(axis, at[:, 0], bandwidth) * masses
+    if at.shape[-1] == 1:
+        return weighted.sum(-1)
+    return (_kernel(axis, at[:, 1], bandwidth) @ weighted.T).flatten()
+
+
+def _kernel(axis: Tensor, at: Tensor, bandwidth: float) -> Tensor:
+    """Gaussian kernels around ``at`` (n,) on an axis (points,): ``(points, n)``."""
+    offsets = (axis.unsqueeze(-1) - at) / bandwidth
+    return offsets.square_().mul_(-0.5).exp_().mul_(1 / (math.sqrt(2 * math.pi) * bandwidth))
