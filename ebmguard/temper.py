@@ -8,6 +8,10 @@ The module's ``forward`` is overridden on the instance for the time of the call 
 compiled modules keep working, which a wrapper module would break. Limits: another thread that calls
 the module during a sampler call sees the tempered energy, and ``torch.nn.DataParallel`` must be
 the module that the sampler is given, not one inside it.
+
+A sampler may capture its steps as a CUDA graph and replay it in later calls. A replay does not call
+the module, so what the graph reads and writes stays where it is: the factor is one tensor, refilled
+at every call, and the gradient norm another, which every replay refreshes.
 """
 
 from __future__ import annotations
@@ -90,9 +94,13 @@ class Tempering:
     One object serves all calls on a module: ``torch.compile`` specialises on the function that it
     finds, and the factor is a tensor, so that neither a call nor a new β recompiles.
 
+    Of CUDA graphs: the object must live as long as they are replayed, since their factor is its
+    own. Outside of :meth:`active` that factor is 1.
+
     Attributes:
         module: the energy module.
-        reached: whether the module was called during the latest :meth:`active` block.
+        reached: whether the module was called during the latest :meth:`active` block, or has been
+            captured in a CUDA graph whose replays cannot be seen.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -104,19 +112,27 @@ class Tempering:
         self._inner: Callable[..., Any] = module.forward
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
+        self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
+        self._captured: Tensor | None = None  # the factor that CUDA graphs read
+        self._captured_norm: Tensor | None = None  # what the latest of them writes
+        self._is_capturing = False
 
     @property
     def grad_norm(self) -> Tensor | None:
         """‖∇_x f‖ per sample in the module's last differentiated call of the latest block.
 
         Of the untempered f. Read from the input's gradient as it passes by, without a pass of its
-        own. None where nothing was differentiated.
+        own. None where nothing was differentiated; of several CUDA graphs only the one captured
+        last is read, and NaN stands for a call that did not replay it.
         """
         if self._norm is None:
             return None
         if isinstance(self._given, Tensor):
             return self._norm / self._given.detach().abs().to(self._norm).unsqueeze(-1)
-        return self._norm if self._given == 1.0 else self._norm / abs(self._given)
+        if self._given != 1.0:
+            return self._norm / abs(self._given)
+        # A copy where the next replay would write over it.
+        return self._norm.clone() if self._norm is self._captured_norm else self._norm
 
     def run(
         self,
@@ -143,8 +159,15 @@ class Tempering:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
         Raises:
-            SamplerError: another guard is sampling from the same module.
+            SamplerError: another guard is sampling from the same module; the block itself is
+                being captured as a CUDA graph; or the captured factor has another shape.
         """
+        if _is_capturing():
+            raise SamplerError(
+                "The guarded sampler was called while a CUDA graph is captured, so that the guard "
+                "would miss every replay. Capture and replay inside the sampler, and call the "
+                "guarded sampler at every step."
+            )
         attributes = self.module.__dict__
         existing = attributes.get("forward", _ABSENT)
         if isinstance(getattr(existing, "__self__", None), Tempering):
@@ -155,7 +178,10 @@ class Tempering:
         compiled = attributes.get("_compiled_call_impl")
         self._inner = self.module.forward
         self._set(factor)
-        self.reached, self._norm = False, None
+        self.reached = self._captured is not None
+        self._norm = self._captured_norm
+        if self._norm is not None:
+            self._norm.fill_(torch.nan)  # until a replay refreshes it
         attributes["forward"] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
@@ -170,34 +196,65 @@ class Tempering:
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
             self._forget()
+            if self._captured is not None:
+                self._captured.fill_(1.0)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
         self.reached = True
         if not torch.compiler.is_compiling():
+            self._notice_capture()
             self._watch(args, kwargs)
         return scale(self._inner(*args, **kwargs), self._factor)
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.reached = True
+            self._notice_capture()
             self._watch(args, kwargs)
             return call(*args, **kwargs)
 
         return watched
 
-    def _set(self, factor: float | Tensor) -> None:
-        self._given = factor
-        if not isinstance(factor, Tensor) and factor == 1.0:
-            self._factor = 1.0
+    def _notice_capture(self) -> None:
+        self._is_capturing = _is_capturing()
+        if not self._is_capturing:
             return
+        if self._captured is None:
+            self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
+        assert self._captured is not None
+        # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
+        self._factor = self._captured
+
+    def _set(self, factor: float | Tensor) -> None:
+        if self._captured is not None:
+            self._refill(self._captured, factor)
+        self._given = factor
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. A
         # tensor of its own for every call: graphs of earlier calls have saved theirs.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         if isinstance(factor, Tensor):
             self._factor = factor.detach().to(device, dtype, copy=True)
-        else:
+        elif factor != 1.0:
             self._factor = torch.full((), factor, dtype=dtype, device=device)
+        else:
+            self._factor = 1.0
+            if self._one is None or self._one.device != device:
+                # Now, since memory that is allocated during a capture belongs to the graph.
+                self._one = torch.ones((), dtype=dtype, device=device)
+
+    @staticmethod
+    def _refill(captured: Tensor, factor: float | Tensor) -> None:
+        if not isinstance(factor, Tensor):
+            captured.fill_(factor)
+        elif factor.ndim and factor.shape != captured.shape:
+            raise SamplerError(
+                f"The energy was captured in a CUDA graph with a factor of shape "
+                f"{tuple(captured.shape)}, and now β* has the shape {tuple(factor.shape)}. Capture "
+                "the graph under a new guard whose β* has this shape from the first step."
+            )
+        else:
+            captured.copy_(factor.detach())
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
@@ -222,7 +279,20 @@ class Tempering:
         shared = grad.ndim <= len(models) or grad.shape[: len(models)] != models
         if shared or is_functorch_wrapped_tensor(grad):
             # Samples that all members share, or one sample inside vmap: no norms can be told.
-            self._norm = None
+            self._saw(None)
             return
         each = grad.detach().reshape(*grad.shape[: len(models) + 1], -1)
-        self._norm = torch.linalg.vector_norm(each, dim=-1)
+        self._saw(torch.linalg.vector_norm(each, dim=-1))
+
+    def _saw(self, norm: Tensor | None) -> None:
+        # What is captured has no value before the first replay.
+        if self._is_capturing:
+            self._captured_norm = norm
+        else:
+            self._norm = norm
+
+
+def _is_capturing() -> bool:
+    # A build without CUDA raises where it is asked.
+    built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
+    return bool(built) and torch.cuda.is_current_stream_capturing()

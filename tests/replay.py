@@ -1,0 +1,57 @@
+"""A stand-in for a CUDA graph: operations on CPU tensors, recorded and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Replay(TorchDispatchMode):
+    """Records a block's operations; :meth:`replay` runs them on the same storages.
+
+    As with a CUDA graph, nothing has been computed when the block ends, a replay runs none of the
+    Python code, and what it writes lies where it lay before.
+    """
+
+    recording = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[Tensor]]] = []
+
+    def __enter__(self) -> Replay:
+        Replay.recording = True
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        Replay.recording = False
+        for *_, fresh in self._operations:
+            for out in fresh:
+                if out.is_floating_point():
+                    out.detach().fill_(torch.nan)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        writes = any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
+        is_view = not writes and any(each.alias_info for each in func._schema.returns)
+        if not is_view:
+            fresh = [] if writes else [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+            self._operations.append((func, args, kwargs, fresh))
+        return result
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for func, args, kwargs, fresh in self._operations:
+            result = func(*args, **kwargs)
+            for old, new in zip(fresh, tree_leaves(result), strict=False):
+                old.copy_(new)
