@@ -40,6 +40,16 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.reference_training.jem.command:run",
         summary="train a joint energy-based model, watched by the guard",
     ),
+    ("train", "toy"): Command(
+        config="ebmguard.reference_training.toy.config:ToyConfig",
+        run="ebmguard.reference_training.toy.command:run",
+        summary="train ensembles of small EBMs on densities that are known",
+    ),
+    ("figure",): Command(
+        config="ebmguard.reference_training.toy.figures.config:FigureConfig",
+        run="ebmguard.reference_training.toy.figures.command:run",
+        summary="a toy figure of the paper: train what it needs, draw it, print its numbers",
+    ),
     ("compare",): Command(
         config="ebmguard.report.compare:CompareConfig",
         run="ebmguard.report.compare:compare",

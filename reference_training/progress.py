@@ -130,14 +130,14 @@ class _NoteHandler(logging.Handler):
         self._reporter.note(self.format(record))
 
 
-def default_reporter() -> Reporter:
-    """A bar on a terminal, lines elsewhere or where rich is not installed."""
+def default_reporter(every: int = 100) -> Reporter:
+    """A bar on a terminal, one line every `every` steps elsewhere or where rich is not installed."""
     if not sys.stderr.isatty() or not sys.stdout.isatty():
-        return LineReporter()
+        return LineReporter(every)
     try:
         import rich.progress  # noqa: F401
     except ImportError:
-        return LineReporter()
+        return LineReporter(every)
     return BarReporter()
 
 

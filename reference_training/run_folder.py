@@ -16,8 +16,14 @@ from ebmguard.sinks import to_json
 CONFIG = "config.json"
 RESULTS = "results.json"
 CHECKPOINT = "last.pt"
-ROW_FILES = ("metrics.jsonl", "alerts.jsonl", "training.jsonl", "accuracy.jsonl")
-"""Files of one JSON object a line; the first two are the guard's."""
+ROW_FILES = (
+    "metrics.jsonl",
+    "alerts.jsonl",
+    "training.jsonl",
+    "accuracy.jsonl",
+    "members.jsonl",
+)
+"""Files of one JSON object a line, where a run has them; the first two are the guard's."""
 
 
 class RunFolder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +10,11 @@ from typing import Any
 
 from ebmguard.alerts import Alert, Level
 
+from ..numbers import median
+
 DIVERGED_GAP = 1e4
 """A run has diverged at the first step whose |energy gap| exceeds this or is not finite."""
 GAP_WINDOW = 100
-
-
-def median(values: Sequence[float]) -> float | None:
-    """The median; NaN where one of the values is, None where there is none."""
-    if any(math.isnan(value) for value in values):
-        return math.nan
-    return statistics.median(values) if values else None
 
 
 @dataclass

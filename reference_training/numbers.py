@@ -1,0 +1,14 @@
+"""Statistics that keep a NaN a NaN."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The median; NaN where one of the values is, None where there is none."""
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    return statistics.median(values) if values else None

@@ -1,0 +1,102 @@
+"""Settings of the toy trainer: one frozen dataclass, which is also its command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from ebmguard.errors import ConfigError
+
+from ..run_config import RunConfig
+from .members import Members
+from .scenario import Scenario, find_scenario
+
+OVERRIDES = ("iterations", "noise_std", "lr")
+
+
+@dataclass(frozen=True)
+class ToyConfig(RunConfig):
+    """Train an ensemble of small EBMs on a distribution whose density is known.
+
+    All β, variants and seeds train as one batched network under one guard. The run folder gets
+    config.json, metrics.jsonl and alerts.jsonl (the guard's), members.jsonl (KL and more of each
+    member, evaluation by evaluation), TensorBoard events, results.json, figures/grids.npz and
+    checkpoints/.
+    """
+
+    scenario: str = "gmm-default"
+    """{gmm,circles,mixture1d}-{default,long,shifted,restricted,degenerate,proposal}."""
+    betas: tuple[str, ...] = ("0", "0.1", "0.3", "0.5", "0.7", "0.9")
+    """β of the members: numbers up to 1, negative ones included; linear schedules such as 0:0.9;
+    averages of the losses of several β such as 0.1+0.5+0.9."""
+    variants: tuple[str, ...] = ("default",)
+    """Variants of the objective: default, no_pos, batch, true."""
+    seeds: int = 3
+    """Number of seeds, counted up from --seed."""
+    iterations: int | None = None
+    """Updates; None is the scenario's."""
+    noise_std: float | None = None
+    """Standard deviation of the Langevin noise; None is the scenario's."""
+    lr: float | None = None
+    """Adam's learning rate, with the scenario's decay; None is the scenario's."""
+    evaluations: int = 20
+    """Evaluations over the run. Results are means over the last five."""
+    checkpoint_every: int = 500
+    """Updates between checkpoints; evaluations and Ctrl-C write one too."""
+    threads: int = 0
+    """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
+
+    words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "toy")
+    shown: ClassVar[tuple[str, ...]] = ("out", "scenario", "betas", "seeds")
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant.
+
+        Raises:
+            ConfigError: names what is wrong, and what was expected.
+        """
+        problems = [
+            f"{name} is {getattr(self, name)}, expected {int(name != 'threads')} or more"
+            for name in ("seeds", "evaluations", "checkpoint_every", "threads")
+            if getattr(self, name) < (name != "threads")
+        ]
+        if problems:
+            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        self.settings.check()
+        if self.evaluations > self.settings.iterations:
+            raise ConfigError(
+                f"evaluations is {self.evaluations}, expected at most one for each of the "
+                f"{self.settings.iterations} updates"
+            )
+        _ = self.members
+
+    @property
+    def settings(self) -> Scenario:
+        """The scenario with what is overridden.
+
+        Raises:
+            ConfigError: there is no scenario of that name.
+        """
+        scenario = find_scenario(self.scenario)
+        if self.lr is not None:
+            scenario = replace(scenario, lr_end=scenario.lr_end * self.lr / scenario.lr)
+        given = {name: getattr(self, name) for name in OVERRIDES}
+        return replace(scenario, **{k: v for k, v in given.items() if v is not None})
+
+    @property
+    def members(self) -> Members:
+        """Who is trained.
+
+        Raises:
+            ConfigError: betas, variants or seeds that cannot be meant.
+        """
+        seeds = range(self.seed, self.seed + self.seeds)
+        return Members.of(self.betas, self.variants, tuple(seeds))
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings, the members and the resolved scenario as plain JSON values."""
+        return {
+            **super().to_json(),
+            "members": self.members.describe(),
+            "settings": self.settings.to_json(),
+        }

@@ -1,0 +1,64 @@
+"""Random numbers of an ensemble: one stream for each seed, shared across β and variants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .distributions import Distribution
+from .members import Members
+from .scenario import Scenario
+
+
+class Draws:
+    """What is random in an update: positives, start points and the noise of the chains.
+
+    A member's numbers depend on its seed alone, not on who else is in the ensemble, so that
+    members differ only in what is compared.
+
+    Args:
+        distribution: of the positives.
+        settings: sizes, steps and the Gaussian that chains start from.
+        members: whom to draw for.
+        seeds: one seed for each stream, in the order of ``members.seeds``.
+        device: of the streams and of what they give.
+    """
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        settings: Scenario,
+        members: Members,
+        seeds: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self.distribution = distribution
+        self.settings = settings
+        self.members = members
+        self.streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def positives(self) -> Tensor:
+        """Data of one update: (G, n_pos, dim)."""
+        drawn = [self.distribution.sample(self.settings.n_pos, rng) for rng in self.streams]
+        return self.members.spread(torch.stack(drawn))
+
+    def chains(self, n: int) -> tuple[Tensor, Tensor]:
+        """Start points (G, n, dim) and standard normal noise (sgld_steps, G, n, dim)."""
+        settings, dim = self.settings, self.distribution.dim
+        size = (settings.sgld_steps + 1, n, dim)
+        normal = torch.stack(
+            [torch.randn(size, generator=rng, device=rng.device) for rng in self.streams], 1
+        )
+        normal = self.members.spread(normal, 1)
+        return settings.init_mean + settings.init_std * normal[0], normal[1:]
+
+    def state_dict(self) -> list[Tensor]:
+        """Where each stream stands."""
+        return [rng.get_state() for rng in self.streams]
+
+    def load_state_dict(self, state: Sequence[Tensor]) -> None:
+        """Go back to a saved state."""
+        for rng, saved in zip(self.streams, state, strict=True):
+            rng.set_state(saved.cpu())

@@ -1,0 +1,148 @@
+"""Who is in an ensemble: every variant with every β with every seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import torch
+from torch import Tensor
+
+from ebmguard.energies import Variant
+from ebmguard.errors import ConfigError
+
+VARIANTS: tuple[Variant, ...] = get_args(Variant)
+
+
+@dataclass(frozen=True)
+class Beta:
+    """β over a run, as it is written: "0.5", a linear schedule "0:0.9", an average "0.1+0.5+0.9".
+
+    Attributes:
+        text: as written.
+        starts, ends: β at the first and behind the last update; several where losses of several β
+            are averaged.
+    """
+
+    text: str
+    starts: tuple[float, ...]
+    ends: tuple[float, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Beta:
+        """Read a β as it is written on the command line.
+
+        Raises:
+            ConfigError: not of one of the three forms, or above 1, where the sampler would run
+                away from the data.
+        """
+        parts = text.split("+")
+        starts, ends = [], []
+        for part in parts:
+            try:
+                start, *rest = (float(number) for number in part.split(":"))
+            except ValueError:
+                start, rest = math.nan, []
+            end = rest[0] if rest else start
+            if len(rest) > 1 or not all(math.isfinite(b) and b <= 1 for b in (start, end)):
+                raise ConfigError(
+                    f"beta is {text!r}, expected a number up to 1 such as 0.5, a linear schedule "
+                    "such as 0:0.9, or several whose losses are averaged, such as 0.1+0.5+0.9"
+                )
+            starts.append(start)
+            ends.append(end)
+        return cls(text, tuple(starts), tuple(ends))
+
+
+@dataclass(frozen=True)
+class Members:
+    """The members of an ensemble: variants, then β, then seeds, the seeds varying fastest.
+
+    Make one with :meth:`of`.
+    """
+
+    betas: tuple[Beta, ...]
+    variants: tuple[Variant, ...]
+    seeds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, betas: Sequence[str], variants: Sequence[str], seeds: Sequence[int]) -> Members:
+        """Check the lists of what is to be trained.
+
+        Raises:
+            ConfigError: an empty list, one with duplicates, or an entry that cannot be meant.
+        """
+        for name, values in (("betas", betas), ("variants", variants), ("seeds", seeds)):
+            if not values or len(set(values)) < len(values):
+                raise ConfigError(f"{name} is {list(values)}, expected different values, 1 or more")
+        for variant in variants:
+            if variant not in VARIANTS:
+                raise ConfigError(f"variant is {variant!r}, expected one of {', '.join(VARIANTS)}")
+        parsed = tuple(map(Beta.parse, betas))
+        if len({len(beta.starts) for beta in parsed} - {1}) > 1:
+            raise ConfigError(
+                f"betas is {list(betas)}: averages in one ensemble need equally many terms"
+            )
+        return cls(parsed, tuple(cast(Variant, variant) for variant in variants), tuple(seeds))
+
+    def __len__(self) -> int:
+        return len(self.variants) * len(self.betas) * len(self.seeds)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Each member's beta (as written), variant and seed, in order."""
+        return [
+            {"beta": beta.text, "variant": variant, "seed": seed}
+            for variant in self.variants
+            for beta in self.betas
+            for seed in self.seeds
+        ]
+
+    @property
+    def seed_of_each(self) -> list[int]:
+        """The seed of each member."""
+        return [member["seed"] for member in self.describe()]
+
+    @property
+    def variant_of_each(self) -> list[Variant]:
+        """The variant of each member."""
+        return [member["variant"] for member in self.describe()]
+
+    def spread(self, per_seed: Tensor, dim: int = 0) -> Tensor:
+        """What was drawn once for each seed, for every member: S entries along ``dim`` -> G."""
+        repeats = [1] * per_seed.ndim
+        repeats[dim] = len(self.variants) * len(self.betas)
+        return per_seed.repeat(repeats)
+
+    def strength(
+        self, output_scale: float, iterations: int, device: torch.device
+    ) -> dict[str, Any]:
+        """The keywords of :func:`ebmguard.guard` that say how strong it acts on each member.
+
+        The sampler runs on (1 - β) f; where losses of several β are averaged, on their mean.
+        """
+        terms = max(len(beta.starts) for beta in self.betas)
+
+        def exponents(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
+            rows = [pick(beta) * (1 if len(pick(beta)) == terms else terms) for beta in self.betas]
+            table = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
+            each = table.repeat_interleave(len(self.seeds), 0).repeat(len(self.variants), 1)
+            return each.T.contiguous().to(device)  # (terms, G)
+
+        starts = exponents(lambda beta: beta.starts)
+        slopes = (exponents(lambda beta: beta.ends) - starts) / iterations
+        constant = all(beta.starts == beta.ends for beta in self.betas)
+
+        def term(index: int) -> Tensor | Callable[[int], Tensor]:
+            start, slope = starts[index] * output_scale, slopes[index] * output_scale
+            return start if constant else lambda step: start + step * slope
+
+        if terms == 1:
+            return {"beta_star": term(0), "output_scale": output_scale}
+        start, slope = starts.mean(0), slopes.mean(0)
+        factor = 1 - start
+        return {
+            "beta_stars": [term(index) for index in range(terms)],
+            "sampler_scale": factor if constant else lambda step: factor - step * slope,
+        }

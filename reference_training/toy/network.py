@@ -1,0 +1,58 @@
+"""Many small MLPs as one: every layer is one batched matrix product over the members."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+WIDTHS = (32, 64, 64, 64, 1)
+NEGATIVE_SLOPE = 0.05
+
+
+class EnsembleMLP(nn.Module):
+    """The toy network of Nijkamp et al. (2020), dim-32-64-64-64-1 with LeakyReLU 0.05, G times.
+
+    Theirs is written as 1x1 convolutions on (B, 2, 1, 1) and initialised as PyTorch does by
+    default, uniformly within ±1/sqrt(fan_in); so is this one. The last layer has no bias: a
+    constant in f changes nothing, its gradient is exactly zero in every variant of the objective,
+    and Adam would turn the rounding errors of that zero into a random walk.
+
+    Args:
+        seeds: one seed for each member; members of equal seed start out equal.
+        dim: dimensions of a sample.
+    """
+
+    def __init__(self, seeds: Sequence[int], dim: int = 2) -> None:
+        super().__init__()
+        sizes = (dim, *WIDTHS)
+        generators = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
+        self.weights = nn.ParameterList()
+        self.biases = nn.ParameterList()
+        for fan_in, fan_out in itertools.pairwise(sizes):
+            bound = 1 / math.sqrt(fan_in)
+            drawn = {
+                seed: [
+                    torch.empty(shape).uniform_(-bound, bound, generator=generator)
+                    for shape in ((fan_in, fan_out), (1, fan_out))
+                ]
+                for seed, generator in generators.items()
+            }
+            self.weights.append(torch.stack([drawn[seed][0] for seed in seeds]))
+            if fan_out > 1:
+                self.biases.append(torch.stack([drawn[seed][1] for seed in seeds]))
+
+    @property
+    def members(self) -> int:
+        """G, how many networks these are."""
+        return len(self.weights[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Negative energies f: (G, n, dim) -> (G, n)."""
+        for weight, bias in zip(self.weights, self.biases, strict=False):
+            x = F.leaky_relu(torch.baddbmm(bias, x, weight), NEGATIVE_SLOPE)
+        return torch.bmm(x, self.weights[-1]).squeeze(-1)

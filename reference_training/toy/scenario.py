@@ -1,0 +1,151 @@
+"""The toy scenarios by name: what is sampled, how, and for how long.
+
+Settings that the paper states are in Section 4.1, Appendix K and the captions of Figures 5 to 11.
+Those it leaves open (noise, learning rate, component weights, the shift of Figure 6) were chosen by
+the sweeps in docs/results/toy-settings.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ebmguard.errors import ConfigError
+
+DATA = ("gmm", "circles", "mixture1d")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One training setup; the network is the same in all of them.
+
+    Attributes:
+        data: name of the distribution, see :data:`.distributions.DISTRIBUTIONS`.
+        n_pos, n_neg: positives and negatives of an update.
+        sgld_steps: Langevin steps from the Gaussian to the negatives; 0 takes its draws as they
+            are.
+        step_size, noise_std: x += step_size * df/dx + noise_std * randn.
+        init_mean, init_std: of the Gaussian, equal in every coordinate.
+        lr: Adam's learning rate at the first update; it decays exponentially to ``lr_end``.
+        iterations: updates.
+    """
+
+    data: str
+    n_pos: int
+    n_neg: int
+    sgld_steps: int
+    step_size: float
+    noise_std: float
+    init_mean: float
+    init_std: float
+    lr: float
+    lr_end: float
+    iterations: int
+
+    @property
+    def output_scale(self) -> float:
+        """The factor o for which the Langevin step is correct for exp(o f)."""
+        return 2 * self.step_size / self.noise_std**2
+
+    def lr_at(self, step: int) -> float:
+        """Adam's learning rate for update ``step``."""
+        decay: float = (self.lr_end / self.lr) ** (step / self.iterations)
+        return self.lr * decay
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant, all of them in one error.
+
+        Raises:
+            ConfigError: names every wrong setting, its value and what was expected.
+        """
+        problems = []
+        for name, value in asdict(self).items():
+            if name == "data":
+                continue
+            least = 0 if name == "sgld_steps" else 1
+            if isinstance(value, int) and value < least:
+                problems.append(f"{name} is {value}, expected {least} or more")
+            if isinstance(value, float) and name != "init_mean" and not 0 < value < math.inf:
+                problems.append(f"{name} is {value}, expected a positive number")
+        if not math.isfinite(self.init_mean):
+            problems.append(f"init_mean is {self.init_mean}, expected a finite number")
+        if problems:
+            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Scenario:
+        """The inverse of :meth:`to_json`."""
+        return cls(**stored)
+
+
+def _default(data: str) -> Scenario:
+    circles = data == "circles"
+    return Scenario(
+        data=data,
+        n_pos=100 if circles else 50,
+        n_neg=100 if circles else 20,
+        sgld_steps=20,
+        step_size=1.0,
+        noise_std=0.03 if circles else 0.1,
+        init_mean=0.0,
+        init_std=2.0 if circles else 1.0,
+        lr=1e-3,
+        lr_end=1e-3,
+        iterations=10_000,
+    )
+
+
+def _shifted(data: str) -> Scenario:
+    """Figure 6: chains start in the quadrant (+, +), half as wide, with ten times the step."""
+    base = _default(data)
+    return replace(
+        base,
+        init_std=base.init_std / 2,
+        init_mean=base.init_std / 2,
+        step_size=10 * base.step_size,
+        # The step of the Langevin equation is noise_std**2: the output scale stays what it is.
+        noise_std=math.sqrt(10) * base.noise_std,
+    )
+
+
+def _build(data: str) -> dict[str, Scenario]:
+    base = _default(data)
+    proposal = replace(base, sgld_steps=0)
+    return {
+        "default": base,
+        "long": replace(base, iterations=2 * base.iterations),
+        "shifted": _shifted(data),
+        "restricted": replace(base, n_neg=3, sgld_steps=3),
+        "degenerate": replace(proposal, n_neg=1),
+        # Not in the paper: Figure 9's setting with enough negatives and a learning rate that
+        # decays, where the optimum is known exactly (Appendix I with a fixed proposal).
+        "proposal": replace(
+            proposal, n_pos=100, n_neg=100, lr_end=base.lr / 100, iterations=2 * base.iterations
+        ),
+    }
+
+
+SCENARIOS: dict[str, Scenario] = {
+    f"{data}-{name}": scenario for data in DATA for name, scenario in _build(data).items()
+}
+"""Every scenario by its name, such as "gmm-default" or "circles-shifted"."""
+
+
+def find_scenario(name: str) -> Scenario:
+    """The scenario of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists them.
+    """
+    if name not in SCENARIOS:
+        raise ConfigError(
+            f"scenario is {name!r}, expected one of {', '.join(SCENARIOS)}; the part before the "
+            "dash is the data set, the part after it the setup"
+        )
+    return SCENARIOS[name]
