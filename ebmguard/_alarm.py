@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 from .alerts import Alert, Detector, Level, error_for
-from .monitor import Monitor
+from .errors import ConfigError
+from .monitor import Monitor, Row
 
 __all__ = ["Action", "Alarm"]
 
@@ -23,16 +25,23 @@ class Alarm:
         monitor: whose sinks get the records.
         action: what an alert of level ERROR leads to.
         on_alert: called with every alert.
+        members: number of models of an ensemble; 0 for a single model.
 
     Attributes:
-        detector: the rules and their state.
+        detector: the rules and their state; in an ensemble those of what its members share.
+        members: the same for each member of an ensemble.
         alerts: all alerts so far, oldest first.
     """
 
     def __init__(
-        self, monitor: Monitor, action: Action, on_alert: Callable[[Alert], object] | None
+        self,
+        monitor: Monitor,
+        action: Action,
+        on_alert: Callable[[Alert], object] | None,
+        members: int = 0,
     ) -> None:
         self.detector = Detector()
+        self.members = [Detector() for _ in range(members)]
         self.alerts: list[Alert] = []
         self._monitor = monitor
         self._action = action
@@ -44,13 +53,25 @@ class Alarm:
         """Whether an ERROR's action waits for a safe point."""
         return self._pending is not None
 
-    def judge(self, step: int, row: Mapping[str, float]) -> float:
+    def judge(self, step: int, row: Row, members: Sequence[Row] = ()) -> float:
         """Report what the rules say of a row.
+
+        Args:
+            step: its step.
+            row: the row; of an ensemble the mean row, of which only what no member has is judged.
+            members: the rows of an ensemble's members.
 
         Returns:
             the highest level: 0, 1 (WARN) or 2 (ERROR).
         """
-        alerts = [*_skipped_by_scaler(step, row), *self.detector.observe(step, row)]
+        shared = row
+        if members:
+            own = members[0].keys() - {"beta_star"}  # which words the remedies
+            shared = {tag: value for tag, value in row.items() if tag not in own}
+        alerts = [*_skipped_by_scaler(step, row), *self.detector.observe(step, shared)]
+        if members:
+            for i, (detector, each) in enumerate(zip(self.members, members, strict=True)):
+                alerts += [replace(alert, member=i) for alert in detector.observe(step, each)]
         for alert in alerts:
             self.report(alert)
         return float(max((alert.level for alert in alerts), default=0))
@@ -67,6 +88,31 @@ class Alarm:
                 self._pending = alert
         if self._on_alert is not None:
             self._on_alert(alert)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The memory of the rules, in two entries: ``detector`` and ``members``."""
+        return {
+            "detector": self.detector.state_dict(),
+            "members": [detector.state_dict() for detector in self.members],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: of other rules, or of another number of members. Nothing has changed then.
+        """
+        if len(state["members"]) != len(self.members):
+            raise ConfigError(
+                f"This is the state of a guard of {len(state['members'])} ensemble members, but "
+                f"this one has {len(self.members)} (0 for a single model). Build the guard with "
+                "the same model dimensions."
+            )
+        members = [Detector() for _ in self.members]
+        for detector, own in zip(members, state["members"], strict=True):
+            detector.load_state_dict(own)
+        self.detector.load_state_dict(state["detector"])
+        self.members = members
 
     def safe_point(self) -> None:
         """Carry out a waiting action.

@@ -49,7 +49,7 @@ _ENDLESS = (
     "%d losses without a step of the attached optimizer: rows wait for it. Attach the optimizer "
     "whose step() is called (of a wrapper such as SAM, the inner one)."
 )
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,11 @@ class Guard:
         loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None)``.
         sampler: the guarded sampler, or None.
         step: number of the current step.
-        last: the most recent row of diagnostics that reached the host, tag to value.
+        last: the most recent row of diagnostics that reached the host, tag to value. Of an
+            ensemble, the means over its members (NaN where any member's is), as the sinks get
+            them.
+        members: the rows behind ``last``, one for each member of an ensemble in the order of the
+            flattened model dimensions; empty for a single model.
         attached: what :meth:`attach` was given.
     """
 
@@ -92,6 +96,7 @@ class Guard:
         self.sampler: Any = None if sampler is None else wrap_sampler(self, sampler, methods)
         self.step = 0
         self.last: Row = {}
+        self.members: list[Row] = []
         self.attached = Attached()
 
         self._strength = strength
@@ -102,7 +107,8 @@ class Guard:
         self._options = options
         self._meter = meter
         self._monitor = monitor
-        self._alarm = Alarm(monitor, action, on_alert)
+        members = strength.models.numel() if strength.models else 0
+        self._alarm = Alarm(monitor, action, on_alert, members)
         self._hold = hold
         self._hooks: OptimizerHooks | None = None
         self._tempering: Tempering | None = None
@@ -160,11 +166,11 @@ class Guard:
                 groups=groups,
                 **vars(self._options),
             )
-            loss = loss.sum() if loss.ndim else loss
-            weight = self._difference.weight(f_pos, f_neg, strength.models)
+            weight = self._difference.weight(f_pos, f_neg, self._strength.models)
             if weight is not None:
                 loss = weight * loss
         self._observe(f_pos, f_neg, groups, strength, loss=loss, loss_weight=weight)
+        loss = loss.sum() if loss.ndim else loss
         return loss if not self._alarm.is_ringing else _nothing(f_pos) + _nothing(f_neg)
 
     def reweight(
@@ -353,9 +359,9 @@ class Guard:
             slow=slow,
         )
         numbers |= {name: x.detach() for name, x in extra.items() if x is not None}
-        row = self._monitor.add(numbers, samples)
-        if row is not None:
-            self._monitor.note({"alert_level": self._judge(self.step, row)})
+        rows = self._monitor.add(numbers, samples, self._strength.models)
+        if rows is not None:
+            self._monitor.note({"alert_level": self._judge(self.step, *rows)})
 
     def _warn_once(self, message: str, count: int) -> None:
         if message not in self._warned:
@@ -366,9 +372,9 @@ class Guard:
     def _lag(hold: bool) -> int:
         return 0 if hold else _LAG
 
-    def _judge(self, step: int, row: Row) -> float:
-        self.last = row
-        return self._alarm.judge(step, row)
+    def _judge(self, step: int, row: Row, members: list[Row]) -> float:
+        self.last, self.members = row, members
+        return self._alarm.judge(step, row, members)
 
     def _end_step(self) -> None:
         self._finish(self._monitor.end_step(self.step))
@@ -378,7 +384,8 @@ class Guard:
     def _finish(self, rows: Sequence[Finished]) -> None:
         for finished in rows:
             if "alert_level" not in finished.row:  # with hold it was judged inside the loss
-                finished.row["alert_level"] = self._judge(finished.step, finished.row)
+                level = self._judge(finished.step, finished.row, finished.members)
+                finished.row["alert_level"] = level
             self._monitor.write(finished)
 
     def _upright(self, f: Tensor) -> Tensor:
@@ -445,13 +452,15 @@ class Guard:
         tag = "scaler/skipped" if by_scaler else "nonfinite/gradients"
         row: Row | None = None
         if isinstance(skipped, Tensor):
-            row = self._monitor.add({tag: skipped}, {})
+            rows = self._monitor.add({tag: skipped}, {})
+            row = None if rows is None else rows[0]
         else:
             self._monitor.note({tag: skipped})
             if not self._monitor.lag:
                 row = {tag: skipped}
-        if row is not None and row[tag]:
-            # The rest of this step's row has been judged in the loss.
+        # The rest of this step's row has been judged in the loss. No member's row tells that the
+        # gradients of an ensemble are finite again, so that its detector is told here.
+        if row is not None and (row[tag] or self._strength.models):
             self.last = self.last | row
             known = {name: self.last[name] for name in (tag, "beta_star") if name in self.last}
             self._monitor.note({"alert_level": self._alarm.judge(self.step, known)})
@@ -470,7 +479,7 @@ class Guard:
             "lag": self._monitor.lag,
             "rows": self._monitor.under_way(with_open=over),
             "meter": self._meter.state_dict(),
-            "detector": self._alarm.detector.state_dict(),
+            **self._alarm.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -479,13 +488,14 @@ class Guard:
         Raises:
             ConfigError: not the state of a guard of this version.
         """
-        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "meter", "detector"}
+        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "meter"}
+        keys |= {"detector", "members"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
             raise ConfigError(
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
                 f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
             )
-        self._alarm.detector.load_state_dict(state["detector"])
+        self._alarm.load_state_dict(state)
         self._meter.load_state_dict(state["meter"])
         self._monitor.put_back(state["rows"])
         self._monitor.lag = int(state["lag"]) if self._hold is None else self._lag(self._hold)

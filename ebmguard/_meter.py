@@ -29,17 +29,19 @@ class _Seen:
     highest: Tensor | None = None
     lowest: Tensor | None = None
 
-    def numbers(self, like: Tensor) -> dict[str, Tensor]:
+    def numbers(self, like: Tensor, models: torch.Size) -> dict[str, Tensor]:
         norm = like.new_full((1,), torch.nan) if self.grad_norm is None else self.grad_norm.float()
+        norm = _by_model(norm, models)
         found = {
-            "sampler/grad_norm": norm.sum() * (1 / norm.numel()),
-            "sampler/grad_norm_max": norm.amax(),
+            "sampler/grad_norm": norm.sum(-1) * (1 / norm.shape[-1]),
+            "sampler/grad_norm_max": norm.amax(-1),
         }
         if self.highest is not None and self.lowest is not None:
             largest = torch.finfo(self.highest.dtype).max
             finite = (self.highest <= largest) & (self.lowest >= -largest)
-            found["nonfinite/samples"] = 1.0 - finite.float().sum() * (1 / finite.numel())
-        return found
+            finite = _by_model(finite, models)
+            found["nonfinite/samples"] = 1.0 - finite.float().sum(-1) * (1 / finite.shape[-1])
+        return {name: x.to(like.device) for name, x in found.items()}
 
 
 class Meter:
@@ -49,9 +51,13 @@ class Meter:
         reduce: how heads become one energy.
         reference: exponent of the diagnostics under ``ref/``.
         output_scale: o, or None where it is unknown.
+        models: model dimensions of an ensemble.
     """
 
-    def __init__(self, reduce: Reduce, reference: float, output_scale: float | None) -> None:
+    def __init__(
+        self, reduce: Reduce, reference: float, output_scale: float | None, models: torch.Size
+    ) -> None:
+        self._models = models
         self._reduce = reduce
         self._reference = reference
         self._output_scale = output_scale
@@ -69,9 +75,10 @@ class Meter:
         seen = _Seen(grad_norm)
         x = _first_tensor(samples)
         if x is not None:
-            rows = x.reshape(x.shape[0] if x.ndim else 1, -1)
+            leading = len(self._models) if _has_models(x, self._models) else 0
+            rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
             # NaN and the infinities show in the extremes, without a mask of the samples' size.
-            seen.highest, seen.lowest = rows.amax(1), rows.amin(1)
+            seen.highest, seen.lowest = rows.amax(-1), rows.amin(-1)
         self._from_sampler.append(seen)
 
     @torch.no_grad()
@@ -95,8 +102,8 @@ class Meter:
             slow: include the tier that is not taken at every step.
 
         Returns:
-            0-dim tensors by tag (members of an ensemble are averaged, and a NaN of any of them
-            stays a NaN), and vectors by tag.
+            0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
+            energies by tag.
         """
         star = strength.beta_star
         if isinstance(star, tuple):
@@ -111,7 +118,7 @@ class Meter:
             **energy_diagnostics(pos, neg),
             **nonfinite_diagnostics(pos, neg, star),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
-            **{name: x.to(neg.device) for name, x in self._take_from_sampler(neg).items()},
+            **self._take_from_sampler(neg),
         }
         if self._output_scale is not None:
             numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
@@ -122,16 +129,17 @@ class Meter:
             numbers["pareto_k"] = pareto_k(self._pooled_log_weights(star, neg))
             numbers["ref/pareto_k"] = pareto_k(self._pooled_log_weights(self._reference, neg))
             samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
-        return {name: x.mean() if x.ndim else x for name, x in numbers.items()}, samples
+        return numbers, samples
 
     def _take_from_sampler(self, like: Tensor) -> dict[str, Tensor]:
-        calls = [seen.numbers(like) for seen in self._from_sampler]
+        models = self._models
+        calls = [seen.numbers(like, models) for seen in self._from_sampler]
         self._from_sampler = []
         if len(calls) == 1:
             return calls[0]
         names = {name for call in calls for name in call}
         return {
-            name: torch.stack([call[name] for call in calls if name in call]).mean()
+            name: torch.stack([x[name].expand(models) for x in calls if name in x]).mean(0)
             for name in sorted(names)
         }
 
@@ -152,6 +160,16 @@ class Meter:
         # Float64 holds any of them exactly; they are turned back where they are used.
         recent = (torch.tensor(f, dtype=torch.float64) for f in state)
         self._recent = deque(recent, maxlen=_POOLED_STEPS)
+
+
+def _has_models(x: Tensor, models: torch.Size) -> bool:
+    """Whether x holds samples of each model, rather than samples that all models share."""
+    return x.ndim > len(models) and x.shape[: len(models)] == models
+
+
+def _by_model(x: Tensor, models: torch.Size) -> Tensor:
+    """Numbers of samples in one last dimension: those of each model, or those that all share."""
+    return x.flatten(len(models) if _has_models(x, models) else 0)
 
 
 def _first_tensor(samples: object) -> Tensor | None:

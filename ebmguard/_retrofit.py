@@ -155,7 +155,7 @@ def guard(
         options=Options(
             variant if isinstance(variant, str) else tuple(variant), reduce, process_group
         ),
-        meter=Meter(reduce, float(reference_beta_star), strength.output_scale),
+        meter=Meter(reduce, float(reference_beta_star), strength.output_scale, strength.models),
         # The lag is settled by the first energies, which show the device.
         monitor=Monitor(opened, flush_every=flush_every, lag=0, process_group=process_group),
         action=action,

@@ -22,6 +22,7 @@ __all__ = ["Finished", "Monitor", "Row"]
 
 Row = dict[str, float]
 _Values: TypeAlias = Tensor | list[float]
+_ONE_MODEL = torch.Size()
 
 
 class Monitor:
@@ -55,29 +56,43 @@ class Monitor:
         self._open = _OpenRow()
         self._queue: deque[_Pending] = deque()
 
-    def add(self, numbers: Mapping[str, Tensor], samples: Mapping[str, Tensor]) -> Row | None:
+    def add(
+        self,
+        numbers: Mapping[str, Tensor],
+        samples: Mapping[str, Tensor],
+        models: torch.Size = _ONE_MODEL,
+    ) -> tuple[Row, list[Row]] | None:
         """Measure once; several times in one step are averaged.
 
         Args:
-            numbers: 0-dim tensors of one device.
+            numbers: 0-dim tensors of one device; with model dimensions, of that shape or 0-dim.
             samples: vectors for histograms, on steps that have them; else empty.
+            models: model dimensions of an ensemble.
 
         Returns:
-            the numbers just measured, where the lag is 0; else None.
+            the numbers just measured, where the lag is 0, and those of every member, none without
+            model dimensions; the former are then the mean of the latter. Else None.
         """
-        names, vector = tuple(numbers), _stack(list(numbers.values()))
+        values = list(numbers.values())
+        if models:
+            values = [x.expand(models).flatten() for x in values]
+        names, table = tuple(numbers), _stack(values)
         if self._process_group is not None:
-            dist.all_reduce(vector, group=self._process_group)
-            vector /= dist.get_world_size(self._process_group)
+            dist.all_reduce(table, group=self._process_group)
+            table /= dist.get_world_size(self._process_group)
+        if models:
+            table = torch.cat((table.mean(1, keepdim=True), table), 1)
         flat = {name: x.detach().flatten() for name, x in samples.items()}
         if self.lag:
-            self._open.parts.append((names, vector))
+            self._open.parts.append((names, table))
             self._open.samples.update(flat)
             return None
-        row = dict(zip(names, vector.tolist(), strict=True))
+        row, members = _rows(names, table)
         self._open.rows.append(row)
+        if members:
+            self._open.members.append(members)
         self._open.samples.update({name: x.tolist() for name, x in flat.items()})
-        return dict(row)
+        return dict(row), members
 
     def note(self, numbers: Mapping[str, float]) -> None:
         """Numbers that the host knows already; the largest of a step counts."""
@@ -134,7 +149,8 @@ class Monitor:
         """The inverse of :meth:`under_way`."""
         self._open = _OpenRow()
         self._queue = deque(
-            _Pending(step, (), None, dict(samples), dict(row), None) for step, row, samples in rows
+            _Pending(step, (), 0, None, dict(samples), dict(row), [dict(x) for x in members], None)
+            for step, row, samples, members in rows
         )
 
     def _read_until(self, step: int) -> list[Finished]:
@@ -145,17 +161,27 @@ class Monitor:
 
 
 class Finished(NamedTuple):
-    """A row that has reached the host, with the raw values of its histograms."""
+    """A row that has reached the host.
+
+    Attributes:
+        step: its step.
+        row: the numbers; of an ensemble, their means over the members.
+        samples: the raw values of its histograms.
+        members: the numbers of each member; none of a single model.
+    """
 
     step: int
     row: Row
     samples: dict[str, list[float]]
+    members: list[Row]
 
 
 @dataclass
 class _OpenRow:
+    # Names, and a vector of numbers; of an ensemble, a column of means and one for each member.
     parts: list[tuple[tuple[str, ...], Tensor]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)  # in the place of parts where the lag is 0
+    members: list[list[Row]] = field(default_factory=list)
     samples: dict[str, _Values] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
 
@@ -163,24 +189,31 @@ class _OpenRow:
     def is_empty(self) -> bool:
         return not self.parts and not self.rows and not self.notes
 
-    def on_host(self) -> Row:
+    def on_host(self) -> tuple[Row, list[Row]]:
         """What the host has read already, averaged by name. Computed without a tensor."""
-        if len(self.rows) == 1:
-            return self.rows[0] | self.notes
-        pools: dict[str, list[float]] = {}
-        for row in self.rows:
-            for name, value in row.items():
-                pools.setdefault(name, []).append(value)
-        return {name: sum(pool) / len(pool) for name, pool in pools.items()} | self.notes
+        return _pooled(self.rows) | self.notes, [
+            _pooled(own) for own in zip(*self.members, strict=True)
+        ]
 
-    def on_device(self) -> tuple[tuple[str, ...], Tensor | None]:
-        if len(self.parts) <= 1:
-            return self.parts[0] if self.parts else ((), None)
+    def on_device(self) -> tuple[tuple[str, ...], int, Tensor | None]:
+        """Names, how many of them from the first on are also members' own, and their numbers."""
+        if not self.parts:
+            return (), 0, None
+        if len(self.parts) == 1:
+            names, table = self.parts[0]
+            return names, len(names) if table.ndim > 1 else 0, table
         pools: dict[str, list[Tensor]] = {}
-        for names, vector in self.parts:
-            for name, value in zip(names, vector.unbind(), strict=True):
+        for names, table in self.parts:
+            for name, value in zip(names, table.unbind(), strict=True):
                 pools.setdefault(name, []).append(value)
-        return tuple(pools), torch.stack([_stack(pool).mean() for pool in pools.values()])
+        means = {name: _stack(pool).mean(0) for name, pool in pools.items()}
+        own = [name for name, mean in means.items() if mean.ndim]
+        if own:  # one tensor for all, whatever of it only the ensemble as a whole has
+            like = means[own[0]]
+            means = {name: means[name] for name in own} | {
+                name: mean.expand_as(like) for name, mean in means.items() if not mean.ndim
+            }
+        return tuple(means), len(own), torch.stack(list(means.values()))
 
 
 @dataclass
@@ -189,31 +222,55 @@ class _Pending:
 
     step: int
     names: tuple[str, ...]
+    own: int
     numbers: Tensor | None
     samples: dict[str, _Values]
     on_host: Row
+    members: list[Row]
     arrived: torch.cuda.Event | None
 
     @classmethod
     def start(cls, step: int, row: _OpenRow) -> _Pending:
-        names, vector = row.on_device()
-        numbers = None if vector is None else _to_host(vector)
+        names, own, table = row.on_device()
+        numbers = None if table is None else _to_host(table)
         samples = {
             name: _to_host(x) if isinstance(x, Tensor) else x for name, x in row.samples.items()
         }
         arrived = None
-        if vector is not None and vector.is_cuda:
+        if table is not None and table.is_cuda:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(torch.cuda.current_stream(vector.device))
-        return cls(step, names, numbers, samples, row.on_host(), arrived)
+            arrived.record(torch.cuda.current_stream(table.device))
+        return cls(step, names, own, numbers, samples, *row.on_host(), arrived)
 
     def read(self) -> Finished:
         if self.arrived is not None:
             self.arrived.synchronize()
-        values = [] if self.numbers is None else self.numbers.tolist()
-        row = dict(zip(self.names, values, strict=True)) | self.on_host
+        row, members = self.on_host, self.members
+        if self.numbers is not None:
+            found, members = _rows(self.names, self.numbers, self.own)
+            row = found | row
         samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
-        return Finished(self.step, row, samples)
+        return Finished(self.step, row, samples, members)
+
+
+def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tuple[Row, list[Row]]:
+    """The row, and those of the members, who have the first ``own`` names; all where it is None."""
+    if table.ndim == 1:
+        return dict(zip(names, table.tolist(), strict=True)), []
+    means, *columns = table.t().tolist()
+    # Only the first names of a column are a member's, so that its end is not reached.
+    members = [dict(zip(names[:own], column, strict=False)) for column in columns]
+    return dict(zip(names, means, strict=True)), members
+
+
+def _pooled(rows: Sequence[Row]) -> Row:
+    if len(rows) == 1:
+        return rows[0]
+    pools: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            pools.setdefault(name, []).append(value)
+    return {name: sum(pool) / len(pool) for name, pool in pools.items()}
 
 
 def _stack(values: list[Tensor]) -> Tensor:

@@ -23,10 +23,10 @@ def make(lag: int = 0, flush_every: int = 100) -> tuple[Monitor, Memory]:
 
 def test_without_lag_the_row_is_read_at_once():
     monitor, _ = make()
-    assert monitor.add({"a": number(1.5), "b": number(math.nan)}, {}) == {
-        "a": 1.5,
-        "b": pytest.approx(math.nan, nan_ok=True),
-    }
+    assert monitor.add({"a": number(1.5), "b": number(math.nan)}, {}) == (
+        {"a": 1.5, "b": pytest.approx(math.nan, nan_ok=True)},
+        [],
+    )
     (finished,) = monitor.end_step(0)
     assert (finished.step, finished.row["a"], finished.samples) == (0, 1.5, {})
 
@@ -83,7 +83,7 @@ def test_double_precision_survives():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
 def test_other_dtypes(dtype):
     monitor, _ = make()
-    assert monitor.add({"a": torch.ones((), dtype=dtype)}, {}) == {"a": 1.0}
+    assert monitor.add({"a": torch.ones((), dtype=dtype)}, {}) == ({"a": 1.0}, [])
 
 
 def test_rows_do_not_hold_graphs():
@@ -148,7 +148,7 @@ def test_under_way_and_back_through_json():
     closed = monitor.under_way(with_open=False)
     with_open = monitor.under_way(with_open=True)
     assert [row[0] for row in closed] == [1, 2]
-    assert with_open == [*closed, [3, {"a": 3.0, "n": 1.0}, {}]]
+    assert with_open == [*closed, [3, {"a": 3.0, "n": 1.0}, {}, []]]
     assert monitor.under_way(with_open=True) == with_open  # looking changes nothing
 
     other, _ = make(lag=2)
@@ -158,8 +158,8 @@ def test_under_way_and_back_through_json():
     assert other.under_way(with_open=False) == with_open
     other.note({"b": 4.0})
     assert [tuple(row) for row in other.end_step(4)] == [
-        (1, {"a": 1.0}, {"f": [0.5, 1.0]}),
-        (2, {"a": 2.0}, {}),
+        (1, {"a": 1.0}, {"f": [0.5, 1.0]}, []),
+        (2, {"a": 2.0}, {}, []),
     ]
     assert [row.step for row in other.drain()] == [3, 4]
 

@@ -38,6 +38,8 @@ class Alert:
         window: number of past observations that the limit rests on, or for which the value stayed
             out of range. 0 where the limit is absolute and the rule needs no past.
         remedies: the two likeliest remedies, likeliest first.
+        member: which model of an ensemble, counted along the flattened model dimensions from 0;
+            None where the alert is of a single model or of the ensemble as a whole.
     """
 
     rule: str
@@ -48,13 +50,15 @@ class Alert:
     limit: float
     window: int
     remedies: tuple[str, str]
+    member: int | None = None
 
     @property
     def message(self) -> str:
-        """The alert in words: rule, step, tag, value against limit over window, remedies."""
+        """The alert in words: rule, step, member, tag, value, limit over window, remedies."""
         past = f" over the last {self.window} steps" if self.window else ""
+        where = f"step {self.step}" + ("" if self.member is None else f", member {self.member}")
         return (
-            f"{self.level.name} {self.rule} at step {self.step}: {self.tag} = {self.value:.4g} "
+            f"{self.level.name} {self.rule} at {where}: {self.tag} = {self.value:.4g} "
             f"(limit {self.limit:.4g}{past}). "
             f"Likeliest remedies: {self.remedies[0]}; {self.remedies[1]}."
         )
@@ -63,12 +67,14 @@ class Alert:
         """The alert as a plain dict with its message, ready for JSON.
 
         ``value`` and ``limit`` stay floats, also where they are not finite: how such a number is
-        written is the sink's business.
+        written is the sink's business. ``member`` is there for members only.
         """
+        member = {} if self.member is None else {"member": self.member}
         return {
             "rule": self.rule,
             "level": self.level.name,
             "step": self.step,
+            **member,
             "tag": self.tag,
             "value": self.value,
             "limit": self.limit,
@@ -86,6 +92,7 @@ class Alert:
         """
         try:
             first, second = record["remedies"]
+            member = record.get("member")
             return cls(
                 rule=str(record["rule"]),
                 level=Level[record["level"]],
@@ -95,6 +102,7 @@ class Alert:
                 limit=float(record["limit"]),
                 window=int(record["window"]),
                 remedies=(str(first), str(second)),
+                member=None if member is None else int(member),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(

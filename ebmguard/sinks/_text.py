@@ -18,8 +18,9 @@ def alert_markdown(record: Mapping[str, Any]) -> str:
         record: what ``Alert.record()`` returns.
     """
     remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
+    member = f", member {record['member']}" if "member" in record else ""
     return (
-        f"**{record['level']} {record['rule']}** at step {record['step']}\n\n"
+        f"**{record['level']} {record['rule']}** at step {record['step']}{member}\n\n"
         "| diagnostic | value | limit | window |\n"
         "|---|---|---|---|\n"
         f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
