@@ -148,7 +148,7 @@ class Meter:
             beta_star = beta_star.to(like).unsqueeze(-1)
         logs = [torch.log_softmax(beta_star * f.to(like), -1) for f in self._recent]
         # Each step's weights relative to their mean: batches of any size pool.
-        return torch.cat([(log + math.log(log.shape[-1])).flatten() for log in logs])
+        return torch.cat([log + math.log(log.shape[-1]) for log in logs], -1)
 
     def state_dict(self) -> list[Any]:
         """The energies that are pooled for the Pareto shape, as nested lists."""

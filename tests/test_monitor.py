@@ -128,6 +128,33 @@ def test_sinks_get_rows_and_are_flushed_every_so_many():
     assert memory.flushed_rows == [3, 6, 7, 10]
 
 
+@pytest.mark.parametrize("lag", [0, 2])
+@pytest.mark.parametrize("models", [(2,), (2, 1)])
+def test_members_have_rows_of_their_own_and_the_row_is_their_mean(lag, models):
+    monitor, _ = make(lag)
+    own = torch.tensor([1.0, math.nan]).reshape(models)
+    found = monitor.add({"a": own, "b": number(2)}, {}, torch.Size(models))
+    assert (found is None) is bool(lag)
+    (finished,) = monitor.end_step(0) + monitor.drain()
+    assert repr(finished.members) == repr([{"a": 1.0, "b": 2.0}, {"a": math.nan, "b": 2.0}])
+    assert repr(finished.row) == repr({"a": math.nan, "b": 2.0})
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_members_of_one_step_are_averaged_by_name_and_share_what_has_no_members(lag):
+    monitor, _ = make(lag)
+    monitor.add({"shared": number(1)}, {})
+    monitor.add({"a": torch.tensor([1.0, 5.0])}, {}, torch.Size([2]))
+    monitor.add({"b": number(7, torch.float64), "a": torch.tensor([2.0, 8.0])}, {}, torch.Size([2]))
+    monitor.add({"shared": number(2)}, {})
+    monitor.note({"noted": 4.0})
+    # One tensor goes to the host, whatever it holds.
+    assert monitor._open.on_device()[2] is None or lag
+    (finished,) = monitor.end_step(0) + monitor.drain()
+    assert finished.members == [{"a": 1.5, "b": 7.0}, {"a": 6.5, "b": 7.0}]
+    assert finished.row == {"a": 4.0, "b": 7.0, "shared": 1.5, "noted": 4.0}
+
+
 def test_several_sinks():
     first, second = Memory(), Memory()
     monitor = Monitor([first, second], flush_every=1, lag=0)
@@ -171,6 +198,21 @@ def test_draining_keeps_the_step_open():
     assert [row.step for row in monitor.drain()] == [7]
     monitor.note({"a": 2.0})
     assert [row.step for row in monitor.drain()] == [7]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_members_are_those_of_all_ranks(lag, monkeypatch):
+    def all_reduce(table, group):
+        assert table.shape == (2, 3)
+        table.add_(torch.tensor([[3.0, 5.0, 7.0], [0.0, 0.0, 1.0]]))
+
+    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 2)
+    monitor = Monitor([], flush_every=1, lag=lag, process_group="ranks")  # type: ignore[arg-type]
+    monitor.add({"a": torch.ones(3), "b": number(1)}, {}, torch.Size([3]))
+    (finished,) = monitor.end_step(0) + monitor.drain()
+    assert finished.members == [{"a": 2.0, "b": 0.5}, {"a": 3.0, "b": 0.5}, {"a": 4.0, "b": 1.0}]
+    assert finished.row == {"a": 3.0, "b": pytest.approx(2 / 3)}
 
 
 @pytest.mark.parametrize("lag", [0, 2])

@@ -39,43 +39,43 @@ def pareto_k(log_weights: Tensor) -> Tensor:
     Everything runs on the device of the input, in float64, and nothing is read by the host.
 
     Args:
-        log_weights: unnormalised log weights, β* f of the negatives. Any shape; all entries are
-            pooled into one sample of n.
+        log_weights: unnormalised log weights, β* f of the negatives, ``(n,)`` or ``(*models, n)``.
 
     Returns:
-        0-dim float64 tensor. NaN, not an error, where k is undefined: when the tail has fewer than
+        float64 tensor, 0-dim or ``(*models,)``. NaN, not an error, where k is undefined: when the tail has fewer than
         5 entries (n < 25), when any log weight is NaN or infinite, when all entries of the tail
         are equal, and when a quarter of the tail cannot be told from its threshold (tied weights,
         or weights that underflow beside the largest, more than 745 below it in log).
     """
-    n = log_weights.numel()
+    n = log_weights.shape[-1]
     tail_length = math.floor(3 * math.sqrt(n)) if n > 225 else n // 5
     # MPS has no float64.
     dtype = torch.float32 if log_weights.device.type == "mps" else torch.float64
-    values = log_weights.detach().reshape(-1).to(dtype)
+    values = log_weights.detach().to(dtype)
     if tail_length < _MIN_TAIL:
-        return torch.full((), math.nan, dtype=dtype, device=values.device)
+        return torch.full(values.shape[:-1], math.nan, dtype=dtype, device=values.device)
 
-    upper = torch.topk(values, tail_length + 1).values.flip(0)
-    upper = (upper - upper[-1]).exp()
-    excess = upper[1:] - upper[0]
+    upper = torch.topk(values, tail_length + 1).values.flip(-1)
+    upper = (upper - upper[..., -1:]).exp()
+    excess = upper[..., 1:] - upper[..., :1]
     k = _fit(excess)
-    defined = values.isfinite().all() & (upper[-1] > upper[1])
+    defined = values.isfinite().all(-1) & (upper[..., -1] > upper[..., 1])
     return torch.where(defined, k, math.nan)
 
 
 def _fit(excess: Tensor) -> Tensor:
-    """Posterior mean of k for excesses over the threshold, sorted, shape (n,)."""
-    n = excess.numel()
+    """Posterior mean of k for excesses over the threshold, sorted, shape (*models, n)."""
+    n = excess.shape[-1]
     points = 30 + math.isqrt(n)
     grid = torch.arange(1, points + 1, dtype=excess.dtype, device=excess.device)
-    quartile = excess[int(n / 4 + 0.5) - 1]
+    position = int(n / 4 + 0.5) - 1
+    quartile = excess[..., position : position + 1]
     # Candidates for b = -k / sigma, on which the likelihood can be profiled.
-    b = 1 / excess[-1] + (1 - (points / (grid - 0.5)).sqrt()) / (_PRIOR_BS * quartile)
-    shape = torch.log1p(-b.unsqueeze(1) * excess).mean(1)
+    b = 1 / excess[..., -1:] + (1 - (points / (grid - 0.5)).sqrt()) / (_PRIOR_BS * quartile)
+    shape = torch.log1p(-b.unsqueeze(-1) * excess.unsqueeze(-2)).mean(-1)
     log_likelihood = n * (torch.log(-b / shape) - shape - 1)
-    weights = torch.softmax(log_likelihood, 0)
+    weights = torch.softmax(log_likelihood, -1)
     weights = torch.where(weights >= _NEGLIGIBLE, weights, 0.0)
-    b_mean = (b * weights).sum() / weights.sum()
-    k = torch.log1p(-b_mean * excess).mean()
+    b_mean = (b * weights).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)
+    k = torch.log1p(-b_mean * excess).mean(-1)
     return (n * k + _PRIOR_OBSERVATIONS * _PRIOR_K) / (n + _PRIOR_OBSERVATIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,16 @@ def test_a_rule_without_a_past_does_not_speak_of_one():
     assert "(limit 0)" in alert.message
 
 
+def test_a_member_of_an_ensemble_is_named():
+    alert = replace(ALERT, member=3)
+    assert alert.message == ALERT.message.replace("step 653:", "step 653, member 3:")
+    record = json.loads(json.dumps(alert.record()))
+    assert record["member"] == 3
+    assert Alert.from_record(record) == alert
+    assert "member" not in ALERT.record()
+    assert replace(ALERT, member=0).record()["member"] == 0
+
+
 def test_levels_are_the_numbers_of_the_scalar():
     assert [int(level) for level in (Level.INFO, Level.WARN, Level.ERROR)] == [0, 1, 2]
 
@@ -56,7 +67,14 @@ def test_non_finite_numbers_stay_floats_in_a_record():
 
 @pytest.mark.parametrize(
     "change",
-    [{"level": "BAD"}, {"step": "x"}, {"remedies": ["one"]}, {"remedies": 3}, {"value": None}],
+    [
+        {"level": "BAD"},
+        {"step": "x"},
+        {"remedies": ["one"]},
+        {"remedies": 3},
+        {"value": None},
+        {"member": "x"},
+    ],
 )
 def test_a_damaged_record_is_refused(change):
     with pytest.raises(ConfigError, match="not the record of an alert"):

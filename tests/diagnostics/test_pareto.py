@@ -60,12 +60,26 @@ def test_recovers_the_shape_of_a_generalised_pareto_tail(k: float) -> None:
     assert float(found.mean()) == pytest.approx(expected, abs=4 * error + 0.02)
 
 
-def test_shape_and_order_of_the_weights_do_not_matter() -> None:
+@pytest.mark.parametrize("models", [(1,), (4,), (2, 3)])
+@pytest.mark.parametrize("n", [24, 25, 300])
+def test_leading_dimensions_are_models(models: tuple[int, ...], n: int) -> None:
+    log_weights = 2 * torch.randn(*models, n, dtype=torch.float64)
+    log_weights[0] = 0.0  # undefined for these models alone
+    found = pareto_k(log_weights)
+    assert found.shape == models
+    each = [pareto_k(row) for row in log_weights.reshape(-1, n)]
+    expected = torch.stack(each).reshape(models)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
+    assert found[0].isnan().all()
+    if n > 24:
+        assert found[1:].isfinite().all()
+
+
+def test_order_of_the_weights_does_not_matter() -> None:
     log_weights = torch.randn(64)
     expected = pareto_k(log_weights)
     assert expected.shape == ()
     assert expected.dtype == torch.float64
-    torch.testing.assert_close(pareto_k(log_weights.reshape(4, 16)), expected)
     torch.testing.assert_close(pareto_k(log_weights[torch.randperm(64)]), expected)
 
 
@@ -120,3 +134,4 @@ def test_weights_that_underflow_give_nan_and_not_the_prior() -> None:
 def test_nothing_is_read_by_the_host() -> None:
     # Tensors on "meta" have no values: any synchronising call raises there.
     assert pareto_k(torch.empty(64, device="meta")).shape == ()
+    assert pareto_k(torch.empty(3, 64, device="meta")).shape == (3,)
