@@ -49,6 +49,13 @@ def test_help_of_a_command(capsys):
     assert "--beta-star" in capsys.readouterr().out
 
 
+def test_help_of_a_figure_names_all_of_them(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["figure", "--help"])
+    assert stopped.value.code == 0
+    assert "{2,5,6,7,8,9,10,11,1d}" in capsys.readouterr().out
+
+
 def test_without_tyro_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert cli.main(["train", "jem"]) == cli.USAGE_ERROR

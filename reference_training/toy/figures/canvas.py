@@ -1,0 +1,66 @@
+"""A picture whose parts are placed in inches, so that panels have one size in every figure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+"""Blue, vermillion, green and purple, of the palette that colour-blind readers can tell apart."""
+
+DARK = "#444444"
+DPI = 150
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture of a size in inches.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        # Without pyplot, so that no window system is asked for and nothing global changes.
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError('pictures need matplotlib: pip install "ebmguard[train]"') from error
+    return Figure(figsize=(width, height), dpi=DPI)
+
+
+class Canvas:
+    """A figure in which x runs right and y runs down from the top left corner, in inches.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+
+    def __init__(self, width: float, height: float) -> None:
+        self.width = width
+        self.height = height
+        self.figure = new_figure(width, height)
+
+    def write(self, x: float, y: float, text: str, **style: Any) -> None:
+        """Text with its anchor at a place; centred there unless the style says otherwise."""
+        style = {"ha": "center", "va": "center", **style}
+        self.figure.text(x / self.width, 1 - y / self.height, text, **style)
+
+    def axes(self, x: float, y: float, width: float, height: float) -> Axes:
+        """Axes by their top left corner and their size."""
+        return self.figure.add_axes(
+            (
+                x / self.width,
+                1 - (y + height) / self.height,
+                width / self.width,
+                height / self.height,
+            )
+        )
+
+    def rule(self, left: float, right: float, y: float) -> None:
+        """A thin horizontal line."""
+        from matplotlib.lines import Line2D
+
+        ends = [left / self.width, right / self.width]
+        height = 1 - y / self.height
+        self.figure.add_artist(Line2D(ends, [height, height], color=DARK, lw=0.8))

@@ -1,0 +1,90 @@
+"""`ebmguard figure`: train what is missing, then draw, tabulate and say what the numbers show."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ebmguard.sinks import to_json
+
+from ..command import INTERRUPTED, train_run
+from . import table
+from .collect import collect
+from .config import FigureConfig
+from .draw import draw_images
+from .lines import draw_lines
+from .panels import pictures
+from .runs import ToyRun
+from .specs import FigureSpec
+from .statements import statements
+from .tradeoff import draw_tradeoff
+
+
+def run(config: FigureConfig) -> int:
+    """`ebmguard figure`.
+
+    Returns:
+        exit status: 0, or 130 where Ctrl-C stopped a training.
+
+    Raises:
+        ConfigError: the settings cannot be meant, or the folder holds other runs.
+        ImportError: matplotlib is not installed.
+    """
+    runs = collect(config, train_run)
+    if runs is None:
+        print(f"stopped; go on with: {config.command()}")
+        return INTERRUPTED
+    files = publish(config.spec, runs, config.folder)
+    print(f"\n{table.text(config.spec, runs)}\n\n{table.LEGEND}\n")
+    print("\n".join(statements(config.spec, runs)))
+    print("\npictures: " + ", ".join(map(str, files)))
+    return 0
+
+
+def publish(spec: FigureSpec, runs: Mapping[str, ToyRun], folder: Path) -> list[Path]:
+    """Write a figure's pictures, table.md and results.json.
+
+    Returns:
+        the pictures.
+
+    Raises:
+        ConfigError: a run lacks members that the figure shows.
+        ImportError: matplotlib is not installed.
+    """
+    drawn = {
+        picture.name: draw_lines(spec, picture)
+        if picture.bands[0].flat
+        else draw_images(spec, picture)
+        for picture in pictures(spec, runs)
+    }
+    drawn["tradeoff"] = draw_tradeoff(spec, runs)
+    files = [folder / f"{name}.png" for name in drawn]
+    for file, figure in zip(files, drawn.values(), strict=True):
+        figure.savefig(file)
+    said = statements(spec, runs)
+    (folder / "table.md").write_text(table.markdown(spec, runs, said), encoding="utf-8")
+    (folder / "results.json").write_text(
+        json.dumps(to_json(results(spec, runs, said)), indent=2, allow_nan=False) + "\n",
+        encoding="utf-8",
+    )
+    return files
+
+
+def results(spec: FigureSpec, runs: Mapping[str, ToyRun], said: list[str]) -> dict[str, Any]:
+    """A figure's numbers: medians and ranges of every run, and the sentences on them."""
+    return {
+        "command": f"figure {spec.name}",
+        "runs": [
+            {
+                "scenario": run.scenario,
+                "seeds": run.seeds,
+                "settings": dict(run.settings),
+                "wall_seconds": run.results.get("wall_seconds"),
+                "rows": table.rows(spec, run),
+            }
+            for run in runs.values()
+        ],
+        "statements": said,
+    }

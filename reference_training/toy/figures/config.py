@@ -1,0 +1,74 @@
+"""Settings of `ebmguard figure`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from ..config import ToyConfig
+from .specs import FIGURES, FigureSpec
+
+
+@dataclass(frozen=True)
+class FigureConfig:
+    """Draw a toy figure of the paper, with its numbers; train what it needs first.
+
+    The folder holds one run for each scenario of the figure. A finished run is used as it is, an
+    unfinished one is resumed, a missing one is trained. Then the pictures, tradeoff.png, table.md
+    and results.json are written.
+    """
+
+    name: tyro.conf.Positional[Literal["2", "5", "6", "7", "8", "9", "10", "11", "1d"]]
+    """Number in the paper; 1d is the same comparison in one dimension."""
+    out: Path | None = None
+    """Folder of the figure; the default is figures/NAME."""
+    seeds: int | None = None
+    """Seeds of each β and variant; the default is the figure's, 3 or 5."""
+    iterations: int | None = None
+    """Updates of every run; the default is each scenario's."""
+    device: str = "auto"
+    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
+    threads: int = 0
+    """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
+
+    @property
+    def spec(self) -> FigureSpec:
+        """What the figure shows."""
+        return FIGURES[self.name]
+
+    @property
+    def folder(self) -> Path:
+        """Where runs and pictures lie."""
+        return Path("figures") / self.name if self.out is None else self.out
+
+    def training(self, scenario: str) -> ToyConfig:
+        """The run of one of the figure's scenarios."""
+        return ToyConfig(
+            out=self.folder / scenario,
+            scenario=scenario,
+            betas=self.spec.betas,
+            variants=self.spec.variants,
+            seeds=self.spec.seeds if self.seeds is None else self.seeds,
+            iterations=self.iterations,
+            device=self.device,
+            threads=self.threads,
+        )
+
+    def command(self) -> str:
+        """The command line that draws this figure, defaults left out."""
+        words = ["ebmguard", "figure", self.name]
+        for option, default in (
+            ("out", None),
+            ("seeds", None),
+            ("iterations", None),
+            ("device", "auto"),
+            ("threads", 0),
+        ):
+            value = getattr(self, option)
+            if value != default:
+                words += [f"--{option}", f"{value}"]
+        return shlex.join(words)

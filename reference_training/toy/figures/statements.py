@@ -1,0 +1,132 @@
+"""What a figure's numbers say, in sentences that follow from the numbers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from .runs import Member, ToyRun
+from .specs import FigureSpec
+from .spread import Spread, spread
+from .words import VARIANT, listed, short
+
+OFF = "0"
+"""β of the standard trainer, at which all variants are the same loss."""
+
+
+def statements(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> list[str]:
+    """The sentences of a figure: the trade-off, the variants, and what diverged."""
+    said = []
+    for run in runs.values():
+        if OFF in spec.betas:
+            said.append(trade_off(spec, run))
+        if len(spec.variants) > 1:
+            said += compare_variants(spec, run)
+        said.append(divergence(run))
+    return said
+
+
+def trade_off(spec: FigureSpec, run: ToyRun) -> str:
+    """How much closer p_θ comes to the data than at β = 0, and what SGLD(p_θ) pays for it."""
+    if spread(run, OFF, "default", "kl").undefined:
+        return f"{run.scenario}: at β = 0 KL(p_d‖p_θ) is undefined, and so is every ratio to it."
+    betas = [beta for beta in spec.betas if beta != OFF]
+    gains = [f"{_ratio(run, OFF, beta, 'kl')} at {beta}" for beta in betas]
+    costs = [f"{_ratio(run, beta, OFF, 'kl_sgld')} at {beta}" for beta in betas]
+    return (
+        f"{run.scenario}: KL(p_d‖p_θ) at β = 0 over the one at β: {listed(gains)}. "
+        f"KL of SGLD(p_θ) at β over the one at β = 0: {listed(costs)}. "
+        "Medians over seeds of a seed's two values."
+    )
+
+
+def compare_variants(spec: FigureSpec, run: ToyRun) -> list[str]:
+    """Whether the default variant's median KL(p_d‖p_θ) is at least as good as every other's.
+
+    One sentence for each β, then one for the paper's claim (Appendix K.2) that it always is.
+    """
+    betas = [beta for beta in spec.betas if beta != OFF]
+    said: list[str] = []
+    best: list[str] = []
+    clear: list[str] = []
+    within: list[str] = []
+    beyond: list[str] = []
+    for beta in betas:
+        own = spread(run, beta, "default", "kl")
+        others = {v: spread(run, beta, v, "kl") for v in spec.variants if v != "default"}
+        better = [variant for variant, other in others.items() if other.better_than(own)]
+        if not better:
+            best.append(beta)
+            if not any(own.overlaps(other) for other in others.values()):
+                clear.append(beta)
+        for variant in better:
+            place = f"{VARIANT[variant]} at β = {beta}"
+            (within if own.overlaps(others[variant]) else beyond).append(place)
+        compared = listed([_compared(own, v, other) for v, other in others.items()])
+        lower = listed([VARIANT[variant] for variant in better]) if better else "no other variant"
+        said.append(
+            f"{run.scenario}, β = {beta}: median KL {short(own.median)} for default, {compared}. "
+            f"A lower median than the default's: {lower}."
+        )
+    return [*said, _claim(run, betas, best, clear, within, beyond)]
+
+
+def divergence(run: ToyRun) -> str:
+    """Which members diverged, and what the guard said of them."""
+    groups: dict[tuple[str, str], list[tuple[int, Member]]] = {}
+    for member in run.members:
+        if member.diverged_at is not None:
+            group = groups.setdefault((member.variant, member.beta), [])
+            group.append((member.diverged_at, member))
+    if not groups:
+        return f"{run.scenario}: none of {len(run.members)} members diverged."
+    parts = []
+    for (variant, beta), lost in groups.items():
+        alerts = [alert for _, m in lost if (alert := run.first_alert(m)) is not None]
+        name = f"β = {beta}" + ("" if variant == "default" else f", {VARIANT[variant]}")
+        heard = f"the guard alerted on {len(alerts)} of them"
+        if alerts:
+            first = min(alerts, key=lambda alert: int(alert["step"]))
+            heard += f", first at update {first['step']:,} ({first['rule']})"
+        parts.append(
+            f"at {name} {len(lost)} of {len(run.of(beta, variant))} seeds diverged, the first at "
+            f"update {min(step for step, _ in lost):,}; {heard}"
+        )
+    return f"{run.scenario}: {'; '.join(parts)}. No other member diverged."
+
+
+def _claim(
+    run: ToyRun,
+    betas: list[str],
+    best: list[str],
+    clear: list[str],
+    within: list[str],
+    beyond: list[str],
+) -> str:
+    text = (
+        f"{run.scenario}: the default's median KL is the lowest at {_count(best, betas)}; its "
+        f"seeds are apart from all others' at {_count(clear, betas)}. "
+        "The claim that the default is at least as good as every other variant "
+    )
+    if beyond:
+        text += f"does not hold: beyond the spread of seeds {listed(beyond)} is better"
+        return text + (f", within it {listed(within)}." if within else ".")
+    if within:
+        return text + f"is not refuted: {listed(within)} is better, but within the spread of seeds."
+    return text + "holds for these medians."
+
+
+def _count(found: list[str], betas: list[str]) -> str:
+    return f"{len(found)} of {len(betas)} β" + (f" ({', '.join(found)})" if found else "")
+
+
+def _compared(own: Spread, variant: str, other: Spread) -> str:
+    factor = other.median / own.median if own.median else math.nan
+    how = "overlap" if own.overlaps(other) else "apart"
+    return f"{short(other.median)} for {VARIANT[variant]} ({short(factor)} times, spreads {how})"
+
+
+def _ratio(run: ToyRun, above: str, below: str, metric: str) -> str:
+    pairs = zip(run.of(above, "default"), run.of(below, "default"), strict=True)
+    ratios = Spread.of(top.metrics[metric] / bottom.metrics[metric] for top, bottom in pairs)
+    return short(ratios.median)

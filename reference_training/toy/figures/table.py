@@ -1,0 +1,93 @@
+"""The numbers of a figure as tables: plain text for a terminal, and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from .runs import ToyRun
+from .specs import FigureSpec
+from .spread import spread
+from .words import VARIANT, run_title
+
+COLUMNS = {
+    "kl": "KL(p_d‖p_θ)",
+    "tv": "TV",
+    "kl_sgld": "KL of SGLD(p_θ)",
+    "mode_mass_error": "mode mass error",
+    "energy_scale": "energy scale",
+}
+"""Metrics of the tables and their heads."""
+
+LEGEND = (
+    "Median [smallest, largest] over seeds; KL in nats. KL of SGLD(p_θ): from the truth to the "
+    "kernel density estimate of the samples, both blurred alike. Energy scale: slope of the "
+    "learned log density on the true one, 1 at the right temperature. An undefined value ranks "
+    "last."
+)
+
+
+def rows(spec: FigureSpec, run: ToyRun) -> list[dict[str, Any]]:
+    """What the figure says of each β and variant of a run, ready for JSON."""
+    return [
+        {
+            "beta": beta,
+            "variant": variant,
+            **{name: asdict(spread(run, beta, variant, name)) for name in COLUMNS},
+            "diverged": _diverged(run, beta, variant),
+            "seeds": len(run.of(beta, variant)),
+        }
+        for variant in spec.variants
+        for beta in spec.betas
+    ]
+
+
+def text(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> str:
+    """The tables for a terminal, one for each run."""
+    return "\n\n".join(_plain(run_title(runs[name]), cells(spec, runs[name])) for name in runs)
+
+
+def markdown(spec: FigureSpec, runs: Mapping[str, ToyRun], statements: Sequence[str]) -> str:
+    """The same tables and what they show, as a page of Markdown."""
+    parts = [f"# {spec.title}", LEGEND]
+    for run in runs.values():
+        head, *body = cells(spec, run)
+        lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        parts += [f"## {run_title(run)}", table]
+    parts.append("\n".join(f"- {statement}" for statement in statements))
+    return "\n\n".join(parts) + "\n"
+
+
+def cells(spec: FigureSpec, run: ToyRun) -> list[list[str]]:
+    """A run's table, its head first."""
+    many = len(spec.variants) > 1
+    head = [*(["variant"] if many else []), "β", *COLUMNS.values(), "diverged"]
+    return [
+        head,
+        *(
+            [
+                *([VARIANT[variant]] if many else []),
+                beta,
+                *(str(spread(run, beta, variant, name)) for name in COLUMNS),
+                f"{_diverged(run, beta, variant)} of {len(run.of(beta, variant))}",
+            ]
+            for variant in spec.variants
+            for beta in spec.betas
+        ),
+    ]
+
+
+def _diverged(run: ToyRun, beta: str, variant: str) -> int:
+    return sum(member.diverged_at is not None for member in run.of(beta, variant))
+
+
+def _plain(title: str, table: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in table
+    ]
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join([title, *lines])

@@ -1,0 +1,51 @@
+"""Numbers and names as they are written under panels and in tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .runs import ToyRun
+
+DATA = {"gmm": "GMM", "circles": "circles", "mixture1d": "1D mixture"}
+VARIANT = {"default": "default", "no_pos": "no pos", "batch": "batch corr", "true": "true obj"}
+"""Variants by the names that the paper's figures give them."""
+
+NUMBERS = (
+    r"Below $p_\theta$: KL$(p_d\,\|\,p_\theta)$ in nats and total variation. "
+    r"Below the kernel density estimate of SGLD$(p_\theta)$: the same, both blurred alike."
+)
+"""What the numbers below panels are."""
+
+
+def short(value: float, digits: int = 2) -> str:
+    """A number in few characters, never as a power of ten between 0.001 and a million."""
+    if math.isnan(value):
+        return "undefined"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value)
+    if size >= 1e6 or 0 < size < 1e-3:
+        return f"{value:.1e}"
+    if size >= 10**digits:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words joined by commas and a last "and"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def column_title(across: str, column: str) -> str:
+    """What stands above a column of a figure: its β, or its variant."""
+    return f"β = {column}" if across == "betas" else VARIANT.get(column, column)
+
+
+def run_title(run: ToyRun) -> str:
+    """A run by its scenario and size."""
+    seeds = f"{run.seeds} seed" + ("s" if run.seeds > 1 else "")
+    return f"{run.scenario}: {run.settings['iterations']:,} updates, {seeds}"
