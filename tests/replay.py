@@ -35,7 +35,7 @@ class Replay(TorchDispatchMode):
         for *_, fresh in self._operations:
             for out in fresh:
                 if out.is_floating_point():
-                    out.detach().fill_(torch.nan)
+                    out.data.fill_(torch.nan)  # not seen by autograd, as on a GPU
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -54,4 +54,4 @@ class Replay(TorchDispatchMode):
         for func, args, kwargs, fresh in self._operations:
             result = func(*args, **kwargs)
             for old, new in zip(fresh, tree_leaves(result), strict=False):
-                old.copy_(new)
+                old.data.copy_(new)

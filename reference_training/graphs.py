@@ -1,0 +1,180 @@
+"""Eager code as CUDA graphs on a GPU, and as it is anywhere else.
+
+Small networks leave a GPU idle between kernel launches; a graph launches all of them at once. A
+graph works on fixed memory, from which all that is special here follows: inputs are copied in,
+outputs are overwritten by the next call, and parameters must be updated in place, as optimizers and
+``load_state_dict`` do. After the first call nothing waits for the GPU.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, Concatenate
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ebmguard.errors import ConfigError
+
+_WARM_UPS = 3
+
+
+def graphed(
+    function: Callable[Concatenate[nn.Module, ...], Tensor], device: torch.device
+) -> Callable[Concatenate[nn.Module, ...], Tensor]:
+    """The function ``function(network, *tensors) -> Tensor`` as a CUDA graph.
+
+    On a GPU the first call with tensors of given shapes and dtypes runs the function a few times
+    and captures it; that call and all later ones replay it. The function must be one of its
+    tensors and the parameters, with no decision taken on values of the host. Call it first where
+    it will be used: in a guarded sampler call, so that the guard sees the capture.
+
+    Args:
+        function: what to capture; its result carries no gradient.
+        device: where it runs. On a CPU the function itself is returned.
+
+    Returns:
+        a callable of the same arguments. On a GPU its result is overwritten by the next call with
+        tensors of the same shapes: use it, or copy it, before.
+
+    Raises:
+        ConfigError: (by the callable, on a GPU) another network than in the first call.
+    """
+    return _GraphedFunction(function, device) if _is_gpu(device) else function
+
+
+class _GraphedFunction:
+    def __init__(
+        self, function: Callable[Concatenate[nn.Module, ...], Tensor], device: torch.device
+    ) -> None:
+        self._function = function
+        self._device = device
+        self._network: nn.Module | None = None
+        self._captured: dict[tuple[Any, ...], tuple[Any, list[Tensor], Tensor]] = {}
+
+    def __call__(self, network: nn.Module, *tensors: Tensor) -> Tensor:
+        if self._network is None:
+            self._network = network
+        if network is not self._network:
+            raise ConfigError(
+                f"The function was captured as a CUDA graph with one {type(self._network).__name__}"
+                " and is now called with another network, which the graph would not use. Make one "
+                "graphed function for each network."
+            )
+        signature = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if signature not in self._captured:
+            self._captured[signature] = self._capture(network, tensors)
+        graph, inputs, output = self._captured[signature]
+        for own, tensor in zip(inputs, tensors, strict=True):
+            own.copy_(tensor.detach(), non_blocking=True)
+        graph.replay()
+        return output
+
+    def _capture(
+        self, network: nn.Module, tensors: tuple[Tensor, ...]
+    ) -> tuple[Any, list[Tensor], Tensor]:
+        with torch.cuda.device(self._device):
+            inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
+            # Lazily made handles, workspaces and kernel choices must not fall into the capture.
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    self._function(network, *inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side):
+                output = self._function(network, *inputs).detach()
+        return graph, inputs, output
+
+
+def graphed_energies(
+    network: nn.Module, x_pos: Tensor, x_neg: Tensor
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Energies of positives and negatives in one forward pass, as CUDA graphs on a GPU.
+
+    The network itself stays as it is; its ``forward`` may be overridden during sampling. Do not
+    call this while it is. Of a training loop it asks three things, on any device:
+
+    * ``zero_grad(set_to_none=True)``, the default, before each backward pass: on a GPU the
+      gradients are the graph's own memory, to which nothing can be added;
+    * to use gradients and energies before the next call, which overwrites them on a GPU;
+    * only first derivatives.
+
+    Args:
+        network: f, (..., n, dim) -> (..., n). Its hooks, and its mode (train or eval), are those
+            of now; values of its parameters are those of each call.
+        x_pos: an example of the positives, (..., N, dim); only shape, dtype and device matter.
+        x_neg: an example of the negatives, (..., M, dim).
+
+    Returns:
+        a callable (x_pos, x_neg) -> (f_pos, f_neg) of shapes (..., N) and (..., M), with gradients
+        for the parameters.
+
+    Raises:
+        ConfigError: the network does not give one energy for each sample (on a CPU, at the first
+            call). By the callable: samples of another shape, dtype or device, or that require a
+            gradient. In the backward pass: there are gradients of an earlier one.
+    """
+    expected = [(x.shape, x.dtype, x.device) for x in (x_pos, x_neg)]
+    count = x_pos.shape[-2]
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+
+    def energies(x_pos: Tensor, x_neg: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.cat((x_pos, x_neg), -2)
+        if values:
+            f = functional_call(network, dict(zip(trained, values, strict=True)), (x,))
+        else:
+            f = network(x)
+        if f.shape != x.shape[:-1]:
+            raise ConfigError(
+                f"The network returned {tuple(f.shape)} for samples of {tuple(x.shape)}; expected "
+                f"one energy for each sample, {tuple(x.shape[:-1])}."
+            )
+        return f[..., :count], f[..., count:]
+
+    parameters = tuple(trained.values())
+    run, passed = energies, parameters[:0]  # eager code needs none passed
+    if _is_gpu(x_pos.device):
+        passed = parameters
+        # Gradients flow to whatever parameters a call names; those of the capture are leaves of
+        # their own on the same memory, so that no autograd state of the capture stays on the
+        # network's. The examples become the graph's memory and are overwritten: copies.
+        own = [p.detach().requires_grad_() for p in parameters]
+        examples = [x.detach().clone() for x in (x_pos, x_neg)]
+        with torch.cuda.device(x_pos.device), warnings.catch_warnings():
+            # Of the leaves above, whose nodes are of the warm-up's stream; harmless here.
+            warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
+            run = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
+                energies, (*examples, *own), allow_unused_input=True
+            )
+
+    def refuse_to_add(_: Tensor) -> None:
+        if any(p.grad is not None for p in parameters):
+            raise ConfigError(
+                "A backward pass of graphed_energies found gradients of an earlier one. On a GPU "
+                "they lie in the memory that it writes to, and cannot be added up: call "
+                "optimizer.zero_grad(set_to_none=True) before each backward pass."
+            )
+
+    def checked(x_pos: Tensor, x_neg: Tensor) -> tuple[Tensor, Tensor]:
+        for x, (shape, dtype, device) in zip((x_pos, x_neg), expected, strict=True):
+            if (x.shape, x.dtype, x.device) != (shape, dtype, device) or x.requires_grad:
+                raise ConfigError(
+                    f"Samples of shape {tuple(x.shape)}, {x.dtype}, on {x.device}, "
+                    f"requires_grad={x.requires_grad}; the energies were prepared for "
+                    f"{tuple(shape)}, {dtype}, on {device}, requires_grad=False. Detach the "
+                    "samples, or prepare others with graphed_energies."
+                )
+        f_pos, f_neg = run(x_pos, x_neg, *passed)
+        if f_pos.requires_grad:
+            f_pos.register_hook(refuse_to_add)  # type: ignore[no-untyped-call]
+        return f_pos, f_neg
+
+    return checked
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"

@@ -1,0 +1,299 @@
+"""CUDA graphs give what eager code gives: on stand-ins everywhere, and on a GPU where there is one.
+
+The stand-ins replay recorded operations on the same storages (`tests/replay.py`), under PyTorch's
+own `make_graphed_callables`: they show what is static and what is overwritten, not that CUDA can
+capture it.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard import guard
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training import graphs
+from ebmguard.reference_training.graphs import graphed, graphed_energies
+from ebmguard.samplers import sgld
+from tests.replay import Replay
+
+CPU = torch.device("cpu")
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs"
+)
+G, N, M = 3, 7, 5
+
+
+class Members(nn.Module):
+    """Three small networks on (3, n, 2), with a parameter that is unused and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(G, 2, 8), torch.randn(G, 8, 1)])
+        self.unused = nn.Parameter(torch.randn(4))
+        self.frozen = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.double()  # Adam would turn the last digits of float32 into steps of their own
+
+    def forward(self, x):
+        return self.frozen * torch.bmm(torch.tanh(x @ self.weights[0]), self.weights[1]).squeeze(-1)
+
+
+class FakeStream:
+    def wait_stream(self, other):
+        pass
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """CUDA graphs by replayed CPU operations."""
+    monkeypatch.setattr(graphs, "_is_gpu", lambda device: True)
+    monkeypatch.setattr("ebmguard.temper._is_capturing", lambda: Replay.recording)
+    for name, fake in {
+        "device": lambda device: nullcontext(),
+        "stream": lambda stream: nullcontext(),
+        "Stream": FakeStream,
+        "current_stream": FakeStream,
+        "CUDAGraph": Replay,
+        "graph": lambda graph, **options: graph,
+        "synchronize": lambda: None,
+        "graphs.graph_pool_handle": lambda: None,
+    }.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+
+
+@pytest.fixture(params=["stand-ins", pytest.param("cuda", marks=needs_gpu)])
+def device(request):
+    """Where graphs are captured."""
+    if request.param == "cuda":
+        return torch.device("cuda")
+    request.getfixturevalue("stand_ins")
+    return CPU
+
+
+@pytest.fixture(params=["eager", "stand-ins", pytest.param("cuda", marks=needs_gpu)])
+def anywhere(request):
+    """Any device, with or without graphs."""
+    if request.param == "cuda":
+        return torch.device("cuda")
+    if request.param == "stand-ins":
+        request.getfixturevalue("stand_ins")
+    return CPU
+
+
+def samples(n, seed, device=CPU):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(G, n, 2, generator=rng, dtype=torch.float64).to(device)
+
+
+def chain(network, x, noise):
+    return sgld(network, x, steps=4, step_size=0.1, noise_std=0.1, noise=noise)
+
+
+def draws(seed, n=M, device=CPU):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(4, 1, n, 2, generator=rng, dtype=torch.float64).to(device)
+
+
+def twins(device):
+    network, twin = Members(), Members()
+    twin.load_state_dict(network.state_dict())
+    return network.to(device), twin.to(device)
+
+
+# -- graphed ---------------------------------------------------------------------------------
+
+
+def test_function_itself_on_a_cpu():
+    assert graphed(chain, CPU) is chain
+
+
+def test_replays_follow_inputs_and_parameters(device):
+    network, call = Members().to(device), graphed(chain, device)
+    for step in range(4):
+        n = M if step % 2 else N  # two graphs
+        x, noise = samples(n, step, device), draws(step, n, device)
+        expected = chain(network, x, noise)
+        torch.testing.assert_close(call(network, x, noise), expected)
+        with torch.no_grad():
+            network.weights[0].mul_(1.1)
+
+
+def test_result_is_static_and_without_a_gradient(device):
+    network = Members().to(device)
+    call = graphed(lambda network, x: network(x), device)
+    first = call(network, samples(N, 0, device))
+    before = first.clone()
+    second = call(network, samples(N, 1, device).requires_grad_())
+    assert second.data_ptr() == first.data_ptr()
+    assert not torch.equal(first, before)
+    assert not second.requires_grad
+    other = call(network, samples(M, 1, device))
+    assert other.data_ptr() != first.data_ptr()
+
+
+def test_arguments_are_not_the_memory_of_the_graph(device):
+    network, call = Members().to(device), graphed(chain, device)
+    x, noise = samples(N, 0, device), draws(0, N, device)
+    kept = x.clone(), noise.clone()
+    call(network, x, noise)
+    call(network, x + 1, noise + 1)
+    assert torch.equal(x, kept[0])
+    assert torch.equal(noise, kept[1])
+
+
+def test_own_result_may_be_the_next_start(device):
+    network, call = Members().to(device), graphed(chain, device)
+    x = expected = samples(N, 0, device)
+    for step in range(3):
+        noise = draws(step, N, device)
+        x, expected = call(network, x, noise), chain(network, expected, noise)
+    torch.testing.assert_close(x, expected)
+
+
+def test_another_network_is_refused(device):
+    network, twin = twins(device)
+    call = graphed(chain, device)
+    call(network, samples(N, 0, device), draws(0, N, device))
+    with pytest.raises(ConfigError, match="another network"):
+        call(twin, samples(N, 0, device), draws(0, N, device))
+
+
+def test_guarded_chain_follows_its_beta(device):
+    network, twin = twins(device)
+    found = []
+    for each, sampler in ((network, graphed(chain, device)), (twin, chain)):
+        steps: list[Any] = []
+        g = guard(
+            None,
+            sampler,
+            beta_star=lambda step: torch.tensor([0.0, 0.5, 1.0], device=device) * step / 4,
+            output_scale=2.0,
+            hold=True,
+        )
+        for step in range(5):
+            x = g.sampler(each, samples(M, step, device), draws(step, M, device))
+            steps.append(x.clone())
+            g.loss_fn(each(samples(N, step, device)), each(x))
+            steps.append(torch.tensor(g.last["sampler/grad_norm"]))
+        found.append(steps)
+    torch.testing.assert_close(*found)
+    untempered = chain(network, samples(M, 4, device), draws(4, M, device))
+    assert (found[0][-2] - untempered).abs()[1:].max() > 1e-3
+
+
+# -- graphed_energies ------------------------------------------------------------------------
+
+
+def contrast(f_pos, f_neg):
+    return (f_neg.exp().mean(-1) - f_pos.mean(-1)).sum()
+
+
+def test_energies_and_gradients_over_several_steps(anywhere):
+    network, twin = twins(anywhere)
+    energies = graphed_energies(network, samples(N, 0, anywhere), samples(M, 0, anywhere))
+    assert all(p.grad is None for p in network.parameters())
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.05) for each in (network, twin)]
+    for step in range(1, 5):
+        x_pos, x_neg = samples(N, step, anywhere), samples(M, 100 + step, anywhere)
+        f_pos, f_neg = energies(x_pos, x_neg)
+        assert (f_pos.shape, f_neg.shape) == ((G, N), (G, M))
+        expected = twin(x_pos), twin(x_neg)
+        torch.testing.assert_close((f_pos, f_neg), expected)
+        for optimizer, loss in zip(
+            optimizers, (contrast(f_pos, f_neg), contrast(*expected)), strict=True
+        ):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        for p, q in zip(network.parameters(), twin.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad)
+            torch.testing.assert_close(p, q)
+
+
+def test_examples_and_forward_stay_as_they_are(anywhere):
+    network = Members().to(anywhere)
+    x_pos, x_neg = samples(N, 0, anywhere), samples(M, 0, anywhere)
+    kept, before = (x_pos.clone(), x_neg.clone()), dict(vars(network))
+    energies = graphed_energies(network, x_pos, x_neg)
+    energies(x_pos + 1, x_neg + 1)
+    assert torch.equal(x_pos, kept[0])
+    assert torch.equal(x_neg, kept[1])
+    assert vars(network) == before
+
+
+def test_without_gradients(anywhere):
+    network = Members().to(anywhere)
+    x_pos, x_neg = samples(N, 0, anywhere), samples(M, 0, anywhere)
+    with torch.no_grad():
+        f_pos, f_neg = graphed_energies(network, x_pos, x_neg)(x_pos, x_neg)
+    assert not f_pos.requires_grad
+    torch.testing.assert_close((f_pos, f_neg), (network(x_pos), network(x_neg)))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_of_an_earlier_pass_are_refused(anywhere, set_to_none):
+    network = Members().to(anywhere)
+    x_pos, x_neg = samples(N, 0, anywhere), samples(M, 0, anywhere)
+    energies = graphed_energies(network, x_pos, x_neg)
+    for step in range(2):
+        network.zero_grad(set_to_none)
+        loss = contrast(*energies(x_pos, x_neg))
+        if step and not set_to_none:
+            with pytest.raises(ConfigError, match="set_to_none=True"):
+                loss.backward()
+        else:
+            loss.backward()
+
+
+def test_other_samples_are_refused(anywhere):
+    network = Members().to(anywhere)
+    x_pos, x_neg = samples(N, 0, anywhere), samples(M, 0, anywhere)
+    energies = graphed_energies(network, x_pos, x_neg)
+    for pos, neg in (
+        (x_pos[:1], x_neg),  # would be broadcast into the graph's memory
+        (x_pos, x_neg[:, 1:]),
+        (x_pos.float(), x_neg),
+        (x_pos, x_neg.clone().requires_grad_()),
+    ):
+        with pytest.raises(ConfigError, match="the energies were prepared for"):
+            energies(pos, neg)
+
+
+def test_network_without_one_energy_per_sample_is_refused(anywhere):
+    x = samples(N, 0, anywhere)
+    with pytest.raises(ConfigError, match=r"returned \(3, 14, 2\).*expected .* \(3, 14\)"):
+        graphed_energies(nn.Identity(), x, x)(x, x)
+
+
+def test_whole_training_steps(anywhere):
+    """Sampler, energies and the guard's loss together: the graphs against eager code."""
+    network, twin = twins(anywhere)
+    found = []
+    for each, is_plain in ((network, False), (twin, True)):
+        optimizer = torch.optim.Adam(each.parameters(), lr=0.01)
+        x_pos = samples(N, 0, anywhere)
+        g = guard(
+            None,
+            chain if is_plain else graphed(chain, anywhere),
+            beta_star=torch.tensor([0.25, 0.5, 1.0], device=anywhere),
+            output_scale=2.0,
+        )
+        energies: Any = (lambda pos, neg, f=each: (f(pos), f(neg))) if is_plain else None
+        if energies is None:
+            energies = graphed_energies(each, x_pos, samples(M, 0, anywhere))
+        losses = []
+        for step in range(5):
+            x_neg = g.sampler(each, samples(M, step, anywhere), draws(step, M, anywhere))
+            loss = g.loss_fn(*energies(samples(N, 50 + step, anywhere), x_neg))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach().clone())
+        found.append([*losses, *each.parameters()])
+    torch.testing.assert_close(*found)
