@@ -33,8 +33,11 @@ def trade_off(spec: FigureSpec, run: ToyRun) -> str:
     betas = [beta for beta in spec.betas if beta != OFF]
     gains = [f"{_ratio(run, OFF, beta, 'kl')} at {beta}" for beta in betas]
     costs = [f"{_ratio(run, beta, OFF, 'kl_sgld')} at {beta}" for beta in betas]
+    at_zero = run.of(OFF, "default")
+    lost = sum(member.diverged_at is not None for member in at_zero)
+    which = f" ({lost} of {len(at_zero)} seeds diverged there)" if lost else ""
     return (
-        f"{run.scenario}: KL(p_d‖p_θ) at β = 0 over the one at β: {listed(gains)}. "
+        f"{run.scenario}: KL(p_d‖p_θ) at β = 0{which} over the one at β: {listed(gains)}. "
         f"KL of SGLD(p_θ) at β over the one at β = 0: {listed(costs)}. "
         "Medians over seeds of a seed's two values."
     )

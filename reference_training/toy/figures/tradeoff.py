@@ -24,6 +24,8 @@ CURVES = {
 WIDTH, HEIGHT = 5.0, 4.3
 ASIDE = 0.012
 """How far the lines of one pair of axes are set apart, in widths of the axes."""
+TALLEST = 1e4
+"""A member that diverged may end at 1e20, and would flatten all others."""
 
 
 def draw_tradeoff(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> Figure:
@@ -74,6 +76,7 @@ def _draw_scenario(axes: Axes, spec: FigureSpec, run: ToyRun) -> None:
                 capsize=2,
             )
     axes.set_yscale("log")
+    axes.set_ylim(top=min(axes.get_ylim()[1], TALLEST))
     axes.set_xlim(min(places) - 0.06 * width, max(places) + 0.06 * width)
     axes.set_xticks(
         places, [column_title(spec.across, c).removeprefix("β = ") for c in spec.columns]

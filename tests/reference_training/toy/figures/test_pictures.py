@@ -21,7 +21,7 @@ from ebmguard.reference_training.toy.figures.panels import (
 )
 from ebmguard.reference_training.toy.figures.runs import load_run
 from ebmguard.reference_training.toy.figures.tradeoff import draw_tradeoff
-from tests.reference_training.toy.figures.fabricate import write_run
+from tests.reference_training.toy.figures.fabricate import made_up, write_run
 
 
 def fabricate(tmp_path, name, *, diverged=None, **options):
@@ -213,6 +213,14 @@ def test_the_trade_off_shows_medians_and_ranges(tmp_path):
     np.testing.assert_allclose(ends, [8.0, 9.6])
     np.testing.assert_allclose(numbers(kl_sgld[0].get_ydata())[0], 0.022)
     assert "circles-default" in circles.get_title()
+
+
+def test_a_lost_member_does_not_flatten_the_trade_off(tmp_path):
+    def metrics(beta, variant, seed):
+        return made_up(beta, variant, seed) | ({"kl": 1e20} if beta == "0" else {})
+
+    spec, runs = fabricate(tmp_path, "2", resolution=8, samples=5, metrics=metrics)
+    assert draw_tradeoff(spec, runs).axes[0].get_ylim()[1] == 1e4
 
 
 def test_one_seed_has_no_median(tmp_path):

@@ -72,6 +72,17 @@ def test_divergence_is_told_with_the_guards_first_alert(tmp_path):
     ]
 
 
+def test_a_ratio_to_members_that_diverged_says_so(tmp_path):
+    def metrics(beta: str, variant: str, seed: int) -> dict[str, Any]:
+        lost = beta == "0" and seed < 2
+        return made_up(beta, variant, seed) | {"diverged_at": 30 if lost else None}
+
+    spec = spec_of()
+    said = statements(spec, run_of(tmp_path, spec, metrics))
+    assert "at β = 0 (2 of 3 seeds diverged there) over the one at β: 20 at 0.5." in said[0]
+    assert "2 of 3 seeds diverged, the first at update 30; the guard alerted on 0" in said[1]
+
+
 @pytest.mark.parametrize(
     ("values", "beta_says", "claim_says"),
     [
