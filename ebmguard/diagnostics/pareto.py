@@ -42,10 +42,11 @@ def pareto_k(log_weights: Tensor) -> Tensor:
         log_weights: unnormalised log weights, β* f of the negatives, ``(n,)`` or ``(*models, n)``.
 
     Returns:
-        float64 tensor, 0-dim or ``(*models,)``. NaN, not an error, where k is undefined: when the tail has fewer than
-        5 entries (n < 25), when any log weight is NaN or infinite, when all entries of the tail
-        are equal, and when a quarter of the tail cannot be told from its threshold (tied weights,
-        or weights that underflow beside the largest, more than 745 below it in log).
+        float64 tensor, 0-dim or ``(*models,)``. NaN, not an error, where k is undefined: when the
+        tail has fewer than 5 entries (n < 25), when any log weight is NaN or infinite, when all
+        entries of the tail are equal, and when a quarter of the tail cannot be told from its
+        threshold (tied weights, or weights that underflow beside the largest, more than 745 below
+        it in log).
     """
     n = log_weights.shape[-1]
     tail_length = math.floor(3 * math.sqrt(n)) if n > 225 else n // 5
