@@ -90,7 +90,7 @@ def train_cell(cell: Cell, out: Path, threads: int) -> dict[str, Any]:
         seeds=SEEDS,
         threads=threads,
     )
-    results = train_run(config)
+    results: dict[str, Any] | None = train_run(config)
     if results is None:
         raise KeyboardInterrupt
     return results

@@ -131,7 +131,7 @@ class _NoteHandler(logging.Handler):
 
 
 def default_reporter(every: int = 100) -> Reporter:
-    """A bar on a terminal, one line every `every` steps elsewhere or where rich is not installed."""
+    """A bar on a terminal; elsewhere, or without rich, one line every `every` steps."""
     if not sys.stderr.isatty() or not sys.stdout.isatty():
         return LineReporter(every)
     try:

@@ -52,7 +52,9 @@ class Evaluator:
     def log_density(self, network: EnsembleMLP) -> Tensor:
         """F = o f on the grid, the learned log density up to a constant: (G, cells) float64."""
         points = self.grid.points.to(network.weights[0])
-        chunks = [network(x.expand(network.members, -1, -1)) for x in points.split(POINTS_AT_ONCE)]
+        chunks = [
+            network(x.expand(network.members, -1, -1)) for x in torch.split(points, POINTS_AT_ONCE)
+        ]
         return torch.cat(chunks, 1).double() * self.settings.output_scale
 
     def samples(self, network: EnsembleMLP, step: int) -> Tensor:

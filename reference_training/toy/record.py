@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ebmguard.alerts import Alert, Level
+from ebmguard.alerts import Alert
 from ebmguard.sinks import read_jsonl
 
 from ..run_folder import RunFolder

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ebmguard import guard
 from ebmguard.samplers import sgld
@@ -28,12 +28,12 @@ from .record import Record
 from .scenario import Scenario
 
 
-def make_sampler(settings: Scenario) -> Callable[[EnsembleMLP, Tensor, Tensor], Tensor] | None:
-    """Short-run SGLD with its noise given; None where a scenario takes the start points as they are."""
+def make_sampler(settings: Scenario) -> Callable[[nn.Module, Tensor, Tensor], Tensor] | None:
+    """Short-run SGLD with its noise given; None where a scenario takes no step."""
     if not settings.sgld_steps:
         return None
 
-    def sample_q(f: EnsembleMLP, x0: Tensor, noise: Tensor) -> Tensor:
+    def sample_q(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
         return sgld(
             f,
             x0,

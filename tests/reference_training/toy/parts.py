@@ -1,0 +1,66 @@
+"""What the tests of the toy trainer share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebmguard.reference_training.progress import Reporter
+from ebmguard.reference_training.toy import evaluate
+from ebmguard.reference_training.toy.config import ToyConfig
+from ebmguard.reference_training.toy.train import train
+
+
+class Silent:
+    """Says nothing, and stops the run as Ctrl-C does where it is told to."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.interrupt_after = interrupt_after
+
+    def start(self, name: str, done: int, total: int) -> None:
+        pass
+
+    def step(self, done: int, state: Mapping[str, float | str]) -> None:
+        if done == self.interrupt_after:
+            import signal
+
+            signal.raise_signal(signal.SIGINT)
+
+    def note(self, text: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+def config_for(out: Path, **settings: Any) -> ToyConfig:
+    base: dict[str, Any] = {
+        "scenario": "gmm-default",
+        "betas": ("0", "0.5", "-0.2"),
+        "seeds": 2,
+        "iterations": 12,
+        "evaluations": 3,
+        "checkpoint_every": 5,
+        "threads": 1,
+        "device": "cpu",
+    }
+    return ToyConfig(out=out, **(base | settings))
+
+
+def go(config: ToyConfig, reporter: Reporter | None = None) -> dict[str, Any] | None:
+    results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
+    return results
+
+
+def fewer_samples(monkeypatch: Any) -> None:
+    """10,000 samples a member take longer than these trainings."""
+    monkeypatch.setattr(evaluate, "SAMPLES", 200)
+    monkeypatch.setattr(evaluate, "SAMPLES_AT_ONCE", 100)
+
+
+def parameters(out: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
+    return dict(state["network"])

@@ -1,0 +1,274 @@
+"""The ensemble trainer: members as if alone, equal bits again, and exact resume."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ebmguard.errors import ConfigError
+from ebmguard.objective import contrastive_loss
+from ebmguard.reference_training.toy import train as toy_train
+from ebmguard.reference_training.toy.command import run, table
+from ebmguard.reference_training.toy.config import ToyConfig
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
+from ebmguard.reference_training.toy.draws import Draws
+from ebmguard.reference_training.toy.members import Members
+from ebmguard.reference_training.toy.network import EnsembleMLP
+from ebmguard.reference_training.toy.scenario import SCENARIOS
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.toy.parts import Silent, config_for, fewer_samples, go, parameters
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    fewer_samples(monkeypatch)
+
+
+def largest_difference(one, other):
+    """Relative to the largest entry of each tensor."""
+    return max(
+        float((one[k] - other[k]).abs().max() / other[k].abs().max().clamp(min=1e-12)) for k in one
+    )
+
+
+def in_float64(monkeypatch):
+    """The same trainer on float64 parameters and random numbers."""
+    positives, chains = Draws.positives, Draws.chains
+    monkeypatch.setattr(Draws, "positives", lambda self: positives(self).double())
+    monkeypatch.setattr(Draws, "chains", lambda self, n: tuple(x.double() for x in chains(self, n)))
+    init = EnsembleMLP.__init__
+
+    def double(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.double()
+
+    monkeypatch.setattr(EnsembleMLP, "__init__", double)
+    energies = toy_train.graphed_energies
+    monkeypatch.setattr(
+        toy_train,
+        "graphed_energies",
+        lambda network, *x: energies(network, *(each.double() for each in x)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("double", "updates", "limit"), [(False, 10, 1e-6), (True, 100, 1e-9)], ids=["32", "64"]
+)
+def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, double, updates, limit):
+    if double:
+        in_float64(monkeypatch)
+    settings = {"iterations": updates, "evaluations": 1, "checkpoint_every": updates}
+    betas, variants = ("0", "0.5", "-0.2"), ("default", "no_pos", "batch", "true")
+    both = {"betas": betas, "variants": variants}
+    go(config_for(tmp_path / "all", **both, **settings))
+    together = parameters(tmp_path / "all")
+    who = Members.of(betas, variants, (0, 1)).describe()
+    assert len(who) == 24
+    for i in (0, 3, 7, 10, 14, 17, 21, 22):  # every variant, every beta, both seeds
+        one = who[i]
+        out = tmp_path / str(i)
+        alone = {"betas": (one["beta"],), "variants": (one["variant"],), "seeds": 1}
+        go(config_for(out, **alone, seed=one["seed"], **settings))
+        mine = {name: value[i : i + 1] for name, value in together.items()}
+        assert largest_difference(parameters(out), mine) <= limit, one
+
+
+def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch):
+    """Against a plain loop of 1x1 convolutions on one model, written as the published one."""
+    in_float64(monkeypatch)
+    go(
+        config_for(
+            tmp_path, betas=("0.5",), seeds=1, iterations=20, evaluations=1, checkpoint_every=20
+        )
+    )
+    settings, distribution = SCENARIOS["gmm-default"], DISTRIBUTIONS["gmm"]
+    start = EnsembleMLP([0])
+    layers: list[nn.Module] = []
+    for weight in start.weights:
+        fan_in, fan_out = weight.shape[1:]
+        layers += [nn.Conv2d(fan_in, fan_out, 1, bias=fan_out > 1), nn.LeakyReLU(0.05)]
+    net = nn.Sequential(*layers[:-1]).double()
+    convolutions = [layer for layer in net if isinstance(layer, nn.Conv2d)]
+    with torch.no_grad():
+        for layer, weight in zip(convolutions, start.weights, strict=True):
+            layer.weight.copy_(weight[0].T[:, :, None, None])
+        for layer, bias in zip(convolutions, start.biases, strict=False):
+            assert layer.bias is not None
+            layer.bias.copy_(bias[0, 0])
+    optimizer = torch.optim.Adam(net.parameters(), lr=settings.lr)
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        x_pos = distribution.sample(settings.n_pos, rng).double()[:, :, None, None]
+        normal = torch.randn(21, settings.n_neg, 2, generator=rng).double()[..., None, None]
+        x = settings.init_std * normal[0]
+        for z in normal[1:]:
+            x.requires_grad_(True)
+            (gradient,) = torch.autograd.grad(net(x).sum(), x)
+            x = x.detach() + 0.5 * settings.step_size * gradient + settings.noise_std * z
+        loss = contrastive_loss(
+            net(x_pos).flatten(), net(x.detach()).flatten(), 0.5 * settings.output_scale
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    trained = parameters(tmp_path)
+    for i, layer in enumerate(convolutions):
+        mine = trained[f"weights.{i}"][0].T
+        assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
+
+
+def test_noise_and_data_depend_on_the_seed_alone():
+    members = Members.of(["0", "0.5"], ["default", "true"], [5, 6])
+    settings, distribution = SCENARIOS["circles-default"], DISTRIBUTIONS["circles"]
+    draws = Draws(distribution, settings, members, members.seeds, torch.device("cpu"))
+    x_pos, (x0, noise) = draws.positives(), draws.chains(7)
+    assert (x_pos.shape, x0.shape, noise.shape) == ((8, 100, 2), (8, 7, 2), (20, 8, 7, 2))
+    for i in range(2, 8):
+        assert torch.equal(x_pos[i], x_pos[i % 2])
+        assert torch.equal(noise[:, i], noise[:, i % 2])
+    assert not torch.equal(x_pos[0], x_pos[1])
+    assert x0.std().item() == pytest.approx(settings.init_std, rel=0.3)
+
+
+def test_same_seed_same_bits(tmp_path):
+    for name in ("a", "b"):
+        go(config_for(tmp_path / name))
+    one, other = (parameters(tmp_path / name) for name in ("a", "b"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    for name in ("members.jsonl", "metrics.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def same_but_for_time(folder):
+    results = json.loads((folder / "results.json").read_text())
+    return {k: v for k, v in results.items() if k not in ("wall_seconds", "command")}
+
+
+def assert_same_run(one, other):
+    first, second = parameters(one), parameters(other)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    for name in ("members.jsonl", "metrics.jsonl", "alerts.jsonl"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    assert same_but_for_time(one) == same_but_for_time(other)
+    a, b = (np.load(out / "figures" / "grids.npz") for out in (one, other))
+    assert all(np.array_equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("betas", [("0", "0.5"), ("0:0.9", "0.3"), ("0.1+0.5+0.9", "0.3")])
+@pytest.mark.parametrize("scenario", ["gmm-default", "circles-degenerate", "mixture1d-restricted"])
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, scenario, betas):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    settings = {"scenario": scenario, "betas": betas}
+    go(config_for(whole, **settings))
+    assert go(config_for(cut, **settings), Silent(interrupt_after=7)) is None
+    assert go(ToyConfig(out=cut, resume=True)) is not None
+    assert_same_run(whole, cut)
+
+
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+    settings = {"iterations": 400, "evaluations": 8, "checkpoint_every": 10}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    go(config_for(whole, **settings))
+    words = config_for(cut, **settings).command().split()[1:]
+    # The samples of an evaluation are fewer in this process than in that one: none may come before.
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ebmguard", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not (cut / "checkpoints" / "last.pt").is_file():
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        child.kill()
+        child.wait()
+    at = torch.load(cut / "checkpoints" / "last.pt", weights_only=True)["record"]["next_step"]
+    assert at < 200
+    assert go(ToyConfig(out=cut, resume=True)) is not None
+    assert_same_run(whole, cut)
+
+
+def test_results_are_means_over_the_last_five_evaluations(tmp_path):
+    results = go(config_for(tmp_path, iterations=30, evaluations=10))
+    assert results is not None
+    rows = read_jsonl(tmp_path / "members.jsonl")
+    steps = sorted({row["step"] for row in rows})
+    assert steps == list(range(3, 31, 3))
+    for i, member in enumerate(results["members"]):
+        mine = [row for row in rows if row["member"] == i]
+        assert member["kl"] == pytest.approx(np.mean([row["kl"] for row in mine[-5:]]))
+        assert ["kl_sgld" in row for row in mine] == [False] * 5 + [True] * 5
+        assert member["kl_sgld"] == pytest.approx(np.mean([row["kl_sgld"] for row in mine[-5:]]))
+    assert results["diverged_at"] is None
+    assert len(table(results["members"]).splitlines()) == 4
+
+
+def test_a_member_that_is_lost_is_said_and_leaves_the_others_alone(tmp_path, monkeypatch):
+    settings = {"betas": ("0", "0.5"), "iterations": 12, "evaluations": 6}
+    go(config_for(tmp_path / "well", **settings))
+    positives = Draws.positives
+
+    def with_a_nan(self):
+        x = positives(self)
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 5:
+            x[1] = torch.nan  # beta 0, seed 1
+        return x
+
+    monkeypatch.setattr(Draws, "positives", with_a_nan)
+    results = go(config_for(tmp_path / "hurt", **settings))
+    assert results is not None
+    assert [m["diverged_at"] for m in results["members"]] == [None, 4, None, None]
+    assert results["diverged_at"] == 4
+    alerts = read_jsonl(tmp_path / "hurt" / "alerts.jsonl")
+    assert [(a["rule"], a["step"], a["member"]) for a in alerts] == [("nonfinite", 4, 1)]
+    one, other = (parameters(tmp_path / name) for name in ("well", "hurt"))
+    for name in one:
+        for member in (0, 2, 3):
+            assert torch.equal(one[name][member], other[name][member]), (name, member)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"scenario": "gmm-best"}, "expected one of gmm-default"),
+        ({"betas": ("2",)}, "beta is '2'"),
+        ({"variants": ("best",)}, "variant is 'best'"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"evaluations": 13}, "at most one for each of the 12 updates"),
+        ({"noise_std": -0.1}, "noise_std is -0.1"),
+        ({"iterations": 0}, "iterations is 0"),
+        ({"device": "abacus"}, "device is 'abacus'"),
+    ],
+)
+def test_settings_that_cannot_be_meant_leave_no_folder(tmp_path, settings, match):
+    with pytest.raises(ConfigError, match=match):
+        config_for(tmp_path / "run", **settings).open()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_resumed_with_other_settings(tmp_path):
+    go(config_for(tmp_path))
+    with pytest.raises(ConfigError, match=r"betas is \['0.3'\], the run has"):
+        ToyConfig(out=tmp_path, resume=True, betas=("0.3",)).open()
+
+
+def test_the_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    monkeypatch.setattr(toy_train, "default_reporter", lambda every: Silent(interrupt_after=2))
+    assert run(config_for(out)) == 130
+    text = capsys.readouterr().out
+    assert f"ebmguard train toy --out {out} " in text
+    assert "--betas 0 0.5 -0.2 --seeds 2" in text
+    assert text.endswith("--resume\n")
+    monkeypatch.setattr(toy_train, "default_reporter", lambda every: Silent())
+    assert run(config_for(out, resume=True)) == 0
+    assert "kl_sgld" in capsys.readouterr().out
