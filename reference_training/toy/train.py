@@ -67,7 +67,7 @@ def train(
     device = find_device(config.device)
     settings, members = config.settings, config.members
     distribution = DISTRIBUTIONS[settings.data]
-    reporter = reporter or default_reporter(every=settings.iterations // 20)
+    reporter = reporter or default_reporter(every=max(1, settings.iterations // 20))
 
     network = EnsembleMLP(members.seed_of_each, distribution.dim).to(device)
     # Every member's gradient is its own, and so is every entry of Adam's state.

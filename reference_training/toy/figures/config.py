@@ -47,6 +47,7 @@ class FigureConfig:
 
     def training(self, scenario: str) -> ToyConfig:
         """The run of one of the figure's scenarios."""
+        most = ToyConfig.evaluations
         return ToyConfig(
             out=self.folder / scenario,
             scenario=scenario,
@@ -54,6 +55,8 @@ class FigureConfig:
             variants=self.spec.variants,
             seeds=self.spec.seeds if self.seeds is None else self.seeds,
             iterations=self.iterations,
+            # A run of a few updates cannot be evaluated more often than it is updated.
+            evaluations=most if self.iterations is None else max(1, min(most, self.iterations)),
             device=self.device,
             threads=self.threads,
         )

@@ -263,12 +263,14 @@ def test_a_run_is_not_resumed_with_other_settings(tmp_path):
 
 def test_the_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
-    monkeypatch.setattr(toy_train, "default_reporter", lambda every: Silent(interrupt_after=2))
-    assert run(config_for(out)) == 130
+    with monkeypatch.context() as stopped:
+        reporter = Silent(interrupt_after=2)
+        stopped.setattr(toy_train, "default_reporter", lambda every: reporter)
+        assert run(config_for(out)) == 130
     text = capsys.readouterr().out
     assert f"ebmguard train toy --out {out} " in text
     assert "--betas 0 0.5 -0.2 --seeds 2" in text
     assert text.endswith("--resume\n")
-    monkeypatch.setattr(toy_train, "default_reporter", lambda every: Silent())
+    # Now with the reporter of its own choice: here there is no terminal.
     assert run(config_for(out, resume=True)) == 0
     assert "kl_sgld" in capsys.readouterr().out

@@ -99,6 +99,17 @@ def test_wrong_settings_are_refused(trained, tmp_path):
     assert trained == []
 
 
+def test_a_short_run_is_evaluated_after_every_update(tmp_path):
+    def training(iterations):
+        return FigureConfig(name="6", out=tmp_path, iterations=iterations).training("gmm-shifted")
+
+    training(10).check()
+    evaluations = [training(n).evaluations for n in (1, 10, 20, 21, None)]
+    assert evaluations == [1, 10, 20, 20, 20]
+    with pytest.raises(ConfigError, match="iterations is 0"):
+        training(0).check()
+
+
 def test_every_figure_has_its_word_on_the_command_line():
     names = get_args(get_type_hints(FigureConfig)["name"])
     assert names == tuple(FIGURES)
