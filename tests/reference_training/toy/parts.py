@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from ebmguard.reference_training.progress import Reporter
 from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.config import ToyConfig
+from ebmguard.reference_training.toy.grid import Grid
 from ebmguard.reference_training.toy.train import train
 
 
@@ -55,10 +57,12 @@ def go(config: ToyConfig, reporter: Reporter | None = None) -> dict[str, Any] | 
     return results
 
 
-def fewer_samples(monkeypatch: Any) -> None:
-    """10,000 samples a member take longer than these trainings."""
+def small_evaluations(monkeypatch: Any) -> None:
+    """10,000 samples a member and 40,000 points of the grid take longer than these trainings."""
     monkeypatch.setattr(evaluate, "SAMPLES", 200)
     monkeypatch.setattr(evaluate, "SAMPLES_AT_ONCE", 100)
+    coarse = SimpleNamespace(of=lambda distribution: Grid.of(distribution, 20))
+    monkeypatch.setattr(evaluate, "Grid", coarse)
 
 
 def parameters(out: Path) -> dict[str, torch.Tensor]:

@@ -21,12 +21,12 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.toy.parts import Silent, config_for, fewer_samples, go, parameters
+from tests.reference_training.toy.parts import Silent, config_for, go, parameters, small_evaluations
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    fewer_samples(monkeypatch)
+    small_evaluations(monkeypatch)
 
 
 def largest_difference(one, other):
@@ -69,7 +69,7 @@ def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, double, updat
     together = parameters(tmp_path / "all")
     who = Members.of(betas, variants, (0, 1)).describe()
     assert len(who) == 24
-    for i in (0, 3, 7, 10, 14, 17, 21, 22):  # every variant, every beta, both seeds
+    for i in (0, 3, 10, 15, 22):  # every variant off beta 0, every beta, both seeds
         one = who[i]
         out = tmp_path / str(i)
         alone = {"betas": (one["beta"],), "variants": (one["variant"],), "seeds": 1}
@@ -171,11 +171,10 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, scenario, betas):
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
-    settings = {"iterations": 400, "evaluations": 8, "checkpoint_every": 10}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    go(config_for(whole, **settings))
-    words = config_for(cut, **settings).command().split()[1:]
-    # The samples of an evaluation are fewer in this process than in that one: none may come before.
+    # The first evaluation is far off: that process would take all 10,000 samples.
+    settings = {"evaluations": 1, "checkpoint_every": 10}
+    words = config_for(cut, iterations=100_000, **settings).command().split()[1:]
     child = subprocess.Popen(
         [sys.executable, "-m", "ebmguard", *words],
         stdout=subprocess.DEVNULL,
@@ -191,8 +190,9 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
         child.kill()
         child.wait()
     at = torch.load(cut / "checkpoints" / "last.pt", weights_only=True)["record"]["next_step"]
-    assert at < 200
-    assert go(ToyConfig(out=cut, resume=True)) is not None
+    assert at % 10 == 0
+    assert go(ToyConfig(out=cut, resume=True, iterations=at + 5)) is not None
+    go(config_for(whole, iterations=at + 5, **settings))
     assert_same_run(whole, cut)
 
 
