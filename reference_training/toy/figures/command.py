@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,18 @@ def run(config: FigureConfig) -> int:
     if runs is None:
         print(f"stopped; go on with: {config.command()}")
         return INTERRUPTED
-    files = publish(config.spec, runs, config.folder)
-    print(f"\n{table.text(config.spec, runs)}\n\n{table.LEGEND}\n")
-    print("\n".join(statements(config.spec, runs)))
+    said = statements(config.spec, runs)
+    files = publish(config.spec, runs, said, config.folder)
+    print(f"\n{table.text(config.spec, runs)}\n\n{table.legend(runs)}\n")
+    print("\n".join(said))
     print("\npictures: " + ", ".join(map(str, files)))
     return 0
 
 
-def publish(spec: FigureSpec, runs: Mapping[str, ToyRun], folder: Path) -> list[Path]:
-    """Write a figure's pictures, table.md and results.json.
+def publish(
+    spec: FigureSpec, runs: Mapping[str, ToyRun], said: Sequence[str], folder: Path
+) -> list[Path]:
+    """Write a figure's pictures, table.md and results.json, with what the numbers say.
 
     Returns:
         the pictures.
@@ -63,7 +66,6 @@ def publish(spec: FigureSpec, runs: Mapping[str, ToyRun], folder: Path) -> list[
     files = [folder / f"{name}.png" for name in drawn]
     for file, figure in zip(files, drawn.values(), strict=True):
         figure.savefig(file)
-    said = statements(spec, runs)
     (folder / "table.md").write_text(table.markdown(spec, runs, said), encoding="utf-8")
     (folder / "results.json").write_text(
         json.dumps(to_json(results(spec, runs, said)), indent=2, allow_nan=False) + "\n",
@@ -72,7 +74,7 @@ def publish(spec: FigureSpec, runs: Mapping[str, ToyRun], folder: Path) -> list[
     return files
 
 
-def results(spec: FigureSpec, runs: Mapping[str, ToyRun], said: list[str]) -> dict[str, Any]:
+def results(spec: FigureSpec, runs: Mapping[str, ToyRun], said: Sequence[str]) -> dict[str, Any]:
     """A figure's numbers: medians and ranges of every run, and the sentences on them."""
     return {
         "command": f"figure {spec.name}",
@@ -86,5 +88,5 @@ def results(spec: FigureSpec, runs: Mapping[str, ToyRun], said: list[str]) -> di
             }
             for run in runs.values()
         ],
-        "statements": said,
+        "statements": list(said),
     }

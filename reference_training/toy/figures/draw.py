@@ -80,10 +80,11 @@ def draw_images(spec: FigureSpec, picture: Picture) -> Figure:
     left = {"ha": "left", "fontsize": 8, "color": DARK}
     canvas.write(LEFT, 0.22, picture.title, **{**left, "fontsize": 12, "color": "black"})
     canvas.write(LEFT, layout.height - 0.3, FOOTNOTE, **left)
+    beside = {"fontsize": 11, "rotation": 90, "linespacing": 1.1}
     _draw_head(canvas, layout, spec)
     for i, band in enumerate(picture.bands):
         middle = (layout.top(i, 0) + layout.top(i, 1) + PANEL) / 2
-        canvas.write(0.18, middle, band.label, fontsize=11, fontweight="bold", rotation=90)
+        canvas.write(0.2, middle, band.label, fontweight="bold", **beside)
         panels = [band.truth, *(panel for pair in band.pairs for panel in pair)]
         for row, name in enumerate(ROWS):
             top = layout.top(i, row)

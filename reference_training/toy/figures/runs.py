@@ -17,7 +17,16 @@ from ebmguard.sinks import read_jsonl
 
 from ..distributions import DISTRIBUTIONS, Distribution
 
-METRICS = ("kl", "tv", "kl_sgld", "tv_sgld", "mode_mass_error", "energy_scale", "energy_r2")
+METRICS = (
+    "kl",
+    "tv",
+    "kl_sgld",
+    "tv_sgld",
+    "mode_mass_error",
+    "energy_scale",
+    "energy_r2",
+    "oracle_r2",
+)
 """What results.json says of every member, each a mean over the run's last evaluations."""
 
 GRIDS = "grids.npz"
@@ -93,6 +102,11 @@ class ToyRun:
     def distribution(self) -> Distribution:
         """The distribution of the data."""
         return DISTRIBUTIONS[self.data]
+
+    @property
+    def fixed_proposal(self) -> bool:
+        """Whether negatives are draws of the initial Gaussian: then the optimum of F is known."""
+        return not self.settings["sgld_steps"]
 
     @property
     def seeds(self) -> int:

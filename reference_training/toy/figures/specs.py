@@ -29,6 +29,7 @@ class FigureSpec:
         across: what the pairs of columns are.
         band: what tells the bands apart, written at their left.
         split: whether each scenario gets a picture of its own.
+        optimum: whether sentences say how close F came to the optimum under a fixed proposal.
     """
 
     name: str
@@ -38,8 +39,9 @@ class FigureSpec:
     seeds: int
     variants: tuple[str, ...] = ("default",)
     across: Literal["betas", "variants"] = "betas"
-    band: Literal["data", "updates", "variant"] = "data"
+    band: Literal["data", "updates", "variant", "negatives"] = "data"
     split: bool = False
+    optimum: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,10 +105,13 @@ FIGURES = {
         ),
         FigureSpec(
             name="9",
-            title="Figure 9: one negative from the initial distribution, no SGLD: different β",
-            scenarios=("gmm-degenerate", "circles-degenerate"),
+            title="Figure 9: negatives from the initial distribution, no SGLD: different β",
+            # The last two are not in the paper: they show how far the optimum can be reached.
+            scenarios=("gmm-degenerate", "circles-degenerate", "gmm-proposal", "circles-proposal"),
             betas=SIX,
             seeds=5,
+            band="negatives",
+            optimum=True,
         ),
         FigureSpec(
             name="10",

@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from .oracle import optimum_reached, tabular_optimum
 from .runs import Member, ToyRun
 from .specs import FigureSpec
 from .spread import Spread, spread
-from .words import VARIANT, listed, short
-
-OFF = "0"
-"""β of the standard trainer, at which all variants are the same loss."""
+from .words import OFF, VARIANT, listed, short
 
 
 def statements(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> list[str]:
-    """The sentences of a figure: the trade-off, the variants, and what diverged."""
+    """The sentences of a figure: the trade-off, the variants, the optimum, and what diverged."""
     said = []
     for run in runs.values():
         if OFF in spec.betas:
             said.append(trade_off(spec, run))
         if len(spec.variants) > 1:
             said += compare_variants(spec, run)
+        if spec.optimum:
+            said.append(optimum_reached(spec, run))
         said.append(divergence(run))
+    if spec.optimum:
+        said += [tabular_optimum(data) for data in dict.fromkeys(r.data for r in runs.values())]
     return said
 
 

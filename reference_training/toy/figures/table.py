@@ -19,13 +19,25 @@ COLUMNS = {
     "energy_scale": "energy scale",
 }
 """Metrics of the tables and their heads."""
+OPTIMUM = {"oracle_r2": "R² to the optimum"}
+"""The same, of runs whose optimum is known."""
 
-LEGEND = (
+_LEGEND = (
     "Median [smallest, largest] over seeds; KL in nats. KL of SGLD(p_θ): from the truth to the "
     "kernel density estimate of the samples, both blurred alike. Energy scale: slope of the "
     "learned log density on the true one, 1 at the right temperature. An undefined value ranks "
     "last."
 )
+_LEGEND_OPTIMUM = (
+    " R² to the optimum: of the learned log density F against (log p_d − log q)/β + c, weighted by "
+    "p_d; q is what negatives are drawn from."
+)
+
+
+def legend(runs: Mapping[str, ToyRun]) -> str:
+    """What the columns are."""
+    known = any(run.fixed_proposal for run in runs.values())
+    return _LEGEND + (_LEGEND_OPTIMUM if known else "")
 
 
 def rows(spec: FigureSpec, run: ToyRun) -> list[dict[str, Any]]:
@@ -34,7 +46,7 @@ def rows(spec: FigureSpec, run: ToyRun) -> list[dict[str, Any]]:
         {
             "beta": beta,
             "variant": variant,
-            **{name: asdict(spread(run, beta, variant, name)) for name in COLUMNS},
+            **{name: asdict(spread(run, beta, variant, name)) for name in _columns(run)},
             "diverged": _diverged(run, beta, variant),
             "seeds": len(run.of(beta, variant)),
         }
@@ -50,7 +62,7 @@ def text(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> str:
 
 def markdown(spec: FigureSpec, runs: Mapping[str, ToyRun], statements: Sequence[str]) -> str:
     """The same tables and what they show, as a page of Markdown."""
-    parts = [f"# {spec.title}", LEGEND]
+    parts = [f"# {spec.title}", legend(runs)]
     for run in runs.values():
         head, *body = cells(spec, run)
         lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
@@ -63,20 +75,24 @@ def markdown(spec: FigureSpec, runs: Mapping[str, ToyRun], statements: Sequence[
 def cells(spec: FigureSpec, run: ToyRun) -> list[list[str]]:
     """A run's table, its head first."""
     many = len(spec.variants) > 1
-    head = [*(["variant"] if many else []), "β", *COLUMNS.values(), "diverged"]
+    head = [*(["variant"] if many else []), "β", *_columns(run).values(), "diverged"]
     return [
         head,
         *(
             [
                 *([VARIANT[variant]] if many else []),
                 beta,
-                *(str(spread(run, beta, variant, name)) for name in COLUMNS),
+                *(str(spread(run, beta, variant, name)) for name in _columns(run)),
                 f"{_diverged(run, beta, variant)} of {len(run.of(beta, variant))}",
             ]
             for variant in spec.variants
             for beta in spec.betas
         ),
     ]
+
+
+def _columns(run: ToyRun) -> dict[str, str]:
+    return COLUMNS | OPTIMUM if run.fixed_proposal else COLUMNS
 
 
 def _diverged(run: ToyRun, beta: str, variant: str) -> int:

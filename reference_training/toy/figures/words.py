@@ -13,6 +13,9 @@ DATA = {"gmm": "GMM", "circles": "circles", "mixture1d": "1D mixture"}
 VARIANT = {"default": "default", "no_pos": "no pos", "batch": "batch corr", "true": "true obj"}
 """Variants by the names that the paper's figures give them."""
 
+OFF = "0"
+"""β of the standard trainer, at which all variants are the same loss."""
+
 NUMBERS = (
     r"Below $p_\theta$: KL$(p_d\,\|\,p_\theta)$ in nats and total variation. "
     r"Below the kernel density estimate of SGLD$(p_\theta)$: the same, both blurred alike."
@@ -43,6 +46,13 @@ def listed(words: Sequence[str]) -> str:
 def column_title(across: str, column: str) -> str:
     """What stands above a column of a figure: its β, or its variant."""
     return f"β = {column}" if across == "betas" else VARIANT.get(column, column)
+
+
+def negatives(run: ToyRun) -> str:
+    """How many negatives a run has, and whether its learning rate decays."""
+    count = run.settings["n_neg"]
+    decays = run.settings["lr_end"] < run.settings["lr"]
+    return f"{count} negative{'s' * (count > 1)}" + (", decaying rate" if decays else "")
 
 
 def run_title(run: ToyRun) -> str:

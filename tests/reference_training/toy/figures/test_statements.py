@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 
 from ebmguard.reference_training.toy.config import ToyConfig
-from ebmguard.reference_training.toy.figures import table
+from ebmguard.reference_training.toy.figures import oracle, table
 from ebmguard.reference_training.toy.figures.runs import load_run
 from ebmguard.reference_training.toy.figures.specs import FIGURES, FigureSpec
 from ebmguard.reference_training.toy.figures.statements import statements
@@ -173,6 +174,49 @@ def test_the_tables_have_a_line_for_each_variant_and_beta(tmp_path):
 def test_a_table_of_one_variant_does_not_name_it(tmp_path):
     spec = spec_of()
     assert table.cells(spec, run_of(tmp_path, spec)["gmm-default"])[0][0] == "β"
+
+
+def test_figure_9_says_how_close_the_optimum_came(tmp_path, monkeypatch):
+    spec = FIGURES["9"]
+    runs = {}
+    for scenario in spec.scenarios:
+        config = ToyConfig(out=tmp_path / scenario, scenario=scenario, betas=spec.betas, seeds=3)
+        write_run(config, resolution=4, samples=4)
+        runs[scenario] = load_run(config.out)
+    # The table's own tests show what it reaches; it takes seconds for each β.
+    monkeypatch.setattr(
+        oracle, "oracle_r2", lambda distribution, beta, resolution: 1 - distribution.limit * beta
+    )
+    said = statements(spec, runs)
+    (single,) = (s for s in said if s.startswith("circles-degenerate, 1 negative: R²"))
+    # The made-up value is 0.9 + β / 10 for the first seed, 0.01 less for each further one.
+    assert "(log p_d − log q)/β + c: 0.9 at 0.1, 0.92 at 0.3, 0.94 at 0.5, 0.96" in single
+    assert any(
+        s.startswith("gmm-proposal, 100 negatives, decaying rate: R², weighted by p_d")
+        for s in said
+    )
+    gmm, circles = said[-2:]
+    assert gmm.startswith("GMM: a table of 40 cells a side")
+    assert gmm.endswith("has R² 0.520000 at 0.3, 0.200000 at 0.5 and -0.440000 at 0.9.")
+    assert circles.startswith("circles: a table")
+
+
+def test_the_optimum_has_a_column_where_it_is_known(tmp_path):
+    spec = FIGURES["8"]
+    scenario = "gmm-degenerate"
+    config = ToyConfig(out=tmp_path / "a", scenario=scenario, betas=("0", "0.5"), seeds=3)
+    write_run(config, resolution=4, samples=4)
+    fixed = dataclasses.replace(spec, betas=("0", "0.5"), variants=("default",))
+    run = load_run(config.out)
+    head, zero, half = table.cells(fixed, run)
+    column = head.index("R² to the optimum")
+    assert (zero[column], half[column]) == ("undefined", "0.94 [0.93, 0.95]")
+    assert table.rows(fixed, run)[1]["oracle_r2"]["median"] == pytest.approx(0.94)
+    assert "R² to the optimum: of the learned" in table.legend({scenario: run})
+    other = run_of(tmp_path, spec_of())
+    assert "R² to the optimum" not in table.cells(spec_of(), other["gmm-default"])[0]
+    assert "oracle_r2" not in table.rows(spec_of(), other["gmm-default"])[0]
+    assert "optimum" not in table.legend(other)
 
 
 def test_every_figure_can_be_trained_as_it_is_specified(tmp_path):
