@@ -95,8 +95,8 @@ def _default(data: str) -> Scenario:
         noise_std=0.03 if circles else 0.1,
         init_mean=0.0,
         init_std=2.0 if circles else 1.0,
-        lr=1e-3,
-        lr_end=1e-3,
+        lr=1e-3 if circles else 3e-3,
+        lr_end=1e-3 if circles else 3e-5,
         iterations=10_000,
     )
 
