@@ -13,7 +13,7 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow lint format demo bench-digits bench-overhead clean
+.PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
@@ -23,6 +23,7 @@ help:
 	@echo "make demo            the same training run without and with the guard, one picture"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
 	@echo "make bench-overhead  what the guard costs a training step"
+	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make clean           remove .venv, caches and builds; results are kept"
 
 # One stamp per set of extras; a re-run installs nothing unless the project's requirements changed.
@@ -68,6 +69,9 @@ bench-digits: $(VENV)/.train
 
 bench-overhead: $(VENV)/.train
 	$(BIN)/python -m benchmarks.overhead
+
+bench-toy: $(VENV)/.train
+	$(BIN)/python -m benchmarks.toy
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
