@@ -8,7 +8,6 @@ the sweeps in docs/results/toy-settings.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -77,11 +76,6 @@ class Scenario:
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Scenario:
-        """The inverse of :meth:`to_json`."""
-        return cls(**stored)
 
 
 def _default(data: str) -> Scenario:
