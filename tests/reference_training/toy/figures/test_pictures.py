@@ -21,6 +21,7 @@ from ebmguard.reference_training.toy.figures.panels import (
 )
 from ebmguard.reference_training.toy.figures.runs import load_run
 from ebmguard.reference_training.toy.figures.tradeoff import draw_tradeoff
+from ebmguard.reference_training.toy.figures.words import negatives
 from tests.reference_training.toy.figures.fabricate import made_up, write_run
 
 
@@ -151,12 +152,7 @@ def test_a_diverged_member_whose_density_is_finite_is_drawn(tmp_path):
         (
             "9",
             ["figure_9"],
-            [
-                "GMM\n1 negative",
-                "circles\n1 negative",
-                "GMM\n100 negatives, decaying rate",
-                "circles\n100 negatives, decaying rate",
-            ],
+            ["GMM\n1", "circles\n1", "GMM\n100", "circles\n100"],
             6,
         ),
         ("10", ["figure_10"], ["default", "no pos", "batch corr", "true obj"], 6),
@@ -169,10 +165,24 @@ def test_bands_and_columns_of_the_other_figures(tmp_path, name, names, bands, co
     if name == "5":
         updates = [f"{run.settings['iterations']:,}" for run in runs.values()]
         bands = [f"circles, {number} updates" for number in updates]
+    if name == "9":
+        own = (negatives(run).removeprefix(f"{run.settings['n_neg']}") for run in runs.values())
+        bands = [band + rest for band, rest in zip(bands, own, strict=True)]
     assert [band.label for band in drawn[-1].bands] == bands
     assert all(len(band.pairs) == columns for band in drawn[-1].bands)
     if name in ("7", "9"):
         assert_no_text_on_text(draw_images(spec, drawn[-1]))
+
+
+def test_a_band_says_whether_the_learning_rate_decays(tmp_path):
+    _, runs = fabricate(tmp_path, "8", resolution=8, samples=5)
+    run = runs["circles-degenerate"]
+    for settings, words in (
+        ({"n_neg": 1, "lr": 1e-3, "lr_end": 1e-3}, "1 negative"),
+        ({"n_neg": 100, "lr": 1e-3, "lr_end": 1e-5}, "100 negatives, decaying rate"),
+    ):
+        run.config["settings"] |= settings
+        assert negatives(run) == words
 
 
 def test_figure_8_has_a_variant_in_every_column(tmp_path):

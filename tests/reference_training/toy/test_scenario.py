@@ -1,0 +1,129 @@
+"""The scenarios are the paper's where it says what they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
+from ebmguard.reference_training.toy.scenario import DATA, SCENARIOS, find_scenario
+
+SETUPS = ("default", "long", "shifted", "restricted", "degenerate", "proposal")
+
+
+def differences(name, base):
+    one, other = (SCENARIOS[each].to_json() for each in (name, base))
+    return {key: value for key, value in one.items() if value != other[key]}
+
+
+def test_every_data_set_has_every_setup():
+    assert tuple(SCENARIOS) == tuple(f"{data}-{setup}" for data in DATA for setup in SETUPS)
+    assert set(DATA) == set(DISTRIBUTIONS)
+    for name, scenario in SCENARIOS.items():
+        assert scenario.data == name.split("-")[0]
+        scenario.check()
+        assert find_scenario(name) is scenario
+
+
+def test_an_unknown_name_is_answered_by_the_known_ones():
+    with pytest.raises(ConfigError, match=r"scenario is 'gmm-best'.*circles-shifted.*mixture1d"):
+        find_scenario("gmm-best")
+
+
+@pytest.mark.parametrize(
+    ("data", "n_pos", "n_neg", "init_std"),
+    # Captions of Figures 10 and 11; the Gaussian of Nijkamp et al. (2020).
+    [("gmm", 50, 20, 1.0), ("circles", 100, 100, 2.0)],
+)
+def test_the_published_numbers(data, n_pos, n_neg, init_std):
+    base = SCENARIOS[f"{data}-default"]
+    assert (base.n_pos, base.n_neg, base.sgld_steps) == (n_pos, n_neg, 20)  # Section 4.1
+    assert (base.init_mean, base.init_std) == (0.0, init_std)
+    assert base.init_std == DISTRIBUTIONS[data].init_std
+    assert base.step_size == 1.0  # the drift of the published code has no factor
+
+
+def test_the_learning_rate_of_the_circles_is_constant():
+    """Section 4.1 adapts that of the GMM alone."""
+    scenario = SCENARIOS["circles-default"]
+    assert {scenario.lr_at(step) for step in range(0, 10_000, 99)} == {scenario.lr}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_the_published_changes_and_no_others(data):
+    base = SCENARIOS[f"{data}-default"]
+    changes = {setup: differences(f"{data}-{setup}", f"{data}-default") for setup in SETUPS}
+    assert changes["long"] == {"iterations": 2 * base.iterations}  # Figure 5
+    assert changes["restricted"] == {"n_neg": 3, "sgld_steps": 3}  # Figures 10 and 11
+    assert changes["degenerate"] == {"n_neg": 1, "sgld_steps": 0}  # Figures 8 and 9
+    shifted = changes["shifted"]  # Figure 6
+    assert set(shifted) == {"init_mean", "init_std", "step_size", "noise_std"}
+    assert shifted["init_std"] == base.init_std / 2
+    assert shifted["init_mean"] > 0  # the bottom right is (+, +): in the pictures y grows downward
+    proposal = SCENARIOS[f"{data}-proposal"]
+    assert (proposal.sgld_steps, proposal.n_pos, proposal.n_neg) == (0, 100, 100)
+    assert proposal.iterations == 2 * base.iterations
+    assert proposal.lr_end == pytest.approx(proposal.lr / 100)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_ten_times_the_langevin_step_leaves_the_output_scale(data):
+    """The step of Langevin's equation is noise_std**2: its drift and noise grow together."""
+    base, shifted = SCENARIOS[f"{data}-default"], SCENARIOS[f"{data}-shifted"]
+    assert shifted.noise_std**2 == pytest.approx(10 * base.noise_std**2)
+    assert shifted.step_size == pytest.approx(10 * base.step_size)
+    assert shifted.output_scale == pytest.approx(base.output_scale)
+    assert base.output_scale == pytest.approx(2 / base.noise_std**2)
+
+
+def test_the_output_scale_of_the_published_code():
+    published = dataclasses.replace(SCENARIOS["gmm-default"], noise_std=0.01)
+    assert published.output_scale == pytest.approx(20_000)
+
+
+def test_the_learning_rate_is_that_of_torchs_exponential_decay():
+    scenario = dataclasses.replace(SCENARIOS["gmm-proposal"], iterations=50)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=scenario.lr)
+    gamma = (scenario.lr_end / scenario.lr) ** (1 / 50)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
+    for step in range(51):
+        assert scenario.lr_at(step) == pytest.approx(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    assert scenario.lr_at(50) == pytest.approx(scenario.lr_end)
+
+
+def test_settings_are_plain_json_values():
+    for scenario in SCENARIOS.values():
+        stored = scenario.to_json()
+        assert type(scenario)(**json.loads(json.dumps(stored))) == scenario
+
+
+def test_all_problems_are_in_one_error():
+    wrong = {
+        "n_pos": 0,
+        "n_neg": -1,
+        "sgld_steps": -1,
+        "step_size": 0.0,
+        "noise_std": -0.1,
+        "init_mean": math.inf,
+        "init_std": math.nan,
+        "lr": math.inf,
+        "lr_end": 0.0,
+        "iterations": 0,
+    }
+    with pytest.raises(ConfigError) as caught:
+        dataclasses.replace(SCENARIOS["gmm-default"], **wrong).check()
+    text = str(caught.value)
+    for name, value in wrong.items():
+        assert text.count(f"\n  {name} is {value}, expected ") == 1
+    assert text.count("expected") == len(wrong)
+
+
+def test_what_is_unusual_can_be_meant():
+    dataclasses.replace(SCENARIOS["gmm-default"], sgld_steps=0, init_mean=-3.0).check()
