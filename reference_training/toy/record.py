@@ -85,7 +85,8 @@ class Record:
             samples = evaluator.samples(network, self.next_step)
             found = evaluator.measure_samples(samples)
             rows = [row | more for row, more in zip(rows, found, strict=True)]
-        self._kl = sorted(row["kl"] for row in rows)[len(rows) // 2]
+        ranked = sorted((row["kl"] for row in rows), key=lambda kl: (math.isnan(kl), kl))
+        self._kl = ranked[len(rows) // 2]
         self.folder.append_rows(
             MEMBERS,
             [{"step": self.next_step, "member": i, **row} for i, row in enumerate(rows)],

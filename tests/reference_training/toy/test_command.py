@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ebmguard.reference_training.toy.command import table
+
+NUMBERS = ("kl", "tv", "mode_mass_error", "energy_scale", "kl_sgld")
+
+
+def member(beta, variant="default", diverged_at=None, **numbers):
+    values = dict.fromkeys(NUMBERS, 1.0) | numbers
+    return {"beta": beta, "variant": variant, "diverged_at": diverged_at, **values}
+
+
+def test_a_line_for_each_variant_and_beta_with_medians_over_the_seeds():
+    members = [member("0", kl=kl) for kl in (8.0, 3.0, 40.0)]
+    members += [member("0:0.9", "no_pos", kl=kl, tv=0.25) for kl in (0.2, 0.1)]
+    head, first, second = table(members).splitlines()
+    assert head.split() == ["variant", "beta", *NUMBERS, "diverged"]
+    assert first.split() == ["default", "0", "8", "1", "1", "1", "1", "0", "of", "3"]
+    assert second.split() == ["no_pos", "0:0.9", "0.15", "0.25", "1", "1", "1", "0", "of", "2"]
+    assert len(head) - len("diverged") == len(first) - len("0 of 3")
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_undefined_number_is_not_dropped_from_the_median(lost):
+    members = [member("0.5", kl=1.0 + seed) for seed in range(3)]
+    members[lost] |= {"kl": math.nan, "diverged_at": 7}
+    _, line = table(members).splitlines()
+    assert line.split()[2] == "nan"
+    assert line.endswith("1 of 3")
+
+
+def test_an_infinite_number_ranks_last():
+    _, line = table([member("0", kl=kl) for kl in (math.inf, 2.0, 1.0)]).splitlines()
+    assert line.split()[2] == "2"
