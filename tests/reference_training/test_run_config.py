@@ -1,0 +1,152 @@
+"""Settings of a run: their command line, what a resumed run takes over, and whose folder it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import tyro
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mapped package
+    """A trainer's, with every kind of value that settings have."""
+
+    iterations: int | None = None
+    """Updates."""
+    betas: tuple[str, ...] = ("0", "0.5")
+    """Several."""
+    noise_std: float | None = None
+    """One or none."""
+    sgld_steps: int = 20
+    """A number."""
+    threads: int = 0
+    """CPU threads."""
+
+    words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "it")
+    shown: ClassVar[tuple[str, ...]] = ("out", "sgld_steps")
+
+    def check(self) -> None:
+        if self.sgld_steps < 0:
+            raise ConfigError(f"sgld_steps is {self.sgld_steps}, expected 0 or more")
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "derived": [self.sgld_steps] * 2}
+
+
+def settings_at(out, **values):
+    return Settings(out=Path(out), **values)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "--sgld-steps 20"),
+        ({"betas": ("-0.2", "0:0.9")}, "--betas -0.2 0:0.9 --sgld-steps 20"),
+        ({"iterations": 7, "seed": 3}, "--seed 3 --iterations 7 --sgld-steps 20"),
+        ({"noise_std": 0.1, "device": "cpu"}, "--device cpu --noise-std 0.1 --sgld-steps 20"),
+        ({"resume": True}, "--sgld-steps 20"),
+    ],
+)
+def test_the_command_names_what_is_not_a_default_and_what_is_always_shown(values, words):
+    config = settings_at("runs/a b", **values)
+    assert config.command() == f"ebmguard train it --out 'runs/a b' {words}"
+    typed = shlex.split(config.command())[3:]
+    assert tyro.cli(Settings, args=typed) == dataclasses.replace(config, resume=False)
+
+
+def test_settings_are_plain_json_values():
+    stored = settings_at("x", resume=True).to_json()
+    assert json.loads(json.dumps(stored)) == stored
+    assert set(stored).isdisjoint({"out", "resume"})
+    assert (stored["betas"], stored["noise_std"]) == (["0", "0.5"], None)
+
+
+def test_a_resumed_run_has_its_settings_again():
+    run = settings_at("x", betas=("0.1", "0.9"), noise_std=0.3, iterations=50, seed=2)
+    asked = settings_at("y", resume=True)
+    # What was derived from the settings, or is of another version, is no setting.
+    stored = json.loads(json.dumps(run.to_json())) | {"optimizer": "adam"}
+    assert asked.resumed(stored) == dataclasses.replace(run, out=Path("y"), resume=True)
+
+
+def test_a_setting_that_the_run_has_not_stored_keeps_its_default():
+    stored = settings_at("x").to_json()
+    del stored["sgld_steps"]
+    assert settings_at("x").resumed(stored).sgld_steps == 20
+
+
+def test_length_device_and_threads_may_change():
+    stored = settings_at("x", iterations=50, device="cuda", threads=4).to_json()
+    asked = {"iterations": 80, "device": "cpu", "threads": 2}
+    assert settings_at("x", **asked).resumed(stored) == settings_at("x", **asked)
+
+
+@pytest.mark.parametrize(
+    ("there", "asked", "says"),
+    [
+        ({}, {"noise_std": 0.1}, r"noise_std is 0\.1, the run has None"),
+        ({"noise_std": 0.2}, {"noise_std": 0.1}, r"noise_std is 0\.1, the run has 0\.2"),
+        ({}, {"betas": ("0.3",)}, r"betas is \['0\.3'\], the run has \['0', '0\.5'\]"),
+        ({"seed": 1}, {"seed": 2}, "seed is 2, the run has 1"),
+    ],
+)
+def test_other_settings_are_refused(there, asked, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        settings_at("runs/x", **asked).resumed(settings_at("x", **there).to_json())
+    assert "runs/x cannot be resumed with other settings" in str(caught.value)
+
+
+def test_all_clashes_are_in_one_error():
+    with pytest.raises(ConfigError) as caught:
+        settings_at("x", seed=1, sgld_steps=3).resumed(settings_at("x").to_json())
+    assert str(caught.value).count("the run has") == 2
+
+
+def test_the_same_setting_again_is_no_clash():
+    same = {"betas": ("0.3", "0.4"), "noise_std": 0.5}
+    assert settings_at("x", **same).resumed(settings_at("x", **same).to_json()).noise_std == 0.5
+
+
+def test_opens_a_folder_and_opens_it_again(tmp_path):
+    out = tmp_path / "run"
+    config = settings_at(out, betas=("0.3",), iterations=10, device="cpu")
+    opened, folder = config.open()
+    assert opened == config
+    assert json.loads((out / "config.json").read_text()) == config.to_json()
+    folder.write_config({**folder.config, "version": 7})
+    with pytest.raises(ConfigError, match="already holds a run"):
+        config.open()
+    longer = settings_at(out, resume=True, iterations=20)
+    resumed, folder = longer.open()
+    assert resumed == dataclasses.replace(config, resume=True, iterations=20)
+    # What the folder says of the run is what the run now is; what else it says stays.
+    assert folder.config == {**resumed.to_json(), "version": 7}
+    assert json.loads((out / "config.json").read_text()) == folder.config
+
+
+def test_what_cannot_be_meant_leaves_no_folder(tmp_path):
+    for values, says in (
+        ({"sgld_steps": -1}, "sgld_steps is -1"),
+        ({"device": "abacus"}, "device is 'abacus'"),
+        ({"resume": True}, "no run to resume"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            settings_at(tmp_path / "run", **values).open()
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
+    settings_at(tmp_path, seed=1, device="cpu").open()
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match="seed is 2"):
+        settings_at(tmp_path, seed=2, resume=True).open()
+    assert (tmp_path / "config.json").read_bytes() == before
