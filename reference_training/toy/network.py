@@ -54,7 +54,7 @@ class EnsembleMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Negative energies f: (G, n, dim) -> (G, n)."""
         for weight, bias in zip(self.weights, self.biases, strict=False):
-            x = F.leaky_relu(torch.baddbmm(bias, x, weight), NEGATIVE_SLOPE)
+            x = F.leaky_relu(torch.baddbmm(bias, x, weight), NEGATIVE_SLOPE, inplace=True)
         # A matrix product with one column rounds differently for one member than for many.
         f: Tensor = (x * self.weights[-1].transpose(1, 2)).sum(-1)
         return f
