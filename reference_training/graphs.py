@@ -3,7 +3,7 @@
 Small networks leave a GPU idle between kernel launches; a graph launches all of them at once. A
 graph works on fixed memory, from which all that is special here follows: inputs are copied in,
 outputs are overwritten by the next call, and parameters must be updated in place, as optimizers and
-``load_state_dict`` do. After the first call nothing waits for the GPU.
+``load_state_dict`` do. After the first call nothing waits for the GPU, where the inputs are on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def graphed(
     On a GPU the first call with tensors of given shapes and dtypes runs the function a few times
     and captures it; that call and all later ones replay it. The function must be one of its
     tensors and the parameters, with no decision taken on values of the host. Call it first where
-    it will be used: in a guarded sampler call, so that the guard sees the capture.
+    it will be used: in a guarded sampler call that is not paused, so that the guard sees the
+    capture.
 
     Args:
         function: what to capture; its result carries no gradient.
@@ -68,7 +69,7 @@ class _GraphedFunction:
             self._captured[signature] = self._capture(network, tensors)
         graph, inputs, output = self._captured[signature]
         for own, tensor in zip(inputs, tensors, strict=True):
-            own.copy_(tensor.detach(), non_blocking=True)
+            own.copy_(tensor.detach())
         graph.replay()
         return output
 
