@@ -22,11 +22,11 @@ from ._steps import OptimizerHooks
 from .alerts import Alert
 from .difference import Difference
 from .energies import Groups, Reduce, Variants, check_energies
-from .errors import ConfigError, SamplerError
+from .errors import ConfigError, LossError, SamplerError
 from .monitor import Finished, Monitor, Row
 from .objective import coefficients, contrastive_loss
 from .strength import Strength, StrengthAt
-from .temper import Tempering, find_module, scale
+from .temper import Tempering, find_module, is_capturing, scale
 
 __all__ = ["Guard", "Options"]
 
@@ -111,7 +111,8 @@ class Guard:
         self._alarm = Alarm(monitor, action, on_alert, members)
         self._hold = hold
         self._hooks: OptimizerHooks | None = None
-        self._tempering: Tempering | None = None
+        # Kept while their modules live: what a CUDA graph has captured is theirs.
+        self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
         self._paused = False
         self._sampling = False
         self._inline = False
@@ -151,7 +152,8 @@ class Guard:
         Raises:
             EnergyTypeError, ShapeError: means instead of vectors, integers, shapes that would
                 broadcast.
-            LossError: ``loss_fn`` is not an affine contrastive difference.
+            LossError: ``loss_fn`` is not an affine contrastive difference, or a CUDA graph is being
+                captured.
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
@@ -209,6 +211,12 @@ class Guard:
         )
 
     def _enter_loss(self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None) -> StrengthAt:
+        if is_capturing():
+            raise LossError(
+                "The guarded loss was called while a CUDA graph is captured; the guard would miss "
+                "every replay, and β would stay that of now. Capture the sampler and the network, "
+                "and call the guarded loss outside of them at every step."
+            )
         if self.sampler is None and self._hooks is None and not self._inline:
             self._alarm.safe_point()  # this loop has no other one
         step = self.step + self._loss_begins_step()
@@ -258,7 +266,8 @@ class Guard:
             a tensor of the same shape and dtype; at β = 0 the very same one.
 
         Raises:
-            SamplerError: not a tensor, or called inside a sampler that is guarded already.
+            SamplerError: not a tensor, called inside a sampler that is guarded already, or while
+                a CUDA graph is captured.
             DivergenceError: an ERROR was waiting for this safe point.
         """
         if self._paused:
@@ -301,9 +310,10 @@ class Guard:
         if tempering is not None and not tempering.reached and self._strength.tempers:
             raise SamplerError(
                 f"The sampler never called {type(tempering.module).__name__}.forward, so it ran on "
-                "the untempered energy (it calls another method such as `classify`, a copy, or "
-                "takes no step). Temper inside it with g.temper(energy) and "
-                "guard(loss_fn, None, ...), or name the module that it does call with model=."
+                "the untempered energy (it calls another method such as `classify`, a copy, or a "
+                "CUDA graph that no guarded call has captured, or takes no step). Temper inside it "
+                "with g.temper(energy) and guard(loss_fn, None, ...), or name the module that it "
+                "does call with model=."
             )
         self._sampler_calls += 1
         self._meter.saw_samples(tempering.grad_norm if tempering else None, result)
@@ -312,6 +322,13 @@ class Guard:
         return result
 
     def _before_sampling(self) -> None:
+        if is_capturing():
+            raise SamplerError(
+                "The guard was called inside a sampler that is being captured as a CUDA graph, or "
+                "in a capture around it, and would miss every replay: β and the step would stay "
+                "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
+                "replay inside that, and call the guarded one at every step."
+            )
         if self._hooks is None and self._losses_in_step:
             self._end_step()
         self._alarm.safe_point()
@@ -328,9 +345,9 @@ class Guard:
                 if self._strength.tempers:
                     raise
                 return None  # the sampler stays as it is, so nothing needs to be found
-        if self._tempering is None or self._tempering.module is not module:
-            self._tempering = Tempering(module)
-        return self._tempering
+        if module not in self._temperings:
+            self._temperings[module] = Tempering(module, self._strength.models)
+        return self._temperings[module]
 
     # -- steps, rows and alerts -------------------------------------------------------------
 

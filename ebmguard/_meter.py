@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .diagnostics import energy_diagnostics, nonfinite_diagnostics, pareto_k, weight_diagnostics_at
-from .energies import Groups, Reduce, per_sample
+from .energies import Groups, Reduce, has_models, per_sample
 from .strength import StrengthAt
 
 __all__ = ["Meter"]
@@ -75,7 +75,7 @@ class Meter:
         seen = _Seen(grad_norm)
         x = _first_tensor(samples)
         if x is not None:
-            leading = len(self._models) if _has_models(x, self._models) else 0
+            leading = len(self._models) if has_models(x, self._models) else 0
             rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
             # NaN and the infinities show in the extremes, without a mask of the samples' size.
             seen.highest, seen.lowest = rows.amax(-1), rows.amin(-1)
@@ -162,14 +162,9 @@ class Meter:
         self._recent = deque(recent, maxlen=_POOLED_STEPS)
 
 
-def _has_models(x: Tensor, models: torch.Size) -> bool:
-    """Whether x holds samples of each model, rather than samples that all models share."""
-    return x.ndim > len(models) and x.shape[: len(models)] == models
-
-
 def _by_model(x: Tensor, models: torch.Size) -> Tensor:
     """Numbers of samples in one last dimension: those of each model, or those that all share."""
-    return x.flatten(len(models) if _has_models(x, models) else 0)
+    return x.flatten(len(models) if has_models(x, models) else 0)
 
 
 def _first_tensor(samples: object) -> Tensor | None:

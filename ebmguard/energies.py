@@ -26,6 +26,7 @@ __all__ = [
     "check_energies",
     "check_variants",
     "exponents",
+    "has_models",
     "model_dimensions",
     "per_sample",
     "runs",
@@ -203,6 +204,11 @@ def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
             "that is one number holds for every model."
         )
     return found.pop() if found else torch.Size()
+
+
+def has_models(x: Tensor, models: torch.Size) -> bool:
+    """Whether x holds samples of each model, rather than samples that all models share."""
+    return x.ndim > len(models) and x.shape[: len(models)] == models
 
 
 def per_sample(f: Tensor, beta_star: BetaStar, reduce: Reduce) -> Tensor:

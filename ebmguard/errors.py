@@ -44,7 +44,8 @@ class EnergyTypeError(EbmguardError, TypeError):
 
 
 class LossError(EbmguardError, ValueError):
-    """A loss function that is not an affine contrastive difference of the declared sign."""
+    """A loss function that is not an affine contrastive difference of the declared sign, or a
+    guarded loss inside a CUDA graph."""
 
 
 class SamplerError(EbmguardError, RuntimeError):

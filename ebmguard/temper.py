@@ -11,12 +11,15 @@ the module that the sampler is given, not one inside it.
 
 A sampler may capture its steps as a CUDA graph and replay it in later calls. A replay does not call
 the module, so what the graph reads and writes stays where it is: the factor is one tensor, refilled
-at every call, and the gradient norm another, which every replay refreshes.
+at every call, and the gradient norm another, which every replay refreshes. Limit: a capture is
+noticed where Python calls the module, so not inside a function that ``torch.compile`` has compiled
+around it; a compiled module is called from Python.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,11 +29,13 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.hooks import RemovableHandle
 
+from .energies import has_models
 from .errors import SamplerError
 
-__all__ = ["Tempering", "find_module", "scale"]
+__all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 
 _ABSENT = object()
+_ONE_MODEL = torch.Size()
 
 
 def scale(output: object, factor: float | Tensor) -> Tensor:
@@ -97,19 +102,24 @@ class Tempering:
     Of CUDA graphs: the object must live as long as they are replayed, since their factor is its
     own. Outside of :meth:`active` that factor is 1.
 
+    Args:
+        module: the energy module, which this does not keep alive.
+        models: model dimensions of an ensemble.
+
     Attributes:
-        module: the energy module.
         reached: whether the module was called during the latest :meth:`active` block, or has been
             captured in a CUDA graph whose replays cannot be seen.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    _inner: Callable[..., Any]  # the module's own forward, inside of `active`
+
+    def __init__(self, module: nn.Module, models: torch.Size = _ONE_MODEL) -> None:
         self.reached = False
+        self._module = weakref.ref(module)
+        self._models = models
         self._norm: Tensor | None = None
         self._given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
-        self._inner: Callable[..., Any] = module.forward
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
@@ -118,21 +128,27 @@ class Tempering:
         self._is_capturing = False
 
     @property
+    def module(self) -> nn.Module:
+        """The energy module."""
+        module = self._module()
+        assert module is not None, "who samples from a module has it"
+        return module
+
+    @property
     def grad_norm(self) -> Tensor | None:
         """‖∇_x f‖ per sample in the module's last differentiated call of the latest block.
 
         Of the untempered f. Read from the input's gradient as it passes by, without a pass of its
-        own. None where nothing was differentiated; of several CUDA graphs only the one captured
-        last is read, and NaN stands for a call that did not replay it.
+        own. None where nothing was differentiated, or where the members of an ensemble share their
+        samples; of several CUDA graphs only the one captured last is read, and NaN stands for a
+        call that did not replay it.
         """
         if self._norm is None:
             return None
         if isinstance(self._given, Tensor):
             return self._norm / self._given.detach().abs().to(self._norm).unsqueeze(-1)
-        if self._given != 1.0:
-            return self._norm / abs(self._given)
-        # A copy where the next replay would write over it.
-        return self._norm.clone() if self._norm is self._captured_norm else self._norm
+        # Divided also by 1: the next replay writes over the norm itself.
+        return self._norm / abs(self._given)
 
     def run(
         self,
@@ -159,16 +175,11 @@ class Tempering:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
         Raises:
-            SamplerError: another guard is sampling from the same module; the block itself is
-                being captured as a CUDA graph; or the captured factor has another shape.
+            SamplerError: another guard is sampling from the same module, or a CUDA graph has
+                captured a factor of another shape.
         """
-        if _is_capturing():
-            raise SamplerError(
-                "The guarded sampler was called while a CUDA graph is captured, so that the guard "
-                "would miss every replay. Capture and replay inside the sampler, and call the "
-                "guarded sampler at every step."
-            )
-        attributes = self.module.__dict__
+        module = self.module
+        attributes = module.__dict__
         existing = attributes.get("forward", _ABSENT)
         if isinstance(getattr(existing, "__self__", None), Tempering):
             raise SamplerError(
@@ -176,8 +187,8 @@ class Tempering:
                 "Give the inner one the plain sampler (`sampler.original`)."
             )
         compiled = attributes.get("_compiled_call_impl")
-        self._inner = self.module.forward
         self._set(factor)
+        self._inner = module.forward
         self.reached = self._captured is not None
         self._norm = self._captured_norm
         if self._norm is not None:
@@ -195,6 +206,7 @@ class Tempering:
                 attributes["forward"] = existing
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
+            del self._inner
             self._forget()
             if self._captured is not None:
                 self._captured.fill_(1.0)
@@ -216,7 +228,7 @@ class Tempering:
         return watched
 
     def _notice_capture(self) -> None:
-        self._is_capturing = _is_capturing()
+        self._is_capturing = is_capturing()
         if not self._is_capturing:
             return
         if self._captured is None:
@@ -226,8 +238,6 @@ class Tempering:
         self._factor = self._captured
 
     def _set(self, factor: float | Tensor) -> None:
-        if self._captured is not None:
-            self._refill(self._captured, factor)
         self._given = factor
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. A
@@ -242,6 +252,8 @@ class Tempering:
             if self._one is None or self._one.device != device:
                 # Now, since memory that is allocated during a capture belongs to the graph.
                 self._one = torch.ones((), dtype=dtype, device=device)
+        if self._captured is not None:
+            self._refill(self._captured, self._factor)
 
     @staticmethod
     def _refill(captured: Tensor, factor: float | Tensor) -> None:
@@ -254,7 +266,7 @@ class Tempering:
                 "the graph under a new guard whose β* has this shape from the first step."
             )
         else:
-            captured.copy_(factor.detach())
+            captured.copy_(factor)
 
     def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.is_grad_enabled():
@@ -275,13 +287,11 @@ class Tempering:
 
     def _record(self, grad: Tensor) -> None:
         # At once: samplers that clip do it in place on this very tensor.
-        models = self._factor.shape if isinstance(self._factor, Tensor) else torch.Size()
-        shared = grad.ndim <= len(models) or grad.shape[: len(models)] != models
-        if shared or is_functorch_wrapped_tensor(grad):
+        if not has_models(grad, self._models) or is_functorch_wrapped_tensor(grad):
             # Samples that all members share, or one sample inside vmap: no norms can be told.
             self._saw(None)
             return
-        each = grad.detach().reshape(*grad.shape[: len(models) + 1], -1)
+        each = grad.detach().reshape(*grad.shape[: len(self._models) + 1], -1)
         self._saw(torch.linalg.vector_norm(each, dim=-1))
 
     def _saw(self, norm: Tensor | None) -> None:
@@ -292,7 +302,8 @@ class Tempering:
             self._norm = norm
 
 
-def _is_capturing() -> bool:
-    # A build without CUDA raises where it is asked.
-    built = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
-    return bool(built) and torch.cuda.is_current_stream_capturing()
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
+    # Asked without a GPU, PyTorch raises. Who captures has initialised CUDA.
+    initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(initialised) and torch.cuda.is_current_stream_capturing()

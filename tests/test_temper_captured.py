@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -9,11 +11,11 @@ import torch
 from torch import nn
 
 from ebmguard import guard
-from ebmguard.errors import SamplerError
+from ebmguard.errors import LossError, SamplerError
 from ebmguard.samplers import sgld
 from ebmguard.temper import Tempering
 from tests.guard.parts import Bowl, Energy, energies
-from tests.replay import Replay
+from tests.replay import Replay, count_replays_as_graphs
 
 STEPS = 6
 SCALE: Any = {"output_scale": 2.0}
@@ -21,7 +23,7 @@ SCALE: Any = {"output_scale": 2.0}
 
 @pytest.fixture(autouse=True)
 def _replays_count_as_graphs(monkeypatch):
-    monkeypatch.setattr("ebmguard.temper._is_capturing", lambda: Replay.recording)
+    count_replays_as_graphs(monkeypatch)
 
 
 def eager(f, x):
@@ -218,12 +220,51 @@ def test_graph_that_the_guard_did_not_see_is_refused():
         guard(None, sampler, beta_star=0.5, **SCALE).sampler(f, x)
 
 
-def test_guarded_call_inside_a_capture_is_refused():
+def test_guarded_calls_inside_a_capture_are_refused():
     g, f = guard(None, eager, beta_star=0.5, **SCALE), Bowl()
-    before = dict(vars(f))
-    with pytest.raises(SamplerError, match="Capture and replay inside the sampler"), Replay():
-        g.sampler(f, torch.ones(2, 2, dtype=torch.float64))
+    x, before = torch.ones(2, 2, dtype=torch.float64), dict(vars(f))
+    with pytest.raises(SamplerError, match="capture and replay inside that"), Replay():
+        g.sampler(f, x)
     assert vars(f) == before
+    g.sampler(f, x)
+    with pytest.raises(LossError, match="outside of them at every step"), Replay():
+        g.loss_fn(*energies())
+    # Whatever the kind of β*: the step would stand still, and the replays would not be seen.
+    for beta_star in (0.5, torch.tensor(0.5)):
+        inline = guard(None, None, beta_star=beta_star, **SCALE)
+        with pytest.raises(SamplerError, match="capture and replay inside that"), Replay():
+            inline.temper(f(x))
+        assert inline.step == 0
+
+
+def test_plain_calls_inside_a_capture_stay_plain():
+    g, f = guard(None, eager, beta_star=0.5, **SCALE), Bowl()
+    x = torch.ones(2, 2, dtype=torch.float64)
+    with g.paused(), Replay() as graph:
+        sampled, output = g.sampler(f, x), g.temper(f(x))
+    graph.replay()
+    assert torch.equal(sampled, eager(f, x))
+    assert torch.equal(output, f(x))
+
+
+def test_modules_that_take_turns_keep_their_graphs():
+    f, again = networks()
+    g, other = guard(None, lambda sampler, f, x: sampler(f, x), beta_star=0.5, **SCALE), Bowl()
+    x, sampler = torch.randn(5, 2, dtype=torch.float64), Captured()
+    first = g.sampler(sampler, f, x)
+    for _ in range(2):
+        g.sampler(eager, other, x)
+        assert torch.equal(g.sampler(sampler, f, x), first)
+    assert not torch.allclose(first, eager(again, x))
+
+
+def test_a_module_is_not_kept_alive():
+    f = Bowl()
+    g, gone = guard(None, eager, beta_star=0.5, **SCALE), weakref.ref(f)
+    g.sampler(f, torch.randn(5, 2, dtype=torch.float64))
+    del f
+    gc.collect()
+    assert gone() is None
 
 
 def test_factor_of_another_shape_is_refused():

@@ -80,11 +80,17 @@ def same_row(actual: dict[str, float], expected: dict[str, float]) -> None:
     assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
+@pytest.mark.parametrize("output_scale", [OUTPUT_SCALE, None])
 @pytest.mark.parametrize("hold", [True, False])
-def test_rows_of_members_are_those_of_guards_of_single_models(hold):
+def test_rows_of_members_are_those_of_guards_of_single_models(hold, output_scale):
     memory = Memory()
-    together = ensemble(sampler=gradient_at, hold=hold, sinks=[memory])
-    singles = [alone(i, sampler=gradient_at, hold=hold) for i in range(3)]
+    options: dict[str, Any] = {
+        "sampler": gradient_at,
+        "hold": hold,
+        "output_scale": output_scale,
+    }
+    together = ensemble(**options, sinks=[memory])
+    singles = [alone(i, **options) for i in range(3)]
     assert together.members == []
     shapes: list[float] = []
     for step in range(54):

@@ -19,7 +19,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training import graphs
 from ebmguard.reference_training.graphs import graphed, graphed_energies
 from ebmguard.samplers import sgld
-from tests.replay import Replay
+from tests.replay import Replay, count_replays_as_graphs
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(
@@ -51,7 +51,7 @@ class FakeStream:
 def stand_ins(monkeypatch):
     """CUDA graphs by replayed CPU operations."""
     monkeypatch.setattr(graphs, "_is_gpu", lambda device: True)
-    monkeypatch.setattr("ebmguard.temper._is_capturing", lambda: Replay.recording)
+    count_replays_as_graphs(monkeypatch)
     for name, fake in {
         "device": lambda device: nullcontext(),
         "stream": lambda stream: nullcontext(),
