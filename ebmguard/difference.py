@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from .energies import Reduce
+from .energies import ONE_MODEL, Reduce
 from .errors import LossError
 from .objective import contrastive_loss
 
@@ -21,7 +21,6 @@ __all__ = ["Convention", "Difference", "LossFn"]
 Convention: TypeAlias = Literal["log_density", "energy"]
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
-_ONE_MODEL = torch.Size()
 _FIX = "Keep the contrastive difference here and add the other terms outside."
 
 
@@ -60,15 +59,13 @@ class Difference:
         if not self._checked:
             self._checked = self._examine(f_pos, f_neg)
 
-    def weight(
-        self, f_pos: Tensor, f_neg: Tensor, members: torch.Size = _ONE_MODEL
-    ) -> Tensor | None:
+    def weight(self, f_pos: Tensor, f_neg: Tensor, models: torch.Size = ONE_MODEL) -> Tensor | None:
         """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
 
         Args:
             f_pos: the energies of this call.
             f_neg: the same.
-            members: model dimensions; the difference is then summed over them.
+            models: model dimensions; the difference is then summed over them.
 
         Returns:
             0-dim tensor, or None where no ``loss_fn`` was given (c = 1).
@@ -79,8 +76,8 @@ class Difference:
         if self._loss_fn is None:
             return None
         _, to_neg = self._gradients(f_pos, f_neg)
-        if members:
-            copies = members.numel()
+        if models:
+            copies = models.numel()
         elif self._reduce == "sum":
             copies = to_neg[0].numel()
         else:

@@ -18,6 +18,7 @@ from torch import Tensor
 from .errors import ConfigError, EnergyTypeError, ShapeError
 
 __all__ = [
+    "ONE_MODEL",
     "BetaStar",
     "Groups",
     "Reduce",
@@ -29,7 +30,7 @@ __all__ = [
     "has_models",
     "model_dimensions",
     "per_sample",
-    "runs",
+    "variant_runs",
 ]
 
 BetaStar: TypeAlias = float | Tensor
@@ -37,6 +38,9 @@ Groups: TypeAlias = tuple[Tensor, Tensor]
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
 Variants: TypeAlias = Variant | Sequence[Variant]
 Reduce: TypeAlias = Literal["sum", "mean"]
+
+ONE_MODEL = torch.Size()
+"""Model dimensions of a single model: none."""
 
 
 def check_energies(
@@ -158,7 +162,7 @@ def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[st
     return names
 
 
-def runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
+def variant_runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
     """Runs of equal names that follow each other, each with where it lies."""
     found, start = [], 0
     for name, run in groupby(variant):
@@ -195,7 +199,7 @@ def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
     if isinstance(beta_star, Tensor):
         return beta_star.shape
     if not isinstance(beta_star, Sequence):
-        return torch.Size()
+        return ONE_MODEL
     found = {x.shape for x in beta_star if isinstance(x, Tensor) and x.ndim}
     if len(found) > 1:
         shapes = " and ".join(str(tuple(shape)) for shape in sorted(found))
@@ -203,7 +207,7 @@ def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
             f"The exponents have model dimensions {shapes}; expected the same for all. An exponent "
             "that is one number holds for every model."
         )
-    return found.pop() if found else torch.Size()
+    return found.pop() if found else ONE_MODEL
 
 
 def has_models(x: Tensor, models: torch.Size) -> bool:

@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .energies import ONE_MODEL
 from .sinks import Sink
 
 __all__ = ["Finished", "Monitor", "Row"]
 
 Row = dict[str, float]
 _Values: TypeAlias = Tensor | list[float]
-_ONE_MODEL = torch.Size()
 
 
 class Monitor:
@@ -60,7 +60,7 @@ class Monitor:
         self,
         numbers: Mapping[str, Tensor],
         samples: Mapping[str, Tensor],
-        models: torch.Size = _ONE_MODEL,
+        models: torch.Size = ONE_MODEL,
     ) -> tuple[Row, list[Row]] | None:
         """Measure once; several times in one step are averaged.
 

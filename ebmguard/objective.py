@@ -34,7 +34,7 @@ from .energies import (
     check_energies,
     exponents,
     per_sample,
-    runs,
+    variant_runs,
 )
 from .errors import ConfigError
 
@@ -171,7 +171,10 @@ def contrastive_loss(
     if not isinstance(variant, str):
         assert isinstance(beta_star, Tensor)
         part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
-        losses = [part(f_pos[i], f_neg[i], beta_star[i], variant=name) for name, i in runs(variant)]
+        losses = [
+            part(f_pos[i], f_neg[i], beta_star[i], variant=name)
+            for name, i in variant_runs(variant)
+        ]
         return torch.cat(losses)
     if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
         return _mean(f_neg, reduce) - _mean(f_pos, reduce)
@@ -211,7 +214,10 @@ def coefficients(
     if not isinstance(variant, str):
         assert isinstance(beta_star, Tensor)
         part = partial(coefficients, groups=groups, reduce=reduce, process_group=process_group)
-        sides = [part(f_pos[i], f_neg[i], beta_star[i], variant=name) for name, i in runs(variant)]
+        sides = [
+            part(f_pos[i], f_neg[i], beta_star[i], variant=name)
+            for name, i in variant_runs(variant)
+        ]
         return torch.cat([pos for pos, _ in sides]), torch.cat([neg for _, neg in sides])
     with torch.no_grad():
         if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .energies import exponents, model_dimensions
+from .energies import ONE_MODEL, exponents, model_dimensions
 from .errors import ConfigError
 
 __all__ = ["Schedulable", "Strength", "StrengthAt", "number"]
@@ -24,6 +24,8 @@ Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
 # 1/β* must stay finite in float32.
 _SMALLEST_BETA_STAR = 1e-30
+# β = 1 may come out so far above it, as β* is float32 in many tensors.
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Strength:
     beta_stars: tuple[Schedulable, ...] | None
     output_scale: float | None
     sampler_scale: Schedulable | None
-    models: torch.Size = torch.Size()  # noqa: RUF009 - immutable
+    models: torch.Size = ONE_MODEL
 
     @classmethod
     def of(
@@ -160,10 +162,17 @@ class Strength:
     ) -> float | Tensor:
         if self.sampler_scale is not None:
             scale = _value("sampler_scale", self.sampler_scale, step)
-            if not isinstance(scale, Tensor) and scale < 0:
+            lowest = _lowest(scale, step)
+            if lowest < 0:
                 raise ConfigError(
-                    f"sampler_scale={scale:g}; a negative factor would make the sampler run away "
+                    f"sampler_scale={lowest:g}; a negative factor would make the sampler run away "
                     "from the data. 1.0 leaves it as it is; (1 - beta) is the robust objective's."
+                )
+            models = model_dimensions(star)
+            if isinstance(scale, Tensor) and scale.shape not in (ONE_MODEL, models):
+                raise ConfigError(
+                    f"sampler_scale has shape {tuple(scale.shape)}, but beta_star has model "
+                    f"dimensions {tuple(models)}; expected these, or one number."
                 )
             return scale
         if self.output_scale is None or isinstance(star, tuple):
@@ -171,15 +180,15 @@ class Strength:
         if isinstance(star, Tensor) and star.device.type != "mps":
             star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
-        if isinstance(factor, Tensor):
-            return factor
-        if factor < -1e-9:  # β = 1 may come out a rounding error above it
+        lowest = _lowest(factor, step)
+        if lowest < -_ROUNDING:
+            beta = 1 - lowest
             raise ConfigError(
-                f"beta = beta_star / output_scale = {star:g} / {self.output_scale:g} = "
-                f"{1 - factor:g} is above 1: the sampler would run away from the data. Lower "
-                "beta_star, or check output_scale (2 * step_size / noise_std**2)."
+                f"beta = beta_star / output_scale = {beta * self.output_scale:g} / "
+                f"{self.output_scale:g} = {beta:g} is above 1: the sampler would run away from the "
+                "data. Lower beta_star, or check output_scale (2 * step_size / noise_std**2)."
             )
-        return max(factor, 0.0)
+        return factor if isinstance(factor, Tensor) else max(factor, 0.0)
 
 
 def number(name: str, value: object) -> float:
@@ -199,15 +208,22 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
     scheduled = not isinstance(given, Tensor | float | int) and callable(given)
     value = given(step) if scheduled else given
     if isinstance(value, Tensor):
-        if not value.is_floating_point():
+        if not value.is_floating_point() or not value.numel():
             raise ConfigError(
-                f"{name} is a tensor of dtype {value.dtype}; expected floating point."
+                f"{name} is a tensor of dtype {value.dtype} and shape {tuple(value.shape)}; expected "
+                "floating point, and one entry for each model."
             )
-        # Read on the host once, at construction: later steps must not wait for a device.
+        # Read on the host at step 0 only: later steps must not wait for a device.
         if step == 0 and not bool(torch.isfinite(value).all()):
             raise ConfigError(f"{name} holds values that are not finite: {value.tolist()}.")
         return value
     return number(f"{name}(step={step})" if scheduled else name, value)
+
+
+def _lowest(factor: float | Tensor, step: int) -> float:
+    if isinstance(factor, Tensor):
+        return float(factor.min()) if step == 0 else math.nan  # as in _value
+    return factor
 
 
 def _output_scale(output_scale: object, step_size: object, noise_std: object) -> float | None:

@@ -29,13 +29,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.hooks import RemovableHandle
 
-from .energies import has_models
+from .energies import ONE_MODEL, has_models
 from .errors import SamplerError
 
 __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 
 _ABSENT = object()
-_ONE_MODEL = torch.Size()
 
 
 def scale(output: object, factor: float | Tensor) -> Tensor:
@@ -113,7 +112,7 @@ class Tempering:
 
     _inner: Callable[..., Any]  # the module's own forward, inside of `active`
 
-    def __init__(self, module: nn.Module, models: torch.Size = _ONE_MODEL) -> None:
+    def __init__(self, module: nn.Module, models: torch.Size = ONE_MODEL) -> None:
         self.reached = False
         self._module = weakref.ref(module)
         self._models = models

@@ -108,12 +108,15 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta_star": 1 + 2j}, "is a complex"),
         ({"beta_star": 1e-31}, "too small for its inverse"),
         ({"beta_star": NAN_TENSOR}, r"beta_star holds values that are not finite: \[1.0, nan\]"),
-        ({"beta_star": torch.tensor([1, 2])}, "dtype torch.int64; expected floating point"),
+        ({"beta_star": torch.tensor([1, 2])}, "dtype torch.int64 .* expected floating point"),
+        ({"beta_star": torch.ones(0)}, r"shape \(0,\); expected .* one entry for each model"),
         ({"beta_star": lambda step: None}, r"beta_star\(step=0\)=None is a NoneType"),
         ({"beta": 0.1}, r"beta= needs the output scale: add output_scale=.*beta_star="),
         ({"beta": "a", "output_scale": 5}, "beta='a' is a str"),
         ({"beta": 1.5, "output_scale": 5}, "= 1.5 is above 1: the sampler would run away"),
         ({"beta_star": 6, "output_scale": 5}, "beta = beta_star / output_scale = 6 / 5 = 1.2 is"),
+        ({"beta": torch.tensor([0.5, 1.5]), "output_scale": 4}, "= 6 / 4 = 1.5 is above 1"),
+        ({"beta_star": 1, "sampler_scale": torch.tensor(-0.5)}, "sampler_scale=-0.5; a negative"),
         ({"beta_star": 1, "output_scale": 0}, "output_scale=0; it must be positive"),
         ({"beta_star": 1, "output_scale": -2}, "output_scale=-2; it must be positive"),
         ({"beta_star": 1, "output_scale": math.inf}, "output_scale=inf; expected a finite"),
@@ -130,12 +133,25 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta_stars": [1, 2]}, "add sampler_scale="),
         ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5; a negative factor"),
         ({"beta_star": 1, "sampler_scale": math.nan}, "sampler_scale=nan"),
+        (
+            {"beta_star": torch.ones(3), "sampler_scale": torch.ones(2)},
+            r"shape \(2,\), but beta_star has model dimensions \(3,\)",
+        ),
+        ({"beta_star": 1, "sampler_scale": torch.ones(2)}, r"has model dimensions \(\)"),
         ({"beta_star": 1, "sampler_scale": lambda step: "x"}, r"sampler_scale\(step=0\)='x'"),
     ],
 )
 def test_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         Strength.of(**arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_beta_of_one_may_be_rounded_up(dtype):
+    for scale in (0.3, 7.7, 200.0, JEM):
+        stars = torch.tensor([scale], dtype=dtype)
+        assert at(beta_star=stars, output_scale=scale)[1].item() == pytest.approx(0, abs=1e-6)
+        assert at(beta_star=scale * (1 + 1e-12), output_scale=scale)[1] == 0.0
 
 
 def test_schedule_that_goes_wrong_later_says_when():

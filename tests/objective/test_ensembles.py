@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebmguard.energies import Variant, runs
+from ebmguard.energies import Variant, variant_runs
 from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.objective import coefficients, contrastive_loss
 from tests.objective.oracles import VARIANTS, slopes
@@ -60,7 +60,7 @@ def test_one_variant_for_all_is_that_variant(variant):
 
 @given(st.lists(st.sampled_from(VARIANTS), min_size=1, max_size=12))
 def test_runs_cover_the_members_in_their_order(variants):
-    found = runs(variants)
+    found = variant_runs(variants)
     assert [name for name, run in found for _ in variants[run]] == variants
     assert all(a[0] != b[0] for a, b in pairwise(found))
 
