@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch):
             tmp_path, betas=("0.5",), seeds=1, iterations=20, evaluations=1, checkpoint_every=20
         )
     )
-    settings, distribution = SCENARIOS["gmm-default"], DISTRIBUTIONS["gmm"]
+    settings, distribution = replace(SCENARIOS["gmm-default"], iterations=20), DISTRIBUTIONS["gmm"]
     start = EnsembleMLP([0])
     layers: list[nn.Module] = []
     for weight in start.weights:
@@ -102,7 +103,8 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch):
             layer.bias.copy_(bias[0, 0])
     optimizer = torch.optim.Adam(net.parameters(), lr=settings.lr)
     rng = torch.Generator().manual_seed(0)
-    for _ in range(20):
+    for step in range(20):
+        optimizer.param_groups[0]["lr"] = settings.lr_at(step)
         x_pos = distribution.sample(settings.n_pos, rng).double()[:, :, None, None]
         normal = torch.randn(21, settings.n_neg, 2, generator=rng).double()[..., None, None]
         x = settings.init_std * normal[0]
