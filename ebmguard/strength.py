@@ -210,8 +210,8 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
     if isinstance(value, Tensor):
         if not value.is_floating_point() or not value.numel():
             raise ConfigError(
-                f"{name} is a tensor of dtype {value.dtype} and shape {tuple(value.shape)}; expected "
-                "floating point, and one entry for each model."
+                f"{name} is a tensor of dtype {value.dtype} and shape {tuple(value.shape)}; "
+                "expected floating point, and one entry for each model."
             )
         # Read on the host at step 0 only: later steps must not wait for a device.
         if step == 0 and not bool(torch.isfinite(value).all()):
