@@ -1,23 +1,8 @@
-"""The robust contrastive objective: pure functions of energies and an exponent.
-
-Notation follows *Energy-Based Model Training Objective Robust to Inaccurate SGLD Samples*:
-``f`` is the negative energy (high on data), ``beta_star`` is the exponent β* on raw network
-outputs, and S = logsumexp_j β* f(x⁻_j). Only β* enters here; the sampler's side, (1 - β) f, is in
-:mod:`ebmguard.temper`.
-
-Shapes are those of :mod:`ebmguard.energies`. Everything is computed in float32 at least; float64
-stays float64.
-
-Non-finite policy. A negative with ``|β* f| > 1e30`` or a NaN gets weight 0; such a positive is left
-out. If a side is then empty the loss is 0 with zero gradients. Nothing is dropped in silence: the
-guard counts these samples and raises an alert.
-"""
+"""What every variant is made of: weights and means of energies, some of which may be lost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -25,34 +10,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from .energies import (
-    BetaStar,
-    Groups,
-    Reduce,
-    Variant,
-    Variants,
-    check_energies,
-    exponents,
-    per_sample,
-    variant_runs,
-)
-from .errors import ConfigError
+from ..energies import BetaStar, Groups, Reduce, Variant, per_sample
+from ..errors import ConfigError
 
-__all__ = [
-    "coefficients",
-    "contrastive_loss",
-    "grad_scale",
-    "positive_weights",
-    "usable",
-    "weights",
-]
+__all__ = ["SMALLEST", "ProcessGroup", "Terms", "usable", "usable_softmax"]
 
 ProcessGroup: TypeAlias = "dist.ProcessGroup | None"
 
 # Beyond this a product with β* is as good as infinite.
 _LARGEST = 1e30
 # Below this β* counts as 0: 1/β* would overflow float32.
-_SMALLEST = 1e-35
+SMALLEST = 1e-35
 
 
 def usable(f: Tensor, beta: float | Tensor) -> Tensor:
@@ -73,165 +41,21 @@ def usable(f: Tensor, beta: float | Tensor) -> Tensor:
     return f.abs() <= (min(_LARGEST / abs(beta), limit) if beta else limit)
 
 
-def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Tensor:
-    """Self-normalised importance weights of the negatives: softmax of β* f⁻ (Eq. 5 and 7).
+def usable_softmax(neg: Tensor, beta: float | Tensor) -> Tensor:
+    """Weights of usable negatives, 0 of the others.
 
     Args:
-        f_neg: negative energies of the negatives, ``(M,)``, ``(M, *heads)`` or ``(*models, M)``.
-        beta_star: exponent on raw outputs; 0 gives uniform weights.
-        reduce: how heads become one energy.
-
-    Returns:
-        ``(M,)`` or ``(*models, M)``, summing to one unless no negative is finite.
+        neg: energies, ``(..., samples)``.
+        beta: β*, broadcastable against ``neg``.
     """
-    neg = per_sample(f_neg, beta_star, reduce)
-    beta = beta_star.to(neg).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
     valid = usable(neg, beta)
     neg = torch.where(valid, neg, 0.0)
     neg = beta * (neg - _dominant(neg, valid, beta))
     return torch.softmax(torch.where(valid, neg, _void(neg)), dim=-1) * valid
 
 
-def positive_weights(
-    f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum"
-) -> Tensor:
-    """Weight that each positive would get as one more negative: sigmoid(β* f⁺ - S) (Eq. 8).
-
-    Returns:
-        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy is not usable. At β* = 0 it is
-        1 / (M + 1).
-    """
-    terms = _Terms.of(f_pos, f_neg, beta_star, reduce=reduce, zero_at=0.0)
-    return torch.where(terms.valid_pos, torch.sigmoid(-terms.margin), torch.nan)
-
-
-def grad_scale(
-    f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum"
-) -> Tensor:
-    """GradScale, mean_i (1 - w⁺_i) (Eq. 30): the factor on the whole contrastive gradient.
-
-    M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive.
-    Computed as mean sigmoid(S - β* f⁺): ``1 - sigmoid`` has no digits left where it matters.
-
-    Returns:
-        0-dim, or ``(*models,)``.
-    """
-    terms = _Terms.of(f_pos, f_neg, beta_star, reduce=reduce, zero_at=0.0)
-    return terms.scale_of(terms.valid_pos)
-
-
-def contrastive_loss(
-    f_pos: Tensor,
-    f_neg: Tensor,
-    beta_star: BetaStar | Sequence[BetaStar],
-    *,
-    variant: Variants = "default",
-    groups: Groups | None = None,
-    reduce: Reduce = "sum",
-    process_group: ProcessGroup = None,
-) -> Tensor:
-    """The contrastive loss to minimise, in the units of ``f_neg.mean() - f_pos.mean()``.
-
-    ======== =============================================================================
-    β* = 0   mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given
-    default  (1/β*) mean_i softplus(S - β* f⁺_i) (Eq. 8, Algorithm 1 without its cancellation)
-    no_pos   (1/β*) S - mean f⁺ (Eq. 7)
-    batch    GradScale, detached, times no_pos (Eq. 33; its positive sum is a mean)
-    true     halves A and B of the positives: ½ [GradScale_B no_pos(A) + GradScale_A no_pos(B)],
-             all negatives in both (Eq. 34); the order of the batch must be random
-    ======== =============================================================================
-
-    Args:
-        f_pos: negative energies of the positives, ``(N,)``, ``(N, *heads)`` or ``(*models, N)``.
-        f_neg: the same for M negatives.
-        beta_star: a number, a 0-dim tensor, a tensor over leading model dimensions, or a sequence
-            of these, whose losses are averaged.
-        variant: see the table. A sequence of names has one for each entry of the first model
-            dimension.
-        groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
-            set against the negatives of its own class, since class-conditional chains have one
-            normaliser per class. Positives without a partner are left out. For "default" and
-            "no_pos" only.
-        reduce: "sum" or "mean": how heads become one energy (whatever the sampler uses).
-        process_group: sums and logsumexp run over all ranks' samples; after an averaging
-            all-reduce of the gradients the result is that of one process with the joined batch.
-            First-order only.
-
-    Returns:
-        0-dim, or ``(*models,)``.
-
-    Raises:
-        EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
-    """
-    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
-    if isinstance(beta_star, Sequence):
-        part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
-        losses = [part(f_pos, f_neg, each, variant=variant) for each in exponents(beta_star)]
-        return torch.stack(losses).mean(0)
-    if not isinstance(variant, str):
-        assert isinstance(beta_star, Tensor)
-        part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
-        losses = [
-            part(f_pos[i], f_neg[i], beta_star[i], variant=name)
-            for name, i in variant_runs(variant)
-        ]
-        return torch.cat(losses)
-    if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
-        return _mean(f_neg, reduce) - _mean(f_pos, reduce)
-    terms = _Terms.of(
-        f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
-    )
-    loss = terms.loss(variant)
-    if process_group is not None:
-        # The value is every rank's; the gradient is this rank's share of it, times the world size
-        # that averaging divides by.
-        to_pos, to_neg = terms.coefficients(variant)
-        share = (to_pos.detach() * terms.pos).sum(-1) + (to_neg.detach() * terms.neg).sum(-1)
-        share = share * dist.get_world_size(process_group)
-        loss = loss.detach() + (share - share.detach())
-    return torch.where(terms.both_sides(), loss, 0.0)
-
-
-def coefficients(
-    f_pos: Tensor,
-    f_neg: Tensor,
-    beta_star: BetaStar,
-    *,
-    variant: Variants = "default",
-    groups: Groups | None = None,
-    reduce: Reduce = "sum",
-    process_group: ProcessGroup = None,
-) -> tuple[Tensor, Tensor]:
-    """Gradient of :func:`contrastive_loss` with respect to each sample's energy, in closed form.
-
-    For ``default``: -(1 - w⁺_i)/N on the positives and GradScale · w_j on the negatives. The two
-    sides sum to zero in every variant.
-
-    Returns:
-        detached tensors of shapes ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``.
-    """
-    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
-    if not isinstance(variant, str):
-        assert isinstance(beta_star, Tensor)
-        part = partial(coefficients, groups=groups, reduce=reduce, process_group=process_group)
-        sides = [
-            part(f_pos[i], f_neg[i], beta_star[i], variant=name)
-            for name, i in variant_runs(variant)
-        ]
-        return torch.cat([pos for pos, _ in sides]), torch.cat([neg for _, neg in sides])
-    with torch.no_grad():
-        if not isinstance(beta_star, Tensor) and abs(beta_star) < _SMALLEST:
-            beta_star = torch.zeros((), device=f_pos.device)
-        terms = _Terms.of(
-            f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
-        )
-        defined = terms.both_sides().unsqueeze(-1)
-        to_pos, to_neg = terms.coefficients(variant)
-        return torch.where(defined, to_pos, 0.0), torch.where(defined, to_neg, 0.0)
-
-
 @dataclass
-class _Terms:
+class Terms:
     """What every variant is made of, for shifted energies of shape ``(*models, samples)``.
 
     Energies are shifted by the negative of the largest weight *before* β* multiplies them: the
@@ -260,7 +84,7 @@ class _Terms:
         reduce: Reduce = "sum",
         process_group: ProcessGroup = None,
         zero_at: float = 1.0,
-    ) -> _Terms:
+    ) -> Terms:
         if groups is not None and process_group is not None:
             raise ConfigError("groups across ranks are not defined; leave process_group out.")
         pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
@@ -268,7 +92,7 @@ class _Terms:
         zero = None
         if isinstance(beta_star, Tensor):
             beta_star = beta_star.to(pos)
-            zero = beta_star.abs() < _SMALLEST
+            zero = beta_star.abs() < SMALLEST
             beta = torch.where(zero, zero_at, beta_star).unsqueeze(-1)
         else:
             beta = beta_star if beta_star != 0 else zero_at
@@ -429,9 +253,3 @@ def _logsumexp_over_ranks(local: Tensor, process_group: dist.ProcessGroup) -> Te
     total = torch.exp(local.detach() - highest)
     dist.all_reduce(total, group=process_group)
     return highest + total.log()
-
-
-def _mean(f: Tensor, reduce: Reduce) -> Tensor:
-    if reduce == "mean" or f.ndim == 1 or f.numel() == f.shape[0]:
-        return f.mean()
-    return f.flatten(1).sum(1).mean()

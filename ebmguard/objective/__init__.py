@@ -1,0 +1,26 @@
+"""The robust contrastive objective: pure functions of energies and an exponent.
+
+Notation follows *Energy-Based Model Training Objective Robust to Inaccurate SGLD Samples*:
+``f`` is the negative energy (high on data), ``beta_star`` is the exponent β* on raw network
+outputs, and S = logsumexp_j β* f(x⁻_j). Only β* enters here; the sampler's side, (1 - β) f, is in
+:mod:`ebmguard.temper`.
+
+Shapes are those of :mod:`ebmguard.energies`. Everything is computed in float32 at least; float64
+stays float64.
+
+Non-finite policy. A negative with ``|β* f| > 1e30`` or a NaN gets weight 0; such a positive is left
+out. If a side is then empty the loss is 0 with zero gradients. Nothing is dropped in silence: the
+guard counts these samples and raises an alert.
+"""
+
+from ._terms import usable
+from .losses import coefficients, contrastive_loss, grad_scale, positive_weights, weights
+
+__all__ = [
+    "coefficients",
+    "contrastive_loss",
+    "grad_scale",
+    "positive_weights",
+    "usable",
+    "weights",
+]
