@@ -118,13 +118,12 @@ def contrastive_loss(
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
     """
     check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
+    part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
     if isinstance(beta_star, Sequence):
-        part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
         losses = [part(f_pos, f_neg, each, variant=variant) for each in exponents(beta_star)]
         return torch.stack(losses).mean(0)
     if not isinstance(variant, str):
         assert isinstance(beta_star, Tensor)
-        part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
         losses = [
             part(f_pos[i], f_neg[i], beta_star[i], variant=name)
             for name, i in variant_runs(variant)
@@ -149,7 +148,7 @@ def contrastive_loss(
 def coefficients(
     f_pos: Tensor,
     f_neg: Tensor,
-    beta_star: BetaStar,
+    beta_star: BetaStar | Sequence[BetaStar],
     *,
     variant: Variants = "default",
     groups: Groups | None = None,
@@ -165,9 +164,13 @@ def coefficients(
         detached tensors of shapes ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``.
     """
     check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
+    part = partial(coefficients, groups=groups, reduce=reduce, process_group=process_group)
+    if isinstance(beta_star, Sequence):
+        sides = [part(f_pos, f_neg, each, variant=variant) for each in exponents(beta_star)]
+        to_pos, to_neg = (torch.stack(side).mean(0) for side in zip(*sides, strict=True))
+        return to_pos, to_neg
     if not isinstance(variant, str):
         assert isinstance(beta_star, Tensor)
-        part = partial(coefficients, groups=groups, reduce=reduce, process_group=process_group)
         sides = [
             part(f_pos[i], f_neg[i], beta_star[i], variant=name)
             for name, i in variant_runs(variant)

@@ -50,6 +50,14 @@ def test_members_of_other_variants_are_as_if_alone(inner):
         close(to_neg[i], own_neg[i])
 
 
+@pytest.mark.parametrize("several", [[0.5], [0.1, 2.0], [STARS, 0.3, -STARS]])
+def test_closed_gradient_of_several_exponents(several):
+    pos, neg = leaves(*(STARS.shape if any(map(torch.is_tensor, several)) else ()))
+    found = slopes(contrastive_loss(pos, neg, several), pos, neg)
+    for side, closed in zip(found, coefficients(pos, neg, several), strict=True):
+        close(closed, side)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_one_variant_for_all_is_that_variant(variant):
     pos, neg = leaves(3)
