@@ -1,4 +1,4 @@
-"""The thin stateful shell around the objective, the tempering, the monitor and the alarm."""
+"""The thin stateful shell around the objective, the tempering, the journal and the alarm."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from torch.optim import Optimizer
 from ._alarm import Action, Alarm
 from ._attached import Attached
 from ._callables import GuardedLoss, refuse_deferred, wrap_sampler
+from ._journal import Journal
 from ._meter import Meter
 from ._steps import OptimizerHooks
 from .alerts import Alert
 from .difference import Difference
 from .energies import Groups, Reduce, Variants, check_energies
 from .errors import ConfigError, LossError, SamplerError
-from .monitor import Finished, Monitor, Row
+from .monitor import Monitor, Row
 from .objective import coefficients, contrastive_loss
 from .strength import Strength, StrengthAt
 from .temper import Tempering, find_module, is_capturing, scale
@@ -32,22 +33,12 @@ __all__ = ["Guard", "Options"]
 
 _log = logging.getLogger("ebmguard")
 
-# Steps between a row's measurement and its decision on a GPU (see Monitor).
-_LAG = 2
-# Histograms and the Pareto shape come once in so many steps.
-_SLOW_EVERY = 50
 # Sampler calls without any guarded loss after which something is wrong; plots need fewer.
 _UNUSED_CALLS = 10
 _UNUSED = (
     "The guarded sampler was called %d times, but the guarded loss never: tempered samples then "
     "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
     "`with g.paused():`."
-)
-# Losses in one step, beyond any gradient accumulation.
-_ENDLESS_STEP = 1000
-_ENDLESS = (
-    "%d losses without a step of the attached optimizer: rows wait for it. Attach the optimizer "
-    "whose step() is called (of a wrapper such as SAM, the inner one)."
 )
 _STATE_VERSION = 2
 
@@ -67,12 +58,6 @@ class Guard:
     Attributes:
         loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None)``.
         sampler: the guarded sampler, or None.
-        step: number of the current step.
-        last: the most recent row of diagnostics that reached the host, tag to value. Of an
-            ensemble, the means over its members (NaN where any member's is), as the sinks get
-            them.
-        members: the rows behind ``last``, one for each member of an ensemble in the order of the
-            flattened model dimensions; empty for a single model.
         attached: what :meth:`attach` was given.
     """
 
@@ -94,9 +79,6 @@ class Guard:
     ) -> None:
         self.loss_fn = GuardedLoss(self)
         self.sampler: Any = None if sampler is None else wrap_sampler(self, sampler, methods)
-        self.step = 0
-        self.last: Row = {}
-        self.members: list[Row] = []
         self.attached = Attached()
 
         self._strength = strength
@@ -106,26 +88,45 @@ class Guard:
         self._sign = sign
         self._options = options
         self._meter = meter
-        self._monitor = monitor
         members = strength.models.numel() if strength.models else 0
         self._alarm = Alarm(monitor, action, on_alert, members)
-        self._hold = hold
+        self._journal = Journal(meter, monitor, self._alarm, strength.models, hold)
         self._hooks: OptimizerHooks | None = None
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
         self._paused = False
         self._sampling = False
         self._inline = False
-        self._losses = 0
-        self._losses_in_step = 0
         self._sampler_calls = 0
-        self._warned: set[str] = set()
+        self._has_warned = False
         # Runs at exit too; the monitor holds no reference to the guard.
         weakref.finalize(self, _write_the_rest, monitor)
 
     def __iter__(self) -> Iterator[Any]:
         yield self.loss_fn
         yield self.sampler
+
+    @property
+    def step(self) -> int:
+        """Number of the current step."""
+        return self._journal.step
+
+    @property
+    def last(self) -> Row:
+        """The most recent row of diagnostics that reached the host, tag to value.
+
+        Of an ensemble, the means over its members (NaN where any member's is), as the sinks get
+        them.
+        """
+        return self._journal.last
+
+    @property
+    def members(self) -> list[Row]:
+        """The rows behind :attr:`last`, one for each member of an ensemble.
+
+        In the order of the flattened model dimensions; empty for a single model.
+        """
+        return self._journal.members
 
     @property
     def alerts(self) -> list[Alert]:
@@ -193,18 +194,13 @@ class Guard:
             return _scale_gradient(f_pos, zero), _scale_gradient(f_neg, zero)
         if strength.is_off:
             return f_pos, f_neg
-        stars = strength.beta_star
-        sides = [
-            coefficients(
-                self._upright(f_pos),
-                self._upright(f_neg),
-                star,
-                groups=groups,
-                **vars(self._options),
-            )
-            for star in (stars if isinstance(stars, tuple) else (stars,))
-        ]
-        to_pos, to_neg = (torch.stack(side).mean(0) for side in zip(*sides, strict=True))
+        to_pos, to_neg = coefficients(
+            self._upright(f_pos),
+            self._upright(f_neg),
+            strength.beta_star,
+            groups=groups,
+            **vars(self._options),
+        )
         return (
             _scale_gradient(f_pos, -to_pos * to_pos.shape[-1]),
             _scale_gradient(f_neg, to_neg * to_neg.shape[-1]),
@@ -236,7 +232,7 @@ class Guard:
             )
         self._difference.check(f_pos, f_neg)
         if step != self.step:
-            self._end_step()
+            self._journal.end_step()
         return strength
 
     def _strength_at(self, step: int) -> StrengthAt:
@@ -248,11 +244,27 @@ class Guard:
     def _loss_begins_step(self) -> bool:
         return (
             self._hooks is None
-            and self._losses_in_step > 0
+            and self._journal.losses_in_step > 0
             and self.sampler is None
             and not self._inline
             and not self._paused
         )
+
+    def _observe(
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        groups: Groups | None,
+        strength: StrengthAt,
+        **extra: Tensor | None,
+    ) -> None:
+        if not self._paused:
+            f_pos, f_neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
+            self._journal.observe(f_pos, f_neg, groups, strength, extra)
+
+    def _upright(self, f: Tensor) -> Tensor:
+        """The negative energy, high on data, whatever the caller's convention."""
+        return f if self._sign > 0 else -f
 
     # -- the sampler ------------------------------------------------------------------------
 
@@ -317,8 +329,10 @@ class Guard:
             )
         self._sampler_calls += 1
         self._meter.saw_samples(tempering.grad_norm if tempering else None, result)
-        if self._sampler_calls >= _UNUSED_CALLS and not self._losses and not strength.is_off:
-            self._warn_once(_UNUSED, self._sampler_calls)
+        unused = self._sampler_calls >= _UNUSED_CALLS and not self._journal.losses
+        if unused and not strength.is_off and not self._has_warned:
+            self._has_warned = True
+            _log.warning(_UNUSED, self._sampler_calls)
         return result
 
     def _before_sampling(self) -> None:
@@ -329,8 +343,8 @@ class Guard:
                 "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
                 "replay inside that, and call the guarded one at every step."
             )
-        if self._hooks is None and self._losses_in_step:
-            self._end_step()
+        if self._hooks is None and self._journal.losses_in_step:
+            self._journal.end_step()
         self._alarm.safe_point()
 
     def _tempering_of(
@@ -348,66 +362,6 @@ class Guard:
         if module not in self._temperings:
             self._temperings[module] = Tempering(module, self._strength.models)
         return self._temperings[module]
-
-    # -- steps, rows and alerts -------------------------------------------------------------
-
-    def _observe(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None,
-        strength: StrengthAt,
-        **extra: Tensor | None,
-    ) -> None:
-        if self._paused:
-            return
-        if not self._losses:
-            self._monitor.lag = self._lag(not f_pos.is_cuda if self._hold is None else self._hold)
-        slow = self.step % _SLOW_EVERY == 0 and not self._losses_in_step
-        self._losses += 1
-        self._losses_in_step += 1
-        if self._losses_in_step >= _ENDLESS_STEP:
-            self._warn_once(_ENDLESS, self._losses_in_step)
-        numbers, samples = self._meter.measure(
-            self._upright(f_pos.detach()),
-            self._upright(f_neg.detach()),
-            strength,
-            groups,
-            slow=slow,
-        )
-        numbers |= {name: x.detach() for name, x in extra.items() if x is not None}
-        rows = self._monitor.add(numbers, samples, self._strength.models)
-        if rows is not None:
-            self._monitor.note({"alert_level": self._judge(self.step, *rows)})
-
-    def _warn_once(self, message: str, count: int) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            _log.warning(message, count)
-
-    @staticmethod
-    def _lag(hold: bool) -> int:
-        return 0 if hold else _LAG
-
-    def _judge(self, step: int, row: Row, members: list[Row]) -> float:
-        self.last, self.members = row, members
-        return self._alarm.judge(step, row, members)
-
-    def _end_step(self) -> None:
-        self._finish(self._monitor.end_step(self.step))
-        self.step += 1
-        self._losses_in_step = 0
-
-    def _finish(self, rows: Sequence[Finished]) -> None:
-        for finished in rows:
-            if "alert_level" not in finished.row:  # with hold it was judged inside the loss
-                level = self._judge(finished.step, finished.row, finished.members)
-                finished.row["alert_level"] = level
-            self._monitor.write(finished)
-
-    def _upright(self, f: Tensor) -> Tensor:
-        """The negative energy, high on data, whatever the caller's convention."""
-        return f if self._sign > 0 else -f
 
     # -- attaching, state, end --------------------------------------------------------------
 
@@ -466,37 +420,17 @@ class Guard:
         return self
 
     def _after_optimizer(self, skipped: float | Tensor, by_scaler: bool) -> None:
-        tag = "scaler/skipped" if by_scaler else "nonfinite/gradients"
-        row: Row | None = None
-        if isinstance(skipped, Tensor):
-            rows = self._monitor.add({tag: skipped}, {})
-            row = None if rows is None else rows[0]
-        else:
-            self._monitor.note({tag: skipped})
-            if not self._monitor.lag:
-                row = {tag: skipped}
-        # The rest of this step's row has been judged in the loss. No member's row tells that the
-        # gradients of an ensemble are finite again, so that its detector is told here.
-        if row is not None and (row[tag] or self._strength.models):
-            self.last = self.last | row
-            known = {name: self.last[name] for name in (tag, "beta_star") if name in self.last}
-            self._monitor.note({"alert_level": self._alarm.judge(self.step, known)})
-        self._end_step()
+        self._journal.end_step_by_optimizer(skipped, by_scaler)
         self._alarm.safe_point()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
         # Without an optimizer's word a step is over when its loss is.
-        over = self._hooks is None and self._losses_in_step > 0
+        is_over = self._hooks is None and self._journal.losses_in_step > 0
         return {
             "version": _STATE_VERSION,
-            "step": self.step + over,
-            "losses": self._losses,
             "sampler_calls": self._sampler_calls,
-            "lag": self._monitor.lag,
-            "rows": self._monitor.under_way(with_open=over),
-            "meter": self._meter.state_dict(),
-            **self._alarm.state_dict(),
+            **self._journal.state_dict(is_over=is_over),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -512,24 +446,17 @@ class Guard:
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
                 f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
             )
-        self._alarm.load_state_dict(state)
-        self._meter.load_state_dict(state["meter"])
-        self._monitor.put_back(state["rows"])
-        self._monitor.lag = int(state["lag"]) if self._hold is None else self._lag(self._hold)
-        self.step = self._monitor.step = int(state["step"])
+        self._journal.load_state_dict(state)
         self._now = None
-        self._losses_in_step = 0
-        self._losses = int(state["losses"])
         self._sampler_calls = int(state["sampler_calls"])
 
     def flush(self) -> None:
         """Flush the sinks now."""
-        self._monitor.flush()
+        self._journal.flush()
 
     def close(self) -> None:
         """Judge and write what is still under way, and flush. Rows are written at exit anyway."""
-        self._finish(self._monitor.drain())
-        self._monitor.flush()
+        self._journal.close()
 
 
 def _write_the_rest(monitor: Monitor) -> None:

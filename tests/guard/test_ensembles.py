@@ -248,7 +248,7 @@ def test_losses_of_one_step_are_pooled_for_each_member(hold):
     first, second = draws(0)[:2], draws(1)[:2]
     g.loss_fn(*first)
     g.loss_fn(*second)
-    (row,) = g._monitor.under_way(with_open=True)
+    (row,) = g._journal._monitor.under_way(with_open=True)
     optimizer.step()
     g.close()
     for i, member in enumerate(row[3]):
