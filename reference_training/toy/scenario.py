@@ -86,7 +86,7 @@ def _default(data: str) -> Scenario:
         n_neg=100 if circles else 20,
         sgld_steps=20,
         step_size=1.0,
-        noise_std=0.03 if circles else 0.1,
+        noise_std=0.04 if circles else 0.1,
         init_mean=0.0,
         init_std=2.0 if circles else 1.0,
         lr=1e-3 if circles else 3e-3,
