@@ -94,7 +94,7 @@ def sgld(
     """
     check_settings(steps=steps, step_size=step_size, noise_std=noise_std, clamp=clamp)
     check_noise(noise, (steps, *x0.shape), generator)
-    if noise is not None and noise.shape[:1] != (steps,):
+    if noise is not None and (noise.ndim != x0.ndim + 1 or noise.shape[0] != steps):
         raise ValueError(
             f"noise has shape {tuple(noise.shape)}; expected draws of their own for each of the "
             f"{steps} steps: {(steps, *x0.shape)}"

@@ -183,6 +183,13 @@ def test_refuses_noise_of_another_shape(shape, message):
         sgld(lambda x: x.sum(1), torch.zeros(4, 2), **settings, noise=torch.zeros(shape))
 
 
+def test_refuses_one_draw_for_all_samples():
+    """As many samples as steps: (steps, dim) would broadcast, and not be what it looks like."""
+    settings: Any = {"steps": 4, "step_size": 0.1, "noise_std": 0.1}
+    with pytest.raises(ValueError, match=r"draws of their own .* 4 steps: \(4, 4, 2\)"):
+        sgld(lambda x: x.sum(1), torch.zeros(4, 2), **settings, noise=torch.zeros(4, 2))
+
+
 def test_refuses_wrong_or_two_sources_of_noise():
     x, rng = torch.zeros(4, 2), torch.Generator()
     settings: Any = {"step_size": 0.1, "noise_std": 0.1}
