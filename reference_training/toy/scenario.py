@@ -101,7 +101,7 @@ def _shifted(data: str) -> Scenario:
     return replace(
         base,
         init_std=base.init_std / 2,
-        init_mean=base.init_std / 2,
+        init_mean=base.init_std,
         step_size=10 * base.step_size,
         # The step of the Langevin equation is noise_std**2: the output scale stays what it is.
         noise_std=math.sqrt(10) * base.noise_std,
