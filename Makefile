@@ -13,7 +13,8 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy clean
+.PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy \
+  figures sweep-toy clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
@@ -24,6 +25,8 @@ help:
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
+	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
+	@echo "make sweep-toy       what the paper leaves open on its toys, swept: about an hour"
 	@echo "make clean           remove .venv, caches and builds; results are kept"
 
 # One stamp per set of extras; a re-run installs nothing unless the project's requirements changed.
@@ -72,6 +75,12 @@ bench-overhead: $(VENV)/.train
 
 bench-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy
+
+figures: $(VENV)/.train
+	set -e; for name in 2 5 6 7 8 9 10 11 1d; do $(BIN)/ebmguard figure $$name; done
+
+sweep-toy: $(VENV)/.train
+	$(BIN)/python -m benchmarks.toy_settings
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \

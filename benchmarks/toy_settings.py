@@ -1,6 +1,6 @@
 """Small sweeps over what the paper leaves open on its toys.
 
-    python benchmarks/toy_settings.py [--only noise] [--out runs/toy-settings]
+    python -m benchmarks.toy_settings [--only noise] [--out runs/toy-settings]
 
 Every cell is an ordinary toy run with β = 0, 0.5 and 0.9 and two seeds, in a folder of its own:
 a finished one is used as it is, an unfinished one is resumed. The table shows medians over seeds.

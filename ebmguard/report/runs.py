@@ -38,7 +38,8 @@ class Run:
         """Read a folder that a reference trainer has written.
 
         Raises:
-            ConfigError: a file is missing, so that this is no run or one that has not ended.
+            ConfigError: a file is missing, so that this is no run or one that has not ended; or
+                the run is of another kind.
         """
         missing = [
             name
@@ -50,11 +51,17 @@ class Run:
                 f"{path} is not the folder of a finished run: {', '.join(missing)} missing. Finish "
                 "it with `ebmguard train ... --resume`, or name another folder."
             )
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        if "beta_star" not in config:
+            raise ConfigError(
+                f"{path} holds a run without one beta_star, such as a toy ensemble, whose members "
+                "`ebmguard figure` compares. Expected runs of `ebmguard train jem`."
+            )
         evaluations = path / "accuracy.jsonl"
         accuracy = read_jsonl(evaluations) if evaluations.is_file() else []
         return cls(
             path=path,
-            config=json.loads((path / "config.json").read_text(encoding="utf-8")),
+            config=config,
             results=json.loads((path / "results.json").read_text(encoding="utf-8")),
             rows=read_jsonl(path / "metrics.jsonl"),
             # Steps before an alert are evaluated late, out of order.

@@ -109,3 +109,10 @@ def test_compare_refuses_what_it_cannot_compare(pair, tmp_path):
     (pair[0] / "results.json").unlink()
     with pytest.raises(ConfigError, match=r"results\.json missing"):
         compare(CompareConfig(pair, tmp_path / "x.png"))
+
+
+def test_a_run_of_another_kind_is_refused(tmp_path):
+    path = write_run(tmp_path / "toy", beta_star=0.0, diverged_at=None)
+    (path / "config.json").write_text(json.dumps({"betas": ["0", "0.5"]}))
+    with pytest.raises(ConfigError, match=r"without one beta_star.*ebmguard figure"):
+        Run.load(path)
