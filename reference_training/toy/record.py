@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -24,6 +24,8 @@ MEMBERS = "members.jsonl"
 GRIDS = "grids.npz"
 DIVERGED_GAP = 1e4
 """A member has diverged at the first update whose |energy gap| of f exceeds this or is NaN."""
+WATCHED = ("grad_scale", "ess", "energy_gap")
+"""Diagnostics of the guard that are kept beside the metrics of an evaluation."""
 AVERAGED = 5
 """Single evaluations move by factors of two to five; results are means over the last ones."""
 
@@ -78,9 +80,20 @@ class Record:
         before = (self.next_step - 1) * self.config.evaluations // self._iterations
         return self.evaluation > before
 
-    def evaluate(self, evaluator: Evaluator, network: EnsembleMLP) -> None:
-        """Measure all members; the last evaluations look at samples too."""
+    def evaluate(
+        self, evaluator: Evaluator, network: EnsembleMLP, guarded: Sequence[Mapping[str, float]]
+    ) -> None:
+        """Measure all members; the last evaluations look at samples too.
+
+        Args:
+            evaluator: measures.
+            network: the ensemble.
+            guarded: the guard's latest row of each member, of which some numbers are kept; none
+                before the first has arrived.
+        """
         rows = evaluator.measure(evaluator.log_density(network))
+        for row, diagnostics in zip(rows, guarded, strict=False):
+            row.update({tag: diagnostics[tag] for tag in WATCHED})
         if self.evaluation > self.config.evaluations - AVERAGED:
             samples = evaluator.samples(network, self.next_step)
             found = evaluator.measure_samples(samples)

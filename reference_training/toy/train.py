@@ -134,7 +134,7 @@ def train(
                 record.after_update(f_pos.detach(), f_neg.detach())
                 reporter.step(step + 1, record.shown(loss_fn.guard.last))
                 if record.is_due:
-                    record.evaluate(evaluator, network)
+                    record.evaluate(evaluator, network, loss_fn.guard.members)
                 if record.is_due or record.next_step % config.checkpoint_every == 0:
                     checkpoint()
             checkpoint()

@@ -56,7 +56,7 @@ def run_through(record: Record, evaluator: Any, updates: int) -> None:
     for _ in range(updates):
         record.after_update(torch.zeros(4, 1), torch.zeros(4, 1))
         if record.is_due:
-            record.evaluate(evaluator, None)
+            record.evaluate(evaluator, None, [])
 
 
 @given(st.integers(1, 60), st.data())

@@ -210,6 +210,12 @@ def test_results_are_means_over_the_last_five_evaluations(tmp_path):
         assert member["kl"] == pytest.approx(np.mean([row["kl"] for row in mine[-5:]]))
         assert ["kl_sgld" in row for row in mine] == [False] * 5 + [True] * 5
         assert member["kl_sgld"] == pytest.approx(np.mean([row["kl_sgld"] for row in mine[-5:]]))
+        assert 0 < member["grad_scale"] <= 1
+        assert 1 / 20 <= member["ess"] <= 1 + 1e-6
+    guarded = read_jsonl(tmp_path / "metrics.jsonl")
+    for step in steps:
+        gaps = [row["energy_gap"] for row in rows if row["step"] == step]
+        assert guarded[step - 1]["energy_gap"] == pytest.approx(np.mean(gaps), rel=1e-5)
     assert results["diverged_at"] is None
     assert len(table(results["members"]).splitlines()) == 4
 
