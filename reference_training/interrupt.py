@@ -6,6 +6,9 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
+INTERRUPTED = 130
+"""Exit status of a run that Ctrl-C stopped, as shells report it."""
+
 
 class DeferredInterrupt:
     """Context in which the first Ctrl-C only sets `requested`; a second one interrupts at once.

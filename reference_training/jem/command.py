@@ -6,11 +6,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from ..interrupt import INTERRUPTED
 from .config import JemConfig
 from .train import train
-
-INTERRUPTED = 130
-"""Exit status of a run that Ctrl-C stopped, as shells report it."""
 
 
 def run(config: JemConfig) -> int:

@@ -6,12 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ..interrupt import INTERRUPTED
 from ..numbers import median
 from .config import ToyConfig
 from .train import train
-
-INTERRUPTED = 130
-"""Exit status of a run that Ctrl-C stopped, as shells report it."""
 
 
 def run(config: ToyConfig) -> int:

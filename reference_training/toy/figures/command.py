@@ -9,7 +9,8 @@ from typing import Any
 
 from ebmguard.sinks import to_json
 
-from ..command import INTERRUPTED, train_run
+from ...interrupt import INTERRUPTED
+from ..command import train_run
 from . import table
 from .collect import collect
 from .config import FigureConfig
