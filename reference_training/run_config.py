@@ -96,17 +96,17 @@ class RunConfig(abc.ABC):
         """The settings that count, and the folder to write into.
 
         Raises:
-            ConfigError: the settings do not make a run, or the folder is not theirs.
+            ConfigError: the settings do not make a run, the folder is not theirs, or there is no
+                such device. The folder is as it was then.
         """
-        if self.resume:
-            folder = RunFolder.resume(self.out)
-            config = self.resumed(folder.config)
-            config.check()
-            folder.write_config({**folder.config, **config.to_json()})
-            return config, folder
-        self.check()
-        find_device(self.device)
-        return self, RunFolder.create(self.out, self.to_json())
+        folder = RunFolder.resume(self.out) if self.resume else None
+        config = self.resumed(folder.config) if folder else self
+        config.check()
+        find_device(config.device)
+        if not folder:
+            return config, RunFolder.create(config.out, config.to_json())
+        folder.write_config({**folder.config, **config.to_json()})
+        return config, folder
 
 
 def _plain(value: Any) -> Any:

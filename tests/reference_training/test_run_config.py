@@ -147,6 +147,7 @@ def test_what_cannot_be_meant_leaves_no_folder(tmp_path):
 def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
     settings_at(tmp_path, seed=1, device="cpu").open()
     before = (tmp_path / "config.json").read_bytes()
-    with pytest.raises(ConfigError, match="seed is 2"):
-        settings_at(tmp_path, seed=2, resume=True).open()
-    assert (tmp_path / "config.json").read_bytes() == before
+    for asked, says in (({"seed": 2}, "seed is 2"), ({"device": "abacus"}, "device is 'abacus'")):
+        with pytest.raises(ConfigError, match=says):
+            settings_at(tmp_path, resume=True, **asked).open()
+        assert (tmp_path / "config.json").read_bytes() == before
