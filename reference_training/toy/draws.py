@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ebmguard.errors import ConfigError
+
 from .distributions import Distribution
 from .members import Members
 from .scenario import Scenario
@@ -59,6 +61,15 @@ class Draws:
         return [rng.get_state() for rng in self.streams]
 
     def load_state_dict(self, state: Sequence[Tensor]) -> None:
-        """Go back to a saved state."""
+        """Go back to a saved state.
+
+        Raises:
+            ConfigError: of a device of another kind, whose streams cannot go on here.
+        """
         for rng, saved in zip(self.streams, state, strict=True):
+            if saved.shape != rng.get_state().shape:
+                raise ConfigError(
+                    "the run's random numbers are those of another kind of device than "
+                    f"{rng.device.type!r}: resume it with the --device that it began on"
+                )
             rng.set_state(saved.cpu())

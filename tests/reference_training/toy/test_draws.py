@@ -8,6 +8,7 @@ import io
 import pytest
 import torch
 
+from ebmguard.errors import ConfigError
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
@@ -46,6 +47,13 @@ def test_goes_on_where_a_saved_state_stands():
 def test_refuses_the_state_of_another_number_of_seeds():
     with pytest.raises(ValueError, match="shorter"):
         draws_of(seeds=(5, 6, 7)).load_state_dict(draws_of().state_dict())
+
+
+def test_refuses_the_state_of_another_kind_of_device():
+    draws = draws_of()
+    states = [torch.zeros(16, dtype=torch.uint8)] * 2  # the size of a GPU's
+    with pytest.raises(ConfigError, match="another kind of device than 'cpu'"):
+        draws.load_state_dict(states)
 
 
 def test_a_seed_draws_the_same_whoever_is_beside_it():
