@@ -7,6 +7,13 @@ import statistics
 from collections.abc import Sequence
 
 
+def mean(values: Sequence[float]) -> float:
+    """The mean of at least one value; NaN where one is, or where there are both infinities."""
+    if {math.inf, -math.inf} <= set(values):
+        return math.nan
+    return statistics.fmean(values)
+
+
 def median(values: Sequence[float]) -> float | None:
     """The median; NaN where one of the values is, None where there is none."""
     if any(math.isnan(value) for value in values):

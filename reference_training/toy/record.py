@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from ebmguard.alerts import Alert
 from ebmguard.sinks import read_jsonl
 
+from ..numbers import mean
 from ..run_folder import RunFolder
 from .config import ToyConfig
 from .evaluate import Evaluator
@@ -80,6 +81,12 @@ class Record:
         before = (self.next_step - 1) * self.config.evaluations // self._iterations
         return self.evaluation > before
 
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the ensemble as it is has been evaluated."""
+        rows = self._rows()
+        return bool(rows) and rows[-1]["step"] == self.next_step
+
     def evaluate(
         self, evaluator: Evaluator, network: EnsembleMLP, guarded: Sequence[Mapping[str, float]]
     ) -> None:
@@ -128,8 +135,11 @@ class Record:
             "negative_energy": log_density.reshape(-1, *grid.shape).float().cpu().numpy(),
             "samples": evaluator.samples(network, self.next_step).float().cpu().numpy(),
         }
-        np.savez_compressed(self.folder.figures / GRIDS, **arrays)
-        rows = read_jsonl(self.folder.path / MEMBERS)
+        # A kill in between leaves what was there.
+        partial = self.folder.figures / f"partial.{GRIDS}"
+        np.savez_compressed(partial, **arrays)
+        os.replace(partial, self.folder.figures / GRIDS)
+        rows = self._rows()
         diverged = self.diverged_at.tolist()
         members = [
             {
@@ -150,6 +160,10 @@ class Record:
         }
         self.folder.write_results(results)
         return results
+
+    def _rows(self) -> list[dict[str, Any]]:
+        file = self.folder.path / MEMBERS
+        return read_jsonl(file) if file.is_file() else []
 
     def elapsed(self) -> float:
         """Seconds of training, those before a resume included."""
@@ -177,5 +191,9 @@ class Record:
 def _last_means(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Means of each metric over the last evaluations that have it."""
     last = rows[-AVERAGED:]
-    names = [name for name in last[-1] if name not in ("step", "member")]
-    return {name: fmean(row[name] for row in last if name in row) for name in names}
+    names = dict.fromkeys(name for row in reversed(last) for name in row)
+    return {
+        name: mean([row[name] for row in last if name in row])
+        for name in names
+        if name not in ("step", "member")
+    }

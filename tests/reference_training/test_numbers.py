@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.numbers import median
+from ebmguard.reference_training.numbers import mean, median
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
@@ -31,3 +31,15 @@ def test_nothing_has_no_median():
 def test_infinities_are_numbers():
     assert median([math.inf, 1.0, 2.0]) == 2.0
     assert median([math.inf, math.inf, 2.0]) == math.inf
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1))
+def test_mean_is_that_of_numpy(values):
+    assert mean(values) == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_a_mean_hides_nothing():
+    assert mean([math.inf, 1.0]) == math.inf
+    assert mean([-math.inf, 1.0]) == -math.inf
+    for values in ([math.nan, 1.0], [math.inf, -math.inf], [math.nan, math.inf, -math.inf]):
+        assert math.isnan(mean(values))
