@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import guard
+from ebmguard.errors import ConfigError
 from ebmguard.samplers import sgld
 
 from ..device import describe, find_device
@@ -57,10 +58,11 @@ def train(
         reporter: what a person sees; None chooses for the terminal.
 
     Returns:
-        What results.json holds, or None where Ctrl-C stopped the run; it can then be resumed.
+        What results.json holds, or None where Ctrl-C was pressed; the run can then be resumed.
 
     Raises:
-        ConfigError: the device does not exist.
+        ConfigError: the device does not exist, or is not of the kind that the run began on; or the
+            run has more updates already than it is to have.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -76,6 +78,11 @@ def train(
     evaluator = Evaluator(settings, members, device)
     record = Record(config, folder, len(members), device)
     state = folder.load_checkpoint(device)
+    if state and state["record"]["next_step"] > settings.iterations:
+        raise ConfigError(
+            f"{folder.path} has {state['record']['next_step']} updates already, iterations is "
+            f"{settings.iterations}; give --iterations that many or more"
+        )
     folder.cut_rows(state["row_sizes"] if state else {})
 
     sample_q = make_sampler(settings)
@@ -138,9 +145,13 @@ def train(
                 if record.is_due or record.next_step % config.checkpoint_every == 0:
                     checkpoint()
             checkpoint()
-            if interrupt.requested and record.next_step < settings.iterations:
-                return None
-            return record.finish(evaluator, network, describe(device))
+            results = None
+            if not interrupt.requested:
+                if not record.is_evaluated:  # resumed with as many updates as there were
+                    record.evaluate(evaluator, network, loss_fn.guard.members)
+                results = record.finish(evaluator, network, describe(device))
+            # A caller with more to do must hear of a Ctrl-C that came at the very end.
+            return None if interrupt.requested else results
     finally:
         reporter.stop()
         loss_fn.guard.close()

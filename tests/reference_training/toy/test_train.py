@@ -1,6 +1,7 @@
 """The ensemble trainer: members as if alone, equal bits again, and exact resume."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
+from ebmguard.reference_training.toy.record import Record
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.toy.parts import Silent, config_for, go, parameters, small_evaluations
@@ -170,6 +172,56 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, scenario, betas):
     assert go(config_for(cut, **settings), Silent(interrupt_after=7)) is None
     assert go(ToyConfig(out=cut, resume=True)) is not None
     assert_same_run(whole, cut)
+
+
+@pytest.mark.parametrize("last", ["update", "words"])
+def test_ctrl_c_at_the_very_end_stops_the_caller_too(tmp_path, monkeypatch, last):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    go(config_for(whole))
+    with monkeypatch.context() as pressed:
+        finish = Record.finish
+
+        def interrupted(self, *args):
+            signal.raise_signal(signal.SIGINT)
+            return finish(self, *args)
+
+        if last == "words":
+            pressed.setattr(Record, "finish", interrupted)
+        assert go(config_for(cut), Silent(interrupt_after=12 if last == "update" else None)) is None
+    assert (cut / "results.json").exists() == (last == "words")
+    assert go(ToyConfig(out=cut, resume=True)) is not None
+    assert_same_run(whole, cut)
+
+
+def test_a_kill_after_the_last_checkpoint_loses_nothing(tmp_path, monkeypatch):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    go(config_for(whole))
+    with monkeypatch.context() as killed:
+
+        def torn(file, **arrays):
+            file.write_bytes(b"half of it")
+            raise KeyboardInterrupt
+
+        killed.setattr(np, "savez_compressed", torn)
+        with pytest.raises(KeyboardInterrupt):
+            go(config_for(cut))
+        assert not (cut / "figures" / "grids.npz").exists()
+    assert go(ToyConfig(out=cut, resume=True)) is not None
+    assert_same_run(whole, cut)
+
+
+def test_a_run_can_be_ended_where_it_was_stopped_but_not_before(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    # Their learning rate is constant, so that the first updates do not know how many there will be.
+    settings = {"scenario": "circles-default", "evaluations": 1}
+    go(config_for(whole, iterations=4, **settings))
+    assert go(config_for(cut, **settings), Silent(interrupt_after=4)) is None
+    with pytest.raises(ConfigError, match="has 4 updates already, iterations is 3"):
+        go(ToyConfig(out=cut, resume=True, iterations=3))
+    assert go(ToyConfig(out=cut, resume=True, iterations=4)) is not None
+    one, other = (json.loads((out / "results.json").read_text()) for out in (whole, cut))
+    for name in ("kl", "kl_sgld"):
+        assert [m[name] for m in one["members"]] == [m[name] for m in other["members"]]
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
