@@ -44,7 +44,7 @@ def cells() -> Iterator[Cell]:
         # At a constant learning rate: the noise was chosen first.
         constant = dataclasses.replace(gmm, noise_std=noise, lr=1e-3, lr_end=1e-3)
         yield Cell("noise, GMM", f"{noise:g}", constant)
-    for noise in (0.01, 0.02, 0.03, 0.05, 0.1):
+    for noise in (0.01, 0.02, 0.03, 0.04, 0.05, 0.1):
         yield Cell("noise, circles", f"{noise:g}", dataclasses.replace(circles, noise_std=noise))
     for lr in (1e-4, 3e-4, 1e-3, 3e-3):
         yield Cell("lr, GMM", f"{lr:g} constant", dataclasses.replace(gmm, lr=lr, lr_end=lr))
