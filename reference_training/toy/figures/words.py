@@ -32,7 +32,7 @@ def short(value: float, digits: int = 2) -> str:
     size = abs(value)
     if size >= 1e6 or 0 < size < 1e-3:
         return f"{value:.1e}"
-    if size >= 10**digits:
+    if size >= 10**digits - 0.5:  # 99.7 of two digits would be 1e+02
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
