@@ -38,7 +38,7 @@ def collect(config: FigureConfig, train: Trainer) -> dict[str, ToyRun] | None:
         training.check()
         _refuse_other_run(training)
     for number, (scenario, training) in enumerate(wanted.items(), start=1):
-        if (training.out / RESULTS).is_file():
+        if _is_finished(training):
             continue
         begun = (training.out / CONFIG).is_file()
         doing = "resuming" if begun else "training"
@@ -46,6 +46,15 @@ def collect(config: FigureConfig, train: Trainer) -> dict[str, ToyRun] | None:
         if train(dataclasses.replace(training, resume=begun)) is None:
             return None
     return {scenario: load_run(training.out) for scenario, training in wanted.items()}
+
+
+def _is_finished(training: ToyConfig) -> bool:
+    # A run that is being made longer has the results of the shorter one.
+    file = training.out / RESULTS
+    if not file.is_file():
+        return False
+    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return bool(results["iterations"] == training.settings.iterations)
 
 
 def _refuse_other_run(training: ToyConfig) -> None:
@@ -60,10 +69,11 @@ def _refuse_other_run(training: ToyConfig) -> None:
         for name in names
         if stored.get(name) != asked[name]
     ]
+    settings = stored.get("settings", {})
     clashes += [
-        f"{name}: {stored['settings'].get(name)} there, {value} here"
+        f"{name}: {settings.get(name)} there, {value} here"
         for name, value in asked["settings"].items()
-        if stored["settings"].get(name) != value
+        if settings.get(name) != value
     ]
     if clashes:
         raise ConfigError(

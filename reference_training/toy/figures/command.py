@@ -12,6 +12,7 @@ from ebmguard.sinks import to_json
 from ...interrupt import INTERRUPTED
 from ..command import train_run
 from . import table
+from .canvas import new_figure
 from .collect import collect
 from .config import FigureConfig
 from .draw import draw_images
@@ -33,6 +34,8 @@ def run(config: FigureConfig) -> int:
         ConfigError: the settings cannot be meant, or the folder holds other runs.
         ImportError: matplotlib is not installed.
     """
+    # What draws is tried before hours of training, not after them.
+    new_figure(1, 1)
     runs = collect(config, train_run)
     if runs is None:
         print(f"stopped; go on with: {config.command()}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -64,14 +64,8 @@ class FigureConfig:
     def command(self) -> str:
         """The command line that draws this figure, defaults left out."""
         words = ["ebmguard", "figure", self.name]
-        for option, default in (
-            ("out", None),
-            ("seeds", None),
-            ("iterations", None),
-            ("device", "auto"),
-            ("threads", 0),
-        ):
-            value = getattr(self, option)
-            if value != default:
-                words += [f"--{option}", f"{value}"]
+        for option in fields(self)[1:]:
+            value = getattr(self, option.name)
+            if value != option.default:
+                words += [f"--{option.name}", str(value)]
         return shlex.join(words)

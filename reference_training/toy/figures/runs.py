@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
+from ...run_folder import CONFIG, RESULTS
 from ..distributions import DISTRIBUTIONS, Distribution
+from ..record import GRIDS, MEMBERS
 
 METRICS = (
     "kl",
@@ -29,7 +31,6 @@ METRICS = (
 )
 """What results.json says of every member, each a mean over the run's last evaluations."""
 
-GRIDS = "grids.npz"
 LEVELS = ("WARN", "ERROR")
 
 
@@ -142,7 +143,7 @@ def load_run(path: Path) -> ToyRun:
         ConfigError: a file is missing, so that this is no toy run or one that has not ended, or
             its files do not belong together.
     """
-    files = {name: path / name for name in ("config.json", "results.json", f"figures/{GRIDS}")}
+    files = {name: path / name for name in (CONFIG, RESULTS, f"figures/{GRIDS}")}
     missing = [name for name, file in files.items() if not file.is_file()]
     if missing:
         raise ConfigError(
@@ -150,8 +151,7 @@ def load_run(path: Path) -> ToyRun:
             "it with `ebmguard train toy --resume`, or name another folder."
         )
     config, results = (
-        json.loads(files[name].read_text(encoding="utf-8"))
-        for name in ("config.json", "results.json")
+        json.loads(files[name].read_text(encoding="utf-8")) for name in (CONFIG, RESULTS)
     )
     with np.load(files[f"figures/{GRIDS}"]) as stored:
         grids = {name: stored[name] for name in ("axis", "negative_energy", "samples")}
@@ -170,7 +170,7 @@ def load_run(path: Path) -> ToyRun:
         axis=grids["axis"],
         negative_energy=grids["negative_energy"],
         samples=grids["samples"],
-        evaluations=_lines(path / "members.jsonl"),
+        evaluations=_lines(path / MEMBERS),
         alerts=_lines(path / "alerts.jsonl"),
     )
 

@@ -85,7 +85,12 @@ def write_run(
     (config.out / "figures").mkdir(parents=True)
     arrays = {"axis": grid.axis.numpy(), "negative_energy": energies, "samples": drawn}
     np.savez(config.out / "figures" / "grids.npz", **arrays)
-    results = {"command": config.command(), "wall_seconds": 12.0, "members": members}
+    results = {
+        "command": config.command(),
+        "iterations": config.settings.iterations,
+        "wall_seconds": 12.0,
+        "members": members,
+    }
     for name, value in (("config", config.to_json()), ("results", results)):
         (config.out / f"{name}.json").write_text(json.dumps(to_json(value), allow_nan=False))
     alerts.sort(key=lambda alert: int(str(alert["step"])))

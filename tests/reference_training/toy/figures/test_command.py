@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from typing import get_args, get_type_hints
 
 import pytest
@@ -21,8 +23,7 @@ def trained(monkeypatch):
     def train_run(config):
         asked.append(config)
         if config.resume:
-            (config.out / "config.json").unlink()
-            (config.out / "figures").rmdir()
+            shutil.rmtree(config.out)
         write_run(config, resolution=8, samples=5)
         return {}
 
@@ -63,11 +64,36 @@ def test_an_unfinished_run_is_resumed(trained, tmp_path, capsys):
     config = FigureConfig(name="1d", out=tmp_path)
     training = config.training("mixture1d-default")
     RunFolder.create(training.out, training.to_json())
-    (training.out / "checkpoints").rmdir()
     assert command.run(config) == 0
     assert [training.resume for training in trained] == [True]
     assert "resuming mixture1d-default" in capsys.readouterr().out
     assert (tmp_path / "figure_1d.png").is_file()
+
+
+def test_a_run_that_is_being_made_longer_is_not_finished(trained, tmp_path, capsys):
+    short = FigureConfig(name="1d", out=tmp_path, iterations=300).training("mixture1d-default")
+    write_run(short, resolution=8, samples=5)
+    longer = FigureConfig(name="1d", out=tmp_path, iterations=500)
+    # As `ebmguard train toy --resume --iterations 500` leaves it where Ctrl-C stops it.
+    settings = longer.training("mixture1d-default").to_json()
+    (short.out / "config.json").write_text(json.dumps(settings))
+    assert command.run(longer) == 0
+    assert [(training.resume, training.iterations) for training in trained] == [(True, 500)]
+    assert "resuming mixture1d-default" in capsys.readouterr().out
+
+
+def test_another_trainers_folder_is_refused(trained, tmp_path):
+    RunFolder.create(tmp_path / "mixture1d-default", {"scenario": "digits", "seed": 0})
+    with pytest.raises(ConfigError, match="scenario: digits there, mixture1d-default here"):
+        command.run(FigureConfig(name="1d", out=tmp_path))
+    assert trained == []
+
+
+def test_nothing_is_trained_where_nothing_can_be_drawn(trained, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pictures need matplotlib"):
+        command.run(FigureConfig(name="1d", out=tmp_path))
+    assert trained == []
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path, capsys):
