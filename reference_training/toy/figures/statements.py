@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from .oracle import optimum_reached, tabular_optimum
 from .runs import Member, ToyRun
@@ -33,8 +33,8 @@ def trade_off(spec: FigureSpec, run: ToyRun) -> str:
     if spread(run, OFF, "default", "kl").undefined:
         return f"{run.scenario}: at β = 0 KL(p_d‖p_θ) is undefined, and so is every ratio to it."
     betas = [beta for beta in spec.betas if beta != OFF]
-    gains = [f"{_ratio(run, OFF, beta, 'kl')} at {beta}" for beta in betas]
-    costs = [f"{_ratio(run, beta, OFF, 'kl_sgld')} at {beta}" for beta in betas]
+    gains = [f"{_gain(run, beta)} at {beta}" for beta in betas]
+    costs = [f"{_cost(run, beta)} at {beta}" for beta in betas]
     at_zero = run.of(OFF, "default")
     lost = sum(member.diverged_at is not None for member in at_zero)
     which = f" ({lost} of {len(at_zero)} seeds diverged there)" if lost else ""
@@ -60,7 +60,7 @@ def compare_variants(spec: FigureSpec, run: ToyRun) -> list[str]:
         own = spread(run, beta, "default", "kl")
         others = {v: spread(run, beta, v, "kl") for v in spec.variants if v != "default"}
         better = [variant for variant, other in others.items() if other.better_than(own)]
-        if not better:
+        if not better and not own.undefined:
             best.append(beta)
             if not any(own.overlaps(other) for other in others.values()):
                 clear.append(beta)
@@ -108,17 +108,21 @@ def _claim(
     within: list[str],
     beyond: list[str],
 ) -> str:
-    text = (
-        f"{run.scenario}: the default's median KL is the lowest at {_count(best, betas)}; its "
-        f"seeds are apart from all others' at {_count(clear, betas)}. "
-        "The claim that the default is at least as good as every other variant "
-    )
+    claim = "The claim that the default is at least as good as every other variant"
+    text = f"{run.scenario}: the default's median KL is the lowest at {_count(best, betas)}"
+    if run.seeds == 1:
+        better = f"{listed(within + beyond)} is better. " if within + beyond else ""
+        return f"{text}. {better}{claim} needs more seeds than one."
+    text += f"; its seeds are apart from all others' at {_count(clear, betas)}. {claim} "
     if beyond:
         text += f"does not hold: beyond the spread of seeds {listed(beyond)} is better"
         return text + (f", within it {listed(within)}." if within else ".")
     if within:
         return text + f"is not refuted: {listed(within)} is better, but within the spread of seeds."
-    return text + "holds for these medians."
+    if not best:
+        return text + "cannot be judged: no median is defined."
+    which = "these medians" if best == betas else "the medians that are defined"
+    return text + f"holds for {which}."
 
 
 def _count(found: list[str], betas: list[str]) -> str:
@@ -131,7 +135,17 @@ def _compared(own: Spread, variant: str, other: Spread) -> str:
     return f"{short(other.median)} for {VARIANT[variant]} ({short(factor)} times, spreads {how})"
 
 
-def _ratio(run: ToyRun, above: str, below: str, metric: str) -> str:
-    pairs = zip(run.of(above, "default"), run.of(below, "default"), strict=True)
-    ratios = Spread.of(top.metrics[metric] / bottom.metrics[metric] for top, bottom in pairs)
-    return short(ratios.median)
+def _gain(run: ToyRun, beta: str) -> str:
+    # A seed that is lost at β has gained nothing, whatever it was at β = 0.
+    ratios = (zero / own if math.isfinite(own) else 0.0 for zero, own in _pairs(run, beta, "kl"))
+    return short(Spread.of(ratios).median)
+
+
+def _cost(run: ToyRun, beta: str) -> str:
+    return short(Spread.of(own / zero for zero, own in _pairs(run, beta, "kl_sgld")).median)
+
+
+def _pairs(run: ToyRun, beta: str, metric: str) -> Iterator[tuple[float, float]]:
+    """Each seed's value at β = 0, and its value at β."""
+    for zero, own in zip(run.of(OFF, "default"), run.of(beta, "default"), strict=True):
+        yield zero.metrics[metric], own.metrics[metric]

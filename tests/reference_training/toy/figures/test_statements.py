@@ -120,6 +120,18 @@ def test_a_ratio_to_members_that_diverged_says_so(tmp_path):
             "A lower median than the default's: no pos.",
             "does not hold: beyond the spread of seeds no pos",
         ),
+        (
+            {"default": (math.nan,) * 3, "no_pos": (math.nan,) * 3},
+            "A lower median than the default's: no other variant.",
+            "is the lowest at 0 of 1 β; its seeds are apart from all others' at 0 of 1 β. The "
+            "claim that the default is at least as good as every other variant cannot be judged",
+        ),
+        (
+            {"default": (1.0, 1.1, 1.2), "no_pos": (1.2, 1.1, 1.0)},  # a tie
+            "A lower median than the default's: no other variant.",
+            "is the lowest at 1 of 1 β (0.5); its seeds are apart from all others' at 0 of 1 β. "
+            "The claim that the default is at least as good as every other variant holds",
+        ),
     ],
 )
 def test_the_claim_on_the_default_variant_follows_the_numbers(
@@ -130,6 +142,42 @@ def test_the_claim_on_the_default_variant_follows_the_numbers(
     assert by_beta.startswith("gmm-default, β = 0.5: ")
     assert beta_says in by_beta
     assert claim_says in claim
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [(2.0, "at 1 of 1 β (0.5). The"), (0.5, "at 0 of 1 β. no pos at β = 0.5 is better. The")],
+)
+def test_one_seed_has_no_spread_to_judge_by(tmp_path, other, says):
+    spec = dataclasses.replace(spec_of(betas=("0.5",), variants=("default", "no_pos")), seeds=1)
+    values = {"default": (1.0,), "no_pos": (other,)}
+    _, claim, _ = statements(spec, run_of(tmp_path, spec, kl_by(values)))
+    assert claim == (
+        f"gmm-default: the default's median KL is the lowest {says} claim that the default is at "
+        "least as good as every other variant needs more seeds than one."
+    )
+
+
+def test_the_claim_is_for_what_is_defined(tmp_path):
+    def metrics(beta: str, variant: str, seed: int) -> dict[str, Any]:
+        return made_up(beta, variant, seed) | ({"kl": math.nan} if beta == "0.9" else {})
+
+    spec = spec_of(betas=("0.5", "0.9"), variants=("default", "no_pos"))
+    *_, claim, _ = statements(spec, run_of(tmp_path, spec, metrics))
+    assert "is the lowest at 1 of 2 β (0.5); " in claim
+    assert claim.endswith("every other variant holds for the medians that are defined.")
+
+
+def test_seeds_that_are_lost_at_beta_are_no_gain(tmp_path):
+    values = {"0": (10.0, 20.0, math.nan), "0.5": (1.0, math.nan, math.nan)}
+
+    def metrics(beta: str, variant: str, seed: int) -> dict[str, Any]:
+        return made_up(beta, variant, seed) | {"kl": values[beta][seed]}
+
+    spec = spec_of()
+    said = statements(spec, run_of(tmp_path, spec, metrics))
+    # Gains of 10, none and none: not a median of infinitely many times.
+    assert "over the one at β: 0 at 0.5." in said[0]
 
 
 def test_beaten_within_and_beyond_the_spread(tmp_path):
