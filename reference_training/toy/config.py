@@ -55,10 +55,11 @@ class ToyConfig(RunConfig):
         Raises:
             ConfigError: names what is wrong, and what was expected.
         """
+        least = {"seeds": 1, "evaluations": 1, "checkpoint_every": 1, "threads": 0}
         problems = [
-            f"{name} is {getattr(self, name)}, expected {int(name != 'threads')} or more"
-            for name in ("seeds", "evaluations", "checkpoint_every", "threads")
-            if getattr(self, name) < (name != "threads")
+            f"{name} is {getattr(self, name)}, expected {number} or more"
+            for name, number in least.items()
+            if getattr(self, name) < number
         ]
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))

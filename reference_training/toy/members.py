@@ -22,8 +22,8 @@ class Beta:
 
     Attributes:
         text: as written.
-        starts, ends: β at the first and behind the last update; several where losses of several β
-            are averaged.
+        starts, ends: β at the first update and after the last one; several where losses of
+            several β are averaged.
     """
 
     text: str

@@ -126,19 +126,6 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch):
         assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
 
 
-def test_noise_and_data_depend_on_the_seed_alone():
-    members = Members.of(["0", "0.5"], ["default", "true"], [5, 6])
-    settings, distribution = SCENARIOS["circles-default"], DISTRIBUTIONS["circles"]
-    draws = Draws(distribution, settings, members, members.seeds, torch.device("cpu"))
-    x_pos, (x0, noise) = draws.positives(), draws.chains(7)
-    assert (x_pos.shape, x0.shape, noise.shape) == ((8, 100, 2), (8, 7, 2), (20, 8, 7, 2))
-    for i in range(2, 8):
-        assert torch.equal(x_pos[i], x_pos[i % 2])
-        assert torch.equal(noise[:, i], noise[:, i % 2])
-    assert not torch.equal(x_pos[0], x_pos[1])
-    assert x0.std().item() == pytest.approx(settings.init_std, rel=0.3)
-
-
 def test_same_seed_same_bits(tmp_path):
     for name in ("a", "b"):
         go(config_for(tmp_path / name))
@@ -303,7 +290,8 @@ def test_a_member_that_is_lost_is_said_and_leaves_the_others_alone(tmp_path, mon
         ({"scenario": "gmm-best"}, "expected one of gmm-default"),
         ({"betas": ("2",)}, "beta is '2'"),
         ({"variants": ("best",)}, "variant is 'best'"),
-        ({"seeds": 0}, "seeds is 0"),
+        ({"seeds": 0}, "seeds is 0, expected 1 or more"),
+        ({"threads": -1}, "threads is -1, expected 0 or more"),
         ({"evaluations": 13}, "at most one for each of the 12 updates"),
         ({"noise_std": -0.1}, "noise_std is -0.1"),
         ({"iterations": 0}, "iterations is 0"),
