@@ -1,8 +1,8 @@
 """The toy scenarios by name: what is sampled, how, and for how long.
 
 Settings that the paper states are in Section 4.1, Appendix K and the captions of Figures 5 to 11.
-Those it leaves open (noise, learning rate of the GMM, component weights, the shift of Figure 6), and
-a learning rate of the circles for a tenth of the updates, were chosen by the sweeps in
+Those it leaves open (noise, learning rate of the GMM, component weights, the shift of Figure 6),
+and a learning rate of the circles for a tenth of the updates, were chosen by the sweeps in
 docs/results/toy-settings.md.
 """
 
