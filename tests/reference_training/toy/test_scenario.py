@@ -67,7 +67,8 @@ def test_the_published_changes_and_no_others(data):
     assert shifted["init_mean"] > 0  # the bottom right is (+, +): in the pictures y grows downward
     proposal = SCENARIOS[f"{data}-proposal"]
     assert (proposal.sgld_steps, proposal.n_pos, proposal.n_neg) == (0, 100, 100)
-    assert proposal.iterations == 2 * base.iterations
+    assert proposal.iterations == (4 if data == "circles" else 2) * base.iterations
+    assert proposal.output_scale == pytest.approx(200)
     assert proposal.lr_end == pytest.approx(proposal.lr / 100)
 
 
