@@ -19,7 +19,7 @@ IN_PAIR = 0.06
 BETWEEN_PAIRS = 0.22
 CAPTION = 0.34
 BETWEEN_BANDS = 0.14
-LEFT = 0.66
+LEFT = 0.74
 RIGHT = 0.14
 TOP = 0.98
 BOTTOM = 0.5
@@ -84,11 +84,11 @@ def draw_images(spec: FigureSpec, picture: Picture) -> Figure:
     _draw_head(canvas, layout, spec)
     for i, band in enumerate(picture.bands):
         middle = (layout.top(i, 0) + layout.top(i, 1) + PANEL) / 2
-        canvas.write(0.2, middle, band.label, fontweight="bold", **beside)
+        canvas.write(0.24, middle, band.label, fontweight="bold", **beside)
         panels = [band.truth, *(panel for pair in band.pairs for panel in pair)]
         for row, name in enumerate(ROWS):
             top = layout.top(i, row)
-            canvas.write(0.48, top + PANEL / 2, name, fontsize=9, rotation=90)
+            canvas.write(0.56, top + PANEL / 2, name, fontsize=9, rotation=90)
             for column, panel in enumerate(panels):
                 _draw_panel(canvas, layout.left(column), top, panel, row)
     return canvas.figure

@@ -38,9 +38,11 @@ def trade_off(spec: FigureSpec, run: ToyRun) -> str:
     at_zero = run.of(OFF, "default")
     lost = sum(member.diverged_at is not None for member in at_zero)
     which = f" ({lost} of {len(at_zero)} seeds diverged there)" if lost else ""
+    price = f"KL of SGLD(p_θ) at β over the one at β = 0: {listed(costs)}."
+    if not math.isfinite(spread(run, OFF, "default", "kl_sgld").median):
+        price = "KL of SGLD(p_θ) is not finite at β = 0."
     return (
-        f"{run.scenario}: KL(p_d‖p_θ) at β = 0{which} over the one at β: {listed(gains)}. "
-        f"KL of SGLD(p_θ) at β over the one at β = 0: {listed(costs)}. "
+        f"{run.scenario}: KL(p_d‖p_θ) at β = 0{which} over the one at β: {listed(gains)}. {price} "
         "Medians over seeds of a seed's two values."
     )
 

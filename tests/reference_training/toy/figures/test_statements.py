@@ -63,6 +63,16 @@ def test_the_ratio_is_the_median_of_the_seeds_own_ratios(tmp_path):
     assert said[1] == "gmm-default: none of 6 members diverged."
 
 
+def test_no_ratio_of_samples_to_those_that_have_left_the_plane(tmp_path):
+    def metrics(beta: str, variant: str, seed: int) -> dict[str, Any]:
+        return made_up(beta, variant, seed) | ({"kl_sgld": math.inf} if beta == "0" else {})
+
+    spec = spec_of()
+    said = statements(spec, run_of(tmp_path, spec, metrics))
+    assert "KL of SGLD(p_θ) is not finite at β = 0." in said[0]
+    assert "at β over the one at β = 0" not in said[0]
+
+
 def test_divergence_is_told_with_the_guards_first_alert(tmp_path):
     spec = spec_of()
     said = statements(spec, run_of(tmp_path, spec, diverged={"0": 1200}))
