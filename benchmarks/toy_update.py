@@ -22,8 +22,8 @@ from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.network import NEGATIVE_SLOPE, WIDTHS, EnsembleMLP
 from ebmguard.reference_training.toy.record import Record
+from ebmguard.reference_training.toy.sampler import make_sampler
 from ebmguard.reference_training.toy.scenario import Scenario
-from ebmguard.reference_training.toy.train import make_sampler
 
 BETA = 0.5
 """Of the published loop. Ours has members of several β, which cost the same."""
@@ -49,7 +49,6 @@ class Ensemble:
         self.record = Record(config, folder, len(members), device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.0, fused=True)
         sample_q = make_sampler(settings)
-        assert sample_q is not None
         self.plain_sampler = graphed(sample_q, device) if graphs else sample_q
         # A graph belongs to the guarded calls that captured it.
         self.loss_fn, self.sample_q = guard(

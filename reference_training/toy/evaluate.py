@@ -7,14 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ebmguard.samplers import sgld
-
 from . import kde, metrics
 from .distributions import DISTRIBUTIONS
 from .draws import Draws
 from .grid import Grid
 from .members import Members
 from .network import EnsembleMLP
+from .sampler import make_sampler
 from .scenario import Scenario
 
 SAMPLES = 10_000
@@ -67,19 +66,11 @@ class Evaluator:
         """
         seeds = [(step + 1) * 1_000_003 + seed for seed in self.members.seeds]
         draws = Draws(self.distribution, self.settings, self.members, seeds, self.device)
-        settings, parts = self.settings, []
-        for _ in range(SAMPLES // SAMPLES_AT_ONCE):
-            x0, noise = draws.chains(SAMPLES_AT_ONCE)
-            parts.append(
-                sgld(
-                    network,
-                    x0,
-                    steps=settings.sgld_steps,
-                    step_size=settings.step_size,
-                    noise_std=settings.noise_std,
-                    noise=noise,
-                )
-            )
+        sample_q = make_sampler(self.settings)
+        parts = [
+            sample_q(network, *draws.chains(SAMPLES_AT_ONCE))
+            for _ in range(SAMPLES // SAMPLES_AT_ONCE)
+        ]
         return torch.cat(parts, 1)
 
     def measure(self, log_density: Tensor) -> list[dict[str, float]]:
@@ -120,9 +111,8 @@ class Evaluator:
             beta.starts[0] if beta.starts == beta.ends and len(beta.starts) == 1 else 0.0
             for beta in self.members.betas
         ]
-        each = torch.tensor([beta or torch.nan for beta in betas], dtype=torch.float64)
-        each = each.repeat_interleave(len(self.members.seeds)).repeat(len(self.members.variants))
-        optimum: Tensor = ratio / each.unsqueeze(-1)
+        each = torch.tensor([[beta or torch.nan] for beta in betas], dtype=torch.float64)
+        optimum: Tensor = ratio / self.members.spread_betas(each)
         return optimum
 
 

@@ -115,6 +115,11 @@ class Members:
         repeats[dim] = len(self.variants) * len(self.betas)
         return per_seed.repeat(repeats)
 
+    def spread_betas(self, per_beta: Tensor) -> Tensor:
+        """One row for each β, for every member: (betas, ...) -> (G, ...)."""
+        each_seed = per_beta.repeat_interleave(len(self.seeds), 0)
+        return each_seed.repeat(len(self.variants), *[1] * (per_beta.ndim - 1))
+
     def strength(
         self, output_scale: float, iterations: int, device: torch.device
     ) -> dict[str, Any]:
@@ -127,8 +132,7 @@ class Members:
         def exponents(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
             rows = [pick(beta) * (1 if len(pick(beta)) == terms else terms) for beta in self.betas]
             table = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
-            each = table.repeat_interleave(len(self.seeds), 0).repeat(len(self.variants), 1)
-            return each.T.contiguous().to(device)  # (terms, G)
+            return self.spread_betas(table).T.contiguous().to(device)  # (terms, G)
 
         starts = exponents(lambda beta: beta.starts)
         slopes = (exponents(lambda beta: beta.ends) - starts) / iterations

@@ -5,15 +5,12 @@ The training loop is that of Nijkamp et al. (2020), with a leading dimension for
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.samplers import sgld
 
 from ..device import describe, find_device
 from ..graphs import graphed, graphed_energies
@@ -26,25 +23,7 @@ from .draws import Draws
 from .evaluate import Evaluator
 from .network import EnsembleMLP
 from .record import Record
-from .scenario import Scenario
-
-
-def make_sampler(settings: Scenario) -> Callable[[nn.Module, Tensor, Tensor], Tensor] | None:
-    """Short-run SGLD with its noise given; None where a scenario takes no step."""
-    if not settings.sgld_steps:
-        return None
-
-    def sample_q(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
-        return sgld(
-            f,
-            x0,
-            steps=settings.sgld_steps,
-            step_size=settings.step_size,
-            noise_std=settings.noise_std,
-            noise=noise,
-        )
-
-    return sample_q
+from .sampler import make_sampler
 
 
 def train(
@@ -85,11 +64,12 @@ def train(
         )
     folder.cut_rows(state["row_sizes"] if state else {})
 
-    sample_q = make_sampler(settings)
+    # A guarded sampler must evaluate the network: one without a step stays outside of the guard.
+    sample_q = graphed(make_sampler(settings), device) if settings.sgld_steps else None
     # One guard for the whole ensemble: beta* is a vector over the members, and so is the variant.
     loss_fn, sample_q = guard(
         None,
-        sample_q and graphed(sample_q, device),
+        sample_q,
         variant=members.variant_of_each,
         log_dir=folder.path,
         on_alert=record.on_alert,
