@@ -1,15 +1,17 @@
 """Wide residual networks without normalisation, whose output is a negative energy.
 
-The architecture follows JEM (Grathwohl et al. 2020): pre-activation residual blocks, LeakyReLU 0.2,
-convolutions with bias, PyTorch's default initialisation, no normalisation. One thing differs from
-its published code: a block halves the resolution in its first convolution, not in its second,
-which makes a step cheaper. The class logits double as an energy, f(x) = logsumexp_y logits(x)[y]
-(their Eq. 7).
+The architecture is that of JEM (Grathwohl et al. 2020): the wide residual network of Zagoruyko and
+Komodakis (2016) without normalisation, with LeakyReLU 0.2, convolutions with bias and PyTorch's
+default initialisation. A block halves the resolution in its second convolution, as in JEM's
+published code. The class logits double as an energy, f(x) = logsumexp_y logits(x)[y] (their Eq. 7),
+and each of them as the energy of its class, f(x, y) = logits(x)[y] (their Eq. 5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +22,25 @@ STEM_CHANNELS = 16
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with pre-activation and a 1x1 shortcut where the shape changes."""
+    """Two 3x3 convolutions with pre-activation and a 1x1 shortcut where the shape changes.
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+    The resolution is divided by `stride` in the second convolution, or in the first one with
+    `early_stride`; and in the shortcut.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, stride: int, *, early_stride: bool
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
-        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        first, second = (stride, 1) if early_stride else (1, stride)
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=first, padding=1)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, stride=second, padding=1)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.shortcut = nn.Conv2d(in_channels, out_channels, 1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C', H / stride, W / stride)."""
+        """(B, C, H, W) -> (B, C', H / stride, W / stride), rounded up."""
         hidden = self.conv1(F.leaky_relu(x, NEGATIVE_SLOPE))
         out: Tensor = self.conv2(F.leaky_relu(hidden, NEGATIVE_SLOPE))
         shortcut: Tensor = self.shortcut(x)
@@ -42,20 +51,32 @@ class WideResNet(nn.Module):
     """Wide residual network WRN-`depth`-`width` as a classifier and as a negative energy.
 
     Three stages of (depth - 4) / 6 blocks with 16, 32 and 64 times `width` channels; the last two
-    halve the resolution.
+    halve the resolution. Images may have any size: what is left of them is averaged.
 
     Args:
         in_channels: image channels.
         classes: number of labels.
         depth: 6 n + 4 with n blocks a stage; 10 is the smallest, JEM's CIFAR network has 28.
-        width: channel multiplier.
+        width: channel multiplier; 10 in JEM's CIFAR network.
+        early_stride: halve the resolution in the first convolution of a block, not in the second:
+            cheaper, and another function of the same parameters.
+        autocast: bfloat16 for convolutions in that type (float32 parameters, inputs and
+            gradients); pooling, head and logsumexp keep the type of the parameters. None computes
+            everything in it.
 
     Raises:
-        ValueError: depth is not 6 n + 4, or a size is not positive.
+        ValueError: depth is not 6 n + 4, a size is not positive, or `autocast` is another type.
     """
 
     def __init__(
-        self, *, in_channels: int = 1, classes: int = 10, depth: int = 10, width: int = 2
+        self,
+        *,
+        in_channels: int = 1,
+        classes: int = 10,
+        depth: int = 10,
+        width: int = 2,
+        early_stride: bool = False,
+        autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
@@ -63,6 +84,10 @@ class WideResNet(nn.Module):
         for name, value in (("in_channels", in_channels), ("classes", classes), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
+        if autocast not in (None, torch.bfloat16):
+            # Gradients of the samples are small: float16 would need a gradient scaler for them.
+            raise ValueError(f"autocast is {autocast}, expected torch.bfloat16 or None")
+        self.autocast = autocast
         blocks_per_stage = (depth - 4) // 6
         self.stem = nn.Conv2d(in_channels, STEM_CHANNELS, 3, padding=1)
         blocks: list[nn.Module] = []
@@ -71,17 +96,74 @@ class WideResNet(nn.Module):
         for stage_channels, stage_stride in stages:
             for i in range(blocks_per_stage):
                 stride = stage_stride if i == 0 else 1
-                blocks.append(ResidualBlock(channels, stage_channels, stride))
+                blocks.append(
+                    ResidualBlock(channels, stage_channels, stride, early_stride=early_stride)
+                )
                 channels = stage_channels
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(channels, classes)
 
+    def features(self, x: Tensor) -> Tensor:
+        """What the head sees, averaged over the image: (B, C, H, W) -> (B, 64 * width)."""
+        precision: AbstractContextManager[Any] = nullcontext()
+        if self.autocast is not None:
+            # Without autocast's cache of converted weights. A call uses each weight once, so that
+            # it saves nothing; and inside a caller's autocast it would outlive the call: a CUDA
+            # graph would read copies of the weights from before its capture, or leave behind
+            # copies in memory of its own, which its replays overwrite.
+            precision = torch.autocast(x.device.type, self.autocast, cache_enabled=False)
+        with precision:
+            maps = self.blocks(self.stem(x))
+        pooled: Tensor = F.leaky_relu(maps.to(self.head.weight.dtype), NEGATIVE_SLOPE).mean((2, 3))
+        return pooled
+
     def classify(self, x: Tensor) -> Tensor:
         """Class logits: (B, C, H, W) -> (B, classes)."""
-        features = F.leaky_relu(self.blocks(self.stem(x)), NEGATIVE_SLOPE)
-        logits: Tensor = self.head(features.mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.features(x))
         return logits
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Negative energy f(x) = logsumexp of the logits: (B, C, H, W) -> (B,)."""
-        return torch.logsumexp(self.classify(x), dim=1)
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Negative energy of images, or of images of given classes.
+
+        Args:
+            x: images, (B, C, H, W).
+            y: classes, (B,) int64 in [0, classes); a range that the host does not check.
+
+        Returns:
+            f(x), the logsumexp of the logits, or f(x, y), the logit of the class: (B,).
+
+        Raises:
+            ValueError: there is not one class for each image.
+        """
+        logits = self.classify(x)
+        if y is None:
+            return torch.logsumexp(logits, dim=1)
+        if y.shape != logits.shape[:1]:
+            raise ValueError(
+                f"y has shape {tuple(y.shape)} for {logits.shape[0]} images, expected one class "
+                f"for each: {tuple(logits.shape[:1])}"
+            )
+        return logits.gather(1, y[:, None]).squeeze(1)
+
+
+@contextmanager
+def frozen(network: nn.Module) -> Iterator[None]:
+    """Switch off `requires_grad` of all parameters inside the block, for sampling.
+
+    Samplers differentiate for the samples alone. Eager autograd then leaves the gradients of the
+    parameters out; a compiled network computes in its backward pass those of everything that
+    requires a gradient, which costs half as much again. Frozen, it is compiled once more, without
+    them. Afterwards each parameter requires a gradient as it did before, also where the block
+    raises. Gradients that are stored, optimizers and the hooks of DistributedDataParallel stay.
+
+    Args:
+        network: the network, or the module inside a wrapper.
+    """
+    before = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter, required in before:
+            parameter.requires_grad_(required)

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
+from scipy.stats import spearmanr
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
-from ebmguard.reference_training.networks import WideResNet
+from ebmguard import guard
+from ebmguard.reference_training.networks import WideResNet, frozen
+from ebmguard.samplers import sgld
+
+aten = torch.ops.aten
 
 
 def conv(i, o, k):
@@ -39,6 +53,91 @@ def test_is_the_wide_residual_network_of_that_depth_and_width(depth, width):
     assert not any("Norm" in type(m).__name__ for m in net.modules())
 
 
+# -- the function ------------------------------------------------------------------------------
+
+
+def published(state, x, *, early):
+    """Pooled features and logits of JEM's network, by the tensors of a WRN-16 with width > 1.
+
+    Pre-activation blocks, LeakyReLU 0.2 and no normalisation; the first block of a stage changes
+    the channels, in the second and third stage also the resolution: in the second convolution, and
+    in a 1x1 convolution of the block's own input beside them.
+    """
+    relu, at = (lambda x: torch.where(x > 0, x, 0.2 * x)), state.__getitem__
+    x = F.conv2d(x, at("stem.weight"), at("stem.bias"), padding=1)
+    for block in range(6):
+        w1, b1, w2, b2 = (
+            at(f"blocks.{block}.conv{i}.{kind}") for i in (1, 2) for kind in ("weight", "bias")
+        )
+        stride = 2 if block in (2, 4) else 1
+        first, second = (stride, 1) if early else (1, stride)
+        inner = F.conv2d(relu(x), w1, b1, stride=first, padding=1)
+        inner = F.conv2d(relu(inner), w2, b2, stride=second, padding=1)
+        if block % 2 == 0:
+            w, b = at(f"blocks.{block}.shortcut.weight"), at(f"blocks.{block}.shortcut.bias")
+            x = F.conv2d(x, w, b, stride=stride)
+        x = x + inner
+    pooled = relu(x).flatten(2).sum(2) / (x.shape[2] * x.shape[3])
+    return pooled, pooled @ at("head.weight").T + at("head.bias")
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("size", [(32, 32), (28, 28), (27, 9), (1, 5)])
+def test_is_the_published_function(early, size):
+    torch.manual_seed(0)
+    net = WideResNet(in_channels=3, classes=7, depth=16, width=2, early_stride=early).double()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    features, logits = published(net.state_dict(), x, early=early)
+    torch.testing.assert_close(net.features(x), features, rtol=0, atol=1e-12)
+    torch.testing.assert_close(net.classify(x), logits, rtol=0, atol=1e-12)
+    other, _ = published(net.state_dict(), x, early=not early)
+    assert (other - features).abs().max() > 1e-4
+
+
+def test_the_place_of_the_stride_leaves_initialisation_and_names():
+    states = []
+    for early in (False, True):
+        torch.manual_seed(0)
+        states.append(WideResNet(early_stride=early).state_dict())
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_initialisation_is_that_of_pytorch():
+    torch.manual_seed(0)
+    net = WideResNet(in_channels=3, width=4)
+    for layer in (m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))):
+        bound = layer.weight[0].numel() ** -0.5  # U(-1, 1) / sqrt(fan-in), biases too
+        assert layer.bias is not None
+        assert bound * 0.95 < layer.weight.abs().max() <= bound
+        assert layer.bias.abs().max() <= bound
+
+
+def test_cost_of_jems_network():
+    """GFLOP of an image at 32x32; two for each multiplication with its addition."""
+    layers = [(3, 16, 3, 32)]  # channels in and out, kernel, output resolution
+    channels = 16
+    for stage, before, after in ((160, 32, 32), (320, 32, 16), (640, 16, 8)):
+        layers += [(channels, stage, 3, before), (stage, stage, 3, after)]
+        layers += [(channels, stage, 1, after)] + 6 * [(stage, stage, 3, after)]
+        channels = stage
+    expected = sum(2 * i * o * k * k * r * r for i, o, k, r in layers) + 2 * 640 * 10
+    with torch.device("meta"):
+        net = WideResNet(in_channels=3, depth=28, width=10)
+        x = torch.empty(1, 3, 32, 32, requires_grad=True)
+    assert sum(p.numel() for p in net.parameters()) == 36_471_338
+    with FlopCounterMode(display=False) as forward:
+        f = net(x).sum()
+    assert forward.get_total_flops() == expected
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(f, x)  # eagerly: of the image alone
+    assert backward.get_total_flops() == expected
+    assert round(expected / 1e9, 1) == 11.9
+
+
+# -- energies ----------------------------------------------------------------------------------
+
+
 def test_energy_is_the_logsumexp_of_the_logits():
     torch.manual_seed(0)
     net = WideResNet(width=1).double()
@@ -46,6 +145,17 @@ def test_energy_is_the_logsumexp_of_the_logits():
     logits = net.classify(x)
     assert logits.shape == (5, 10)
     torch.testing.assert_close(net(x), logits.exp().sum(1).log(), rtol=0, atol=1e-12)
+
+
+def test_energy_of_a_class_is_its_logit():
+    torch.manual_seed(0)
+    net = WideResNet(width=1)
+    x, y = torch.randn(4, 1, 8, 8), torch.tensor([3, 9, 0, 3])
+    logits = net.classify(x).tolist()
+    assert net(x, y).tolist() == [logits[i][c] for i, c in enumerate(y.tolist())]
+    for wrong in (y[:3], y[:, None]):
+        with pytest.raises(ValueError, match=r"one class for each: \(4,\)"):
+            net(x, wrong)
 
 
 def test_samples_do_not_see_each_other():
@@ -57,8 +167,275 @@ def test_samples_do_not_see_each_other():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"depth": 12}, "depth is 12"), ({"depth": 4}, "depth is 4"), ({"width": 0}, "width is 0")],
+    [
+        ({"depth": 12}, "depth is 12"),
+        ({"depth": 4}, "depth is 4"),
+        ({"width": 0}, "width is 0"),
+        ({"autocast": torch.float16}, "autocast is torch.float16"),
+    ],
 )
 def test_refuses(settings, message):
     with pytest.raises(ValueError, match=message):
         WideResNet(**settings)
+
+
+# -- autocast ----------------------------------------------------------------------------------
+
+
+class Types(TorchDispatchMode):
+    """Which types each operation has worked on."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: dict[Any, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        self.seen.setdefault(func, set()).update(x.dtype for x in tensors)
+        return func(*args, **(kwargs or {}))
+
+
+def with_bfloat16(seed=0, **settings):
+    """The same network in float32, and with convolutions in bfloat16."""
+    torch.manual_seed(seed)
+    exact, rounded = WideResNet(**settings), WideResNet(**settings, autocast=torch.bfloat16)
+    rounded.load_state_dict(exact.state_dict())
+    return exact, rounded
+
+
+def test_convolutions_in_bfloat16_and_the_rest_in_float32():
+    _, net = with_bfloat16(width=1)
+    x = torch.randn(3, 1, 8, 8, requires_grad=True)
+    with Types() as types:
+        f = net(x)
+        (grad,) = torch.autograd.grad(f.sum(), x)
+    assert f.dtype == net.features(x).dtype == net.classify(x).dtype == torch.float32
+    assert net(x, torch.tensor([0, 1, 2])).dtype == torch.float32
+    assert grad.dtype == torch.float32
+    low, full = {torch.bfloat16}, {torch.float32}
+    assert types.seen[aten.convolution.default] == low
+    assert types.seen[aten.convolution_backward.default] == low
+    for operation in (aten.mean.dim, aten.addmm.default, aten.logsumexp.default):
+        assert types.seen[operation] == full
+    net(x).sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())
+
+
+@pytest.mark.parametrize("depth", [10, 28])
+def test_energies_in_bfloat16_are_close_and_in_order(depth):
+    exact, rounded = with_bfloat16(depth=depth, width=1, in_channels=3)
+    contrasts = torch.linspace(0.1, 3, 60)[:, None, None, None]
+    x = torch.randn(60, 3, 12, 12) * contrasts
+    with torch.no_grad():
+        features, f = exact.features(x), exact(x)
+        found, g = rounded.features(x), rounded(x)
+    # A convolution rounds its input, its weights and its output: uniformly by up to half a unit in
+    # the last place. Of 3 * depth independent relative errors the squares add up.
+    unit = torch.finfo(torch.bfloat16).eps / 2
+    allowed = (3 * depth) ** 0.5 * unit / 3**0.5 * features.norm(dim=1)
+    error = (found - features).norm(dim=1)
+    assert (error < allowed).all()
+    assert (error > allowed / 50).all()  # they are rounded at all
+    slope = (
+        exact.classify(x).softmax(1).detach() @ exact.head.weight.detach()
+    )  # of f, with respect to the features
+    assert ((f - g).abs() < allowed * slope.norm(dim=1)).all()
+    assert spearmanr(f, g).statistic > 0.99
+
+
+def test_without_autocast_the_bits_are_those_of_float32():
+    torch.manual_seed(0)
+    net = WideResNet(depth=16, width=2, in_channels=3)
+    x = torch.randn(2, 3, 8, 8)
+    with Types() as types:
+        net(x)
+    assert set().union(*types.seen.values()) == {torch.float32}
+
+
+def test_follows_its_parameters_inside_the_autocast_of_a_caller():
+    _, net = with_bfloat16(width=1)
+    x = torch.randn(3, 1, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        net.features(x)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(1.5)
+        inside = net.features(x)
+    assert torch.equal(inside, net.features(x))
+
+
+# -- sampling ----------------------------------------------------------------------------------
+
+
+class Masks:
+    """AOT autograd with an eager backend, keeping what its backward passes compute.
+
+    For each compiled backward pass and each of its convolutions: whether there are gradients of the
+    input, the weight and the bias.
+    """
+
+    def __init__(self):
+        self.backwards: list[list[tuple[bool, ...]]] = []
+        self.backend = aot_autograd(
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=self._backward
+        )
+
+    def _backward(self, graph, _):
+        nodes = [n for n in graph.graph.nodes if n.target is aten.convolution_backward.default]
+        self.backwards.append([tuple(n.args[-1]) for n in nodes])
+        return make_boxed_func(graph.forward)
+
+
+class Backwards(TorchDispatchMode):
+    """The same of the convolutions that run eagerly."""
+
+    def __init__(self):
+        super().__init__()
+        self.masks: list[tuple[bool, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten.convolution_backward.default:
+            self.masks.append(tuple(args[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def masks():
+    torch.compiler.reset()
+    yield Masks()
+    torch.compiler.reset()
+
+
+SETTINGS: dict[str, Any] = {"steps": 3, "step_size": 1.0, "noise_std": 0.1}
+CONVOLUTIONS = 10  # of a WRN-10-2: the stem, and three blocks of two with a shortcut
+
+
+def start(n=2, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(n, 1, 8, 8, generator=generator, dtype=dtype)
+    return x, torch.randn(3, n, 1, 8, 8, generator=generator, dtype=dtype)
+
+
+def plain(network, x, noise, *labels):
+    return sgld(lambda x: network(x, *labels), x, noise=noise, **SETTINGS)
+
+
+def sampler(network, *tensors):
+    with frozen(network):
+        return plain(network, *tensors)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_only_a_frozen_compiled_network_leaves_out_gradients_of_weights(masks, autocast):
+    torch.manual_seed(0)
+    net = WideResNet(autocast=autocast)
+    eager = plain(net, *start())
+    net.compile(backend=masks.backend)
+    tolerance: dict[str, Any] = {} if autocast is None else {"rtol": 0.0, "atol": 0.01}
+    torch.testing.assert_close(plain(net, *start()), eager, **tolerance)
+    torch.testing.assert_close(sampler(net, *start()), eager, **tolerance)
+    everything = CONVOLUTIONS * [(True, True, True)]
+    samples_only = CONVOLUTIONS * [(True, False, False)]
+    assert masks.backwards == [everything, samples_only]
+    # Both are kept: changing to and fro compiles nothing.
+    plain(net, *start())
+    sampler(net, *start())
+    assert len(masks.backwards) == 2
+
+
+@pytest.mark.parametrize("part", ["module", "classify"])
+@pytest.mark.parametrize("labels", [(), (torch.tensor([7, 2]),)], ids=["f(x)", "f(x, y)"])
+def test_compiled_networks_are_tempered(masks, part, labels):
+    torch.manual_seed(0)
+    net, twin = WideResNet(width=1).double(), WideResNet(width=1).double()
+    twin.load_state_dict(net.state_dict())
+    if part == "module":
+        net.compile(backend=masks.backend)
+    else:
+        compiled = torch.compile(net.classify, backend=masks.backend)
+        net.classify = compiled
+    inputs = (*start(dtype=torch.float64), *labels)
+    found, norms = [], []
+    for each in (net, twin):
+        g = guard(None, sampler, beta_star=lambda step: 0.2 * (1 + step), output_scale=1.0)
+        for _ in range(3):
+            found.append(g.sampler(each, *inputs))
+            g.loss_fn(torch.zeros(2), torch.ones(2))
+            norms.append(g.last["sampler/grad_norm"])
+    for step in range(3):
+        torch.testing.assert_close(found[step], found[3 + step], rtol=1e-10, atol=1e-10)
+        assert norms[step] == pytest.approx(norms[3 + step], rel=1e-6)
+    assert (found[0] - found[1]).abs().max() > 1e-6
+    assert len(masks.backwards) == 1  # a new beta compiles nothing
+    assert not any(weight or bias for _, weight, bias in masks.backwards[0])
+    torch.testing.assert_close(
+        plain(net, *inputs), plain(twin, *inputs), rtol=1e-10, atol=1e-10
+    )  # untempered afterwards
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_eager_samples_are_the_same_bits_at_the_same_cost(autocast):
+    torch.manual_seed(0)
+    net, (x, noise) = WideResNet(autocast=autocast), start()
+    labels = torch.tensor([4, 4])
+    assert torch.equal(sampler(net, x, noise, labels), plain(net, x, noise, labels))
+    for each in (sampler, plain):
+        with Backwards() as backwards:
+            each(net, x, noise)
+        assert backwards.masks == 3 * CONVOLUTIONS * [(True, False, False)]
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_frozen_gives_each_parameter_its_own_back():
+    net = WideResNet(width=1)
+    net.stem.weight.requires_grad_(False)
+    net.stem.weight.grad = kept = torch.ones_like(net.stem.weight)
+    before = [p.requires_grad for p in net.parameters()]
+
+    def required():
+        return [p.requires_grad for p in net.parameters()]
+
+    with frozen(net):
+        assert not any(required())
+        with frozen(net):
+            pass
+        assert not any(required())
+    assert required() == before
+    with pytest.raises(ZeroDivisionError), frozen(net):
+        raise ZeroDivisionError
+    assert required() == before
+    assert sum(before) == len(before) - 1
+    assert net.stem.weight.grad is kept
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_gradients_are_reduced_after_freezing():
+    """The reducer of one process triples what passes through it."""
+    torch.manual_seed(0)
+    net, twin = WideResNet(width=1).double(), WideResNet(width=1).double()
+    twin.load_state_dict(net.state_dict())
+    parallel: Any = DistributedDataParallel(net)
+
+    def triple(_, bucket):
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer() * 3)
+        return future
+
+    parallel.register_comm_hook(None, triple)
+    for step in range(3):
+        sampler(net, *start(dtype=torch.float64))
+        x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+        for each in (parallel, twin):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            assert p.grad is not None, step
+            assert q.grad is not None
+            torch.testing.assert_close(p.grad, 3 * q.grad)
