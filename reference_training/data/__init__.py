@@ -1,0 +1,13 @@
+"""Data sets of the reference trainers: labelled images, their split, their order, augmentation.
+
+Pixels stay bytes until :meth:`ImageData.scale`; everything random is drawn on the device.
+"""
+
+from __future__ import annotations
+
+from .augment import augment
+from .image_data import ImageData
+from .load import DATA_SETS, load_data
+from .order import EpochOrder
+
+__all__ = ["DATA_SETS", "EpochOrder", "ImageData", "augment", "load_data"]

@@ -1,0 +1,61 @@
+"""Files of a data set as they were published: where they are looked for, and their checksums."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ebmguard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class PublishedFiles:
+    """The files of one data set.
+
+    Attributes:
+        title: of the data set.
+        page: address where it is published.
+        folders: below the root, in the order in which they are tried.
+        md5: checksum of every file, by its name in the folder.
+    """
+
+    title: str
+    page: str
+    folders: tuple[str, ...]
+    md5: Mapping[str, str]
+
+    def find(self, root: Path) -> Path:
+        """The first of the folders that holds every file.
+
+        Raises:
+            ConfigError: there is none. It names the folders, and what is missing in each.
+        """
+        lacks = []
+        for folder in (root / name for name in self.folders):
+            missing = [name for name in self.md5 if not (folder / name).is_file()]
+            if not missing:
+                return folder
+            lacks.append(f"{folder} lacks {', '.join(missing)}")
+        raise ConfigError(
+            f"{self.title} was not found under {root}:\n  " + "\n  ".join(lacks) + "\n"
+            f"It is published at {self.page} : put its files there, or name the folder that holds "
+            "them by --data-root or the environment variable EBMGUARD_DATA."
+        )
+
+    def read(self, path: Path) -> bytes:
+        """The content of a file, which is the published one.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        content = path.read_bytes()
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        expected = self.md5[path.name]
+        if found != expected:
+            raise ConfigError(
+                f"{path} is not the published file of {self.title}: its md5 is {found}, expected "
+                f"{expected}. Delete it and fetch it again from {self.page}"
+            )
+        return content

@@ -1,0 +1,142 @@
+"""Data sets by name, split into training, validation and test images."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ebmguard.errors import ConfigError
+
+from .cifar import read_cifar10, read_cifar100
+from .digits import read_digits
+from .image_data import ImageData
+from .images import Images
+from .mnist import read_mnist
+from .svhn import read_svhn
+
+SPLIT_SEED = 1234
+VALID_IMAGES = 5000
+ROOT_VARIABLE = "EBMGUARD_DATA"
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A data set that lies in files; padding and flips as in JEM (Grathwohl et al. 2020)."""
+
+    read: Callable[[Path], Images]
+    classes: int = 10
+    pad: int = 0
+    flip: bool = False
+
+
+_PUBLISHED: Mapping[str, _Published] = {
+    "mnist": _Published(read_mnist),
+    "cifar10": _Published(read_cifar10, pad=4, flip=True),
+    "cifar100": _Published(read_cifar100, classes=100, pad=4, flip=True),
+    "svhn": _Published(read_svhn, pad=4),
+}
+DATA_SETS: tuple[str, ...] = ("digits", *_PUBLISHED)
+"""Names that `--data` takes."""
+
+
+def load_data(
+    name: str,
+    root: Path | None = None,
+    *,
+    train_images: int | None = None,
+    valid_images: int | None = None,
+    test_images: int | None = None,
+) -> ImageData:
+    """A data set with JEM's split, on the CPU.
+
+    The published training images are shuffled with NumPy's legacy generator seeded 1234; the first
+    so many are for validation and the rest for training, as in JEM's published trainer (Grathwohl
+    et al. 2020). The split is thus the same for every seed of a run. The digits come in random
+    order and are not shuffled again.
+
+    Args:
+        name: one of :data:`DATA_SETS`.
+        root: folder of the data sets; None takes the environment variable EBMGUARD_DATA. The
+            digits come with scikit-learn and need none.
+        train_images: only the first so many; None takes all.
+        valid_images: size of the validation set; None takes 5000, or 0 of the digits.
+        test_images: only the first so many; None takes all.
+
+    Raises:
+        ConfigError: there is no such data set or folder, a file is missing or is not the published
+            one, or the set has fewer images than asked for.
+        ImportError: the package that carries or reads the data is not installed.
+    """
+    for setting, value, least in (
+        ("train_images", train_images, 1),
+        ("valid_images", valid_images, 0),
+        ("test_images", test_images, 1),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{setting} is {value}, expected {least} or more")
+    if name == "digits":
+        images, classes, levels, pad, flip = read_digits(), 10, 16, 0, False
+        order = np.arange(len(images.train_x))
+        valid_images = valid_images or 0
+    elif name in _PUBLISHED:
+        published = _PUBLISHED[name]
+        images = published.read(_root(name, root))
+        classes, levels, pad, flip = published.classes, 255, published.pad, published.flip
+        order = _shuffled(len(images.train_x))
+        valid_images = VALID_IMAGES if valid_images is None else valid_images
+    else:
+        raise ConfigError(f"data is {name!r}, expected one of {', '.join(DATA_SETS)}")
+    valid = _first(valid_images, order, name, "valid_images", spare=1)
+    train = _first(train_images, order[valid_images:], name, "train_images")
+    test = _first(test_images, np.arange(len(images.test_x)), name, "test_images")
+    return ImageData(
+        name=name,
+        train_x=torch.from_numpy(images.train_x[train]),
+        train_y=torch.from_numpy(images.train_y[train]),
+        valid_x=torch.from_numpy(images.train_x[valid]),
+        valid_y=torch.from_numpy(images.train_y[valid]),
+        test_x=torch.from_numpy(images.test_x[test]),
+        test_y=torch.from_numpy(images.test_y[test]),
+        classes=classes,
+        levels=levels,
+        pad=pad,
+        flip=flip,
+    )
+
+
+def _root(name: str, root: Path | None) -> Path:
+    if root is None:
+        value = os.environ.get(ROOT_VARIABLE)
+        if not value:
+            raise ConfigError(
+                f"{name} lies in files, and no folder was named to look in: name the folder of the "
+                f"data sets by --data-root or the environment variable {ROOT_VARIABLE}"
+            )
+        root = Path(value)
+    if not root.is_dir():
+        raise ConfigError(
+            f"the folder of the data sets is {root}, which is not a folder: name another by "
+            f"--data-root or the environment variable {ROOT_VARIABLE}"
+        )
+    return root
+
+
+def _shuffled(count: int) -> NDArray[np.int64]:
+    order = list(range(count))
+    np.random.RandomState(SPLIT_SEED).shuffle(order)
+    return np.array(order)
+
+
+def _first(
+    count: int | None, rows: NDArray[np.int64], name: str, setting: str, spare: int = 0
+) -> NDArray[np.int64]:
+    most = len(rows) - spare
+    if count is not None and count > most:
+        raise ConfigError(f"{setting} is {count}, expected at most {most}: {name} has no more")
+    return rows[:count]
