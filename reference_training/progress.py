@@ -57,6 +57,22 @@ class LineReporter:
         """Nothing to close."""
 
 
+class SilentReporter:
+    """Says nothing, for all processes of a run but the first."""
+
+    def start(self, name: str, done: int, total: int) -> None:
+        """Nothing to say."""
+
+    def step(self, done: int, state: Mapping[str, float | str]) -> None:
+        """Nothing to say."""
+
+    def note(self, text: str) -> None:
+        """Nothing to say."""
+
+    def stop(self) -> None:
+        """Nothing to close."""
+
+
 class BarReporter:
     """A progress bar, and the guard's state in a line below it, drawn by rich.
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 from ebmguard.errors import ConfigError
 
 from .device import find_device
+from .ranks import ONE_RANK, Ranks
 from .run_folder import RunFolder
 
 
@@ -33,6 +34,8 @@ class RunConfig(abc.ABC):
     """The command that takes these settings."""
     shown: ClassVar[tuple[str, ...]]
     """Settings that :meth:`command` names even where they have their default."""
+    may_change: ClassVar[tuple[str, ...]] = ("iterations", "device", "threads")
+    """Settings that a resumed run may have another value of."""
 
     @abc.abstractmethod
     def check(self) -> None:
@@ -73,14 +76,13 @@ class RunConfig(abc.ABC):
         known = {f.name: f for f in dataclasses.fields(self) if f.name in stored}
         changed = {
             name: value
-            for name, value in self.to_json().items()
+            for name, value in RunConfig.to_json(self).items()  # as given: nothing resolved
             if name in known and value != _plain(known[name].default)
         }
-        free = ("iterations", "device", "threads")
         clashes = [
             f"{name} is {value}, the run has {stored[name]}"
             for name, value in changed.items()
-            if name not in free and value != stored[name]
+            if name not in self.may_change and value != stored[name]
         ]
         if clashes:
             raise ConfigError(
@@ -92,19 +94,38 @@ class RunConfig(abc.ABC):
             values[name] = tuple(value) if isinstance(value, list) else value
         return dataclasses.replace(self, **values)
 
-    def open(self) -> tuple[Self, RunFolder]:
+    def open(self, ranks: Ranks = ONE_RANK) -> tuple[Self, RunFolder]:
         """The settings that count, and the folder to write into.
+
+        Of several ranks the first one settles both, and the others follow it.
+
+        Args:
+            ranks: who trains.
 
         Raises:
             ConfigError: the settings do not make a run, the folder is not theirs, or there is no
-                such device. The folder is as it was then.
+                such device. The folder is as it was then. Raised on every rank.
         """
-        folder = RunFolder.resume(self.out) if self.resume else None
+        if not ranks.is_first:
+            config = ranks.from_first(None)
+            if isinstance(config, ConfigError):
+                raise config
+            return config, RunFolder.resume(config.out, ranks)
+        try:
+            config, folder = self._open(ranks)
+        except ConfigError as error:
+            ranks.from_first(error)
+            raise
+        ranks.from_first(config)
+        return config, folder
+
+    def _open(self, ranks: Ranks) -> tuple[Self, RunFolder]:
+        folder = RunFolder.resume(self.out, ranks) if self.resume else None
         config = self.resumed(folder.config) if folder else self
         config.check()
         find_device(config.device)
         if not folder:
-            return config, RunFolder.create(config.out, config.to_json())
+            return config, RunFolder.create(config.out, config.to_json(), ranks)
         folder.write_config({**folder.config, **config.to_json()})
         return config, folder
 

@@ -8,40 +8,49 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import to_json
 
+from .checkpoints import Checkpoints, save_durably
+from .ranks import ONE_RANK, Ranks
+
 CONFIG = "config.json"
 RESULTS = "results.json"
-CHECKPOINT = "last.pt"
+FOLDERS = ("figures", "samples", "checkpoints")
 ROW_FILES = (
     "metrics.jsonl",
     "alerts.jsonl",
     "training.jsonl",
     "accuracy.jsonl",
+    "evaluations.jsonl",
     "members.jsonl",
+    "p_x_y/metrics.jsonl",
+    "p_x_y/alerts.jsonl",
 )
-"""Files of one JSON object a line, where a run has them; the first two are the guard's."""
+"""Files of one JSON object a line, where a run has them; those of two names are the guards'."""
 
 
 class RunFolder:
     """A run folder that this process may write into.
 
-    Make one with :meth:`create` or :meth:`resume`.
+    Make one with :meth:`create` or :meth:`resume`. Of several ranks the first one alone writes;
+    what the others ask to be written is left out, but for their part of a checkpoint.
 
     Attributes:
         path: the folder.
         config: the settings of the run, as config.json holds them.
+        writes: whether this process writes.
+        checkpoints: the checkpoints.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], ranks: Ranks = ONE_RANK) -> None:
         self.path = path
         self.config = dict(config)
+        self.writes = ranks.is_first
+        self.checkpoints = Checkpoints(path / "checkpoints", ranks)
 
     @classmethod
-    def create(cls, path: Path, config: Mapping[str, Any]) -> RunFolder:
+    def create(cls, path: Path, config: Mapping[str, Any], ranks: Ranks = ONE_RANK) -> RunFolder:
         """Start a run in `path`, which must be new or empty.
 
         Raises:
@@ -61,14 +70,14 @@ class RunFolder:
                 f"{path} holds other files ({', '.join(taken[:3])}); a run needs a new or empty "
                 "folder: choose another --out"
             )
-        folder = cls(path, config)
+        folder = cls(path, config, ranks)
         folder.write_config(config)
-        for name in ("figures", "checkpoints"):
+        for name in FOLDERS:
             (path / name).mkdir()
         return folder
 
     @classmethod
-    def resume(cls, path: Path) -> RunFolder:
+    def resume(cls, path: Path, ranks: Ranks = ONE_RANK) -> RunFolder:
         """Open the run that `path` holds.
 
         Raises:
@@ -76,9 +85,9 @@ class RunFolder:
         """
         if not (path / CONFIG).is_file():
             raise ConfigError(f"{path} holds no run to resume ({CONFIG} is missing)")
-        for name in ("figures", "checkpoints"):
+        for name in FOLDERS:
             (path / name).mkdir(exist_ok=True)
-        return cls(path, json.loads((path / CONFIG).read_text(encoding="utf-8")))
+        return cls(path, json.loads((path / CONFIG).read_text(encoding="utf-8")), ranks)
 
     @property
     def figures(self) -> Path:
@@ -86,38 +95,35 @@ class RunFolder:
         return self.path / "figures"
 
     @property
-    def checkpoint(self) -> Path:
-        """The last checkpoint; absent until one is written."""
-        return self.path / "checkpoints" / CHECKPOINT
+    def samples(self) -> Path:
+        """Samples of training steps as arrays of bytes."""
+        return self.path / "samples"
+
+    def save(self, name: str, state: Mapping[str, Any]) -> None:
+        """Write tensors and plain values to the file `name`, all of them or nothing."""
+        if self.writes:
+            save_durably(self.path / name, state)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json."""
         self.config = dict(config)
-        _replace_text(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
+        if self.writes:
+            _replace_text(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; numbers that are not finite become strings."""
+        if not self.writes:
+            return
         text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
         _replace_text(self.path / RESULTS, text)
 
     def append_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append lines to the row file `name`."""
+        if not self.writes:
+            return
         lines = [json.dumps(to_json(row), allow_nan=False) + "\n" for row in rows]
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write("".join(lines))
-
-    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Replace the last checkpoint; a kill in between leaves the old one."""
-        partial = self.checkpoint.with_suffix(".partial")
-        torch.save(dict(state), partial)
-        os.replace(partial, self.checkpoint)
-
-    def load_checkpoint(self, device: torch.device) -> dict[str, Any] | None:
-        """The last checkpoint with its tensors on `device`, or None before the first one."""
-        if not self.checkpoint.is_file():
-            return None
-        state: dict[str, Any] = torch.load(self.checkpoint, map_location=device, weights_only=True)
-        return state
 
     def row_sizes(self) -> dict[str, int]:
         """Bytes in each row file, for a checkpoint: what was written by then."""
@@ -126,8 +132,11 @@ class RunFolder:
 
     def cut_rows(self, sizes: Mapping[str, int]) -> None:
         """Cut the row files back to :meth:`row_sizes`: a resumed run writes the rest again."""
-        for name in self.row_sizes():
-            os.truncate(self.path / name, sizes.get(name, 0))
+        if not self.writes:
+            return
+        for name, size in self.row_sizes().items():
+            # After a loss of power a file may have less than was written to it.
+            os.truncate(self.path / name, min(size, sizes.get(name, 0)))
 
 
 def _replace_text(file: Path, text: str) -> None:

@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from ..networks import WideResNet
-
-BATCH = 512
-
-
-def accuracy(network: WideResNet, images: Tensor, labels: Tensor) -> float:
-    """Share of the images (T, C, H, W) whose label (T,) the network gives."""
-    hits = 0
-    with torch.no_grad():
-        for start in range(0, len(labels), BATCH):
-            part = slice(start, start + BATCH)
-            hits += int((network.classify(images[part]).argmax(dim=1) == labels[part]).sum())
-    return hits / len(labels)
+from torch import Tensor, nn
 
 
 class AccuracyWatch:
-    """Evaluates every `every` steps, and at every step around what :meth:`look_at` points to.
+    """Evaluates at every step around what :meth:`look_at` points to.
 
     An evaluation costs a good part of a training step, so it cannot be had at each step; copies of
     the parameters of the last `context` steps make the steps *before* an alert known as well.
 
     Args:
         network: the network in training.
-        images: test images, (T, C, H, W).
-        labels: their labels, (T,).
-        every: steps between regular evaluations.
+        measure: test accuracy of the network as it is.
         context: steps before an event that are evaluated too.
         window: steps after an event that are evaluated one by one.
         results: accuracy by step, which is filled in.
@@ -42,42 +25,31 @@ class AccuracyWatch:
 
     def __init__(
         self,
-        network: WideResNet,
-        images: Tensor,
-        labels: Tensor,
+        network: nn.Module,
+        measure: Callable[[], float],
         *,
-        every: int,
         context: int,
         window: int,
         results: dict[int, float],
     ) -> None:
         self.network = network
-        self.images = images
-        self.labels = labels
-        self.every = every
+        self.measure = measure
         self.window = window
         self.results = results
         self._past: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=context)
         self._watched_until = -1
 
     def before_step(self, step: int) -> list[int]:
-        """Evaluate the parameters that `step` starts with, if they are due.
+        """Evaluate the parameters that `step` starts with, if they are watched and not known yet.
 
         Returns:
             The steps that were evaluated: none or this one.
         """
-        due = step % self.every == 0 or step <= self._watched_until
         if self._past.maxlen:
             self._past.append((step, _copy(self.network)))
-        return self.evaluate(step) if due else []
-
-    def evaluate(self, step: int) -> list[int]:
-        """Evaluate the network as it is, as that of `step`.
-
-        Returns:
-            The step, in a list.
-        """
-        self.results[step] = accuracy(self.network, self.images, self.labels)
+        if step > self._watched_until or step in self.results:
+            return []
+        self.results[step] = self.measure()
         return [step]
 
     def look_at(self, step: int) -> list[int]:
@@ -95,7 +67,7 @@ class AccuracyWatch:
         now = _copy(self.network)
         for past, state in missing:
             self.network.load_state_dict(state)
-            self.results[past] = accuracy(self.network, self.images, self.labels)
+            self.results[past] = self.measure()
         self.network.load_state_dict(now)
         return [past for past, _ in missing]
 
@@ -110,5 +82,5 @@ class AccuracyWatch:
         self._watched_until = state["watched_until"]
 
 
-def _copy(network: WideResNet) -> dict[str, Tensor]:
+def _copy(network: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in network.state_dict().items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..interrupt import INTERRUPTED
+from ..ranks import joined_ranks
 from .config import JemConfig
 from .train import train
 
@@ -21,13 +22,15 @@ def run(config: JemConfig) -> int:
         ConfigError: the settings, the folder or the device cannot be meant.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    config, folder = config.open()
-    results = train(config, folder)
-    if results is None:
-        print(f"stopped; go on with: {config.command()} --resume")
-        return INTERRUPTED
-    print(summary(results, folder.path))
-    return 0
+    with joined_ranks(config.device) as ranks:
+        config, folder = config.open(ranks)
+        results = train(config, folder, ranks=ranks)
+    if ranks.is_first:
+        if results is None:
+            print(f"stopped; go on with: {config.command()} --resume")
+        else:
+            print(summary(results, folder.path))
+    return INTERRUPTED if results is None else 0
 
 
 def summary(results: dict[str, Any], path: Path) -> str:
@@ -43,4 +46,18 @@ def summary(results: dict[str, Any], path: Path) -> str:
             lines.append(f"{level.replace('_', ' ')}: {alert['message']}")
     best = results["best_accuracy"]
     lines.append(f"test accuracy {results['accuracy']:.1%}, best {best:.1%}")
+    best = results["best_evaluations"]
+    if "valid_accuracy" in best:
+        row = best["valid_accuracy"]
+        lines.append(
+            f"test accuracy {row['test_accuracy']:.1%} where the validation accuracy was best "
+            f"({row['valid_accuracy']:.1%}, step {row['step']})"
+        )
+    for name, words in (("buffer_is", "Inception score"), ("buffer_fid", "FID")):
+        if name in best:
+            row = best[name]
+            lines.append(
+                f"best {words} of {row['buffer_samples']} samples of the buffer {row[name]:.4g} "
+                f"(step {row['step']}; features: {row['features']})"
+            )
     return "\n".join(lines)

@@ -2,115 +2,170 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from ebmguard.errors import ConfigError
 
 from ..run_config import RunConfig
+from .scenarios import SCENARIOS, Scenario
 
-COUNTS = (
-    "iterations",
-    "n_pos",
-    "n_neg",
-    "buffer_size",
-    "eval_every",
-    "checkpoint_every",
-    "width",
-)
-COUNTS_OR_NONE = ("sgld_steps", "alert_context", "alert_window", "stop_after", "threads")
+DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
+ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
 
 
 @dataclass(frozen=True)
 class JemConfig(RunConfig):
     """Train a joint energy-based model: a classifier that is also an EBM, watched by the guard.
 
-    The run folder gets config.json, metrics.jsonl and alerts.jsonl (the guard's), training.jsonl
-    (the trainer's), TensorBoard events, results.json, figures/ and checkpoints/.
+    What a scenario sets can be overridden by name; None is the scenario's value. Counts of images
+    and samples are those of all GPUs together. The run folder gets config.json, metrics.jsonl and
+    alerts.jsonl (the guard's), training.jsonl, accuracy.jsonl and evaluations.jsonl (the
+    trainer's), TensorBoard events, results.json, samples/, figures/ and checkpoints/.
     """
 
-    data: Literal["digits"] = "digits"
+    data: DataName = "digits"
     """Data set. The digits are scikit-learn's 1,797 real 8x8 images and need no download."""
+    data_root: str | None = None
+    """Folder of the other data sets; None is the environment variable EBMGUARD_DATA."""
+    scenario: ScenarioName | None = None
+    """A scenario of the paper's Appendix M.1; None is "digits" for the digits, else "1"."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
-    depth: int = 10
+    variant: Literal["default", "no_pos", "batch", "true"] = "default"
+    """Variant of the guarded loss."""
+    p_x_weight: float = 1.0
+    """Weight of log p(x); 0 trains a plain classifier, without samples."""
+    p_y_x_weight: float = 1.0
+    """Weight of log p(y|x), the cross-entropy."""
+    p_x_y_weight: float = 0.0
+    """Weight of log p(x, y), with chains of their own for the labels of the classifier's batch."""
+    class_conditional: bool = False
+    """Draw the samples of p(x) from p(x|y) for random labels y."""
+    depth: int | None = None
     """Depth of the wide residual network, 6 n + 4."""
-    width: int = 1
+    width: int | None = None
     """Its channel multiplier: stages of 16, 32 and 64 times the width."""
-    iterations: int = 2000
+    iterations: int | None = None
     """Training steps."""
-    n_pos: int = 64
-    """Images per step."""
-    n_neg: int = 64
-    """Samples per step."""
-    lr: float = 3e-3
+    lr: float | None = None
     """Learning rate of Adam."""
-    sgld_steps: int = 5
+    warmup: int | None = None
+    """Steps over which the learning rate rises linearly from 0."""
+    n_pos: int | None = None
+    """Images per step."""
+    n_neg: int | None = None
+    """Samples per step."""
+    n_labelled: int | None = None
+    """Images of the classifier's own batch; with 0 it learns from the labels of the positives."""
+    sgld_steps: int | None = None
     """Langevin steps per training step."""
-    step_size: float = 1.0
+    step_size: float | None = None
     """Factor of the gradient in a Langevin step."""
-    noise_std: float = 0.01
+    noise_std: float | None = None
     """Standard deviation of the noise in a Langevin step."""
-    buffer_size: int = 2000
+    buffer_size: int | None = None
     """Chains in the replay buffer."""
-    reinit_rate: float = 0.05
+    reinit_rate: float | None = None
     """Share of the drawn chains that starts afresh."""
-    data_noise: float = 0.03
+    data_noise: float | None = None
     """Standard deviation of the noise added to the training images."""
-    eval_every: int = 50
-    """Steps between evaluations on the test images."""
-    alert_context: int = 10
+    train_images: int | None = None
+    """Training images that are used, to make a run small."""
+    valid_images: int | None = None
+    """Validation images that are used; they choose checkpoints/best.pt."""
+    test_images: int | None = None
+    """Test images that are used."""
+    eval_every: int | None = None
+    """Steps between evaluations."""
+    quality_samples: int | None = None
+    """Samples of the replay buffer whose Inception score and FID an evaluation takes; 0: none."""
+    alert_context: int | None = None
     """Steps before the first WARN and ERROR whose test accuracy is evaluated too. Costs that many
-    copies of the network's parameters; 0 turns the close look at alerts off."""
-    alert_window: int = 40
+    copies of the network's parameters."""
+    alert_window: int | None = None
     """Steps after an alert that are evaluated one by one."""
-    stop_after: int = 50
+    stop_after: int | None = None
     """Steps that a diverged run goes on for."""
+    features: str = "own"
+    """Network whose features Inception score and FID are taken of: "own" is the one in training;
+    or the folder of another run, a file, or MODULE:FACTORY."""
+    features_sha256: str | None = None
+    """SHA-256 of the file of the features, which is checked before it is read."""
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    """Arithmetic of the convolutions; energies and logits are float32 in any case. tf32 and the
+    speed of bfloat16 need a GPU."""
+    compile: bool = False
+    """Compile the network with torch.compile."""
     checkpoint_every: int = 500
     """Steps between checkpoints; the last step and Ctrl-C write one too."""
     threads: int = 1
     """CPU threads of PyTorch: one is fastest for small networks, 0 is PyTorch's own choice."""
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
-    shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed", "iterations")
+    shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed")
+    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
+
+    @property
+    def root(self) -> Path | None:
+        """Where the data lie; None is the environment variable's folder."""
+        return None if self.data_root is None else Path(self.data_root)
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether there are negatives: a term of p(x) or of p(x, y)."""
+        return bool(self.p_x_weight or self.p_x_y_weight)
+
+    @property
+    def scenario_name(self) -> str:
+        """The scenario that counts."""
+        return self.scenario or ("digits" if self.data == "digits" else "1")
+
+    @property
+    def settings(self) -> Scenario:
+        """The scenario with what is overridden."""
+        scenario = SCENARIOS[self.scenario_name]
+        names = {field.name for field in dataclasses.fields(Scenario)}
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
+        return replace(scenario, **{k: v for k, v in given.items() if v is not None})
 
     def check(self) -> None:
-        """Refuse settings that cannot be meant, all of them in one error.
+        """Refuse settings that cannot be meant.
 
         Raises:
             ConfigError: names every wrong setting, its value and what was expected.
         """
         problems = [
-            f"{name} is {getattr(self, name)}, expected at least 1"
-            for name in COUNTS
-            if getattr(self, name) < 1
+            f"{name} is {value}, expected a finite weight, 0 or more"
+            for name in ("p_x_weight", "p_y_x_weight", "p_x_y_weight")
+            if not (math.isfinite(value := getattr(self, name)) and value >= 0)
         ]
-        problems += [
-            f"{name} is {getattr(self, name)}, expected 0 or more"
-            for name in COUNTS_OR_NONE
-            if getattr(self, name) < 0
-        ]
-        for name in ("lr", "step_size"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                problems.append(f"{name} is {value}, expected a positive number")
-        for name in ("noise_std", "data_noise"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                problems.append(f"{name} is {value}, expected a finite number, 0 or more")
+        if not problems and not self.p_x_weight + self.p_y_x_weight + self.p_x_y_weight:
+            problems.append("all three weights are 0, expected at least one term to train")
         if not math.isfinite(self.beta_star):
             problems.append(f"beta_star is {self.beta_star}, expected a finite number, such as 2")
-        if not 0 <= self.reinit_rate <= 1:
-            problems.append(f"reinit_rate is {self.reinit_rate}, expected a share from 0 to 1")
-        if self.depth < 10 or (self.depth - 4) % 6:
-            problems.append(f"depth is {self.depth}, expected 6 n + 4: 10, 16, 22, 28, ...")
+        if self.checkpoint_every < 1:
+            problems.append(f"checkpoint_every is {self.checkpoint_every}, expected at least 1")
+        if self.threads < 0:
+            problems.append(f"threads is {self.threads}, expected 0 or more")
+        if self.p_x_y_weight and self.variant not in ("default", "no_pos"):
+            problems.append(
+                f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted "
+                "within their class; expected default or no_pos"
+            )
+        if self.class_conditional and not self.p_x_weight:
+            problems.append("class_conditional needs the term of p(x), whose p_x_weight is 0")
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        self.settings.check()
 
-    @property
-    def output_scale(self) -> float | None:
-        """The factor o for which the Langevin step is correct for exp(o f); None without noise."""
-        if self.noise_std == 0:
-            return None
-        return 2 * self.step_size / self.noise_std**2
+    def to_json(self) -> dict[str, Any]:
+        """The settings and the resolved scenario as plain JSON values."""
+        return {
+            **super().to_json(),
+            "scenario": self.scenario_name,
+            "settings": self.settings.to_json(),
+        }

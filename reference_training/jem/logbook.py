@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ebmguard.alerts import Alert
+from ebmguard.report import sample_grid
 
 from ..data import ImageData
 from ..figures import save_sample_figures
+from ..lagged import LaggedNumbers
 from ..networks import WideResNet
 from ..progress import Reporter
 from ..run_folder import RunFolder
 from .accuracy import AccuracyWatch
 from .config import JemConfig
+from .evaluation import Evaluator
 from .record import RunRecord
 
 if TYPE_CHECKING:
@@ -26,19 +31,25 @@ if TYPE_CHECKING:
 SHOWN_SAMPLES = 64
 HEALTHY_SHARE = 0.9
 """Samples count as healthy while the accuracy is at least this share of the best so far."""
+SAMPLES_EVERY, SAMPLES_BEFORE = 100, 5
+"""Samples are remembered every so often, and so many of them are kept when the run is lost."""
 
 
 class Logbook:
-    """Test accuracy, divergence, samples and what a person sees of the run.
+    """Evaluations, divergence, samples and what a person sees of the run.
 
-    training.jsonl has a line for each step (`cross_entropy`, `energy_gap`), accuracy.jsonl one for
-    each evaluation (`test_accuracy`); both also go to TensorBoard, as the run "trainer".
+    training.jsonl has a line for each step (`cross_entropy`, `energy_gap`), evaluations.jsonl one
+    for each evaluation, accuracy.jsonl one wherever the test accuracy is known, samples/ the
+    negatives of evaluated steps as bytes (n, C, H, W), and of every hundredth one around a
+    divergence. Numbers and pictures also go to TensorBoard, as the run "trainer".
 
     Args:
         config: the settings.
         folder: where it is written.
         network: the network in training.
         data: the data set, on the network's device.
+        evaluator: what an evaluation is.
+        epoch: steps in an epoch.
         reporter: what a person sees.
     """
 
@@ -48,24 +59,33 @@ class Logbook:
         folder: RunFolder,
         network: WideResNet,
         data: ImageData,
+        evaluator: Evaluator,
+        *,
+        epoch: int,
         reporter: Reporter,
     ) -> None:
         self.config = config
+        self.settings = config.settings
         self.folder = folder
         self.reporter = reporter
+        self.network = network
+        self.evaluator = evaluator
+        self.epoch = epoch
         self.record = RunRecord()
+        self.interrupted = False
         self.watch = AccuracyWatch(
             network,
-            data.test_x,
-            data.test_y,
-            every=config.eval_every,
-            context=config.alert_context,
-            window=config.alert_window,
+            lambda: evaluator.test_accuracy(network),
+            context=self.settings.alert_context,
+            window=self.settings.alert_window,
             results=self.record.accuracy,
         )
-        self.samples: dict[str, Tensor] = {"data": data.train_x[:SHOWN_SAMPLES].clone()}
+        self.samples: dict[str, Tensor] = {"data": data.scale(data.train_x[:SHOWN_SAMPLES])}
+        self._lagged = LaggedNumbers()
+        self._recent: deque[tuple[int, Tensor]] = deque(maxlen=SAMPLES_BEFORE)
         self._new_alerts: list[Alert] = []
         self._last_alert = "none"
+        self._gap: float | None = None
         self._rows: list[dict[str, Any]] = []
         self._started = time.monotonic()
         self._writer: SummaryWriter | None = None
@@ -75,79 +95,127 @@ class Logbook:
         """All steps are done, or the run diverged long enough ago."""
         record = self.record
         lost = record.diverged_at
-        stopped = lost is not None and record.next_step > lost + self.config.stop_after
-        return stopped or record.next_step >= self.config.iterations
+        stopped = lost is not None and record.next_step > lost + self.settings.stop_after
+        return stopped or record.next_step >= self.settings.iterations
 
     def on_alert(self, alert: Alert) -> None:
         """Keep an alert of the guard until the step is over."""
         self._new_alerts.append(alert)
 
+    def is_due(self, step: int) -> bool:
+        """Whether the parameters that `step` starts with are evaluated."""
+        return step % self.settings.eval_every == 0
+
     def before_step(self, step: int) -> None:
-        """Evaluate the parameters that `step` starts with, if they are due."""
+        """Evaluate the parameters that `step` starts with, if alerts have drawn attention to it."""
         self._write_accuracy(self.watch.before_step(step))
+
+    def evaluate(self, step: int, buffer: Tensor | None) -> None:
+        """Evaluate the network as it is, as that of `step`; keep the best by validation accuracy.
+
+        Args:
+            step: steps finished so far.
+            buffer: samples (n, C, H, W) of all ranks whose quality is measured, or None.
+        """
+        row = self.evaluator.evaluate(
+            self.network, step=step, epoch=step / self.epoch, buffer=buffer
+        )
+        self.folder.append_rows("evaluations.jsonl", [row])
+        if self.record.see_evaluation(row):
+            self.folder.save(
+                "checkpoints/best.pt",
+                {
+                    "step": step,
+                    "valid_accuracy": row["valid_accuracy"],
+                    "network": self.network.state_dict(),
+                },
+            )
+        for name, value in row.items():
+            if isinstance(value, float) and name != "epoch":
+                self._scalar(f"evaluation/{name}", value, step)
+        self._write_accuracy([step])
 
     def after_step(
         self,
         step: int,
+        numbers: Tensor,
         *,
-        cross_entropy: float,
-        gap: float,
-        x_neg: Tensor,
+        x_neg: Tensor | None,
         guard: Mapping[str, float],
     ) -> None:
         """Take in a finished step.
 
         Args:
             step: its number.
-            cross_entropy: loss of the classifier.
-            gap: mean f+ - mean f-.
-            x_neg: the step's samples.
+            numbers: (3,) cross-entropy of the classifier, mean f+ - mean f-, and whether a rank was
+                interrupted; of all ranks.
+            x_neg: the step's samples, where it has some.
             guard: the guard's latest row.
         """
-        record = self.record
-        record.next_step = step + 1
-        self._rows.append({"step": step, "cross_entropy": cross_entropy, "energy_gap": gap})
-        if record.see_gap(step, gap):
-            self.reporter.note(f"diverged at step {step}: energy gap {gap:.3g}")
-            self._write_accuracy(self.watch.look_at(step))
+        self.record.next_step = step + 1
+        if x_neg is not None:
+            self._keep_samples(step, x_neg[:SHOWN_SAMPLES])
+        self._take(self._lagged.put(step, numbers))
         for alert in self._new_alerts:
             self._last_alert = f"{alert.level.name} {alert.rule} @{alert.step}"
-            if record.see_alert(alert):
+            if self.record.see_alert(alert):
                 self._write_accuracy(self.watch.look_at(alert.step))
         self._new_alerts.clear()
-        self._keep_samples(step, x_neg)
-        if step % self.config.eval_every == 0:
-            self.flush()
-        shown = {"acc": record.last_accuracy(), "gap": gap}
+        if self.is_due(step):
+            self._write_rows()
+        shown = {"acc": self.record.last_accuracy(), "gap": self._gap}
         for name, tag in (("GradScale", "grad_scale"), ("ESS", "ess")):
             # At beta* = 0 the weights are uniform and say nothing: show the reference exponent's.
             shown[name] = guard.get(tag if self.config.beta_star else f"ref/{tag}")
         state: dict[str, float | str] = {k: v for k, v in shown.items() if v is not None}
         self.reporter.step(step + 1, {**state, "alert": self._last_alert})
 
-    def finish(self, rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
+    def _take(self, found: list[tuple[int, list[float]]]) -> None:
+        """Numbers that have reached the host."""
+        for step, (cross_entropy, gap, interrupted) in found:
+            self._gap = gap if self.config.has_samples else None
+            row = {"step": step, "cross_entropy": cross_entropy}
+            self._rows.append(row if self._gap is None else {**row, "energy_gap": gap})
+            self.interrupted |= interrupted > 0
+            if self.record.see_step(step, cross_entropy, self._gap):
+                self.reporter.note(
+                    f"diverged at step {step}: energy gap {gap:.3g}, "
+                    f"cross-entropy {cross_entropy:.3g}"
+                )
+                for earlier, batch in self._recent:
+                    self._write_samples(earlier, batch)
+                self._write_accuracy(self.watch.look_at(step))
+
+    def finish(
+        self, rows: list[dict[str, Any]], device: str, buffer: Tensor | None
+    ) -> dict[str, Any]:
         """Evaluate the final parameters, draw the figures and write results.json.
 
         Args:
             rows: the guard's rows, oldest first.
             device: the device in words.
+            buffer: as for :meth:`evaluate`.
 
         Returns:
             What results.json holds.
         """
-        config, record = self.config, self.record
-        self._write_accuracy(self.watch.evaluate(record.next_step))
+        config, record, settings = self.config, self.record, self.settings
+        self.evaluate(record.next_step, buffer)
         self.flush()
-        save_sample_figures(self.folder.figures, self.samples)
+        if self.folder.writes:
+            save_sample_figures(self.folder.figures, self.samples)
         results = {
             "command": config.command(),
             "seed": config.seed,
+            "data": config.data,
+            "scenario": config.scenario_name,
             "beta_star": config.beta_star,
-            "iterations": config.iterations,
+            "iterations": settings.iterations,
+            "iterations_per_epoch": self.epoch,
             "device": device,
             "torch": torch.__version__,
             "wall_seconds": round(self.elapsed(), 3),
-            **record.results(rows, before=config.alert_context, after=config.alert_window),
+            **record.results(rows, before=settings.alert_context, after=settings.alert_window),
         }
         self.folder.write_results(results)
         return results
@@ -155,6 +223,11 @@ class Logbook:
     def elapsed(self) -> float:
         """Seconds spent on the run, sessions before a resume included."""
         return self.record.elapsed + time.monotonic() - self._started
+
+    def flush(self) -> None:
+        """Write what is kept in memory; waits for the device."""
+        self._take(self._lagged.drain())
+        self._write_rows()
 
     def close(self) -> None:
         """Write what is pending and let go of the files."""
@@ -169,6 +242,7 @@ class Logbook:
             "record": {**self.record.state_dict(), "elapsed": self.elapsed()},
             "watch": self.watch.state_dict(),
             "samples": dict(self.samples),
+            "recent": list(self._recent),
             "last_alert": self._last_alert,
         }
 
@@ -178,39 +252,51 @@ class Logbook:
         self.watch.results = self.record.accuracy
         self.watch.load_state_dict(state["watch"])
         self.samples = dict(state["samples"])
+        self._recent.clear()
+        self._recent.extend((step, batch) for step, batch in state["recent"])
         self._last_alert = state["last_alert"]
 
-    def _keep_samples(self, step: int, x_neg: Tensor) -> None:
-        shown = x_neg[:SHOWN_SAMPLES]
+    def _keep_samples(self, step: int, x: Tensor) -> None:
+        record = self.record
         if step == 0:
-            self.samples["start"] = shown.clone()
-        self.samples["end"] = shown
-        if self.record.diverged_at is None and step % self.config.eval_every == 0:
-            best = max(self.record.accuracy.values())
-            if self.record.accuracy[step] >= HEALTHY_SHARE * best:
-                self.samples["healthy"] = shown.clone()
+            self.samples["start"] = x
+        self.samples["end"] = x
+        if self.is_due(step) and record.diverged_at is None:
+            best = max(record.accuracy.values())
+            if record.accuracy[step] >= HEALTHY_SHARE * best:
+                self.samples["healthy"] = x
+        if self.is_due(step):
+            self._write_samples(step, _bytes(x))
+            if self._writer is not None:
+                self._writer.add_image("samples", sample_grid(x), step, dataformats="HWC")
+        if step % SAMPLES_EVERY == 0:
+            self._recent.append((step, _bytes(x)))
+            if record.diverged_at is not None:
+                self._write_samples(step, _bytes(x))
+
+    def _write_samples(self, step: int, batch: Tensor) -> None:
+        if self.folder.writes:
+            np.save(self.folder.samples / f"{step:08d}.npy", batch.cpu().numpy())
 
     def _write_accuracy(self, steps: list[int]) -> None:
-        if not steps:
-            return
         rows = [{"step": step, "test_accuracy": self.record.accuracy[step]} for step in steps]
-        self.folder.append_rows("accuracy.jsonl", rows)
+        if rows:
+            self.folder.append_rows("accuracy.jsonl", rows)
         for row in rows:
-            self._tensorboard().add_scalar("test/accuracy", row["test_accuracy"], row["step"])
+            self._scalar("test/accuracy", row["test_accuracy"], int(row["step"]))
 
-    def flush(self) -> None:
-        """Write the rows that are kept in memory."""
+    def _write_rows(self) -> None:
         if self._rows:
             self.folder.append_rows("training.jsonl", self._rows)
-            for row in self._rows:
-                self._tensorboard().add_scalar(
-                    "train/cross_entropy", row["cross_entropy"], row["step"]
-                )
-            self._rows = []
+        for row in self._rows:
+            self._scalar("train/cross_entropy", row["cross_entropy"], row["step"])
+        self._rows = []
         if self._writer is not None:
             self._writer.flush()
 
-    def _tensorboard(self) -> SummaryWriter:
+    def _scalar(self, tag: str, value: float, step: int) -> None:
+        if not self.folder.writes:
+            return
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -219,4 +305,9 @@ class Logbook:
             self._writer = SummaryWriter(
                 str(self.folder.path / "trainer"), purge_step=self.record.next_step
             )
-        return self._writer
+        self._writer.add_scalar(tag, value, step)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    """Samples as the pictures show them: clamped to [-1, 1], as 0..255."""
+    return x.clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)

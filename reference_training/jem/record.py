@@ -13,7 +13,7 @@ from ebmguard.alerts import Alert, Level
 from ..numbers import median
 
 DIVERGED_GAP = 1e4
-"""A run has diverged at the first step whose |energy gap| exceeds this or is not finite."""
+"""A run has diverged at the first step whose |energy gap| exceeds this, or is not finite."""
 GAP_WINDOW = 100
 
 
@@ -29,6 +29,7 @@ class RunRecord:
         diverged_at: first diverged step, or None.
         accuracy: test accuracy by step, where it was evaluated.
         gaps: energy gap, mean f+ - mean f-, of the last 100 steps.
+        best: rows of evaluations.jsonl that are the best by a number, by its name.
         alerts: records of the first alert that reached WARN and ERROR, by level name.
         elapsed: seconds of training in earlier sessions of a resumed run.
     """
@@ -38,15 +39,41 @@ class RunRecord:
     accuracy: dict[int, float] = field(default_factory=dict)
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=GAP_WINDOW))
     alerts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    best: dict[str, dict[str, Any]] = field(default_factory=dict)
     elapsed: float = 0.0
 
-    def see_gap(self, step: int, gap: float) -> bool:
-        """Take in the energy gap of a step; true at the step that diverges."""
-        self.gaps.append(gap)
-        if self.diverged_at is None and not abs(gap) <= DIVERGED_GAP:
+    def see_step(self, step: int, cross_entropy: float, gap: float | None) -> bool:
+        """Take in the numbers of a step; true at the one that diverges.
+
+        Args:
+            step: its number.
+            cross_entropy: of the classifier.
+            gap: energy gap, None without samples.
+        """
+        lost = not math.isfinite(cross_entropy)
+        if gap is not None:
+            self.gaps.append(gap)
+            lost = lost or not abs(gap) <= DIVERGED_GAP
+        if self.diverged_at is None and lost:
             self.diverged_at = step
             return True
         return False
+
+    def see_evaluation(self, row: Mapping[str, Any]) -> bool:
+        """Take in a row of evaluations.jsonl; true where it is the best by validation accuracy.
+
+        Of equals the first one stays.
+        """
+        self.accuracy[row["step"]] = row["test_accuracy"]
+        is_best = False
+        for name, better in (("valid_accuracy", 1), ("buffer_is", 1), ("buffer_fid", -1)):
+            value, best = row.get(name), self.best.get(name)
+            if value is None or math.isnan(value):
+                continue
+            if best is None or better * value > better * best[name]:
+                self.best[name] = dict(row)
+                is_best |= name == "valid_accuracy"
+        return is_best
 
     def see_alert(self, alert: Alert) -> bool:
         """Take in an alert; true for the first of level WARN or more, and the first ERROR."""
@@ -89,6 +116,7 @@ class RunRecord:
             "best_accuracy": best[1] if best else None,
             "best_accuracy_step": best[0] if best else None,
             "median_abs_gap_last_100": median([abs(gap) for gap in self.gaps]),
+            "best_evaluations": self.best,
         }
         for tag in ("grad_scale", "ess", "ref/grad_scale", "ref/ess", "energy_gap"):
             name = tag.replace("ref/", "reference_")
@@ -117,6 +145,7 @@ class RunRecord:
             "accuracy": dict(self.accuracy),
             "gaps": list(self.gaps),
             "alerts": dict(self.alerts),
+            "best": dict(self.best),
             "elapsed": self.elapsed,
         }
 
@@ -127,4 +156,5 @@ class RunRecord:
         self.accuracy = dict(state["accuracy"])
         self.gaps = deque(state["gaps"], maxlen=GAP_WINDOW)
         self.alerts = dict(state["alerts"])
+        self.best = dict(state["best"])
         self.elapsed = state["elapsed"]

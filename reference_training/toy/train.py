@@ -56,7 +56,7 @@ def train(
     draws = Draws(distribution, settings, members, members.seeds, device)
     evaluator = Evaluator(settings, members, device)
     record = Record(config, folder, len(members), device)
-    state = folder.load_checkpoint(device)
+    state = folder.checkpoints.load(device)
     if state and state["record"]["next_step"] > settings.iterations:
         raise ConfigError(
             f"{folder.path} has {state['record']['next_step']} updates already, iterations is "
@@ -85,7 +85,8 @@ def train(
 
     def checkpoint() -> None:
         loss_fn.guard.flush()
-        folder.save_checkpoint(
+        folder.checkpoints.save(
+            record.next_step,
             {
                 "row_sizes": folder.row_sizes(),
                 "network": network.state_dict(),

@@ -1,0 +1,129 @@
+"""Checkpoints of a run that survive a kill at any moment, one file for each rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebmguard.errors import ConfigError
+
+from .ranks import ONE_RANK, Ranks
+
+KEPT = 2
+"""Checkpoints that stay: the newest, and the one before for the case that it is damaged."""
+
+_NAME = re.compile(r"step-(\d+)(?:\.rank(\d+)of(\d+))?\.pt")
+_logger = logging.getLogger("ebmguard.train")
+
+
+class Checkpoints:
+    """The last two checkpoints of a run.
+
+    A file gets its name only when all of it is on the disk, and a checkpoint counts only with the
+    files of all ranks, so that a kill in between leaves the one before. Files are read with
+    ``weights_only=True``: they hold tensors and plain values, and reading them executes nothing.
+
+    Args:
+        folder: where they lie.
+        ranks: who writes them. A run goes on with as many ranks as it began with.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks = ONE_RANK) -> None:
+        self.folder = folder
+        self.ranks = ranks
+
+    def file(self, step: int) -> Path:
+        """This rank's file of the checkpoint after `step` steps."""
+        ranks = self.ranks
+        part = f".rank{ranks.rank}of{ranks.world}" if ranks.world > 1 else ""
+        return self.folder / f"step-{step:08d}{part}.pt"
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that all ranks have, ascending.
+
+        Raises:
+            ConfigError: there are checkpoints of another number of ranks only.
+        """
+        found: dict[int, set[int]] = {}
+        others = set()
+        for path in self.folder.glob("step-*.pt"):
+            match = _NAME.fullmatch(path.name)
+            if match:
+                step, rank, world = int(match[1]), int(match[2] or 0), int(match[3] or 1)
+                if world == self.ranks.world:
+                    found.setdefault(step, set()).add(rank)
+                else:
+                    others.add(world)
+        if others and not found:
+            raise ConfigError(
+                f"{self.folder} holds checkpoints of {sorted(others)[0]} processes, this run has "
+                f"{self.ranks.world}; the chains of the replay buffer are divided among them, so "
+                "go on with as many as the run began with"
+            )
+        return sorted(step for step, by in found.items() if len(by) == self.ranks.world)
+
+    def newest(self) -> Path | None:
+        """This rank's file of the newest checkpoint; None before the first one."""
+        steps = self.steps()
+        return self.file(steps[-1]) if steps else None
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, on every rank, and remove those before the last two.
+
+        Args:
+            step: steps finished so far.
+            state: tensors and plain values of this rank.
+        """
+        save_durably(self.file(step), state)
+        self.ranks.wait()
+        for old in self.steps()[:-KEPT]:
+            self.file(old).unlink(missing_ok=True)
+
+    def load(self, device: torch.device) -> dict[str, Any] | None:
+        """This rank's part of the newest checkpoint, its tensors on `device`; None without one.
+
+        A damaged file is passed over for the checkpoint before it, with a warning.
+
+        Raises:
+            ConfigError: no checkpoint can be read, or there are some of another number of ranks.
+        """
+        damaged: list[str] = []
+        for step in reversed(self.steps()):
+            file = self.file(step)
+            try:
+                state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+            except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                damaged.append(f"{file}: {error}")
+                state = {}
+            # Ranks go back together, or not at all.
+            if all(self.ranks.from_all(bool(state))):
+                return state
+            if damaged:
+                _logger.warning("a checkpoint cannot be read and is passed over: %s", damaged[-1])
+        if damaged:
+            raise ConfigError("no checkpoint can be read:\n  " + "\n  ".join(damaged))
+        return None
+
+
+def save_durably(file: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values to a file that has its name only when all of it is there."""
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        torch.save(dict(state), stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(partial, file)
+    if os.name != "posix":
+        return
+    descriptor = os.open(file.parent, os.O_RDONLY)  # the name itself
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

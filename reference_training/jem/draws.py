@@ -1,0 +1,81 @@
+"""The images of a training step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..data import EpochOrder, ImageData, augment
+from ..ranks import Ranks
+from .scenarios import Scenario
+
+
+class Draws:
+    """Batches of noisy, augmented training images: positives, and the classifier's own.
+
+    Every rank draws the same batch and keeps its part of it, so that the images of a run do not
+    depend on the number of ranks. What is random here is drawn apart from the chains, so that runs
+    of different β* see the same images.
+
+    Args:
+        data: on the device of the training.
+        settings: sizes of the batches, noise, epochs or draws with replacement.
+        seed: of the run.
+        ranks: who trains.
+
+    Raises:
+        ConfigError: a batch has more images than there are.
+    """
+
+    def __init__(self, data: ImageData, settings: Scenario, seed: int, ranks: Ranks) -> None:
+        device = data.train_x.device
+        self._data = data
+        self._settings = settings
+        self._ranks = ranks
+        self._generator = torch.Generator(device).manual_seed(2 * seed)
+        sizes = [size for size in (settings.n_pos, settings.n_labelled) if size]
+        self._orders = [
+            EpochOrder(len(data.train_x), size, 2 * seed + i, device)
+            for i, size in enumerate(sizes)
+        ]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which the positives go once through the training images."""
+        return self._orders[0].steps_per_epoch
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
+        """This rank's images of a step.
+
+        Returns:
+            positives (n_pos, C, H, W) in the units of the samples; the classifier's images
+            (n_labelled, C, H, W), or None where the positives serve; the labels of the latter, or
+            of the positives, (n,) int64.
+        """
+        images, labels = self._noisy(self._rows(step, 0, self._settings.n_pos))
+        if not self._settings.n_labelled:
+            return images, None, labels
+        labelled, labels = self._noisy(self._rows(step, 1, self._settings.n_labelled))
+        return images, labelled, labels
+
+    def _rows(self, step: int, which: int, size: int) -> Tensor:
+        if self._settings.epochs:
+            return self._orders[which].rows(step)
+        count, generator = len(self._data.train_x), self._generator
+        return torch.randint(count, (size,), generator=generator, device=generator.device)
+
+    def _noisy(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        data, generator = self._data, self._generator
+        x = augment(data.train_x[rows], pad=data.pad, flip=data.flip, generator=generator)
+        x = data.scale(x)
+        noise = torch.randn(x.shape, generator=generator, device=x.device)
+        part = self._ranks.part(len(rows))
+        return (x + self._settings.data_noise * noise)[part], data.train_y[rows][part]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state of the generator; epochs need none."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go back to a saved state."""
+        self._generator.set_state(state["generator"].cpu())

@@ -1,0 +1,202 @@
+"""The seven JEM scenarios of Appendix M.1, and the digits, by name.
+
+The published trainer moves its chains by ``x += step_size * df/dx + noise_std * z``. The paper names
+the step α = noise_std**2 and the output scale o = 2 step_size / noise_std**2 instead, so that α = 1e-4
+and o = 20,000 are its step_size 1 and noise_std 0.01 (Appendix M.2).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ebmguard.errors import ConfigError
+
+ITERATIONS_PER_EPOCH = 703
+"""45,000 training images in batches of 64, the incomplete last one dropped."""
+EPOCHS = 200
+DECAY_EPOCHS = (160, 180)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One training setup.
+
+    Attributes:
+        depth, width: of the wide residual network, see :class:`..networks.WideResNet`.
+        early_stride: its blocks halve the resolution in their first convolution.
+        iterations: updates.
+        lr: Adam's learning rate after the warm-up.
+        warmup: updates over which it rises linearly from 0.
+        decay_at: updates from which on it is multiplied by ``decay_rate``, once for each.
+        decay_rate: see ``decay_at``.
+        n_pos, n_neg: images and samples of an update.
+        n_labelled: images of the classifier's own batch; 0: the labels of the positives serve.
+        epochs: images come in shuffled epochs, as in the published trainer; otherwise each batch
+            is drawn with replacement.
+        sgld_steps, step_size, noise_std: x += step_size * df/dx + noise_std * z, so often.
+        buffer_size: chains in the replay buffer.
+        reinit_rate: share of the drawn chains that starts afresh.
+        data_noise: standard deviation of the noise on training images.
+        eval_noise: the same on validation and test images; the published trainer has it there too.
+        train_images, valid_images, test_images: how many are used; None is all that there are.
+        eval_every: updates between evaluations.
+        quality_samples: samples of the replay buffer whose Inception score and FID an evaluation
+            takes; 0 takes none.
+        alert_context: updates before the first WARN and ERROR whose accuracy is evaluated too.
+        alert_window: updates after an alert that are evaluated one by one.
+        stop_after: updates that a diverged run goes on for.
+    """
+
+    depth: int
+    width: int
+    early_stride: bool
+    iterations: int
+    lr: float
+    warmup: int
+    decay_at: tuple[int, ...]
+    decay_rate: float
+    n_pos: int
+    n_neg: int
+    n_labelled: int
+    epochs: bool
+    sgld_steps: int
+    step_size: float
+    noise_std: float
+    buffer_size: int
+    reinit_rate: float
+    data_noise: float
+    eval_noise: float
+    train_images: int | None
+    valid_images: int | None
+    test_images: int | None
+    eval_every: int
+    quality_samples: int
+    alert_context: int
+    alert_window: int
+    stop_after: int
+
+    @property
+    def output_scale(self) -> float | None:
+        """The factor o for which the Langevin step is correct for exp(o f); None without noise."""
+        return 2 * self.step_size / self.noise_std**2 if self.noise_std else None
+
+    def lr_at(self, step: int) -> float:
+        """Adam's learning rate for update ``step``."""
+        if step < self.warmup:
+            return self.lr * step / self.warmup
+        return self.lr * self.decay_rate ** sum(step >= at for at in self.decay_at)
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant, all of them in one error.
+
+        Raises:
+            ConfigError: names every wrong setting, its value and what was expected.
+        """
+        problems = []
+        may_be_0 = {"n_labelled", "sgld_steps", "warmup", "valid_images", "quality_samples"}
+        may_be_0 |= {"alert_context", "alert_window", "stop_after"}
+        for name, value in asdict(self).items():
+            if isinstance(value, int) and not isinstance(value, bool):
+                least = 0 if name in may_be_0 else 1
+                if value < least:
+                    problems.append(f"{name} is {value}, expected {least} or more")
+        for name in ("lr", "step_size"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                problems.append(f"{name} is {value}, expected a positive number")
+        for name in ("noise_std", "data_noise", "eval_noise"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                problems.append(f"{name} is {value}, expected a finite number, 0 or more")
+        if not 0 <= self.reinit_rate <= 1:
+            problems.append(f"reinit_rate is {self.reinit_rate}, expected a share from 0 to 1")
+        if self.depth < 10 or (self.depth - 4) % 6:
+            problems.append(f"depth is {self.depth}, expected 6 n + 4: 10, 16, 22, 28, ...")
+        if problems:
+            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain JSON values."""
+        return {**asdict(self), "decay_at": list(self.decay_at)}
+
+
+DIGITS = Scenario(
+    depth=10,
+    width=1,
+    early_stride=True,
+    iterations=2000,
+    lr=3e-3,
+    warmup=0,
+    decay_at=(),
+    decay_rate=1.0,
+    n_pos=64,
+    n_neg=64,
+    n_labelled=0,
+    epochs=False,
+    sgld_steps=5,
+    step_size=1.0,
+    noise_std=0.01,
+    buffer_size=2000,
+    reinit_rate=0.05,
+    data_noise=0.03,
+    eval_noise=0.0,
+    train_images=None,
+    valid_images=None,
+    test_images=None,
+    eval_every=50,
+    quality_samples=0,
+    alert_context=10,
+    alert_window=40,
+    stop_after=50,
+)
+"""Not in the paper: a JEM on 8x8 images that diverges within a minute on one CPU core."""
+
+DEFAULT = Scenario(
+    depth=28,
+    width=10,
+    early_stride=False,
+    iterations=EPOCHS * ITERATIONS_PER_EPOCH,
+    lr=1e-4,
+    warmup=1000,
+    decay_at=tuple(epoch * ITERATIONS_PER_EPOCH for epoch in DECAY_EPOCHS),
+    decay_rate=0.3,
+    n_pos=64,
+    n_neg=64,
+    n_labelled=64,
+    epochs=True,
+    sgld_steps=20,
+    step_size=1.0,
+    noise_std=0.01,
+    buffer_size=10_000,
+    reinit_rate=0.05,
+    data_noise=0.03,
+    eval_noise=0.03,
+    train_images=None,
+    valid_images=None,
+    test_images=None,
+    eval_every=ITERATIONS_PER_EPOCH,
+    quality_samples=10_000,
+    alert_context=0,
+    alert_window=0,
+    # Two epochs, as the paper went on for analysis.
+    stop_after=2 * ITERATIONS_PER_EPOCH,
+)
+"""The published trainer's own setting, with the warm-up of its documented command."""
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "digits": DIGITS,
+    "1": DEFAULT,
+    "2": replace(DEFAULT, sgld_steps=5),
+    "3": replace(DEFAULT, n_neg=8),
+    "4": replace(DEFAULT, step_size=2.0),  # o = 40,000
+    "5": replace(DEFAULT, step_size=0.5),  # o = 10,000
+    # α = 4e-4. The output scale falls by 4 so that the gradient's step stays what it was, and the
+    # learning rate by 4 too.
+    "6": replace(DEFAULT, noise_std=0.02, lr=DEFAULT.lr / 4),
+    # α = 2.5e-5. Appendix M.1 prints 0.00025, but calls it a quarter of 0.0001, as Table 2 does.
+    "7": replace(DEFAULT, noise_std=0.005, step_size=0.25),
+}
+"""Every scenario by its name: "1" to "7" of Appendix M.1, and "digits"."""

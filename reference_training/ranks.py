@@ -1,0 +1,135 @@
+"""Several processes that train one network, as `torchrun` starts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ebmguard.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together; a single one has no process group.
+
+    Attributes:
+        rank: number of this process; the first one, 0, writes what is common to all.
+        world: how many there are.
+        group: the process group, None where there is one process.
+    """
+
+    rank: int = 0
+    world: int = 1
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes what is common to all."""
+        return self.rank == 0
+
+    def part(self, count: int) -> slice:
+        """This rank's part of `count` things: as equal as can be, in the order of the ranks."""
+        return slice(self.rank * count // self.world, (self.rank + 1) * count // self.world)
+
+    def share(self, count: int) -> int:
+        """How many of `count` things are this rank's."""
+        part = self.part(count)
+        return part.stop - part.start
+
+    def weight(self, count: int) -> float:
+        """What turns the mean over this rank's part of `count` into its part of all ranks' mean,
+        where an average over ranks follows: 1 where the parts are equal."""
+        return self.share(count) * self.world / count
+
+    def average(self, x: Tensor) -> Tensor:
+        """Mean over the ranks, in place; nothing waits for it."""
+        if self.group is not None:
+            dist.all_reduce(x, group=self.group)
+            x /= self.world
+        return x
+
+    def joined(self, x: Tensor) -> Tensor:
+        """The rows of all ranks, first rank first; parts may differ by their number of rows."""
+        if self.group is None:
+            return x
+        sizes = self.from_all(len(x))
+        parts = [x.new_empty(max(sizes), *x.shape[1:]) for _ in sizes]
+        padded = x.new_zeros(max(sizes), *x.shape[1:])
+        padded[: len(x)] = x
+        dist.all_gather(parts, padded, group=self.group)
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    def parallel(self, network: nn.Module) -> nn.Module:
+        """The module as it is, or one whose gradients are averaged over the ranks."""
+        if self.group is None:
+            return network
+        return nn.parallel.DistributedDataParallel(network, process_group=self.group)
+
+    def wait(self) -> None:
+        """Until every rank has come here."""
+        if self.group is not None:
+            dist.barrier(group=self.group)
+
+    def from_all(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        values = [value] * self.world
+        if self.group is not None:
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """The first rank's value, on every rank; exceptions pass as values."""
+        if self.group is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group)
+        return box[0]
+
+
+ONE_RANK = Ranks()
+
+
+@contextmanager
+def joined_ranks(device: str) -> Iterator[Ranks]:
+    """Join the processes that `torchrun` has started; alone where it has not.
+
+    Each takes the GPU of its local rank. Without GPUs, or with device "cpu", they talk by gloo.
+
+    Args:
+        device: as in the settings: "auto", "cpu" or "cuda".
+
+    Raises:
+        ConfigError: torchrun's variables are there in part only, or the device is one GPU.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        yield ONE_RANK
+        return
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start several processes "
+            "with torchrun, or unset WORLD_SIZE for a single one"
+        )
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"device is {device!r} in one of {world} processes, each of which takes the GPU of its "
+            "local rank; expected auto, cuda or cpu"
+        )
+    if device != "cpu" and torch.cuda.is_available():
+        gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(gpu)
+        dist.init_process_group("nccl", device_id=gpu)
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
