@@ -18,6 +18,9 @@ class ReplayBuffer:
     Rows start uniform in [low, high], as do the rows that a draw re-initialises. The buffer draws
     its random numbers from `generator` alone, so that a run is a function of its seed.
 
+    Chains of given classes stay among themselves, as in JEM: with k = size / classes, those of
+    class c have the rows c k to (c + 1) k - 1.
+
     Args:
         size: number of chains.
         sample_shape: shape of one sample, such as (1, 8, 8).
@@ -26,6 +29,7 @@ class ReplayBuffer:
         low: lower end of the uniform initialisation.
         high: upper end of it.
         dtype: floating-point type of the samples.
+        classes: number of classes that the chains are divided among; 1 does not tell them apart.
 
     Attributes:
         samples: the chains, (size, *sample_shape).
@@ -44,9 +48,15 @@ class ReplayBuffer:
         low: float = -1.0,
         high: float = 1.0,
         dtype: torch.dtype = torch.float32,
+        classes: int = 1,
     ) -> None:
         if size < 1:
             raise ValueError(f"size is {size}, expected at least one chain")
+        if classes < 1 or size % classes:
+            raise ValueError(
+                f"size is {size} and classes is {classes}, expected as many chains for each class: "
+                "a size that is a multiple of a positive number of classes"
+            )
         if not 0 <= reinit_rate <= 1:
             raise ValueError(f"reinit_rate is {reinit_rate}, expected a probability in [0, 1]")
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -55,6 +65,7 @@ class ReplayBuffer:
         self.low = low
         self.high = high
         self.generator = generator
+        self.classes = classes
         self._sample_shape = tuple(sample_shape)
         self._dtype = dtype
         self.samples = self._fresh(size)
@@ -62,19 +73,31 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self.samples.shape[0]
 
-    def sample(self, n: int) -> tuple[Tensor, Tensor]:
+    def sample(self, n: int, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draw `n` start points, with replacement.
+
+        Args:
+            n: how many.
+            labels: the class of each, (n,) int64 in [0, classes), on the buffer's device: its start
+                point comes from the chains of that class. The range is not checked, which would
+                have to wait for the device. None draws from all chains.
 
         Returns:
             Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
 
         Raises:
-            ValueError: n is not positive.
+            ValueError: n is not positive, the labels have another shape or type, or the buffer
+                does not tell classes apart.
         """
         if n < 1:
             raise ValueError(f"n is {n}, expected at least 1")
+        if labels is not None:
+            self._check(labels, n)
         device = self.samples.device
-        indices = torch.randint(len(self), (n,), generator=self.generator, device=device)
+        chains = len(self) if labels is None else len(self) // self.classes
+        indices = torch.randint(chains, (n,), generator=self.generator, device=device)
+        if labels is not None:
+            indices += labels * chains
         restart = torch.rand(n, generator=self.generator, device=device) < self.reinit_rate
         restart = restart.view(n, *(1 for _ in self._sample_shape))
         return torch.where(restart, self._fresh(n), self.samples[indices]), indices
@@ -120,6 +143,18 @@ class ReplayBuffer:
             )
         self.samples.copy_(state["samples"])
         self.generator.set_state(state["generator"].cpu())
+
+    def _check(self, labels: Tensor, n: int) -> None:
+        if self.classes == 1:
+            raise ValueError(
+                "labels were given to a buffer that does not tell classes apart; build it with "
+                "classes=..."
+            )
+        if labels.shape != (n,) or labels.dtype != torch.int64:
+            raise ValueError(
+                f"labels have shape {tuple(labels.shape)} and type {labels.dtype}, expected "
+                f"({n},) and torch.int64"
+            )
 
     def _fresh(self, n: int) -> Tensor:
         uniform = torch.rand(

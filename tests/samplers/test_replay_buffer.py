@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebmguard.samplers import ReplayBuffer
 
@@ -67,6 +69,69 @@ def test_reinit_rate(rate):
     assert abs(fresh.float().mean() - rate) <= 5 * (rate * (1 - rate) / n) ** 0.5
 
 
+@given(
+    classes=st.integers(2, 6),
+    chains=st.integers(1, 5),
+    labels=st.lists(st.integers(0, 5), min_size=1, max_size=20),
+    seed=st.integers(0, 2**32),
+)
+def test_chains_stay_in_their_class(classes, chains, labels, seed):
+    """Every row holds its class, and all draws and writes keep it so."""
+    buffer = make(classes * chains, seed=seed, classes=classes)
+    for c in range(classes):
+        buffer.samples[c * chains : (c + 1) * chains] = c
+    given_labels = torch.tensor(labels) % classes
+    kept = given_labels.clone()
+    x, rows = buffer.sample(len(labels), given_labels)
+    assert torch.equal(given_labels, kept)
+    assert torch.equal(x, buffer.samples[rows])
+    assert torch.equal(x, kept.float()[:, None, None, None].expand(x.shape))
+    assert torch.equal(rows // chains, kept)
+    buffer.write(rows, x)
+    assert torch.equal(buffer.samples[:, 0, 0, 0], torch.arange(classes).repeat_interleave(chains))
+
+
+def test_draws_reach_all_rows_of_a_class_evenly():
+    buffer = make(12, classes=3)
+    n = 20_000
+    for label in range(3):
+        _, rows = buffer.sample(n, torch.full((n,), label))
+        counts = rows.bincount(minlength=12)
+        own = counts[4 * label : 4 * label + 4]
+        assert own.sum() == n
+        # Binomial: five standard deviations of a row with probability 1/4.
+        assert (own - n / 4).abs().max() < 5 * (n * 3 / 16) ** 0.5
+
+
+def test_restarts_with_labels():
+    buffer = make(12, classes=3, reinit_rate=0.5)
+    buffer.samples.fill_(7.0)
+    n = 10_000
+    x, rows = buffer.sample(n, torch.full((n,), 2))
+    assert rows.min() == 8  # also of those that start afresh: their ends are written back there
+    fresh = (x != 7).flatten(1).all(1)
+    assert abs(fresh.float().mean() - 0.5) < 5 * (0.25 / n) ** 0.5
+    assert set(rows[fresh].tolist()) == {8, 9, 10, 11}
+
+
+def test_draws_without_labels_do_not_depend_on_the_classes():
+    one, other = make(12, reinit_rate=0.3), make(12, reinit_rate=0.3, classes=4)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(one.sample(9), other.sample(9), strict=True))
+
+
+def test_unlabelled_draws_are_the_documented_ones():
+    """Of the generator's numbers: chains, restarts, fresh samples, in this order."""
+    buffer, rng = make(12, reinit_rate=0.3), torch.Generator().manual_seed(0)
+    samples = torch.rand(12, 1, 2, 2, generator=rng) * 2 - 1
+    rows = torch.randint(12, (40,), generator=rng)
+    restart = torch.rand(40, generator=rng) < 0.3
+    fresh = torch.rand(40, 1, 2, 2, generator=rng) * 2 - 1
+    x, found = buffer.sample(40)
+    assert torch.equal(found, rows)
+    assert torch.equal(x, torch.where(restart[:, None, None, None], fresh, samples[rows]))
+
+
 def test_state_goes_on_with_the_same_bits():
     one = make(reinit_rate=0.5)
     one.sample(9)
@@ -83,6 +148,8 @@ def test_state_goes_on_with_the_same_bits():
     ("settings", "message"),
     [
         ({"size": 0}, "size is 0"),
+        ({"size": 50, "classes": 3}, "size is 50 and classes is 3"),
+        ({"classes": 0}, "classes is 0"),
         ({"reinit_rate": 1.5}, "reinit_rate is 1.5"),
         ({"low": 1.0, "high": 1.0}, "low < high"),
     ],
@@ -100,3 +167,12 @@ def test_refuses_what_does_not_fit():
         buffer.write(torch.tensor([0, 1]), torch.zeros(3, 1, 2, 2))
     with pytest.raises(ValueError, match="settings of the saved run"):
         make(4).load_state_dict(buffer.state_dict())
+
+
+def test_refuses_labels():
+    with pytest.raises(ValueError, match="does not tell classes apart"):
+        make().sample(2, torch.tensor([0, 0]))
+    buffer = make(classes=2)
+    for labels in (torch.tensor([0]), torch.tensor([[0, 1]]), torch.tensor([0, 1]).int()):
+        with pytest.raises(ValueError, match=r"expected \(2,\) and torch.int64"):
+            buffer.sample(2, labels)
