@@ -18,6 +18,7 @@ from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training import graphs
 from ebmguard.reference_training.graphs import graphed, graphed_energies
+from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.samplers import sgld
 from tests.replay import Replay, count_replays_as_graphs
 
@@ -183,6 +184,72 @@ def test_guarded_chain_follows_its_beta(device):
     torch.testing.assert_close(*found)
     untempered = chain(network, samples(M, 4, device), draws(4, M, device))
     assert (found[0][-2] - untempered).abs()[1:].max() > 1e-3
+
+
+def chain_of_classes(network, x, noise, labels):
+    """A trainer's kind of sampler: f(x, y) of a convolutional network, its parameters frozen."""
+    with frozen(network):
+        return chain(lambda x: network(x, labels), x, noise)
+
+
+def images(seed, device, dtype=torch.float64):
+    """Start points, noise and labels."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.rand(5, 1, 8, 8, generator=rng, dtype=dtype)
+    noise = torch.randn(4, 5, 1, 8, 8, generator=rng, dtype=dtype)
+    return x.to(device), noise.to(device), torch.randint(10, (5,), generator=rng).to(device)
+
+
+def wide_resnet(**settings):
+    torch.manual_seed(0)
+    return WideResNet(width=1, **settings)
+
+
+def test_guarded_chain_of_classes_follows_labels_and_parameters(device):
+    found = []
+    for sampler in (graphed(chain_of_classes, device), chain_of_classes):
+        network = wide_resnet().double().to(device)
+        g = guard(None, sampler, beta_star=lambda step: 0.2 * (1 + step), output_scale=1.0)
+        steps: list[Any] = []
+        for step in range(4):
+            x = g.sampler(network, *images(step, device))
+            steps.append(x.clone())
+            g.loss_fn(network(x), network(x + 1))
+            steps.append(torch.tensor(g.last["sampler/grad_norm"]))
+            with torch.no_grad():
+                network.head.weight.mul_(1.5)
+        found.append(steps)
+        assert all(p.requires_grad and p.grad is None for p in network.parameters())
+    torch.testing.assert_close(*found)
+    network, (x, noise, labels) = wide_resnet().double().to(device), images(0, device)
+    untempered, other = (chain_of_classes(network, x, noise, y) for y in (labels, 9 - labels))
+    assert (untempered - found[0][0]).abs().max() > 1e-6
+    assert (untempered - other).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.usefixtures("stand_ins")
+def test_bfloat16_chain_reads_the_parameters_of_each_call(inside):
+    """Also inside a caller's autocast, whose cache would keep the weights of the warm-up."""
+
+    def chain_of_features(network, x, noise):  # not frozen: what requires a gradient is cached
+        return chain(lambda x: network.features(x).sum(1), x, noise)
+
+    callers = torch.autocast("cpu", torch.bfloat16) if inside else nullcontext()
+    found = []
+    for sampler, context in (
+        (graphed(chain_of_features, CPU), callers),
+        (chain_of_features, nullcontext()),
+    ):
+        network, steps = wide_resnet(autocast=torch.bfloat16), []
+        with context:
+            for step in range(3):
+                x, noise, _ = images(step, CPU, torch.float32)
+                steps.append(sampler(network, x, noise).clone())
+                with torch.no_grad():
+                    network.stem.weight.mul_(1.5)
+        found.append(steps)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 # -- graphed_energies ------------------------------------------------------------------------
