@@ -17,6 +17,8 @@ from .errors import EbmguardError
 __all__ = ["COMMANDS", "Command", "main"]
 
 USAGE_ERROR = 2
+ALTERNATIVES = "|"
+COLUMN = 12
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Command:
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
+    # Of words joined by "|" one is given, and is the command's first argument.
     ("train", "jem"): Command(
         config="ebmguard.reference_training.jem.config:JemConfig",
         run="ebmguard.reference_training.jem.command:run",
@@ -45,10 +48,20 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.reference_training.toy.command:run",
         summary="train ensembles of small EBMs on densities that are known",
     ),
-    ("figure",): Command(
+    ("table", "jem"): Command(
+        config="ebmguard.reference_training.jem.table.config:TableConfig",
+        run="ebmguard.reference_training.jem.table.command:run",
+        summary="Tables 1 and 2 of the paper beside the numbers of JEM runs",
+    ),
+    ("figure", "1d|2|5|6|7|8|9|10|11"): Command(
         config="ebmguard.reference_training.toy.figures.config:FigureConfig",
         run="ebmguard.reference_training.toy.figures.command:run",
         summary="a toy figure of the paper: train what it needs, draw it, print its numbers",
+    ),
+    ("figure", "3|4|16|17|18|19|20|21|22|23|24|25"): Command(
+        config="ebmguard.reference_training.jem.figures.config:FigureConfig",
+        run="ebmguard.reference_training.jem.figures.command:run",
+        summary="a JEM figure of the paper, drawn from runs that are there, with its numbers",
     ),
     ("compare",): Command(
         config="ebmguard.report.compare:CompareConfig",
@@ -73,11 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit status: 0, 2 for a command line or settings that cannot be meant, or the command's own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    name = next((name for name in COMMANDS if tuple(words[: len(name)]) == name), None)
-    if name is None:
-        wanted_help = bool(words) and words[0] in ("-h", "--help")
-        print(usage(), file=sys.stdout if wanted_help else sys.stderr)
+    found, taken = find(words)
+    if len(found) > 1 or taken < len(found[0]):
+        wanted_help = words[taken : taken + 1] in (["-h"], ["--help"])
+        print(usage(found), file=sys.stdout if wanted_help else sys.stderr)
         return 0 if wanted_help else USAGE_ERROR
+    (name,) = found
+    if ALTERNATIVES in name[-1]:
+        taken -= 1
     try:
         import tyro
     except ImportError:
@@ -86,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     try:
         config = tyro.cli(
-            load(command.config), prog=" ".join(("ebmguard", *name)), args=words[len(name) :]
+            load(command.config),
+            prog=" ".join(("ebmguard", *words[:taken])),
+            args=words[taken:],
         )
         status: int = load(command.run)(config)
     except (EbmguardError, ImportError) as error:
@@ -101,9 +119,31 @@ def load(location: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def usage() -> str:
-    """The list of commands."""
+def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
+    """The commands that begin as the words do.
+
+    Returns:
+        Their names, and how many of the words they share: all commands and 0 where the first word
+        is none of theirs.
+    """
+    names, taken = list(COMMANDS), 0
+    for word in words:
+        longer = [
+            name for name in names if taken < len(name) and word in name[taken].split(ALTERNATIVES)
+        ]
+        if not longer:
+            break
+        names, taken = longer, taken + 1
+    return names, taken
+
+
+def usage(names: Sequence[tuple[str, ...]]) -> str:
+    """A list of commands."""
     lines = ["usage: ebmguard COMMAND [options]", "", "commands:"]
-    lines += [f"  {' '.join(name):12} {command.summary}" for name, command in COMMANDS.items()]
+    for name in names:
+        words = " ".join(name)
+        # A name that is too long for its column has a line of its own.
+        lines += [f"  {words}"] if len(words) > COLUMN else []
+        lines.append(f"  {words if len(words) <= COLUMN else '':{COLUMN}} {COMMANDS[name].summary}")
     lines += ["", "ebmguard COMMAND --help lists the options of a command."]
     return "\n".join(lines)

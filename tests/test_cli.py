@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -49,11 +50,36 @@ def test_help_of_a_command(capsys):
     assert "--beta-star" in capsys.readouterr().out
 
 
-def test_help_of_a_figure_names_all_of_them(capsys):
+@pytest.mark.parametrize("name", ["2", "16"])
+def test_help_of_a_figure_is_that_of_its_family(name, capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["figure", "--help"])
+        cli.main(["figure", name, "--help"])
     assert stopped.value.code == 0
-    assert "{2,5,6,7,8,9,10,11,1d}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "usage: ebmguard figure [-h]" in shown
+    # Toys are trained, JEM runs are given.
+    assert ("--seeds" in shown, "--runs" in shown) == (name == "2", name == "16")
+
+
+def test_help_of_a_first_word_lists_the_commands_that_begin_with_it(capsys):
+    assert cli.main(["figure", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "a toy figure" in shown
+    assert "a JEM figure" in shown
+    assert "train" not in shown.replace("train what it needs", "")
+    assert cli.main(["figure", "99"]) == cli.USAGE_ERROR
+    assert "figure 3|4|16" in capsys.readouterr().err
+    # The help of a command that there is not is no help.
+    assert cli.main(["fly", "--help"]) == cli.USAGE_ERROR
+
+
+def test_every_figure_has_one_command_whose_settings_know_it():
+    names = [name for name in cli.COMMANDS if name[0] == "figure"]
+    figures = [number for name in names for number in name[1].split(cli.ALTERNATIVES)]
+    assert len(figures) == len(set(figures))
+    for name in names:
+        known = get_type_hints(cli.load(cli.COMMANDS[name].config))["name"]
+        assert set(get_args(known)) == set(name[1].split(cli.ALTERNATIVES))
 
 
 def test_without_tyro_says_what_to_install(monkeypatch, capsys):

@@ -1,0 +1,331 @@
+"""JEM runs, read from their folders: finished ones, stopped ones, and those still in progress."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ebmguard.errors import ConfigError
+from ebmguard.sinks import read_jsonl
+
+from ..run_folder import CONFIG, RESULTS
+from .paper import TABLE_2
+from .scenarios import SCENARIOS
+
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+SAMPLES = "samples"
+
+PUBLISHED_CONFIG: dict[str, Any] = {
+    "data": "cifar10",
+    "variant": "default",
+    "p_x_weight": 1.0,
+    "p_y_x_weight": 1.0,
+    "p_x_y_weight": 0.0,
+    "class_conditional": False,
+}
+"""What the published runs have in common beside their scenario's settings."""
+
+PUBLISHED_SCENARIOS = tuple(TABLE_2)
+
+PUBLISHED_IMAGES = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
+"""All images of CIFAR-10 in the published split."""
+
+FREE = ("eval_every", "quality_samples", "alert_context", "alert_window", "stop_after")
+"""Settings that decide what is looked at, and not how the network is trained."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A setting that is not the published run's.
+
+    Attributes:
+        name: of the setting.
+        own: its value in the run.
+        published: its value in the published run of the same scenario.
+    """
+
+    name: str
+    own: Any
+    published: Any
+
+    def __str__(self) -> str:
+        return f"{self.name.replace('_', ' ')} {_word(self.own)}, not {_word(self.published)}"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One line of evaluations.jsonl: the parameters that a step started with.
+
+    Attributes:
+        step: that step.
+        epoch: the same in epochs.
+        valid_accuracy: a fraction; None without validation images.
+        test_accuracy: a fraction, or None.
+        inception: Inception score of the replay buffer; None where it was not due.
+        fid: its Fréchet distance; None where it was not due.
+        features: the network whose features these two rest on; None where they were not due.
+        samples: samples that they rest on; None where they were not due.
+    """
+
+    step: int
+    epoch: float
+    valid_accuracy: float | None
+    test_accuracy: float | None
+    inception: float | None
+    fid: float | None
+    features: str | None
+    samples: int | None
+
+    @property
+    def published_measure(self) -> bool:
+        """Whether IS and FID are of what the paper's are of: Inception, all of the buffer."""
+        known = self.features is not None and self.features.lower().startswith("inception")
+        return known and self.samples == SCENARIOS["1"].buffer_size
+
+
+@dataclass(frozen=True)
+class JemRun:
+    """What the folder of a JEM run holds.
+
+    Attributes:
+        path: the folder.
+        config: config.json; "settings" are those of the scenario, resolved.
+        results: results.json, or None while there is none: the run goes on, or was stopped.
+        evaluations: oldest first.
+        first_error: the guard's first alert of level ERROR as a record, or None.
+        steps: updates done, as far as the files say.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    results: dict[str, Any] | None
+    evaluations: tuple[Evaluation, ...]
+    first_error: dict[str, Any] | None
+    steps: int
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The scenario's settings with what was overridden."""
+        settings: dict[str, Any] = self.config["settings"]
+        return settings
+
+    @property
+    def scenario(self) -> str:
+        """ "1" to "7" of Appendix M.1, or "digits"."""
+        return str(self.config["scenario"])
+
+    @property
+    def beta_star(self) -> float:
+        """Exponent of the weights on raw outputs."""
+        return float(self.config["beta_star"])
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything random in the run."""
+        return int(self.config["seed"])
+
+    @property
+    def network(self) -> str:
+        """The network in words, with the arithmetic where it is not float32."""
+        name = f"WRN-{self.settings.get('depth', '?')}-{self.settings.get('width', '?')}"
+        precision = self.config.get("precision", "float32")
+        return name if precision == "float32" else f"{name}, {precision}"
+
+    @property
+    def iterations(self) -> int:
+        """Updates that were asked for."""
+        return int(self.settings["iterations"])
+
+    @property
+    def diverged_at(self) -> int | None:
+        """The step at which the run was lost; None where it was not, or is not over."""
+        lost = None if self.results is None else self.results["diverged_at"]
+        return None if lost is None else int(lost)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run is over: all updates done, or diverged and ended for that."""
+        return self.results is not None and (
+            self.diverged_at is not None or self.steps >= self.iterations
+        )
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Updates of an epoch, from the evaluations or else the settings; None where unknown."""
+        for row in self.evaluations:
+            if row.epoch > 0:
+                return round(row.step / row.epoch)
+        images = self.settings.get("train_images")
+        if images is None and self.config["data"] == PUBLISHED_CONFIG["data"]:
+            images = PUBLISHED_IMAGES["train_images"]
+        return None if images is None else int(images // self.settings["n_pos"])
+
+    def epoch(self, step: float) -> float:
+        """A step in epochs; NaN where the length of an epoch is unknown."""
+        return step / self.steps_per_epoch if self.steps_per_epoch else math.nan
+
+    def deviations(self) -> tuple[Deviation, ...]:
+        """How the run differs from the published one of its scenario.
+
+        Empty for a run at the published size and settings. What is missing from config.json counts
+        as different. How far the run got is not part of it: see :meth:`state`.
+        """
+        if self.scenario not in PUBLISHED_SCENARIOS:
+            return (Deviation("scenario", self.scenario, "1 to 7"),)
+        published = {**PUBLISHED_CONFIG, **SCENARIOS[self.scenario].to_json()}
+        own = {**self.config, **self.settings}
+        return tuple(
+            Deviation(name, own.get(name, "not recorded"), PUBLISHED_IMAGES.get(name, value))
+            for name, value in published.items()
+            if name not in FREE and not _as_published(name, own, value)
+        )
+
+    def state(self) -> str:
+        """How far the run got, in a few words."""
+        done = f"{self.steps:,} of {self.iterations:,} iterations"
+        if self.diverged_at is not None:
+            epoch = self.epoch(self.diverged_at)
+            where = "" if math.isnan(epoch) else f" (epoch {epoch:.4g})"
+            return f"diverged at step {self.diverged_at:,}{where}"
+        return f"finished {done}" if self.complete else f"stopped or still running, {done}"
+
+    def grids(self) -> dict[int, Path]:
+        """The stored negatives, uint8 (64, C, H, W) each, by step, first step first."""
+        files = (self.path / SAMPLES).glob("*.npy")
+        return {int(file.stem): file for file in sorted(files) if file.stem.isdigit()}
+
+
+def find_runs(paths: Iterable[Path]) -> list[JemRun]:
+    """The JEM runs in some folders, ordered by scenario, β*, seed and path.
+
+    Args:
+        paths: run folders, or folders with run folders somewhere below.
+
+    Raises:
+        ConfigError: there is no JEM run in one of them.
+    """
+    found: dict[Path, JemRun] = {}
+    for path in paths:
+        files = [path / CONFIG] if (path / CONFIG).is_file() else sorted(path.rglob(CONFIG))
+        runs = [load_run(file.parent) for file in files if _is_jem(file)]
+        if not runs:
+            raise ConfigError(
+                f"{path} holds no JEM run: expected a run folder of `ebmguard train jem`, or a "
+                "folder with some below it"
+            )
+        found |= {run.path.resolve(): run for run in runs}
+    return sorted(
+        found.values(), key=lambda run: (run.scenario, run.beta_star, run.seed, str(run.path))
+    )
+
+
+def load_run(path: Path) -> JemRun:
+    """Read a folder that `ebmguard train jem` has written, or is writing.
+
+    Raises:
+        ConfigError: it holds no JEM run.
+    """
+    if not (path / CONFIG).is_file() or not _is_jem(path / CONFIG):
+        raise ConfigError(f"{path} is not a run folder of `ebmguard train jem`")
+    config = _read(path / CONFIG)
+    results = _read(path / RESULTS) if (path / RESULTS).is_file() else None
+    if results is not None and results["iterations"] != config["settings"]["iterations"]:
+        # The results are those of a shorter run, which is being made longer.
+        results = None
+    errors = [alert for alert in _lines(path / "alerts.jsonl") if alert["level"] == "ERROR"]
+    evaluations = {row["step"]: _evaluation(row) for row in _lines(path / EVALUATIONS_FILE)}
+    return JemRun(
+        path=path,
+        config=config,
+        results=results,
+        evaluations=tuple(evaluations[step] for step in sorted(evaluations)),
+        first_error=min(errors, key=lambda alert: int(alert["step"]), default=None),
+        steps=_last_step(path / METRICS_FILE) + 1 if results is None else int(results["steps"]),
+    )
+
+
+def series(
+    run: JemRun, tags: Sequence[str]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+    """Some of the guard's diagnostics at every step that was recorded (metrics.jsonl).
+
+    The file of a published run has 140,600 lines with some fifty numbers each, so that only what
+    is asked for is kept.
+
+    Args:
+        run: the run. Where it is in progress, a last line that is not complete is left out.
+        tags: names of diagnostics, such as "energy_gap".
+
+    Returns:
+        (T,) steps, ascending, and for each tag (T,) values, NaN where it was not recorded.
+    """
+    values: dict[int, list[float]] = {}
+    file = run.path / METRICS_FILE
+    if file.is_file():
+        with file.open(encoding="utf-8") as lines:
+            for line in lines:
+                # A line in the making has no end yet.
+                if line.endswith("\n"):
+                    row = json.loads(line)
+                    values[row["step"]] = [float(row.get(tag, math.nan)) for tag in tags]
+    steps = sorted(values)
+    table = np.array([values[step] for step in steps], dtype=np.float64).reshape(-1, len(tags))
+    return np.array(steps, dtype=np.int64), {tag: table[:, i] for i, tag in enumerate(tags)}
+
+
+def _is_jem(config: Path) -> bool:
+    # Toys have several β, and no data set.
+    return {"data", "beta_star", "scenario", "settings"} <= set(_read(config))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    return read_jsonl(file) if file.is_file() else []
+
+
+def _evaluation(row: Mapping[str, Any]) -> Evaluation:
+    return Evaluation(
+        step=int(row["step"]),
+        epoch=float(row["epoch"]),
+        valid_accuracy=row.get("valid_accuracy"),
+        test_accuracy=row.get("test_accuracy"),
+        inception=row.get("buffer_is"),
+        fid=row.get("buffer_fid"),
+        features=row.get("features"),
+        samples=row.get("buffer_samples"),
+    )
+
+
+def _last_step(file: Path) -> int:
+    """The step of the last complete line, -1 where there is none. Reads the file's end alone."""
+    if not file.is_file():
+        return -1
+    with file.open("rb") as lines:
+        size = lines.seek(0, 2)
+        lines.seek(max(0, size - 65_536))
+        *complete, _ = lines.read().split(b"\n")
+    return int(json.loads(complete[-1])["step"]) if complete else -1
+
+
+def _as_published(name: str, own: Mapping[str, Any], published: Any) -> bool:
+    if name not in own:
+        return False
+    if name in PUBLISHED_IMAGES:
+        return own[name] in (None, PUBLISHED_IMAGES[name])
+    return bool(own[name] == published)
+
+
+def _word(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
