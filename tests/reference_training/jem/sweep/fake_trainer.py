@@ -1,0 +1,69 @@
+"""Stands in for `ebmguard train jem`: the same files and exit statuses, and no training.
+
+plan.json beside the run folders says what a run does by the name of its folder; calls.jsonl there
+gets a line for each process.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+INTERRUPTS = []
+signal.signal(signal.SIGINT, lambda number, frame: INTERRUPTS.append(number))
+
+
+def write(file, value):
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(value))
+    os.replace(partial, file)
+
+
+def note(grid, **what):
+    with (grid / "calls.jsonl").open("a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scenario")
+    parser.add_argument("--beta-star", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--resume", action="store_true")
+    given, _ = parser.parse_known_args()
+    out, grid = given.out, given.out.parent
+    plan = json.loads((grid / "plan.json").read_text()) if (grid / "plan.json").is_file() else {}
+    does = plan.get(out.name, plan.get("*", "finish"))
+    if (out / "config.json").is_file() != given.resume:
+        sys.exit("asked to resume where there is nothing, or the other way round")
+    out.mkdir(exist_ok=True)
+    config = {"scenario": given.scenario, "beta_star": given.beta_star, "seed": given.seed}
+    config |= {"data": "cifar10", "iterations": given.iterations}
+    settings = {"depth": 10, "width": 1, "n_pos": 64, "n_neg": 64, "lr": 1e-4, "sgld_steps": 5}
+    settings |= {"step_size": 1.0, "noise_std": 0.01, "iterations": given.iterations}
+    config["settings"] = settings
+    write(out / "config.json", config)
+    note(grid, event="begin", name=out.name, words=sys.argv[1:], env=dict(os.environ))
+    if does == "fail":
+        print("\n".join(f"line {number}" for number in range(30)), flush=True)
+        sys.exit(3)
+    if does == "refuse":
+        sys.exit(2)
+    while does in ("wait", "stubborn") and not (grid / "release").exists():
+        if INTERRUPTS and does == "wait":
+            time.sleep(0.3)  # a second signal would arrive while the checkpoint is written
+            note(grid, event="stop", name=out.name, interrupts=len(INTERRUPTS))
+            sys.exit(130)
+        time.sleep(0.01)
+    results = {"iterations": given.iterations, "steps": given.iterations, "wall_seconds": 1.0}
+    results |= {"accuracy": 0.25, "best_accuracy": 0.25, "diverged_at": None, "device": "cpu"}
+    write(out / "results.json", results | ({"diverged_at": 7} if does == "diverge" else {}))
+    note(grid, event="end", name=out.name)
+
+
+main()

@@ -1,0 +1,67 @@
+"""A grid whose runs are fakes, in this process and in one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+FAKE = Path(__file__).with_name("fake_trainer.py")
+TRAINER = (sys.executable, "-I", "-S", str(FAKE))
+SWEEP = f"""
+import sys
+import tyro
+from ebmguard.reference_training.jem.sweep import attempt, command, sweep
+from ebmguard.reference_training.jem.sweep.config import SweepConfig
+attempt.trainer = lambda: {TRAINER!r}
+sweep.page = lambda runs: "table"
+if __name__ == "__main__":
+    sys.exit(command.run(tyro.cli(SweepConfig)))
+"""
+PATIENCE = 120.0
+
+
+def plan(grid: Path, **does: str) -> None:
+    grid.mkdir(exist_ok=True)
+    (grid / "plan.json").write_text(json.dumps(does))
+
+
+def calls(grid: Path, event: str = "begin") -> list[dict[str, Any]]:
+    file = grid / "calls.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [call for call in map(json.loads, lines) if call["event"] == event]
+
+
+def names(grid: Path, event: str = "begin") -> list[str]:
+    return [call["name"] for call in calls(grid, event)]
+
+
+def until(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def clean_environment() -> dict[str, str]:
+    unwanted = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+    return {name: value for name, value in os.environ.items() if name not in unwanted}
+
+
+def start(grid: Path, *words: str, launcher: Sequence[str] = (sys.executable,)) -> Any:
+    """A sweep in a process and a process group of its own."""
+    script = grid.parent / "run_sweep.py"
+    script.write_text(SWEEP)
+    return subprocess.Popen(
+        [*launcher, str(script), "--out", str(grid), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=clean_environment(),
+        start_new_session=True,
+    )
