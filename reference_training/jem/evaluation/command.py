@@ -1,0 +1,204 @@
+"""`ebmguard evaluate jem`: measure a run that has a checkpoint, print and store what was found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+from ebmguard.samplers import sgld
+from ebmguard.sinks import to_json
+
+from ...data import ImageData, load_data
+from ...device import describe, find_device
+from ...networks import WideResNet
+from .classification import ECE_BINS, accuracy, calibration_error, classify
+from .config import EvaluateConfig
+from .features import load_features
+from .ood import auroc, other_images, scores
+from .quality import SampleQuality
+from .stored import load_network, read_config, read_last
+
+EVALUATION = "evaluation.json"
+CHAIN_BATCH = 250
+CHAIN_SEED = 0
+
+
+def run(config: EvaluateConfig) -> int:
+    """`ebmguard evaluate jem`: evaluate, print a table, write evaluation.json.
+
+    Returns:
+        exit status, 0.
+
+    Raises:
+        ConfigError: the settings cannot be meant, or the run has no such checkpoint.
+        ImportError: a package that is needed is not installed.
+    """
+    results = evaluate(config)
+    text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
+    (config.run / EVALUATION).write_text(text, encoding="utf-8")
+    print(table(results))
+    print(f"\nwritten to {config.run / EVALUATION}")
+    return 0
+
+
+def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+    """What evaluation.json holds.
+
+    Raises:
+        ConfigError: as for :func:`run`; before anything is computed.
+    """
+    config.check()
+    stored = read_config(config.run)
+    settings: dict[str, Any] = stored["settings"]
+    device = find_device(config.device)
+    network, step = load_network(config.run, config.checkpoint, device)
+    chain_steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
+    data = load_data(
+        stored["data"],
+        config.data_root,
+        **{f"{part}_images": settings[f"{part}_images"] for part in ("train", "valid", "test")},
+    ).to(device)
+    noise_std: float = settings["eval_noise"]
+    others = {name: other_images(name, data, config.data_root) for name in config.ood}
+    results: dict[str, Any] = {
+        "data": stored["data"],
+        **{name: stored.get(name) for name in ("scenario", "beta_star", "seed")},
+        "checkpoint": config.checkpoint,
+        "step": step,
+        "device": describe(device),
+        "eval_noise": noise_std,
+        "classification": _classification(network, data, noise_std),
+    }
+    if config.chains:
+        features = load_features(
+            config.features, sha256=config.features_sha256, network=network, device=device
+        )
+        quality = SampleQuality(features, data.train_x, data.scale, device)
+        results["features"] = features.label
+        results["comparable_with_literature"] = features.comparable_with_literature
+        results["reference_images"] = len(data.train_x)
+        results["samples"] = {}
+        if "buffer" in config.chains:
+            buffer_step, chains = _buffer(config.run, config.samples)
+            results["samples"]["buffer"] = {"step": buffer_step, **quality.measure(chains)}
+        if "fresh" in config.chains:
+            shape = (config.samples, *data.sample_shape)
+            chains = fresh_chains(network, shape, steps=chain_steps, settings=settings)
+            results["samples"]["fresh"] = {"steps": chain_steps, **quality.measure(chains)}
+    inside = scores(network, data.scale(data.test_x), noise_std=noise_std) if others else ()
+    results["ood"] = {}
+    for name, images in others.items():
+        outside = scores(network, images, noise_std=noise_std)
+        pairs = zip(("f", "gradient"), inside, outside, strict=True)
+        results["ood"][name] = {
+            "images": len(images),
+            **{score: auroc(own, other) for score, own, other in pairs},
+        }
+    return results
+
+
+def fresh_chains(
+    network: WideResNet,
+    shape: tuple[int, int, int, int],
+    *,
+    steps: int,
+    settings: Mapping[str, Any],
+) -> Tensor:
+    """Samples of chains that start from uniform noise, on f(x) untempered.
+
+    Args:
+        network: the model.
+        shape: (N, C, H, W).
+        steps: Langevin steps of each chain.
+        settings: `step_size` and `noise_std` of a step.
+
+    Returns:
+        (N, C, H, W), not clamped, on the CPU.
+    """
+    device = next(network.parameters()).device
+    generator = torch.Generator(device).manual_seed(CHAIN_SEED)
+    parts = []
+    for start in range(0, shape[0], CHAIN_BATCH):
+        size = (min(CHAIN_BATCH, shape[0] - start), *shape[1:])
+        x = torch.rand(size, generator=generator, device=device) * 2 - 1
+        parts.append(
+            sgld(
+                network,
+                x,
+                steps=steps,
+                step_size=settings["step_size"],
+                noise_std=settings["noise_std"],
+                generator=generator,
+            ).cpu()
+        )
+    return torch.cat(parts)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results for people."""
+    about = f"JEM on {results['data']}, scenario {results['scenario']}, "
+    about += f"beta* = {results['beta_star']}, seed {results['seed']}"
+    lines = [
+        about,
+        f"{results['checkpoint']} checkpoint, after {results['step']:,} steps",
+        "",
+        f"{'classifier':34} {'images':>8} {'accuracy':>9} {f'ECE, {ECE_BINS} bins':>13}",
+    ]
+    for name, row in results["classification"].items():
+        lines.append(f"{name:34} {row['images']:8,} {row['accuracy']:9.2%} {row['ece']:13.4f}")
+    if "samples" in results:
+        lines += ["", f"{'samples':34} {'number':>8} {'IS':>15} {'FID':>9}"]
+        for name, row in results["samples"].items():
+            what = (
+                f"replay buffer after {row['step']:,} steps"
+                if name == "buffer"
+                else f"fresh chains of {row['steps']:,} steps"
+            )
+            score = f"{row['is']:.3f} ± {row['is_std']:.3f}"
+            lines.append(f"{what:34} {row['samples']:8,} {score:>15} {row['fid']:9.2f}")
+        lines.append(f"judged by: {results['features']}")
+        lines.append(f"FID to {results['reference_images']:,} training images")
+        if not results["comparable_with_literature"]:
+            lines.append("not comparable with published scores, which are of Inception features")
+    if results["ood"]:
+        lines += ["", f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"]
+        for name, row in results["ood"].items():
+            lines.append(f"{name:34} {row['images']:8,} {row['f']:9.4f} {row['gradient']:9.4f}")
+    return "\n".join(lines)
+
+
+def _classification(network: WideResNet, data: ImageData, noise_std: float) -> dict[str, Any]:
+    parts = {"validation": (data.valid_x, data.valid_y), "test": (data.test_x, data.test_y)}
+    results = {}
+    for name, (images, labels) in parts.items():
+        if len(labels):
+            logits = classify(network, images, data.scale, noise_std=noise_std)
+            results[name] = {
+                "images": len(labels),
+                "accuracy": accuracy(logits, labels),
+                "ece": calibration_error(logits, labels),
+            }
+    return results
+
+
+def _chain_steps(config: EvaluateConfig, settings: Mapping[str, Any]) -> int:
+    if config.chain_steps is not None:
+        return config.chain_steps
+    if not settings["reinit_rate"]:
+        raise ConfigError(
+            "the run's chains never restart (reinit_rate is 0), which leaves the length of fresh "
+            "chains open: name it by --chain-steps"
+        )
+    return int(round(settings["sgld_steps"] / settings["reinit_rate"]))
+
+
+def _buffer(run: Path, most: int) -> tuple[int, Tensor]:
+    """Steps of the newest checkpoint, and at most so many of its chains, spread over all."""
+    step, _, chains = read_last(run)
+    return step, chains[:: max(1, len(chains) // most)][:most]

@@ -1,0 +1,73 @@
+"""One line of evaluations.jsonl: what the network of a training step is worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...data import ImageData
+from ...networks import WideResNet
+from .classification import accuracy, calibration_error, classify, evaluation_mode
+from .quality import SampleQuality
+
+
+class Evaluator:
+    """Evaluates a network in training, and leaves no trace in it.
+
+    Neither the network's mode or gradients nor PyTorch's global random numbers are touched, so that
+    a run takes the same course however often it is evaluated.
+
+    Args:
+        data: the images, on the network's device.
+        noise_std: standard deviation of the noise on validation and test images.
+        quality: judges samples; None where none are judged.
+    """
+
+    def __init__(self, data: ImageData, *, noise_std: float, quality: SampleQuality | None) -> None:
+        self.data = data
+        self.noise_std = noise_std
+        self.quality = quality
+
+    def test_accuracy(self, network: WideResNet) -> float:
+        """Share of the test images whose label the network gives."""
+        return accuracy(self._logits(network, self.data.test_x), self.data.test_y)
+
+    def evaluate(
+        self, network: WideResNet, step: int, epoch: float, buffer: Tensor | None
+    ) -> dict[str, Any]:
+        """Evaluate the parameters as they are.
+
+        Args:
+            network: on the device of the data.
+            step: the training step that starts with these parameters.
+            epoch: the same in epochs.
+            buffer: samples (N, C, H, W) whose quality is measured, or None.
+
+        Returns:
+            `step`, `epoch`, `valid_accuracy` (None without validation images), `test_accuracy` and
+            `ece` of the test images; with samples also `buffer_is`, `buffer_is_std`, `buffer_fid`,
+            `buffer_samples` (their number) and `features` (what judged them).
+        """
+        data = self.data
+        test = self._logits(network, data.test_x)
+        row: dict[str, Any] = {
+            "step": step,
+            "epoch": epoch,
+            "valid_accuracy": (
+                accuracy(self._logits(network, data.valid_x), data.valid_y)
+                if len(data.valid_y)
+                else None
+            ),
+            "test_accuracy": accuracy(test, data.test_y),
+            "ece": calibration_error(test, data.test_y),
+        }
+        if buffer is not None and self.quality is not None:
+            with evaluation_mode(network):
+                scores = self.quality.measure(buffer)
+            row |= {f"buffer_{name}": value for name, value in scores.items()}
+            row["features"] = self.quality.features.label
+        return row
+
+    def _logits(self, network: WideResNet, images: Tensor) -> Tensor:
+        return classify(network, images, self.data.scale, noise_std=self.noise_std)

@@ -1,0 +1,189 @@
+"""Networks whose features and class probabilities judge samples, by what names them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ebmguard.errors import ConfigError
+
+from ...networks import WideResNet
+from ...run_folder import CONFIG
+from .inception import Inception
+from .stored import load_network
+
+FeatureModule = Callable[[Tensor], tuple[Tensor, Tensor]]
+INCEPTION_PREFIX = "inception:"
+INCEPTION_FILE = "pt_inception-2015-12-05-6726825d.pth"
+INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+"""Of the published file of that name (also distributed as weights-inception-...)."""
+FORMS = (
+    'expected "own"; the folder of another run; inception:FILE with the published weights '
+    f"{INCEPTION_FILE}; a TorchScript file; or MODULE:FACTORY, a Python callable that returns a "
+    "torch.nn.Module"
+)
+
+
+@dataclass(frozen=True)
+class Features:
+    """A network that judges samples.
+
+    Attributes:
+        module: images (B, C, H, W), float in [-1, 1] -> features (B, D) and logits (B, K).
+        label: what it is, to be printed beside every Inception score and FID.
+        comparable_with_literature: whether these can stand beside published ones. That takes the
+            published numbers of samples and reference images as well.
+        fixed: whether the module stays as it is while a run trains. If not, the reference images
+            are gone through again in each measurement.
+    """
+
+    module: FeatureModule
+    label: str
+    comparable_with_literature: bool
+    fixed: bool
+
+
+class ClassifierFeatures:
+    """A classifier's penultimate features, and its logits.
+
+    Not a module: the network in training is not to become a part of anything else.
+    """
+
+    def __init__(self, network: WideResNet) -> None:
+        self.network = network
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) -> (B, 64 * width), (B, classes)."""
+        features = self.network.features(x)
+        logits: Tensor = self.network.head(features)
+        return features, logits
+
+
+def load_features(
+    spec: str, *, sha256: str | None, network: WideResNet, device: torch.device
+) -> Features:
+    """The network that `spec` names.
+
+    - ``own``: the run's own classifier. It may be in training; its numbers compare samples within
+      one run only.
+    - the folder of a run: that run's classifier, best by validation accuracy. Runs can be compared
+      with each other by it.
+    - ``inception:FILE``: the published Inception network, from weights that the user has. Images
+      are quantised and resized as published numbers have them, see :class:`.inception.Inception`.
+    - a TorchScript file, or ``MODULE:FACTORY``: a network of the user's own with the interface of
+      :attr:`Features.module`. Both execute the user's code.
+
+    Args:
+        spec: what is to be loaded.
+        sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
+            that of the published file for ``inception:``, no check for a TorchScript file.
+        network: the run's own.
+        device: where the features are computed.
+
+    Raises:
+        ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.
+    """
+    if spec == "own":
+        _refuse_checksum(sha256, spec)
+        label = "the run's own classifier (comparable within this run only)"
+        return Features(ClassifierFeatures(network), label, False, fixed=False)
+    if spec.startswith(INCEPTION_PREFIX):
+        return _inception(Path(spec.removeprefix(INCEPTION_PREFIX)), sha256, device)
+    path = Path(spec)
+    if (path / CONFIG).is_file():
+        _refuse_checksum(sha256, spec)
+        other, step = load_network(path, "best", device)
+        label = f"the classifier of the run {path} at step {step:,} (comparable between runs here)"
+        return Features(ClassifierFeatures(other), label, False, fixed=True)
+    if path.is_file():
+        digest = _checked(path, sha256)
+        label = f"TorchScript file {path.name} (sha256 {digest[:8]})"
+        return Features(_frozen(_torchscript(path, device), device), label, False, fixed=True)
+    if ":" in spec:
+        _refuse_checksum(sha256, spec)
+        return Features(_frozen(_made(spec), device), spec, False, fixed=True)
+    raise ConfigError(f"features is {spec!r}; {FORMS}")
+
+
+def _inception(file: Path, sha256: str | None, device: torch.device) -> Features:
+    digest = _checked(file, INCEPTION_SHA256 if sha256 is None else sha256)
+    with torch.device("meta"):
+        module = Inception()
+    try:
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+        module.load_state_dict(weights, assign=True)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"{file} does not hold the weights of {INCEPTION_FILE}: {error}"
+        ) from error
+    published = digest == INCEPTION_SHA256
+    name = "Inception 2015-12-05" if published else "other weights of the Inception network"
+    label = f"{name} (sha256 {digest[:8]})"
+    return Features(_frozen(module, device), label, published, fixed=True)
+
+
+def _torchscript(file: Path, device: torch.device) -> nn.Module:
+    with warnings.catch_warnings():
+        # Deprecated, but the form in which feature networks are handed around.
+        warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated", DeprecationWarning)
+        try:
+            module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
+                str(file), map_location=device
+            )
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{file} is not a TorchScript file; {FORMS}. PyTorch says: {error}"
+            ) from error
+    return module
+
+
+def _made(spec: str) -> nn.Module:
+    module_name, _, name = spec.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"features is {spec!r}, which is not there: {error}; {FORMS}") from error
+    made: Any = factory()
+    if not isinstance(made, nn.Module):
+        raise ConfigError(
+            f"{spec} returned {type(made).__name__}, expected a torch.nn.Module from images in "
+            "[-1, 1] to (features, logits)"
+        )
+    return made
+
+
+def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
+    return module.to(device).eval().requires_grad_(False)
+
+
+def _checked(file: Path, sha256: str | None) -> str:
+    """The checksum of the file, which is the expected one where that is given."""
+    if not file.is_file():
+        raise ConfigError(
+            f"the file of the features is {file}, which is not there; {INCEPTION_FILE} is not part "
+            "of this package: fetch it once from where you trust it"
+        )
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if sha256 is not None and digest != sha256.lower():
+        raise ConfigError(
+            f"{file} has the SHA-256 {digest}, expected {sha256.lower()}; it was not read. Fetch "
+            "it again, or name the checksum of another file by --features-sha256"
+        )
+    return digest
+
+
+def _refuse_checksum(sha256: str | None, spec: str) -> None:
+    if sha256 is not None:
+        raise ConfigError(
+            f"features_sha256 was given with features {spec!r}, which is no file whose checksum "
+            "could be taken; leave it out"
+        )

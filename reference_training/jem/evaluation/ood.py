@@ -1,0 +1,109 @@
+"""Whether the model tells images of its data from others: out-of-distribution detection.
+
+Two scores, as in JEM (Grathwohl et al. 2020, Section 5.3): log p(x) up to a constant, which is
+f(x), and the approximate mass, -||df/dx||. Larger means more like the data.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ...data import ImageData, load_data
+from ...networks import WideResNet
+from .classification import as_seen, evaluation_mode
+
+OodName = Literal[
+    "uniform", "constant", "interpolated", "digits", "mnist", "cifar10", "cifar100", "svhn"
+]
+BATCH = 128
+SEED = 0
+
+
+def other_images(name: OodName, data: ImageData, root: Path | None) -> Tensor:
+    """Images that are not of the run's data, at most as many as its test images.
+
+    - ``uniform``: every value uniform in [-1, 1].
+    - ``constant``: one colour each, uniform in [-1, 1].
+    - ``interpolated``: means of two test images, as JEM has them.
+    - the name of a data set: its test images, where they have the shape of the run's. They are not
+      resized or given other channels: the model would judge that change too.
+
+    Args:
+        name: what is wanted.
+        data: the run's.
+        root: folder of the data sets; None takes the environment variable EBMGUARD_DATA.
+
+    Returns:
+        (N, C, H, W), float32, on the device of the run's data.
+
+    Raises:
+        ConfigError: the images have another shape, are the run's own, or are not there.
+    """
+    shape, device = data.test_x.shape, data.test_x.device
+    generator = torch.Generator(device).manual_seed(SEED)
+    if name == "uniform":
+        return torch.rand(shape, generator=generator, device=device) * 2 - 1
+    if name == "constant":
+        colours = torch.rand(shape[:2], generator=generator, device=device) * 2 - 1
+        return colours[:, :, None, None].expand(shape)
+    if name == "interpolated":
+        # Neighbours in a random order: no image is paired with itself.
+        images = data.scale(data.test_x)
+        order = torch.randperm(len(images), generator=generator, device=device)
+        return (images[order] + images[order.roll(1)]) / 2
+    if name == data.name:
+        raise ConfigError(f"ood names {name}, which is what the run was trained on; leave it out")
+    other = load_data(name, root)
+    if other.sample_shape != data.sample_shape:
+        raise ConfigError(
+            f"ood names {name}, whose images have the shape {other.sample_shape}, and the run's "
+            f"have {data.sample_shape}; leave it out: a resized set is told apart by its resizing"
+        )
+    return other.scale(other.test_x[: shape[0]].to(device))
+
+
+def scores(network: WideResNet, images: Tensor, *, noise_std: float) -> tuple[Tensor, Tensor]:
+    """f(x) and -||df/dx|| of each image, (N,) and (N,).
+
+    Args:
+        network: its mode and its gradients stay as they are.
+        images: (N, C, H, W), float32.
+        noise_std: standard deviation of the noise added to the images, as in classification.
+    """
+    energies, masses = [], []
+    with evaluation_mode(network), torch.enable_grad():
+        for seen in as_seen(images, torch.clone, noise_std=noise_std):
+            for part in torch.split(seen, BATCH):
+                x = part.detach().requires_grad_()
+                f = network(x)
+                (grad,) = torch.autograd.grad(f.sum(), x)
+                energies.append(f.detach())
+                masses.append(-grad.flatten(1).norm(dim=1))
+    return torch.cat(energies), torch.cat(masses)
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """Probability that an image of the data scores higher than another, ties counted half.
+
+    Args:
+        inside: (N,) scores of images of the data.
+        outside: (M,) scores of the others.
+
+    Returns:
+        the area under the receiver operating characteristic; 0.5 is chance, NaN where a score is
+        not finite.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    all_scores = torch.cat([inside, outside])
+    if not all_scores.isfinite().all():
+        return math.nan
+    labels = [1] * len(inside) + [0] * len(outside)
+    return float(roc_auc_score(labels, all_scores.cpu().numpy()))

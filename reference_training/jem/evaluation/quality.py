@@ -1,0 +1,166 @@
+"""How good samples are: Inception score and Fréchet inception distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ebmguard.errors import ConfigError
+
+from .features import Features
+
+BATCH = 100
+SPLITS = 10
+"""Parts of the samples that the Inception score is taken of, as published ones are."""
+SPLIT_SEED = 0
+
+
+class SampleQuality:
+    """Inception score and FID of samples against the images that the model was trained on.
+
+    The FID is torchmetrics', fed with features that are computed once for both scores. Its
+    Inception score is not used: it permutes the samples by PyTorch's global generator, and is NaN
+    where a class has a probability of 0 in all samples, which is where a collapsed model ends.
+
+    Args:
+        features: the network that judges.
+        reference: images that samples are to be like, (N, C, H, W) uint8.
+        scale: makes them float32 in [-1, 1].
+        device: where all is computed.
+
+    Raises:
+        ConfigError: the features are not those of images of this shape.
+        ImportError: torchmetrics is not installed.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        reference: Tensor,
+        scale: Callable[[Tensor], Tensor],
+        device: torch.device,
+    ) -> None:
+        self.features = features
+        self.reference = reference
+        self.scale = scale
+        self.device = device
+        count = _feature_count(features, scale(reference[:2].to(device)))
+        self._fid = _fid_metric(count, device, keeps_reference=features.fixed)
+        self._reference_done = False
+        self._reference_finite = True
+
+    def measure(self, samples: Tensor) -> dict[str, Any]:
+        """Score samples.
+
+        They are clamped to [-1, 1] first, as JEM's plots are: its chains may leave the box.
+
+        The FID of few samples is too large, and with no more samples than features the covariance
+        is singular; so that the number of samples is a part of the result.
+
+        Args:
+            samples: (N, C, H, W), float.
+
+        Returns:
+            `is`, its standard deviation over ten parts `is_std`, `fid` and `samples`, their
+            number. A score that is undefined, such as that of NaN, is NaN.
+        """
+        with torch.no_grad():
+            self._see_reference()
+            logits, finite = [], self._reference_finite
+            for part in torch.split(samples, BATCH):
+                features, own_logits = self.features.module(part.to(self.device).clamp(-1, 1))
+                finite = self._update(features, real=False) and finite
+                logits.append(own_logits)
+            score, deviation = inception_score(torch.cat(logits))
+            defined = finite and len(samples) > 1 and len(self.reference) > 1
+            # torchmetrics raises where there is no distance.
+            fid = float(self._fid.compute()) if defined else math.nan
+            self._fid.reset()
+        return {"is": score, "is_std": deviation, "fid": fid, "samples": len(samples)}
+
+    def _see_reference(self) -> None:
+        """Statistics of the reference images, computed once where the features are fixed."""
+        if self._reference_done:
+            return
+        self._reference_finite = True
+        for part in torch.split(self.reference, BATCH):
+            features, _ = self.features.module(self.scale(part.to(self.device)))
+            self._reference_finite &= self._update(features, real=True)
+        self._reference_done = self.features.fixed
+
+    def _update(self, features: Tensor, *, real: bool) -> bool:
+        """Give features to the metric; whether they are all finite."""
+        self._fid.update(features.double(), real=real)
+        return bool(features.isfinite().all())
+
+
+def inception_score(logits: Tensor) -> tuple[float, float]:
+    """Inception score: exp of the mean KL divergence of p(y|x) from p(y) (Salimans et al. 2016).
+
+    Equal to exp(H(y) - H(y|x)), so that a class that never appears counts 0, not NaN.
+
+    Args:
+        logits: (N, K), float.
+
+    Returns:
+        mean and standard deviation over ten parts of the samples, drawn at random with a fixed
+        seed: rows of a replay buffer may be sorted by class.
+    """
+    order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    probabilities = logits[order.to(logits.device)].double().softmax(dim=1)
+    scores = []
+    for part in probabilities.tensor_split(min(SPLITS, len(logits))):
+        conditional = torch.special.entr(part).sum(dim=1).mean()
+        marginal = torch.special.entr(part.mean(dim=0)).sum()
+        scores.append((marginal - conditional).exp())
+    all_scores = torch.stack(scores)
+    return float(all_scores.mean()), float(all_scores.std(correction=0))
+
+
+class _Precomputed(nn.Module):
+    """Features as they are: torchmetrics' place for a feature network."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.num_features = count
+
+    def forward(self, features: Tensor) -> Tensor:
+        return features
+
+
+def _fid_metric(feature_count: int, device: torch.device, *, keeps_reference: bool) -> Any:
+    try:
+        from torchmetrics.image.fid import FrechetInceptionDistance
+    except ImportError as error:
+        raise ImportError(
+            'the FID needs torchmetrics, which is not installed: pip install "ebmguard[train]"'
+        ) from error
+    # Evaluation is one process's: it does not wait for other ranks.
+    metric = FrechetInceptionDistance(
+        _Precomputed(feature_count), reset_real_features=not keeps_reference, sync_on_compute=False
+    )
+    return metric.to(device)
+
+
+def _feature_count(features: Features, images: Tensor) -> int:
+    """Try the network on two images, before hours of training."""
+    try:
+        with torch.no_grad():
+            output: Any = features.module(images)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{features.label}: cannot read images of shape {tuple(images.shape[1:])}: {error}"
+        ) from error
+    expected = "(features (B, D), logits (B, K)) from images in [-1, 1]"
+    if not (isinstance(output, tuple) and len(output) == 2):
+        raise ConfigError(f"{features.label}: returned {type(output).__name__}, not {expected}")
+    shapes = [tuple(part.shape) for part in output]
+    if any(len(shape) != 2 or shape[0] != len(images) for shape in shapes):
+        raise ConfigError(
+            f"{features.label}: returned shapes {shapes} for {len(images)} images, not {expected}"
+        )
+    return int(shapes[0][1])

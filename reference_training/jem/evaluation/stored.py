@@ -1,0 +1,107 @@
+"""The network and the chains of a run, as its checkpoints hold them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ...networks import WideResNet
+from ...run_folder import CONFIG
+
+CheckpointName = Literal["best", "last"]
+BEST = "best.pt"
+_LAST = re.compile(r"step-(\d+)(?:\.rank\d+of(\d+))?\.pt")
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """config.json of a JEM run.
+
+    Raises:
+        ConfigError: the folder holds none.
+    """
+    file = run / CONFIG
+    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    if not {"data", "settings"} <= set(config):
+        raise ConfigError(f"{run} is not a run folder of `ebmguard train jem`")
+    return config
+
+
+def read_last(run: Path) -> tuple[int, dict[str, Tensor], Tensor]:
+    """The newest checkpoint of a run, on the CPU.
+
+    Returns:
+        steps done by then, the network's parameters, and the chains of all ranks' replay buffers,
+        (N, C, H, W).
+
+    Raises:
+        ConfigError: there is none with the parts of all its processes.
+    """
+    parts: dict[tuple[int, int], list[Path]] = {}
+    for file in sorted((run / "checkpoints").glob("step-*.pt")):
+        match = _LAST.fullmatch(file.name)
+        if match:
+            parts.setdefault((int(match[1]), int(match[2] or 1)), []).append(file)
+    complete = {step: files for (step, world), files in parts.items() if len(files) == world}
+    if not complete:
+        raise ConfigError(f"{run} has no checkpoint yet; go on with it by --resume")
+    step = max(complete)
+    states = [_read(file) for file in complete[step]]
+    return step, states[0]["network"], torch.cat([state["buffer"]["samples"] for state in states])
+
+
+def load_network(
+    run: Path, checkpoint: CheckpointName, device: torch.device
+) -> tuple[WideResNet, int]:
+    """The network of a run, in float32 and in evaluation mode.
+
+    Args:
+        run: folder of the run.
+        checkpoint: "best" is the best by validation accuracy, "last" the newest.
+        device: where the network goes.
+
+    Returns:
+        the network, and the steps that it was trained for.
+
+    Raises:
+        ConfigError: the folder holds no run, or no such checkpoint.
+    """
+    settings = read_config(run)["settings"]
+    if checkpoint == "last":
+        step, parameters, _ = read_last(run)
+    else:
+        file = run / "checkpoints" / BEST
+        if not file.is_file():
+            raise ConfigError(
+                f"{run} has no checkpoint that is the best by validation accuracy: it was not "
+                "evaluated yet, or has no validation images; name the newest by --checkpoint last"
+            )
+        state = _read(file)
+        step, parameters = int(state["step"]), state["network"]
+    network = _build(settings, parameters)
+    network.requires_grad_(False)
+    return network.to(device).eval(), step
+
+
+def _build(settings: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> WideResNet:
+    network = WideResNet(
+        in_channels=parameters["stem.weight"].shape[1],
+        classes=parameters["head.weight"].shape[0],
+        depth=settings["depth"],
+        width=settings["width"],
+        early_stride=settings["early_stride"],
+    )
+    network.load_state_dict(parameters)
+    return network
+
+
+def _read(file: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return state
