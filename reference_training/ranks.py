@@ -40,8 +40,7 @@ class Ranks:
 
     def share(self, count: int) -> int:
         """How many of `count` things are this rank's."""
-        part = self.part(count)
-        return part.stop - part.start
+        return len(range(*self.part(count).indices(count)))
 
     def weight(self, count: int) -> float:
         """What turns the mean over this rank's part of `count` into its part of all ranks' mean,

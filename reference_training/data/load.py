@@ -23,6 +23,7 @@ from .svhn import read_svhn
 SPLIT_SEED = 1234
 VALID_IMAGES = 5000
 ROOT_VARIABLE = "EBMGUARD_DATA"
+"""Environment variable that names the folder of the data sets."""
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from ebmguard.errors import ConfigError
 
+from ..data import ROOT_VARIABLE, ImageData, load_data
 from ..run_config import RunConfig
 from .scenarios import SCENARIOS, Scenario
 
@@ -109,10 +112,16 @@ class JemConfig(RunConfig):
     shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed")
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
-    @property
-    def root(self) -> Path | None:
-        """Where the data lie; None is the environment variable's folder."""
-        return None if self.data_root is None else Path(self.data_root)
+    def load_data(self) -> ImageData:
+        """The data, on the CPU; read once and kept while the settings ask for the same.
+
+        Raises:
+            ConfigError: they are not there, or are not what was published.
+        """
+        settings = self.settings
+        root = self.data_root or os.environ.get(ROOT_VARIABLE)
+        counts = settings.train_images, settings.valid_images, settings.test_images
+        return _load_data(self.data, Path(root) if root else None, *counts)
 
     @property
     def has_samples(self) -> bool:
@@ -136,7 +145,8 @@ class JemConfig(RunConfig):
         """Refuse settings that cannot be meant.
 
         Raises:
-            ConfigError: names every wrong setting, its value and what was expected.
+            ConfigError: names every wrong setting, its value and what was expected; or what the
+                data lack.
         """
         problems = [
             f"{name} is {value}, expected a finite weight, 0 or more"
@@ -160,7 +170,20 @@ class JemConfig(RunConfig):
             problems.append("class_conditional needs the term of p(x), whose p_x_weight is 0")
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
-        self.settings.check()
+        settings = self.settings
+        settings.check()
+        data = self.load_data()
+        batch = max(settings.n_pos, settings.n_labelled)
+        if batch > len(data.train_x):
+            raise ConfigError(
+                f"a batch of {batch} images was asked for, {self.data} has {len(data.train_x)} to "
+                "train with; make n_pos and n_labelled smaller, or train_images larger"
+            )
+        if (self.p_x_y_weight or self.class_conditional) and settings.buffer_size % data.classes:
+            raise ConfigError(
+                f"buffer_size is {settings.buffer_size}, expected a multiple of the "
+                f"{data.classes} classes, each of which has chains of its own"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """The settings and the resolved scenario as plain JSON values."""
@@ -169,3 +192,10 @@ class JemConfig(RunConfig):
             "scenario": self.scenario_name,
             "settings": self.settings.to_json(),
         }
+
+
+@functools.lru_cache(maxsize=1)
+def _load_data(
+    name: str, root: Path | None, train: int | None, valid: int | None, test: int | None
+) -> ImageData:
+    return load_data(name, root, train_images=train, valid_images=valid, test_images=test)

@@ -39,11 +39,6 @@ class Draws:
             for i, size in enumerate(sizes)
         ]
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in which the positives go once through the training images."""
-        return self._orders[0].steps_per_epoch
-
     def batch(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
         """This rank's images of a step.
 

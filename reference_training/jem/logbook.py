@@ -49,7 +49,6 @@ class Logbook:
         network: the network in training.
         data: the data set, on the network's device.
         evaluator: what an evaluation is.
-        epoch: steps in an epoch.
         reporter: what a person sees.
     """
 
@@ -61,7 +60,6 @@ class Logbook:
         data: ImageData,
         evaluator: Evaluator,
         *,
-        epoch: int,
         reporter: Reporter,
     ) -> None:
         self.config = config
@@ -70,7 +68,7 @@ class Logbook:
         self.reporter = reporter
         self.network = network
         self.evaluator = evaluator
-        self.epoch = epoch
+        self.epoch = max(1, len(data.train_x) // self.settings.n_pos)
         self.record = RunRecord()
         self.interrupted = False
         self.watch = AccuracyWatch(

@@ -38,14 +38,16 @@ def make_chains(
             energy: Tensor = network(x, *labels)
             return energy
 
-        return sgld(
-            f,
-            x0,
-            steps=count,
-            step_size=settings.step_size,
-            noise_std=settings.noise_std,
-            noise=noise,
-        )
+        # A compiled network would compute the parameters' gradients along with the samples'.
+        with frozen(network):
+            return sgld(
+                f,
+                x0,
+                steps=count,
+                step_size=settings.step_size,
+                noise_std=settings.noise_std,
+                noise=noise,
+            )
 
     return graphed(chains, device)
 
@@ -69,9 +71,7 @@ def make_sampler(settings: Scenario, count: int, generator: torch.Generator) -> 
         x0, rows = buffer.sample(count if labels is None else len(labels), labels)
         shape = (settings.sgld_steps, *x0.shape)
         noise = torch.randn(shape, generator=generator, device=device, dtype=x0.dtype)
-        # A compiled network would compute the parameters' gradients along with the samples'.
-        with frozen(f):
-            x = chains(f, x0, noise, *(() if labels is None else (labels,)))
+        x = chains(f, x0, noise, *(() if labels is None else (labels,)))
         buffer.write(rows, x)
         return x.clone()
 

@@ -1,8 +1,8 @@
 """The seven JEM scenarios of Appendix M.1, and the digits, by name.
 
-The published trainer moves its chains by ``x += step_size * df/dx + noise_std * z``. The paper names
-the step α = noise_std**2 and the output scale o = 2 step_size / noise_std**2 instead, so that α = 1e-4
-and o = 20,000 are its step_size 1 and noise_std 0.01 (Appendix M.2).
+The published trainer moves its chains by ``x += step_size * df/dx + noise_std * z``. The paper
+names the step α = noise_std**2 and the output scale o = 2 step_size / noise_std**2 instead: its
+α = 1e-4 and o = 20,000 are step_size 1 and noise_std 0.01 (Appendix M.2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The JEM reference trainer: classifier and EBM in one network (Grathwohl et al. 2020).
-
-The training loop is an ordinary one; what the guard adds to it are the two marked lines.
-"""
+"""A JEM run from its settings to its folder: training, evaluation, checkpoints, resume."""
 
 from __future__ import annotations
 
@@ -9,31 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ebmguard import Guard, guard
 from ebmguard.errors import ConfigError
-from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 
-from ..data import load_data
+from ..data import ImageData
 from ..device import describe, find_device
 from ..interrupt import DeferredInterrupt
+from ..networks import WideResNet
 from ..progress import Reporter, SilentReporter, default_reporter
 from ..ranks import ONE_RANK, Ranks
 from ..run_folder import RunFolder
 from .config import JemConfig
-from .draws import Draws
+from .evaluation import Evaluator, SampleQuality, load_features
 from .logbook import Logbook
-from .parts import (
-    Classifier,
-    check_run,
-    make_evaluator,
-    make_network,
-    of_class,
-    set_precision,
-)
-from .sampler import make_sampler
+from .trainer import Trainer, make_network, set_precision
 
 
 def train(
@@ -54,189 +41,124 @@ def train(
         What results.json holds, or None where Ctrl-C stopped the run; it can then be resumed.
 
     Raises:
-        ConfigError: the device or the data do not exist, what the settings ask for cannot be done
-            on several ranks, or the run has more steps already than it is to have.
+        ConfigError: the device does not exist, the settings ask for what several ranks cannot do,
+            or the run has more steps already than it is to have.
     """
     settings = config.settings
+    check_ranks(config, ranks)
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
     set_precision(config)
     reporter = (reporter or default_reporter()) if ranks.is_first else SilentReporter()
-    data = load_data(
-        config.data,
-        config.root,
-        train_images=settings.train_images,
-        valid_images=settings.valid_images,
-        test_images=settings.test_images,
-    ).to(device)
-    check_run(config, data, ranks)
-    network = make_network(config, data, device)
-    # All of a step's images and samples pass through the network at once, which is also what
-    # several ranks need: their gradients are averaged in one backward pass.
-    classify = Classifier(network)
-    if config.compile:
-        network.compile()
-        classify.compile()
-    classify_all = ranks.parallel(classify)
-    optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
-    draws = Draws(data, settings, config.seed, ranks)
-    # A stream of random numbers of its own on each rank, apart from that of the images.
-    rng = torch.Generator(device).manual_seed(2 * config.seed + 1 + (ranks.rank << 32))
-    buffer = ReplayBuffer(
-        ranks.share(settings.buffer_size),
-        data.sample_shape,
-        reinit_rate=settings.reinit_rate,
-        generator=rng,
-        classes=data.classes if config.class_conditional or config.p_x_y_weight else 1,
-    )
-    original = make_sampler(settings, ranks.share(settings.n_neg), rng)
-    logbook = Logbook(
+    data = config.load_data().to(device)
+    state = folder.checkpoints.load(device)
+    done = state["logbook"]["record"]["next_step"] if state else 0
+    if done > settings.iterations:
+        raise ConfigError(
+            f"{folder.path} has {done} steps already, iterations is {settings.iterations}; give "
+            "--iterations that many or more"
+        )
+    network = make_network(config, data)
+    evaluator = make_evaluator(config, data, network)
+    logbook = Logbook(config, folder, network, data, evaluator, reporter=reporter)
+    folder.cut_rows(state["row_sizes"] if state else {})
+    trainer = Trainer(
         config,
-        folder,
         network,
         data,
-        make_evaluator(config, data, network, device),
-        epoch=draws.steps_per_epoch,
-        reporter=reporter,
-    )
-    state = folder.checkpoints.load(device)
-    if state and state["logbook"]["record"]["next_step"] > settings.iterations:
-        raise ConfigError(
-            f"{folder.path} has {state['logbook']['record']['next_step']} steps already, "
-            f"iterations is {settings.iterations}; give --iterations that many or more"
-        )
-    folder.cut_rows(state["row_sizes"] if state else {})
-
-    # The first line of the guard. The objects it returns are drop-in replacements.
-    loss_fn, sample_q = guard(
-        None,
-        original,
-        beta_star=config.beta_star,
-        output_scale=settings.output_scale,
-        variant=config.variant,
+        ranks=ranks,
         log_dir=folder.path if ranks.is_first else None,
         on_alert=logbook.on_alert,
-        process_group=ranks.group,
     )
-    # Optional: the guard's step then ends with the optimizer's, so that checkpoints between two
-    # steps of the loop hold no half-recorded one.
-    loss_fn.guard.attach(optimizer=optimizer)
-    guards: dict[str, Guard] = {"p_x": loss_fn.guard}
-    if config.p_x_y_weight:
-        # f(x, y) is another population of energies than f(x): bands and weights of its own.
-        loss_xy, sample_xy = guard(
-            None,
-            original,
-            beta_star=config.beta_star,
-            output_scale=settings.output_scale,
-            variant=config.variant,
-            log_dir=folder.path / "p_x_y",
-            on_alert=logbook.on_alert,
-        )
-        guards["p_x_y"] = loss_xy.guard
+    if state:
+        trainer.load_state_dict(state["trainer"])
+        logbook.load_state_dict(state["logbook"])
+    del state
 
     def checkpoint() -> None:
-        for own in guards.values():
-            own.flush()
+        trainer.flush()
         logbook.flush()
         folder.checkpoints.save(
             logbook.record.next_step,
             {
                 "row_sizes": folder.row_sizes(),
-                "network": network.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "buffer": buffer.state_dict(),
-                "draws": draws.state_dict(),
-                "guards": {name: own.state_dict() for name, own in guards.items()},
+                "trainer": trainer.state_dict(),
                 "logbook": logbook.state_dict(),
             },
         )
 
-    def chains_of_all_ranks() -> Tensor | None:
-        if not (settings.quality_samples and config.has_samples):
-            return None
-        # Rows of a class lie together, so the ones that are judged are spread over all of them.
-        stride = max(1, settings.buffer_size // settings.quality_samples)
-        return ranks.joined(buffer.samples[::stride])[: settings.quality_samples]
+    def judged() -> Tensor | None:
+        count = settings.quality_samples
+        return trainer.chains(count) if count and config.has_samples else None
 
-    if state:
-        network.load_state_dict(state["network"])
-        optimizer.load_state_dict(state["optimizer"])
-        buffer.load_state_dict(state["buffer"])
-        draws.load_state_dict(state["draws"])
-        for name, own in guards.items():
-            own.load_state_dict(state["guards"][name])
-        logbook.load_state_dict(state["logbook"])
-    del state
-    first = logbook.record.next_step
-    reporter.start(f"beta* = {config.beta_star:g}", first, settings.iterations)
+    reporter.start(f"beta* = {config.beta_star:g}", done, settings.iterations)
     try:
         with DeferredInterrupt() as interrupt:
-            for step in range(first, settings.iterations):
+            for step in range(done, settings.iterations):
                 if logbook.finished or logbook.interrupted:
                     break
                 if logbook.is_due(step):
-                    logbook.evaluate(step, chains_of_all_ranks())
+                    logbook.evaluate(step, judged())
                 logbook.before_step(step)
-                optimizer.param_groups[0]["lr"] = settings.lr_at(step)
-                x_pos, x_lab, labels = draws.batch(step)
-
-                x_neg = None
-                parts = {"pos": x_pos}
-                if config.p_x_weight:
-                    y_neg = None
-                    if config.class_conditional:
-                        size = (ranks.share(settings.n_neg),)
-                        y_neg = torch.randint(data.classes, size, generator=rng, device=device)
-                    x_neg = parts["neg"] = sample_q(network, buffer, y_neg)
-                if x_lab is not None:
-                    parts["lab"] = x_lab
-                if config.p_x_y_weight:
-                    parts["neg_y"] = sample_xy(network, buffer, labels)
-                sizes = [len(x) for x in parts.values()]
-                every = classify_all(torch.cat(list(parts.values()))).split(sizes)
-                logits = dict(zip(parts, every, strict=True))
-                own = logits["pos" if x_lab is None else "lab"]
-
-                share = ranks.weight(settings.n_labelled or settings.n_pos)
-                cross_entropy = F.cross_entropy(own, labels) * share
-                gap = cross_entropy.new_zeros(())
-                loss = config.p_y_x_weight * cross_entropy
-                if config.p_x_y_weight:
-                    f_pos, f_neg = (of_class(logits_, labels) for logits_ in (own, logits["neg_y"]))
-                    gap = f_pos.mean() - f_neg.mean()
-                    loss = loss + config.p_x_y_weight * loss_xy(
-                        f_pos, f_neg, groups=(labels, labels)
-                    )
-                if config.p_x_weight:
-                    f_pos, f_neg = (logits[name].logsumexp(dim=1) for name in ("pos", "neg"))
-                    gap = f_pos.mean() * ranks.weight(settings.n_pos) - f_neg.mean() * ranks.weight(
-                        settings.n_neg
-                    )
-                    # The second line of the guard; it was f_neg.mean() - f_pos.mean().
-                    l_p_x = loss_fn(f_pos, f_neg)
-                    loss = loss + config.p_x_weight * l_p_x
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-
-                stopped = torch.full_like(gap, float(interrupt.requested))
+                numbers, x_neg = trainer.step(step)
+                stopped = numbers.new_tensor([float(interrupt.requested)])
                 logbook.after_step(
                     step,
-                    ranks.average(torch.stack((cross_entropy, gap, stopped)).detach()),
-                    x_neg=parts.get("neg_y", x_neg),
-                    guard=loss_fn.guard.last,
+                    # Ctrl-C on any rank stops all of them, after the same step.
+                    ranks.average(torch.cat((numbers, stopped))),
+                    x_neg=x_neg,
+                    guard=trainer.loss_fn.guard.last,
                 )
                 if logbook.record.next_step % config.checkpoint_every == 0:
                     checkpoint()
             checkpoint()
             if not logbook.finished:
                 return None
-            rows = read_jsonl(folder.path / "metrics.jsonl") if config.p_x_weight else []
-            return logbook.finish(rows, describe(device), chains_of_all_ranks())
+            trainer.close()
+            metrics = folder.path / "metrics.jsonl"
+            rows = read_jsonl(metrics) if metrics.is_file() else []
+            return logbook.finish(rows, describe(device), judged())
     finally:
         reporter.stop()
         logbook.close()
-        for own in guards.values():
-            own.close()
+        trainer.close()
+
+
+def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> Evaluator:
+    """What an evaluation of the run measures.
+
+    Raises:
+        ConfigError: the network of the features cannot be had.
+    """
+    settings, device = config.settings, data.train_x.device
+    quality = None
+    if settings.quality_samples and config.has_samples:
+        features = load_features(
+            config.features, sha256=config.features_sha256, network=network, device=device
+        )
+        quality = SampleQuality(features, data.train_x, data.scale, device)
+    return Evaluator(data, noise_std=settings.eval_noise, quality=quality)
+
+
+def check_ranks(config: JemConfig, ranks: Ranks) -> None:
+    """Refuse what cannot be divided among the processes.
+
+    Raises:
+        ConfigError: names what is wrong and what was expected.
+    """
+    settings, world = config.settings, ranks.world
+    problems = []
+    smallest = min(settings.n_pos, settings.n_neg, settings.n_labelled or settings.n_pos)
+    if smallest < world:
+        problems.append(f"{smallest} images or samples a step, expected one for each process")
+    if config.p_x_y_weight and world > 1:
+        problems.append("p_x_y_weight weighs samples within their class: expected one process")
+    if config.class_conditional and settings.buffer_size % (world * config.load_data().classes):
+        problems.append(
+            f"buffer_size is {settings.buffer_size}, expected parts that the classes can share"
+        )
+    if problems:
+        raise ConfigError(
+            f"the settings do not make a run of {world} processes:\n  " + "\n  ".join(problems)
+        )

@@ -76,7 +76,7 @@ class SweepConfig:
         return cells
 
     def _cell(self, scenario: str, beta_star: float, seed: int) -> Cell:
-        exponent = str(beta_star).removesuffix(".0")
+        exponent = _short(beta_star)
         name = f"s{scenario}" if scenario.isdecimal() else scenario
         words = (
             *self.training,
@@ -88,10 +88,15 @@ class SweepConfig:
     def command(self) -> str:
         """The command line of this grid."""
         words = ["ebmguard", "sweep", "jem", "--out", self.out]
-        words += ["--scenarios", *self.scenarios, "--beta-stars", *self.beta_stars]
+        words += ["--scenarios", *self.scenarios, "--beta-stars", *map(_short, self.beta_stars)]
         words += ["--seeds", *self.seeds]
         if self.workers is not None:
             words += ["--workers", self.workers]
         if self.training:
             words += ["--", *self.training]
         return shlex.join(map(str, words))
+
+
+def _short(value: float) -> str:
+    """All digits of a number, without those of a whole number's fraction."""
+    return str(value).removesuffix(".0")

@@ -39,6 +39,6 @@ class Others:
             while done < self._world and not stop.asked:
                 time.sleep(POLL_SECONDS)
                 done = self._store.add(KEY, 0)
-        except dist.DistError:  # type: ignore[attr-defined]
+        except dist.DistError:
             # The server ends with its torchrun: when all are done, or when a machine is lost.
             return

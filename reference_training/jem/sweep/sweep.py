@@ -123,7 +123,7 @@ class Sweep:
         results = cell.results() if status == 0 else None
         if results is not None:
             self._took.append(seconds)
-            self.say(f"{cell.title}: {outcome(results)}, {duration(seconds)}{self._left()}")
+            self.say(f"{cell.title}: {outcome(results)}, {duration(seconds)}{self._left(stop)}")
         elif stop.asked and status in STOPPED:
             self.unfinished.append(cell)
             self.say(f"{cell.title}: stopped")
@@ -136,12 +136,12 @@ class Sweep:
         self.failures.append((cell, why))
         self.say(f"{cell.title}: FAILED, {why.splitlines()[0]}")
 
-    def _left(self) -> str:
+    def _left(self, stop: Stop) -> str:
         """What is left, and for how long."""
         waiting = sum(not (cell.config.out / RESULTS).is_file() for cell in self._waiting)
         running = [attempt.seconds for attempt in self._running]
         seconds = remaining_seconds(self._took, running, waiting, self._slots)
-        if seconds is None or not waiting + len(running):
+        if stop.asked or seconds is None or not waiting + len(running):
             return ""
         return f"; {waiting + len(running)} left, about {duration(seconds)}"
 

@@ -1,0 +1,241 @@
+"""A JEM in training: what one step is, and all that it changes.
+
+The training step is an ordinary one; what the guard adds to it are the two marked lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ebmguard import Guard, guard
+from ebmguard.alerts import Alert
+from ebmguard.samplers import ReplayBuffer
+
+from ..data import ImageData
+from ..networks import WideResNet
+from ..ranks import ONE_RANK, Ranks
+from .config import JemConfig
+from .draws import Draws
+from .sampler import make_sampler
+
+
+class Trainer:
+    """Classifier and EBM in one network, trained step by step (Grathwohl et al. 2020).
+
+    Args:
+        config: the settings, checked.
+        network: as :func:`make_network` builds it.
+        data: on the network's device.
+        ranks: the processes that train together.
+        log_dir: where the guards write; None on all ranks but the first.
+        on_alert: called with the guards' alerts.
+
+    Attributes:
+        network: f(x), and the logits.
+        optimizer: Adam.
+        buffer: this rank's chains.
+        guards: by the term that they guard, "p_x" and, where it is trained, "p_x_y".
+    """
+
+    def __init__(
+        self,
+        config: JemConfig,
+        network: WideResNet,
+        data: ImageData,
+        *,
+        ranks: Ranks = ONE_RANK,
+        log_dir: Path | None = None,
+        on_alert: Callable[[Alert], object] | None = None,
+    ) -> None:
+        settings, device = config.settings, data.train_x.device
+        self.config = config
+        self.settings = settings
+        self.ranks = ranks
+        self.classes = data.classes
+        self.network = network
+        # All of a step's images and samples pass through the network at once, which is also what
+        # several ranks need: their gradients are averaged in one backward pass.
+        classifier = Classifier(network)
+        if config.compile:
+            network.compile()
+            classifier.compile()
+        self._classify = ranks.parallel(classifier)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
+        self.draws = Draws(data, settings, config.seed, ranks)
+        # A stream of random numbers of its own on each rank, apart from that of the images.
+        self.rng = torch.Generator(device).manual_seed(2 * config.seed + 1 + (ranks.rank << 32))
+        has_classes = config.class_conditional or config.p_x_y_weight
+        self.buffer = ReplayBuffer(
+            ranks.share(settings.buffer_size),
+            data.sample_shape,
+            reinit_rate=settings.reinit_rate,
+            generator=self.rng,
+            classes=data.classes if has_classes else 1,
+        )
+        sample_q = make_sampler(settings, ranks.share(settings.n_neg), self.rng)
+
+        def guarded(log_dir: Path | None) -> Guard:
+            return guard(
+                None,
+                sample_q,
+                beta_star=config.beta_star,
+                output_scale=settings.output_scale,
+                variant=config.variant,
+                log_dir=log_dir,
+                on_alert=on_alert,
+                process_group=ranks.group,
+            )
+
+        # The first line of the guard. The objects it returns are drop-in replacements.
+        self.loss_fn, self.sample_q = guarded(log_dir)
+        # Optional: the guard's step then ends with the optimizer's, so that checkpoints between
+        # two steps hold no half-recorded one.
+        self.loss_fn.guard.attach(optimizer=self.optimizer)
+        self.guards: dict[str, Guard] = {"p_x": self.loss_fn.guard}
+        if config.p_x_y_weight:
+            # f(x, y) is another population of energies than f(x): bands and weights of its own.
+            self.loss_xy, self.sample_xy = guarded(log_dir and log_dir / "p_x_y")
+            self.guards["p_x_y"] = self.loss_xy.guard
+
+    def step(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Train one step.
+
+        Args:
+            step: its number, from 0.
+
+        Returns:
+            cross-entropy of the classifier and mean f+ - mean f-, (2,), this rank's part of their
+            averages over the ranks; and samples of the step, (n, C, H, W), where it has some.
+        """
+        config, settings, ranks = self.config, self.settings, self.ranks
+        self.optimizer.param_groups[0]["lr"] = settings.lr_at(step)
+        x_pos, x_lab, labels = self.draws.batch(step)
+        parts = {"pos": x_pos}
+        if config.p_x_weight:
+            parts["neg"] = self.sample_q(self.network, self.buffer, self._random_labels())
+        if x_lab is not None:
+            parts["lab"] = x_lab
+        if config.p_x_y_weight:
+            parts["neg_y"] = self.sample_xy(self.network, self.buffer, labels)
+        logits = self._logits(parts)
+        labelled = logits["pos" if x_lab is None else "lab"]
+
+        count = settings.n_labelled or settings.n_pos
+        cross_entropy = F.cross_entropy(labelled, labels) * ranks.weight(count)
+        loss = config.p_y_x_weight * cross_entropy
+        gap = torch.zeros_like(cross_entropy)
+        if config.p_x_y_weight:
+            f_pos, f_neg = (of_class(own, labels) for own in (labelled, logits["neg_y"]))
+            gap = f_pos.mean() - f_neg.mean()
+            loss_xy = self.loss_xy(f_pos, f_neg, groups=(labels, labels))
+            loss = loss + config.p_x_y_weight * loss_xy
+        if config.p_x_weight:
+            f_pos, f_neg = logits["pos"].logsumexp(dim=1), logits["neg"].logsumexp(dim=1)
+            n_pos, n_neg = settings.n_pos, settings.n_neg
+            gap = f_pos.mean() * ranks.weight(n_pos) - f_neg.mean() * ranks.weight(n_neg)
+            # The second line of the guard; it was f_neg.mean() - f_pos.mean().
+            l_p_x = self.loss_fn(f_pos, f_neg)
+            loss = loss + config.p_x_weight * l_p_x
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        numbers = torch.stack((cross_entropy, gap)).detach()
+        return numbers, parts.get("neg", parts.get("neg_y"))
+
+    def _random_labels(self) -> Tensor | None:
+        if not self.config.class_conditional:
+            return None
+        size = (self.ranks.share(self.settings.n_neg),)
+        return torch.randint(self.classes, size, generator=self.rng, device=self.rng.device)
+
+    def _logits(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        logits: Tensor = self._classify(torch.cat(list(parts.values())))
+        sizes = [len(x) for x in parts.values()]
+        return dict(zip(parts, logits.split(sizes), strict=True))  # type: ignore[no-untyped-call]
+
+    def chains(self, count: int) -> Tensor:
+        """So many chains of the replay buffers of all ranks, (count, C, H, W); at most all."""
+        # Rows of a class lie together, so the chosen ones are spread over all of them.
+        stride = max(1, self.settings.buffer_size // count)
+        return self.ranks.joined(self.buffer.samples[::stride])[:count]
+
+    def flush(self) -> None:
+        """Write what the guards keep in memory."""
+        for own in self.guards.values():
+            own.flush()
+
+    def close(self) -> None:
+        """Judge and write what the guards have under way."""
+        for own in self.guards.values():
+            own.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a step changes, of this rank, for a checkpoint between two steps."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "buffer": self.buffer.state_dict(),
+            "draws": self.draws.state_dict(),
+            "guards": {name: own.state_dict() for name, own in self.guards.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a saved state."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.buffer.load_state_dict(state["buffer"])
+        self.draws.load_state_dict(state["draws"])
+        for name, own in self.guards.items():
+            own.load_state_dict(state["guards"][name])
+
+
+class Classifier(nn.Module):
+    """The logits of a network as a module of their own, to be compiled and spread over ranks."""
+
+    def __init__(self, network: WideResNet) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> logits (B, classes)."""
+        return self.network.classify(x)
+
+
+def make_network(config: JemConfig, data: ImageData) -> WideResNet:
+    """The run's network as its seed initialises it; PyTorch's global generator is left alone."""
+    settings = config.settings
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        network = WideResNet(
+            in_channels=data.sample_shape[0],
+            classes=data.classes,
+            depth=settings.depth,
+            width=settings.width,
+            early_stride=settings.early_stride,
+            autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+        )
+    # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.
+    network.to(  # type: ignore[call-overload]
+        device=data.train_x.device, memory_format=torch.channels_last
+    )
+    return network
+
+
+def set_precision(config: JemConfig) -> None:
+    """The arithmetic of float32 convolutions and products on a GPU, for this process."""
+    is_tf32 = config.precision == "tf32"
+    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = is_tf32
+    # Shapes are the same in every step: let cuDNN time its kernels once.
+    torch.backends.cudnn.benchmark = True
+
+
+def of_class(logits: Tensor, labels: Tensor) -> Tensor:
+    """f(x, y), the logit of each label: (B, classes), (B,) -> (B,)."""
+    return logits.gather(1, labels[:, None]).squeeze(1)
