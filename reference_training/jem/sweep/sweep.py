@@ -129,7 +129,7 @@ class Sweep:
             self.say(f"{cell.title}: stopped")
         else:
             said = "".join(f"\n    {line}" for line in attempt.last_words())
-            self._fail(cell, f"{status_words(status)}, {cell.log} ends with{said}")
+            self._fail(cell, f"{status_words(status)}, see {cell.log}{said}")
         self._write_table()
 
     def _fail(self, cell: Cell, why: str) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-INTERRUPTS = []
+INTERRUPTS: list[int] = []
 signal.signal(signal.SIGINT, lambda number, frame: INTERRUPTS.append(number))
 
 

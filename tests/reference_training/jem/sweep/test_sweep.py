@@ -109,9 +109,9 @@ def test_a_failure_stops_no_other_run_and_is_told_at_the_end(grid, capsys):
     assert command.run(config(grid)) == 1
     assert names(grid, "end") == [FOUR[1], FOUR[3]]
     end = capsys.readouterr().out.split("FAILED scenario 1, beta* 0, seed 0: ")[1]
-    assert end.startswith(f"exit status 3, {grid / FOUR[0]}.log ends with\n    line 20\n")
+    assert end.startswith(f"exit status 3, see {grid / FOUR[0]}.log\n    line 20\n")
     assert "line 29\nFAILED scenario 6, beta* 0, seed 0: exit status 2" in end
-    # What it was printed before is not what this attempt said.
+    # What the log already held is not what this attempt said.
     plan(grid, **{FOUR[0]: "refuse", FOUR[2]: "refuse"})
     assert command.run(config(grid)) == 1
     assert "line 29" not in capsys.readouterr().out
@@ -238,7 +238,7 @@ def test_without_gpus_each_run_has_one_thread(grid, monkeypatch):
 @pytest.mark.parametrize("world", [1, 3, 5])
 def test_ranks_share_the_grid(grid, monkeypatch, world):
     monkeypatch.setenv("WORLD_SIZE", str(world))
-    shares = []
+    shares: list[list[str]] = []
     for rank in range(world):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("LOCAL_RANK", "0")
