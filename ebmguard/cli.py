@@ -48,6 +48,16 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.reference_training.toy.command:run",
         summary="train ensembles of small EBMs on densities that are known",
     ),
+    ("sweep", "jem"): Command(
+        config="ebmguard.reference_training.jem.sweep.config:SweepConfig",
+        run="ebmguard.reference_training.jem.sweep.command:run",
+        summary="train a grid of JEM runs, or go on with one",
+    ),
+    ("evaluate", "jem"): Command(
+        config="ebmguard.reference_training.jem.evaluation.config:EvaluateConfig",
+        run="ebmguard.reference_training.jem.evaluation.command:run",
+        summary="accuracy, calibration, sample quality and out-of-distribution scores of a JEM run",
+    ),
     ("table", "jem"): Command(
         config="ebmguard.reference_training.jem.table.config:TableConfig",
         run="ebmguard.reference_training.jem.table.command:run",

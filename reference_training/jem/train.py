@@ -72,7 +72,7 @@ def train(
         on_alert=logbook.on_alert,
     )
     if state:
-        trainer.load_state_dict(state["trainer"])
+        trainer.load_state_dict(state)
         logbook.load_state_dict(state["logbook"])
     del state
 
@@ -82,8 +82,8 @@ def train(
         folder.checkpoints.save(
             logbook.record.next_step,
             {
+                **trainer.state_dict(),
                 "row_sizes": folder.row_sizes(),
-                "trainer": trainer.state_dict(),
                 "logbook": logbook.state_dict(),
             },
         )
