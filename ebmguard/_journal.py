@@ -87,8 +87,8 @@ class Journal:
                 "optimizer whose step() is called (of a wrapper such as SAM, the inner one).",
                 self.losses_in_step,
             )
-        numbers, samples = self._meter.measure(f_pos, f_neg, strength, groups, slow=slow)
-        numbers |= {name: x.detach() for name, x in extra.items() if x is not None}
+        known = {name: x.detach() for name, x in extra.items() if x is not None}
+        numbers, samples = self._meter.measure(f_pos, f_neg, strength, groups, known, slow=slow)
         rows = self._monitor.add(numbers, samples, self._models)
         if rows is not None:
             self._monitor.note({"alert_level": self._judge(self.step, *rows)})
@@ -109,7 +109,7 @@ class Journal:
         tag = "scaler/skipped" if by_scaler else "nonfinite/gradients"
         row: Row | None = None
         if isinstance(skipped, Tensor):
-            rows = self._monitor.add({tag: skipped}, {})
+            rows = self._monitor.add({tag: self._meter.of_any_rank(skipped)}, {})
             row = None if rows is None else rows[0]
         else:
             self._monitor.note({tag: skipped})

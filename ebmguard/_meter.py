@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from .diagnostics import energy_diagnostics, nonfinite_diagnostics, pareto_k, weight_diagnostics_at
+from .diagnostics import (
+    diagnostics_of_ranks,
+    energy_diagnostics,
+    nonfinite_diagnostics,
+    pareto_k,
+    weight_diagnostics_at,
+)
 from .energies import Groups, Reduce, has_models, per_sample
+from .errors import ConfigError
 from .strength import StrengthAt
 
 __all__ = ["Meter"]
@@ -52,15 +60,22 @@ class Meter:
         reference: exponent of the diagnostics under ``ref/``.
         output_scale: o, or None where it is unknown.
         models: model dimensions of an ensemble.
+        process_group: its ranks share one row, see :func:`diagnostics_of_ranks`.
     """
 
     def __init__(
-        self, reduce: Reduce, reference: float, output_scale: float | None, models: torch.Size
+        self,
+        reduce: Reduce,
+        reference: float,
+        output_scale: float | None,
+        models: torch.Size,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._models = models
         self._reduce = reduce
         self._reference = reference
         self._output_scale = output_scale
+        self._process_group = process_group
         self._from_sampler: list[_Seen] = []
         self._recent: deque[Tensor] = deque(maxlen=_POOLED_STEPS)
 
@@ -88,6 +103,7 @@ class Meter:
         f_neg: Tensor,
         strength: StrengthAt,
         groups: Groups | None,
+        extra: Mapping[str, Tensor],
         *,
         slow: bool,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -99,29 +115,31 @@ class Meter:
             f_neg: the same for negatives.
             strength: the exponent in use.
             groups: class labels, as for the loss.
+            extra: further numbers by tag.
             slow: include the tier that is not taken at every step.
 
         Returns:
             0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
-            energies by tag.
+            energies by tag. Across ranks the numbers are every rank's, the energies this rank's.
+
+        Raises:
+            ConfigError: groups across ranks.
         """
+        if groups is not None and self._process_group is not None:
+            raise ConfigError("groups across ranks are not defined; leave process_group out.")
         star = strength.beta_star
         if isinstance(star, tuple):
             star = sum(star) / len(star)
         if isinstance(star, Tensor):
             star = star.to(f_neg.device)  # a number for a GPU may well be kept on the CPU
         pos, neg = per_sample(f_pos, star, self._reduce), per_sample(f_neg, star, self._reduce)
-        weights, reference = weight_diagnostics_at(pos, neg, (star, self._reference), groups)
         numbers = {
-            **weights,
-            **{f"ref/{name}": value for name, value in reference.items()},
             **energy_diagnostics(pos, neg),
             **nonfinite_diagnostics(pos, neg, star),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
             **self._take_from_sampler(neg),
+            **extra,
         }
-        if self._output_scale is not None:
-            numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
         # A copy: a compiled network may write its next output into the same memory.
         self._recent.append(neg.clone())
         samples: dict[str, Tensor] = {}
@@ -129,7 +147,24 @@ class Meter:
             numbers["pareto_k"] = pareto_k(self._pooled_log_weights(star, neg))
             numbers["ref/pareto_k"] = pareto_k(self._pooled_log_weights(self._reference, neg))
             samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
+        stars = star, self._reference
+        if self._process_group is None:
+            weights, reference = weight_diagnostics_at(pos, neg, stars, groups)
+        else:
+            (weights, reference), numbers = diagnostics_of_ranks(
+                pos, neg, stars, numbers, self._process_group
+            )
+        if self._output_scale is not None:
+            numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
+        numbers = {**weights, **{f"ref/{name}": x for name, x in reference.items()}, **numbers}
         return numbers, samples
+
+    def of_any_rank(self, number: Tensor) -> Tensor:
+        """The largest over ranks of a number; without ranks, the number itself."""
+        if self._process_group is not None:
+            number = number.detach().clone()
+            dist.all_reduce(number, dist.ReduceOp.MAX, self._process_group)
+        return number
 
     def _take_from_sampler(self, like: Tensor) -> dict[str, Tensor]:
         models = self._models

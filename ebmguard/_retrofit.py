@@ -86,7 +86,8 @@ def guard(
             where decisions come two steps later and nothing waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, which say something
             at β* = 0 too.
-        process_group: run the objective over all ranks of this group.
+        process_group: the loss and the rows are those of all ranks' samples; see
+            :func:`ebmguard.objective.contrastive_loss`. Not with groups.
 
     Returns:
         the guard, which unpacks into the two callables.
@@ -155,9 +156,15 @@ def guard(
         options=Options(
             variant if isinstance(variant, str) else tuple(variant), reduce, process_group
         ),
-        meter=Meter(reduce, float(reference_beta_star), strength.output_scale, strength.models),
+        meter=Meter(
+            reduce,
+            float(reference_beta_star),
+            strength.output_scale,
+            strength.models,
+            process_group,
+        ),
         # The lag is settled by the first energies, which show the device.
-        monitor=Monitor(opened, flush_every=flush_every, lag=0, process_group=process_group),
+        monitor=Monitor(opened, flush_every=flush_every, lag=0),
         action=action,
         on_alert=on_alert,
         hold=hold,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .energies import ONE_MODEL
@@ -33,7 +32,6 @@ class Monitor:
         flush_every: sinks are flushed after so many rows and on an alert; a killed run loses no
             more than that.
         lag: steps between a row's measurement and its reading.
-        process_group: rows are averaged over its ranks, so that all of them see the same one.
 
     Attributes:
         step: the step whose row is open.
@@ -45,13 +43,11 @@ class Monitor:
         *,
         flush_every: int,
         lag: int,
-        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self.sinks = tuple(sinks)
         self.lag = lag
         self.step = 0
         self._flush_every = flush_every
-        self._process_group = process_group
         self._since_flush = 0
         self._open = _OpenRow()
         self._queue: deque[_Pending] = deque()
@@ -77,9 +73,6 @@ class Monitor:
         if models:
             values = [x.expand(models).flatten() for x in values]
         names, table = tuple(numbers), _stack(values)
-        if self._process_group is not None:
-            dist.all_reduce(table, group=self._process_group)
-            table /= dist.get_world_size(self._process_group)
         if models:
             table = torch.cat((table.mean(1, keepdim=True), table), 1)
         flat = {name: x.detach().flatten() for name, x in samples.items()}

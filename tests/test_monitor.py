@@ -198,37 +198,3 @@ def test_draining_keeps_the_step_open():
     assert [row.step for row in monitor.drain()] == [7]
     monitor.note({"a": 2.0})
     assert [row.step for row in monitor.drain()] == [7]
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-def test_members_are_those_of_all_ranks(lag, monkeypatch):
-    def all_reduce(table, group):
-        assert table.shape == (2, 3)
-        table.add_(torch.tensor([[3.0, 5.0, 7.0], [0.0, 0.0, 1.0]]))
-
-    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 2)
-    monitor = Monitor([], flush_every=1, lag=lag, process_group="ranks")  # type: ignore[arg-type]
-    monitor.add({"a": torch.ones(3), "b": number(1)}, {}, torch.Size([3]))
-    (finished,) = monitor.end_step(0) + monitor.drain()
-    assert finished.members == [{"a": 2.0, "b": 0.5}, {"a": 3.0, "b": 0.5}, {"a": 4.0, "b": 1.0}]
-    assert finished.row == {"a": 3.0, "b": pytest.approx(2 / 3)}
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-def test_rows_are_those_of_all_ranks(lag, monkeypatch):
-    others = torch.tensor([3.0, math.nan])
-
-    def all_reduce(vector, group):
-        assert group == "ranks"
-        vector.add_(others)
-
-    monkeypatch.setattr("torch.distributed.all_reduce", all_reduce)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 2)
-    monitor = Monitor([], flush_every=1, lag=lag, process_group="ranks")  # type: ignore[arg-type]
-    mine = number(1.0)
-    monitor.add({"a": mine, "b": number(2.0)}, {})
-    (finished,) = monitor.end_step(0) + monitor.drain()
-    assert finished.row["a"] == 2.0
-    assert math.isnan(finished.row["b"])  # of any rank
-    assert mine.item() == 1.0

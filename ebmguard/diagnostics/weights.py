@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from ..energies import Groups
 
-__all__ = ["weight_diagnostics", "weight_diagnostics_at"]
+__all__ = ["Shares", "exponentiated", "named", "weight_diagnostics", "weight_diagnostics_at"]
 
 
 def weight_diagnostics(
@@ -55,12 +56,7 @@ def weight_diagnostics_at(
     """:func:`weight_diagnostics` at several exponents, at hardly more than the price of one."""
     # Small tensors between two passes of a network: the first use of each kind of kernel costs as
     # much as ten more of it, so a few kinds do everything here.
-    betas = [
-        beta.to(f_neg.dtype).unsqueeze(-1) if isinstance(beta, Tensor) else beta
-        for beta in beta_stars
-    ]
-    pos = torch.stack([beta * f_pos for beta in betas])
-    neg = torch.stack([beta * f_neg for beta in betas])
+    pos, neg = exponentiated(f_pos, f_neg, beta_stars)
     n, m = f_pos.shape[-1], f_neg.shape[-1]
     if groups is None:
         paired: int | Tensor = n
@@ -86,25 +82,76 @@ def weight_diagnostics_at(
         # Finite where the weight is 0: it adds nothing to the entropy.
         lowest = torch.finfo(w.dtype).min
         log_v, log_w = log_v.clamp(min=lowest), w.log().clamp(min=lowest)
-    w_square, v_square = (w * w).sum(-1), (v * v).sum(-1)
-    w_inverse = w_square.rsqrt()
-    found = {
-        "grad_scale": log_pull.exp().sum(-1) / paired,
-        "weight_entropy": (w * log_w).sum(-1) * _per_log(m),
-        "ess": w_inverse * w_inverse / m,
-        "max_weight": w.amax(-1),
-        "positive_weight_entropy": (v * log_v).sum(-1) * _per_log(n),
-        # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
-        "reweighting_angle": (w_square + v_square).rsqrt() * (1 / paired + 1 / m) ** 0.5,
-    }
+    found = named(
+        Shares((w * w).sum(-1), (w * log_w).sum(-1), m),
+        Shares((v * v).sum(-1), (v * log_v).sum(-1), n),
+        largest=w.amax(-1),
+        scale=log_pull.exp().sum(-1) / paired,
+        paired=paired,
+    )
     if groups is not None:
-        found["unpaired"] = torch.zeros_like(w_square) + n - paired
+        found["unpaired"] = torch.zeros_like(found["ess"]) + n - paired
     # 0 where all energies are finite, and NaN otherwise.
     spoiler = 0.0 * (neg.sum(-1) + pos.sum(-1))
     table = torch.stack(tuple(found.values()), -1) + spoiler.unsqueeze(-1)
     return [dict(zip(found, row.unbind(-1), strict=True)) for row in table.unbind()]
 
 
-def _per_log(count: int) -> float:
-    """-1 / log(count): what makes Σ w log w an entropy between 0 and 1."""
-    return -1 / math.log(count) if count > 1 else math.nan
+@dataclass(frozen=True)
+class Shares:
+    """Sums over shares p of the gradient, which add up to one.
+
+    Attributes:
+        square: Σ p².
+        entropy: Σ p log p.
+        count: number of samples that share it, as a number or a tensor.
+    """
+
+    square: Tensor
+    entropy: Tensor
+    count: int | Tensor
+
+    @property
+    def relative_entropy(self) -> Tensor:
+        """Entropy in units of its largest value, log(count); NaN of one sample."""
+        if isinstance(self.count, Tensor):
+            return self.entropy / -self.count.log()
+        return self.entropy * (-1 / math.log(self.count) if self.count > 1 else math.nan)
+
+
+def named(
+    w: Shares, v: Shares, *, largest: Tensor, scale: Tensor, paired: int | Tensor
+) -> dict[str, Tensor]:
+    """The diagnostics by name.
+
+    Args:
+        w: shares of the negatives.
+        v: shares of the positives.
+        largest: the largest w.
+        scale: GradScale.
+        paired: number of positives with a negative of their class; without classes, all.
+    """
+    w_inverse = w.square.rsqrt()
+    return {
+        "grad_scale": scale,
+        "weight_entropy": w.relative_entropy,
+        "ess": w_inverse * w_inverse / w.count,
+        "max_weight": largest,
+        "positive_weight_entropy": v.relative_entropy,
+        # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
+        "reweighting_angle": (w.square + v.square).rsqrt() * (1 / paired + 1 / w.count) ** 0.5,
+    }
+
+
+def exponentiated(
+    f_pos: Tensor, f_neg: Tensor, beta_stars: Sequence[float | Tensor]
+) -> tuple[Tensor, Tensor]:
+    """β* f of both sides for each exponent, ``(exponents, *models, samples)``."""
+    betas = [
+        beta.to(f_neg.dtype).unsqueeze(-1) if isinstance(beta, Tensor) else beta
+        for beta in beta_stars
+    ]
+    return (
+        torch.stack([beta * f_pos for beta in betas]),
+        torch.stack([beta * f_neg for beta in betas]),
+    )

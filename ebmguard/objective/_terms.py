@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -12,10 +11,9 @@ from torch.nn import functional as F
 
 from ..energies import BetaStar, Groups, Reduce, Variant, per_sample
 from ..errors import ConfigError
+from ._ranks import ProcessGroup, gathered, summed
 
-__all__ = ["SMALLEST", "ProcessGroup", "Terms", "usable", "usable_softmax"]
-
-ProcessGroup: TypeAlias = "dist.ProcessGroup | None"
+__all__ = ["SMALLEST", "Terms", "usable", "usable_softmax"]
 
 # Beyond this a product with β* is as good as infinite.
 _LARGEST = 1e30
@@ -58,6 +56,8 @@ def usable_softmax(neg: Tensor, beta: float | Tensor) -> Tensor:
 class Terms:
     """What every variant is made of, for shifted energies of shape ``(*models, samples)``.
 
+    Energies are this rank's; the shift and S are those of all ranks' negatives.
+
     Energies are shifted by the negative of the largest weight *before* β* multiplies them: the
     objective does not depend on a common offset, but float32 does.
     """
@@ -71,7 +71,6 @@ class Terms:
     exponent: Tensor  # β* f⁻, (*models, M), or (*models, N, M) with groups
     log_sum: Tensor  # S, (*models, 1), or (*models, N) with groups
     margin: Tensor  # S - β* f⁺
-    process_group: ProcessGroup
 
     @classmethod
     def of(
@@ -98,7 +97,11 @@ class Terms:
             beta = beta_star if beta_star != 0 else zero_at
         valid_pos, valid_neg = usable(pos, beta), usable(neg, beta)
         pos, neg = torch.where(valid_pos, pos, 0.0), torch.where(valid_neg, neg, 0.0)
-        shift = _dominant(neg, valid_neg, beta, process_group)
+        log_sum: Tensor | None = None
+        if process_group is None:
+            shift = _dominant(neg, valid_neg, beta)
+        else:
+            shift, log_sum = _normaliser_of_all(neg, valid_neg, beta, process_group)
         pos, neg = pos - shift, neg - shift
         exponent, visible = beta * neg, valid_neg
         if groups is not None:
@@ -109,11 +112,8 @@ class Terms:
                 partnered = partnered | zero.unsqueeze(-1)
             valid_pos = valid_pos & partnered
         exponent = torch.where(visible, exponent, _void(exponent))
-        log_sum = torch.logsumexp(exponent, -1)
-        if process_group is not None:
-            log_sum = _logsumexp_over_ranks(log_sum, process_group)
-        if groups is None:
-            log_sum = log_sum.unsqueeze(-1)
+        if log_sum is None:
+            log_sum = torch.logsumexp(exponent, -1, keepdim=groups is None)
         return cls(
             pos,
             neg,
@@ -124,23 +124,14 @@ class Terms:
             exponent,
             log_sum,
             log_sum - beta * pos,
-            process_group,
         )
-
-    def total(self, x: Tensor) -> Tensor:
-        """Sum over samples, of all ranks."""
-        x = x.sum(-1)
-        if self.process_group is not None:
-            x = x.detach().clone()
-            dist.all_reduce(x, group=self.process_group)
-        return x
 
     def count(self, valid: Tensor) -> Tensor:
         """Number of usable samples, at least 1 so that an empty side divides by something."""
-        return self.total(valid.to(self.pos.dtype)).clamp(min=1.0)
+        return valid.to(self.pos.dtype).sum(-1).clamp(min=1.0)
 
     def mean(self, x: Tensor, valid: Tensor) -> Tensor:
-        return self.total(torch.where(valid, x, 0.0)) / self.count(valid)
+        return torch.where(valid, x, 0.0).sum(-1) / self.count(valid)
 
     def scale_of(self, valid: Tensor) -> Tensor:
         """GradScale over the positives selected by ``valid``."""
@@ -156,12 +147,7 @@ class Terms:
         An empty half needs no check in ``true``: its GradScale and its means are 0, and either
         product has one of each.
         """
-        return self._any(self.valid_pos) & self._any(self.valid_neg)
-
-    def _any(self, valid: Tensor) -> Tensor:
-        if self.process_group is None:
-            return valid.any(-1)
-        return self.total(valid.to(self.pos.dtype)) > 0
+        return self.valid_pos.any(-1) & self.valid_neg.any(-1)
 
     def no_pos(self, valid: Tensor) -> Tensor:
         return self.mean(self.log_sum / self.beta - self.pos, valid)
@@ -193,7 +179,7 @@ class Terms:
             to_neg = (pull.unsqueeze(-1) * weight).sum(-2)
         else:
             weight = torch.exp(self.exponent - self.log_sum)
-            to_neg = self.total(pull).unsqueeze(-1) * weight * self.valid_neg
+            to_neg = pull.sum(-1).unsqueeze(-1) * weight * self.valid_neg
         if self.zero is None:
             return -pull, to_neg
         zero = self.zero.unsqueeze(-1)
@@ -220,18 +206,72 @@ class Terms:
             + self.scale_of(first).unsqueeze(-1) * self.share(second)
         )
 
+    @torch.no_grad()
+    def over_ranks(
+        self, variant: Variant, process_group: dist.ProcessGroup
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of all ranks' samples, and its coefficients of this rank's, detached.
 
-def _dominant(
-    neg: Tensor, valid: Tensor, beta: float | Tensor, process_group: ProcessGroup = None
-) -> Tensor:
-    """The usable negative of the largest weight, detached, ``(*models, 1)``, of all ranks.
+        Every variant is a sum over parts of the positives (two halves, or the whole) of what a
+        sample of the part counts times what its samples cost. All that this needs beside S is sums
+        over samples, which travel together.
+        """
+        parts = self.valid_pos.unsqueeze(0)
+        if variant == "true":
+            parts = torch.stack(self.halves())
+        one, scale = torch.ones_like(self.margin), torch.sigmoid(self.margin)
+        if variant == "default":
+            cost, pull = F.logsigmoid(-self.margin) / -self.beta, scale
+        else:
+            cost, pull = self.log_sum / self.beta - self.pos, one
+        counts, scales, costs, m, sum_neg, sum_pos = summed(
+            process_group,
+            *(torch.where(parts, x, 0.0).sum(-1) for x in (one, scale, cost)),
+            self.valid_neg.sum(-1, dtype=one.dtype),
+            torch.where(self.valid_neg, self.neg, 0.0).sum(-1),
+            torch.where(self.valid_pos, self.pos, 0.0).sum(-1),
+        )
+        pulls = scales if variant == "default" else counts
+        each = 1 / counts.clamp(min=1.0)  # what a sample of each part counts
+        if variant == "batch":
+            each = each * (scales * each)
+        elif variant == "true":
+            each = 0.5 * each * (scales * each).flip(0)
+        value = (each * costs).sum(0)
+        to_pos = -pull * torch.where(parts, each.unsqueeze(-1), 0.0).sum(0)
+        weight = torch.exp(self.exponent - self.log_sum) * self.valid_neg
+        to_neg = (each * pulls).sum(0).unsqueeze(-1) * weight
+        n = counts.sum(0)
+        if self.zero is not None:
+            per_pos, per_neg = 1 / n.clamp(min=1.0), 1 / m.clamp(min=1.0)
+            zero = self.zero.unsqueeze(-1)
+            value = torch.where(self.zero, sum_neg * per_neg - sum_pos * per_pos, value)
+            to_pos = torch.where(zero, -per_pos.unsqueeze(-1) * self.valid_pos, to_pos)
+            to_neg = torch.where(zero, per_neg.unsqueeze(-1) * self.valid_neg, to_neg)
+        both = (n > 0) & (m > 0)
+        defined = both.unsqueeze(-1)
+        return (
+            torch.where(both, value, 0.0),
+            torch.where(defined, to_pos, 0.0),
+            torch.where(defined, to_neg, 0.0),
+        )
+
+
+def _dominant(neg: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
+    """The usable negative of the largest weight, detached, ``(*models, 1)``.
 
     That is the lowest one where β* is negative. 0 stands in where no negative is usable.
     """
+    return _or_zero(_largest(neg, valid, beta), beta)
+
+
+def _largest(neg: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
     void = torch.finfo(neg.dtype).min
-    largest = torch.where(valid, _ascending(neg.detach(), beta), void).amax(-1, keepdim=True)
-    if process_group is not None:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, process_group)
+    return torch.where(valid, _ascending(neg.detach(), beta), void).amax(-1, keepdim=True)
+
+
+def _or_zero(largest: Tensor, beta: float | Tensor) -> Tensor:
+    void = torch.finfo(largest.dtype).min
     return torch.where(largest == void, 0.0, _ascending(largest, beta))
 
 
@@ -247,9 +287,15 @@ def _void(x: Tensor) -> float:
     return torch.finfo(x.dtype).min / 16
 
 
-def _logsumexp_over_ranks(local: Tensor, process_group: dist.ProcessGroup) -> Tensor:
-    highest = local.detach().clone()
-    dist.all_reduce(highest, dist.ReduceOp.MAX, process_group)
-    total = torch.exp(local.detach() - highest)
-    dist.all_reduce(total, group=process_group)
-    return highest + total.log()
+@torch.no_grad()
+def _normaliser_of_all(
+    neg: Tensor, valid: Tensor, beta: float | Tensor, process_group: dist.ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """The dominant negative of all ranks, and S of energies shifted by it, ``(*models, 1)``."""
+    largest = _largest(neg, valid, beta)
+    exponent = beta * (neg - _or_zero(largest, beta))
+    exponent = torch.where(valid, exponent, _void(exponent))
+    log_sum = torch.logsumexp(exponent, -1, keepdim=True)
+    largest, log_sum = gathered(process_group, largest, log_sum)
+    shift = _or_zero(largest.amax(0), beta)
+    return shift, torch.logsumexp(beta * (_or_zero(largest, beta) - shift) + log_sum, 0)

@@ -19,7 +19,8 @@ from ..energies import (
     per_sample,
     variant_runs,
 )
-from ._terms import SMALLEST, ProcessGroup, Terms, usable_softmax
+from ._ranks import ProcessGroup
+from ._terms import SMALLEST, Terms, usable_softmax
 
 __all__ = [
     "coefficients",
@@ -109,7 +110,8 @@ def contrastive_loss(
         reduce: "sum" or "mean": how heads become one energy (whatever the sampler uses).
         process_group: sums and logsumexp run over all ranks' samples; after an averaging
             all-reduce of the gradients the result is that of one process with the joined batch.
-            First-order only.
+            "true" halves each rank's positives. Each loss of one β* takes two messages, of two and
+            of at most nine numbers per model. First-order only.
 
     Returns:
         0-dim, or ``(*models,)``.
@@ -130,19 +132,19 @@ def contrastive_loss(
         ]
         return torch.cat(losses)
     if not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
-        return _mean(f_neg, reduce) - _mean(f_pos, reduce)
+        if process_group is None:
+            return _mean(f_neg, reduce) - _mean(f_pos, reduce)
+        beta_star = torch.zeros((), device=f_pos.device)
     terms = Terms.of(
         f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
     )
-    loss = terms.loss(variant)
-    if process_group is not None:
-        # The value is every rank's; the gradient is this rank's share of it, times the world size
-        # that averaging divides by.
-        to_pos, to_neg = terms.coefficients(variant)
-        share = (to_pos.detach() * terms.pos).sum(-1) + (to_neg.detach() * terms.neg).sum(-1)
-        share = share * dist.get_world_size(process_group)
-        loss = loss.detach() + (share - share.detach())
-    return torch.where(terms.both_sides(), loss, 0.0)
+    if process_group is None:
+        return torch.where(terms.both_sides(), terms.loss(variant), 0.0)
+    # The value is every rank's; the gradient is this rank's share of it, times the world size that
+    # averaging divides by.
+    value, to_pos, to_neg = terms.over_ranks(variant, process_group)
+    share = (to_pos * terms.pos).sum(-1) + (to_neg * terms.neg).sum(-1)
+    return value + dist.get_world_size(process_group) * (share - share.detach())
 
 
 def coefficients(
@@ -182,6 +184,8 @@ def coefficients(
         terms = Terms.of(
             f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
         )
+        if process_group is not None:
+            return terms.over_ranks(variant, process_group)[1:]
         defined = terms.both_sides().unsqueeze(-1)
         to_pos, to_neg = terms.coefficients(variant)
         return torch.where(defined, to_pos, 0.0), torch.where(defined, to_neg, 0.0)

@@ -6,6 +6,7 @@ Started as ``python -m tests.objective.ranks_process RANK FOLDER`` from the proj
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard.objective import coefficients, contrastive_loss
 from tests.objective.ranks_cases import CASES, VARIANTS, WORLD, Case
-
-MESSAGES: list[int] = []
-_all_reduce = dist.all_reduce
-
-
-def _counted(tensor, *args, **kwargs):
-    MESSAGES.append(tensor.numel())
-    return _all_reduce(tensor, *args, **kwargs)
+from tests.ranks import joined, messages
 
 
 def _run(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     pos, neg = (f.requires_grad_() for f in case.energies()[rank])
-    MESSAGES.clear()
-    loss = contrastive_loss(pos, neg, case.beta_star, variant=case.variant, process_group=group)
-    sides = torch.autograd.grad(loss.sum(), (pos, neg))
+    # One rank is enough to see what all send.
+    with messages() if rank == 0 else nullcontext() as sent:
+        loss = contrastive_loss(pos, neg, case.beta_star, variant=case.variant, process_group=group)
+        sides = torch.autograd.grad(loss.sum(), (pos, neg))
     closed = coefficients(pos, neg, case.beta_star, variant=case.variant, process_group=group)
-    messages = list(MESSAGES)
-    return {"loss": loss.detach(), "sides": sides, "closed": closed, "messages": messages}
+    return {"loss": loss.detach(), "sides": sides, "closed": closed, "messages": sent}
 
 
 def _ddp(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
@@ -53,21 +47,15 @@ def _ddp(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
-    )
-    pair, everyone = dist.new_group([0, 1]), dist.group.WORLD
-    assert everyone is not None
-    assert pair is not None
-    results: dict[str, Any] = {"ddp": _ddp(rank, pair)} if rank < 2 else {}
-    dist.all_reduce = _counted
-    for name, case in CASES.items():
-        if rank < len(case.sizes):
-            results[name] = _run(case, rank, pair if len(case.sizes) == 2 else everyone)
-    torch.save(results, folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    with joined(rank, WORLD, folder):
+        pair, everyone = dist.new_group([0, 1]), dist.group.WORLD
+        assert everyone is not None
+        assert pair is not None
+        results: dict[str, Any] = {"ddp": _ddp(rank, pair)} if rank < 2 else {}
+        for name, case in CASES.items():
+            if rank < len(case.sizes):
+                results[name] = _run(case, rank, pair if len(case.sizes) == 2 else everyone)
+        torch.save(results, folder / f"{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,153 @@
+"""The diagnostics of all ranks' samples, from a few numbers of each rank.
+
+A weight in the joined batch is the weight in the rank's own times the rank's share, so that sums
+over weights join exactly, in logarithms; so do means, standard deviations, extremes and counts.
+Quantiles, the overlap and Pareto shapes do not: of these the row has averages over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..objective._ranks import gathered
+from .weights import Shares, exponentiated, named
+
+__all__ = ["diagnostics_of_ranks"]
+
+
+def diagnostics_of_ranks(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_stars: Sequence[float | Tensor],
+    own: Mapping[str, Tensor],
+    process_group: dist.ProcessGroup,
+) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    """The numbers of the joined batch, from two messages that no batch size makes longer.
+
+    Args:
+        f_pos: this rank's detached negative energies of positives, ``(N,)`` or ``(*models, N)``;
+            N may differ from rank to rank.
+        f_neg: the same for negatives.
+        beta_stars: exponents of the weights.
+        own: this rank's other numbers, 0-dim or ``(*models,)``, with those of
+            :func:`energy_diagnostics` among them. All ranks have the same names.
+        process_group: the ranks.
+
+    Returns:
+        the same tensors on every rank:
+
+        - what :func:`weight_diagnostics_at` gives for the joined batch;
+        - ``own``, joined. Of the joined batch are ``energy_gap``, the means, standard deviations
+          and extremes of the energies, all under ``nonfinite/``, and what is known of the
+          sampler's samples, where each rank has as many of them as negatives. Averages over ranks
+          are the quantiles, ``energy_overlap``, the Pareto shapes, and all that is unknown here.
+    """
+    models, dtype = f_neg.shape[:-1], reduce(torch.promote_types, (x.dtype for x in own.values()))
+    pos, neg = exponentiated(f_pos, f_neg, beta_stars)
+    # NaN where an energy is not finite, and then on all ranks; else 0.
+    spoiler = 0.0 * (neg.sum(-1) + pos.sum(-1))
+    names = sorted(own, key=_how)
+    numbers, n, m, largest, *of_neg = gathered(
+        process_group,
+        torch.stack([own[name].to(dtype).expand(models) for name in names]),
+        f_pos.new_full((), f_pos.shape[-1]),
+        f_neg.new_full((), f_neg.shape[-1]),
+        neg.amax(-1),
+        *_moments(neg + spoiler.unsqueeze(-1)),
+    )
+    joined = _joined(names, numbers, n, m)
+    n, m = n.sum(), m.sum()
+    log_sum, w = _merged(of_neg, m)
+    log_pull = F.logsigmoid(log_sum.unsqueeze(-1) - pos)
+    log_total, v = _merged(gathered(process_group, *_moments(log_pull)), n)
+    weights = named(
+        w,
+        v,
+        largest=(largest.amax(0) - log_sum).exp(),
+        scale=log_total.exp() / n,
+        paired=n,
+    )
+    rows = zip(*(value.unbind() for value in weights.values()), strict=True)
+    return [dict(zip(weights, row, strict=True)) for row in rows], {x: joined[x] for x in own}
+
+
+def _moments(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of shares p ∝ exp(logits) along the last dimension: log Σ exp(logits), Σ p², Σ p log p."""
+    log_sum = logits.logsumexp(-1, keepdim=True)
+    log_p = logits - log_sum
+    p = log_p.exp()
+    return log_sum.squeeze(-1), (p * p).sum(-1), (p * log_p).sum(-1)
+
+
+def _merged(moments: Sequence[Tensor], count: Tensor) -> tuple[Tensor, Shares]:
+    """log Σ exp(logits) of all ranks, and their shares together; ranks come first in moments."""
+    log_sum, square, entropy = moments
+    log_q = torch.log_softmax(log_sum, 0)
+    q = log_q.exp()
+    shares = Shares((q * q * square).sum(0), (q * (entropy + log_q)).sum(0), count)
+    return log_sum.logsumexp(0), shares
+
+
+def _joined(names: Sequence[str], table: Tensor, n: Tensor, m: Tensor) -> dict[str, Tensor]:
+    """Numbers by name, from those of each rank.
+
+    Args:
+        names: sorted by how they are joined.
+        table: the numbers, ``(ranks, names, *models)``.
+        n: each rank's number of positives, ``(ranks,)``.
+        m: the same for negatives.
+    """
+    by_rank = (-1,) + (1,) * (table.ndim - 2)
+    n, m = n.view(by_rank), m.view(by_rank)
+    found: dict[str, Tensor] = {}
+    for how, group in groupby(names, _how):
+        same = list(group)
+        block = table[:, len(found) : len(found) + len(same)]
+        found |= zip(same, _join(how, block, n, m).unbind(), strict=True)
+    of_rank = dict(zip(names, table.unbind(1), strict=True))
+    for side, count in (("f_pos", n), ("f_neg", m)):
+        std, apart = of_rank[f"{side}/std"], of_rank[f"{side}/mean"] - found[f"{side}/mean"]
+        variance = (count * (std * std + apart * apart)).sum(0) / count.sum(0)
+        found[f"{side}/std"] = variance.sqrt()
+    found["energy_gap"] = found["f_pos/mean"] - found["f_neg/mean"]
+    return found
+
+
+_HOW = {
+    "f_pos/min": "lowest",
+    "f_neg/min": "lowest",
+    "f_pos/max": "highest",
+    "f_neg/max": "highest",
+    "sampler/grad_norm_max": "highest",
+    "nonfinite/pos": "sum",
+    "nonfinite/neg": "sum",
+    "f_pos/mean": "by positives",
+    "f_neg/mean": "by negatives",
+    "sampler/grad_norm": "by negatives",
+    "nonfinite/samples": "by negatives",
+    "nonfinite/energies": "by both",
+}
+
+
+def _how(name: str) -> str:
+    return _HOW.get(name, "average")
+
+
+def _join(how: str, x: Tensor, n: Tensor, m: Tensor) -> Tensor:
+    if how == "lowest":
+        return x.amin(0)
+    if how == "highest":
+        return x.amax(0)
+    if how == "sum":
+        return x.sum(0)
+    if how == "average":
+        return x.mean(0)
+    count = {"by positives": n, "by negatives": m, "by both": n + m}[how]
+    return (x * count.unsqueeze(1)).sum(0) / count.sum(0)

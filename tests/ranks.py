@@ -1,0 +1,61 @@
+"""Ranks as processes of their own, and what they tell each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+ROOT = Path(__file__).parents[1]
+
+
+def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
+    """Start ``python -m MODULE RANK FOLDER`` for every rank; what each saved as FOLDER/RANK.pt."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(rank), str(folder)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        output = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any(process.returncode for process in processes), "\n".join(output)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+@contextmanager
+def joined(rank: int, world: int, folder: Path) -> Iterator[None]:
+    """The process group of these processes, by gloo."""
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextmanager
+def messages() -> Iterator[list[tuple[str, int]]]:
+    """What this rank sends inside the block, as gloo sees it: kind and number of entries."""
+    found: list[tuple[str, int]] = []
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        yield found
+    for event in seen.events() or ():
+        if event.name.startswith("gloo:"):
+            (shape, *_) = event.input_shapes
+            found.append((event.name.removeprefix("gloo:"), prod(shape)))
