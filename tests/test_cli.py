@@ -102,3 +102,15 @@ def test_the_library_does_not_import_what_only_trainers_need():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_is_told_by_the_status_and_not_by_a_traceback(monkeypatch, capsys):
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    load = cli.load
+    monkeypatch.setattr(
+        cli, "load", lambda where: interrupted if where.endswith(":compare") else load(where)
+    )
+    assert cli.main(["compare", "--runs", "a", "--out", "b"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"

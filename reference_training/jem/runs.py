@@ -181,7 +181,8 @@ class JemRun:
         if self.scenario not in PUBLISHED_SCENARIOS:
             return (Deviation("scenario", self.scenario, "1 to 7"),)
         published = {**PUBLISHED_CONFIG, **SCENARIOS[self.scenario].to_json()}
-        own = {**self.config, **self.settings}
+        # Of what a scenario sets, config.json has the overrides too, null for none.
+        own = {k: v for k, v in self.config.items() if k in PUBLISHED_CONFIG} | {**self.settings}
         return tuple(
             Deviation(name, own.get(name, "not recorded"), PUBLISHED_IMAGES.get(name, value))
             for name, value in published.items()

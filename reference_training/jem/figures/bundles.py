@@ -49,10 +49,10 @@ def bundle(steps: NDArray[np.int64], values: Floats, size: int) -> Bundles:
     """
     count = -(-len(values) // size)
     # The last row is filled up with values that no statistic sees.
-    table = np.full(count * size, np.nan)
-    table[: len(values)] = values
+    padded = np.full(count * size, np.nan)
+    padded[: len(values)] = values
+    table = padded.reshape(count, size)
     there = np.arange(count * size).reshape(count, size) < len(values)
-    table = table.reshape(count, size)
     finite = np.isfinite(table)
     kept = finite.sum(axis=1)
     some = kept > 0
@@ -76,7 +76,7 @@ def bundle_size(longest: int) -> int:
 def to_axis(values: Floats) -> Floats:
     """Places of values on the symmetric log axis, 0 at 0."""
     size = np.abs(values)
-    log = LINTHRESH * (_LINEAR + np.log10(np.maximum(size, LINTHRESH) / LINTHRESH))
+    log = LINTHRESH * (_LINEAR + np.log10(np.maximum(size, LINTHRESH)) - np.log10(LINTHRESH))
     return np.sign(values) * np.where(size <= LINTHRESH, size * _LINEAR, log)
 
 

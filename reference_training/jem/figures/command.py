@@ -39,7 +39,12 @@ def run(config: FigureConfig) -> int:
     if not config.runs:
         raise ConfigError("--runs takes run folders of `ebmguard train jem`, or a folder of some")
     # What draws is tried before files of hundreds of megabytes are read, not after them.
-    new_figure(1, 1)
+    formats = new_figure(1, 1).canvas.get_supported_filetypes()
+    if config.file.suffix[1:] not in formats:
+        raise ConfigError(
+            f"{config.file} cannot be written: a picture's name ends in one of "
+            + ", ".join(sorted(formats))
+        )
     figure, text = make(config.name, find_runs(config.runs))
     try:
         figure.savefig(config.file)

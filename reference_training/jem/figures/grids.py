@@ -13,6 +13,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.report import sample_grid
 
 from ...toy.figures.canvas import DARK, Canvas
+from ..paper import Metric
 from ..runs import Evaluation, JemRun, series
 from ..table.markdown import NONE, markdown_table
 from ..table.scores import number
@@ -161,11 +162,11 @@ def grid_table(grids: Grids) -> str:
         pixels = np.load(files[step], allow_pickle=False).astype(np.float64) / 127.5 - 1
         tested = _latest([row for row in run.evaluations if row.test_accuracy is not None], step)
         judged = _latest([row for row in run.evaluations if row.features is not None], step)
-        scores = (
-            ("accuracy", tested and tested.test_accuracy),
-            ("inception", judged and judged.inception),
-            ("fid", judged and judged.fid),
-        )
+        scores: dict[Metric, float | None] = {
+            "accuracy": None if tested is None else tested.test_accuracy,
+            "inception": None if judged is None else judged.inception,
+            "fid": None if judged is None else judged.fid,
+        }
         rows.append(
             [
                 when(run, step),
@@ -173,7 +174,7 @@ def grid_table(grids: Grids) -> str:
                 f"{gaps[step]:.3g}" if step in gaps else NONE,
                 f"{pixels.mean():.3f}",
                 f"{pixels.std():.3f}",
-                *(NONE if value is None else number(name, value) for name, value in scores),
+                *(NONE if value is None else number(name, value) for name, value in scores.items()),
             ]
         )
     note = f"\n\n{grids.note}" if grids.note else ""

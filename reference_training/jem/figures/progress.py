@@ -58,8 +58,8 @@ class Curve:
     Attributes:
         run: the run.
         gaps: mean f⁺ − mean f⁻, bundled.
-        lost_at: the step at which the run diverged, or else the first gap that is not finite;
-            None where there is neither.
+        lost_at: the step at which the run diverged, or where that is not known yet the first whose
+            gap counts as lost; None where there is neither.
         not_finite: how many gaps are not finite.
         size: values a bundle.
     """
@@ -98,11 +98,11 @@ def curves(runs: Sequence[JemRun]) -> list[Curve]:
 
 
 def _curve(run: JemRun, steps: NDArray[np.int64], gaps: NDArray[np.float64], size: int) -> Curve:
-    bad = steps[~np.isfinite(gaps)]
+    beyond = steps[~(np.abs(gaps) <= DIVERGED_GAP)]
     lost = run.diverged_at
-    if lost is None and len(bad):
-        lost = int(bad[0])
-    return Curve(run, bundle(steps, gaps, size), lost, len(bad), size)
+    if lost is None and len(beyond):
+        lost = int(beyond[0])
+    return Curve(run, bundle(steps, gaps, size), lost, int((~np.isfinite(gaps)).sum()), size)
 
 
 def draw_progress(found: Sequence[Curve], title: str, panels: Sequence[str]) -> Figure:
@@ -120,7 +120,7 @@ def draw_progress(found: Sequence[Curve], title: str, panels: Sequence[str]) -> 
     colours = dict(zip(strengths, COLOURS, strict=False))
     by_epoch = all(curve.run.steps_per_epoch for curve in found)
     said, handles = _subtitle(found), _legend(found, colours)
-    top = 0.95 + 0.17 * len(said)
+    top = 1.1 + 0.17 * len(said)
     rows = math.ceil((1 + len(panels)) / COLUMNS)
     canvas = Canvas(
         LEFT + COLUMNS * (WIDTH + BETWEEN) - BETWEEN + RIGHT,
@@ -185,12 +185,10 @@ def _draw_gap(
             place = _places(curve.run, np.array([curve.lost_at]), by_epoch)
             axes.plot(place, [1.0], "X", color=colour, mec="black", ms=9, zorder=5, **edge)
     axes.set_ylabel(f"mean f(x⁺) − mean f(x⁻)\nsymlog, linear up to ±{LINTHRESH:g}")
-    axes.set_title(
-        f"each point {found[0].size} values: minimum, maximum, centre of gravity",
-        fontsize=9,
-        color=DARK,
-        pad=10,
-    )
+    words = f"each point {found[0].size} values: minimum, maximum, centre of gravity"
+    if top == DIVERGED_GAP or bottom == -DIVERGED_GAP:
+        words += f"\nthe axis ends at ±{DIVERGED_GAP:g}, where a run counts as lost"
+    axes.set_title(words, fontsize=9, color=DARK, pad=10)
 
 
 def _draw_panel(
@@ -219,8 +217,13 @@ def _draw_panel(
         axes.text(0.5, 0.5, f"no run has it: {name}", transform=axes.transAxes, ha="center")
     elif name in ("IS", "FID"):
         labels = sorted({f"{row.features}, {row.samples or 0:,} samples" for row in shown})
-        other = "" if all(row.published_measure for row in shown) else " (≠ the paper's)"
-        words = textwrap.wrap(f"features: {'; '.join(labels)}{other}", 66)
+        same = all(row.published_measure for row in shown)
+        words = textwrap.wrap(
+            f"features{'' if same else ' (≠ the paper’s)'}: {'; '.join(labels)}",
+            66,
+            max_lines=3,
+            placeholder=" …",
+        )
         axes.set_title("\n".join(words), fontsize=9, color=DARK)
 
 
@@ -239,7 +242,7 @@ def _legend(found: Sequence[Curve], colours: dict[float, str]) -> list[Any]:
         label = f"β* = {beta_star:g}" + (f" ({', '.join(words)})" if words else "")
         handles.append(Line2D([], [], color=colour, lw=2, label=label))
     if any(curve.lost_at is not None for curve in found):
-        style = {"color": "white", "mec": "black", "ls": ""}
+        style: dict[str, Any] = {"color": "white", "mec": "black", "ls": ""}
         handles.append(Line2D([], [], marker="X", ms=8, label="lost", **style))
     if any(curve.not_finite for curve in found):
         handles.append(Line2D([], [], marker="x", color=DARK, ls="", label="gap not finite"))

@@ -110,7 +110,7 @@ def _ours(setup: Setup, scenario: str) -> list[str]:
     runs = setup.of(scenario)
     name = "ours" if setup.published else f"ours {OTHER}"
     if not runs:
-        return ["", "", name, "0", *["not run"] * (2 * len(METRICS))]
+        return ["", "", name, "", *["not run"] * (2 * len(METRICS))]
     zero = runs.get(0.0, [])
     counts = sorted({len(own) for own in runs.values()})
     row = ["", "", name, "–".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))]
@@ -153,7 +153,7 @@ def _how(run: JemRun) -> list[str]:
 
 def _lost(run: JemRun) -> str:
     if run.diverged_at is None:
-        return "no" if run.complete else "not yet"
+        return "no" if run.complete else NONE
     epoch = run.epoch(run.diverged_at)
     return f"{run.diverged_at:,}" + ("" if math.isnan(epoch) else f" (epoch {epoch:.3g})")
 

@@ -13,8 +13,8 @@ import numpy as np
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.sinks import to_json
 
-INCEPTION = "Inception-v3 (torch-fidelity)"
-OWN = "own classifier"
+INCEPTION = "Inception 2015-12-05 (sha256 6726825d)"
+OWN = "the run's own classifier (comparable within this run only)"
 
 
 def write_lines(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -77,7 +77,7 @@ def write_run(
     config = JemConfig(
         out=folder,
         data=data,
-        scenario=scenario,  # type: ignore[arg-type]
+        scenario=scenario,
         beta_star=beta_star,
         seed=seed,
         **settings,

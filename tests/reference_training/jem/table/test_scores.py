@@ -1,0 +1,164 @@
+"""Scores of runs and of their seeds, against the same said in other words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebmguard.reference_training.jem.runs import Evaluation, JemRun, load_run
+from ebmguard.reference_training.jem.table import scores
+from ebmguard.reference_training.jem.table.scores import (
+    DIVERGED,
+    FINAL,
+    MEASURE,
+    UNFINISHED,
+    Cell,
+    best_beta_star,
+    cell,
+    run_scores,
+    setups,
+)
+from tests.reference_training.jem.table.fabricate import INCEPTION, OWN, write_run
+
+SMALL: dict[str, Any] = {"iterations": 30, "steps_per_epoch": 10, "depth": 10, "width": 1}
+
+number = st.one_of(st.floats(0, 1), st.just(math.nan))
+maybe = st.one_of(st.none(), number)
+
+
+def run_with(rows, *, beta_star=0.0, results=None):
+    evaluations = tuple(
+        Evaluation(
+            step=step,
+            epoch=float(step),
+            valid_accuracy=valid,
+            test_accuracy=test,
+            inception=inception,
+            fid=fid,
+            features=INCEPTION if inception is not None or fid is not None else None,
+            samples=10_000,
+        )
+        for step, (valid, test, inception, fid) in enumerate(rows)
+    )
+    config = {"beta_star": beta_star, "settings": {"iterations": 10}}
+    done = {"diverged_at": None, "steps": 10} if results is None else results
+    return JemRun(None, config, done, evaluations, None, 10)
+
+
+@given(st.lists(st.tuples(maybe, st.floats(0, 1), maybe, maybe), max_size=8))
+def test_the_best_of_a_run(rows):
+    found = run_scores(run_with(rows))
+    chosen = None
+    for row in rows:
+        valid = row[0]
+        known = valid is not None and not math.isnan(valid)
+        if known and (chosen is None or valid > chosen[0]):
+            chosen = row
+    if chosen is not None:
+        assert found.accuracy == chosen[1]
+        assert FINAL not in found.marked("accuracy")
+    elif rows:
+        assert found.accuracy == rows[-1][1]
+        assert FINAL in found.marked("accuracy")
+    else:
+        assert found.accuracy is None
+    for value, place, pick in ((found.inception, 2, max), (found.fid, 3, min)):
+        there = [row[place] for row in rows if row[place] is not None]
+        defined = [score for score in there if score == score]
+        assert value == (pick(defined) if defined else None)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
+def test_a_cell_is_median_and_range(values):
+    runs = [run_with([(0.5, 0.5, value, value)]) for value in values]
+    found = cell("fid", runs)
+    assert found.median == statistics.median(values)
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    expected = f"{statistics.median(values):.1f}" + (f" [{low}, {high}]" if low != high else "")
+    assert str(found) == expected
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
+        st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=3),
+    )
+)
+def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
+    runs = {
+        beta_star: [run_with([(0.5, v and v / 10, v and float(v), v and float(v))]) for v in values]
+        for beta_star, values in sorted(table.items())
+    }
+    known = {
+        beta_star: statistics.median([v for v in values if v is not None])
+        for beta_star, values in table.items()
+        if beta_star and any(v is not None for v in values)
+    }
+    for metric, pick in (("inception", max), ("fid", min)):
+        best = best_beta_star(metric, runs)
+        if known:
+            assert known[best] == pick(known.values())
+        else:
+            assert best is None
+
+
+def test_marks_say_what_a_number_is_not(tmp_path):
+    def own(*words):
+        return words[0] | {"features": OWN, "valid_accuracy": None}
+
+    def evaluate(step, epoch, beta_star, lost):
+        return own({"step": step, "epoch": epoch, "test_accuracy": 0.5, "buffer_is": 2.0})
+
+    good = load_run(write_run(tmp_path / "good", **SMALL))
+    lost = load_run(write_run(tmp_path / "lost", seed=1, diverged_at=12, **SMALL))
+    part = load_run(write_run(tmp_path / "part", seed=2, finished=False, steps=12, **SMALL))
+    bare = load_run(write_run(tmp_path / "bare", seed=3, evaluate=evaluate, **SMALL))
+    assert run_scores(good).marks == ("", "")
+    assert run_scores(lost).marks == (DIVERGED, DIVERGED)
+    assert run_scores(part).marks == (UNFINISHED, UNFINISHED)
+    assert run_scores(bare).marks == (FINAL, MEASURE)
+    # One seed suffices; marks come once, in the legend's order.
+    together = cell("accuracy", [good, lost, part, bare, lost])
+    assert together.marks == UNFINISHED + DIVERGED + FINAL
+    assert str(cell("fid", [bare])) == "no value" + MEASURE
+
+
+def test_numbers_as_they_are_printed():
+    assert str(Cell("accuracy", (0.9164,), "")) == "91.6"
+    assert str(Cell("inception", (7.0649, 8.0), "†")) == "7.53 [7.06, 8.00]†"
+    assert str(Cell("accuracy", (0.91601, 0.91602), "")) == "91.6"
+    assert scores.as_published("inception", 7.7) == "7.7"
+
+
+def test_setups_part_runs_by_their_own_values(tmp_path):
+    def load(name, **settings):
+        return load_run(write_run(tmp_path / name, finished=False, steps=0, **settings))
+
+    tiny = {"depth": 10, "width": 1}
+    groups = setups(
+        [
+            load("a", **tiny, lr=0.001),
+            load("b", scenario="6", **tiny, lr=0.001),
+            load("c", **tiny),
+            load("d", beta_star=2.0, seed=1),
+            load("e", scenario="3"),
+        ]
+    )
+    names = [[run.path.name for run in group.runs] for group in groups]
+    assert names == [["d", "e"], ["a", "b"], ["c"]]
+    assert [group.title for group in groups] == ["A", "B ≠", "C ≠"]
+    assert groups[0].describe() == "size and settings as published"
+    # The published learning rate of scenario 6 is another one.
+    assert groups[1].describe() == (
+        "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
+    )
+
+
+@pytest.mark.parametrize(("index", "name"), [(0, "A"), (25, "Z"), (26, "AA"), (53, "BB")])
+def test_setups_have_letters(index, name):
+    assert scores._letters(index) == name
