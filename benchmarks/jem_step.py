@@ -34,7 +34,7 @@ class Scenario:
     batch: int
     sgld_steps: int
     target: float
-    joined: bool  # one forward pass for images and samples, as the reference trainer has it
+    digits: bool  # the network of the digits, and one forward pass for images and samples
     memory_steps: int
 
 
@@ -106,7 +106,7 @@ class Trainer:
 
     def step(self, loss: Loss, sample: Sampler) -> None:
         x_neg = sample(self.network)
-        if self.scenario.joined:
+        if self.scenario.digits:
             logits = self.network.classify(torch.cat((self.images, x_neg)))
             f_pos, f_neg = logits.logsumexp(1).split(self.scenario.batch)
             logits = logits[: self.scenario.batch]
@@ -135,5 +135,10 @@ def guarded(trainer: Trainer, log_dir: str, **options: Any) -> ebmguard.Guard:
 
 def build(scenario: Scenario, device: torch.device) -> Trainer:
     torch.manual_seed(0)
-    network = WideResNet(in_channels=scenario.shape[0], depth=scenario.depth, width=scenario.width)
+    network = WideResNet(
+        in_channels=scenario.shape[0],
+        depth=scenario.depth,
+        width=scenario.width,
+        early_stride=scenario.digits,
+    )
     return Trainer(scenario, network, device)

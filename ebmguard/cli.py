@@ -17,6 +17,7 @@ from .errors import EbmguardError
 __all__ = ["COMMANDS", "Command", "main"]
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
 ALTERNATIVES = "|"
 COLUMN = 12
 
@@ -93,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: words after the program's name; None takes those of the process.
 
     Returns:
-        Exit status: 0, 2 for a command line or settings that cannot be meant, or the command's own.
+        Exit status: 0, 2 for a command line or settings that cannot be meant, 130 after Ctrl-C, or
+        the command's own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     found, taken = find(words)
@@ -120,6 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EbmguardError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     return status
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps instead of in the middle of one."""
+"""Ctrl-C, or a scheduler's SIGTERM, between two steps instead of in the middle of one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ INTERRUPTED = 130
 
 
 class DeferredInterrupt:
-    """Context in which the first Ctrl-C only sets `requested`; a second one interrupts at once.
+    """Context in which a first Ctrl-C only sets `requested`; a second one interrupts at once.
+
+    SIGTERM, by which schedulers announce that they take a machine back, counts as Ctrl-C.
 
     A training step that is cut in half cannot be resumed exactly, so the loop asks `requested`
     between steps. Outside of the main thread, where Python delivers no signals, nothing changes.
@@ -19,13 +21,12 @@ class DeferredInterrupt:
 
     def __init__(self) -> None:
         self.requested = False
-        self._previous: signal._HANDLER = None
-        self._installed = False
+        self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> DeferredInterrupt:
         if threading.current_thread() is threading.main_thread():
-            self._previous = signal.signal(signal.SIGINT, self._on_interrupt)
-            self._installed = True
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._on_interrupt)
         return self
 
     def __exit__(
@@ -34,9 +35,9 @@ class DeferredInterrupt:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, self._previous)
-            self._installed = False
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

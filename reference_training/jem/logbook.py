@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SHOWN_SAMPLES = 64
 HEALTHY_SHARE = 0.9
 """Samples count as healthy while the accuracy is at least this share of the best so far."""
+ROWS_EVERY = 50
+"""Rows are written every so many steps."""
 SAMPLES_EVERY, SAMPLES_BEFORE = 100, 5
 """Samples are remembered every so often, and so many of them are kept when the run is lost."""
 
@@ -159,7 +161,7 @@ class Logbook:
             if self.record.see_alert(alert):
                 self._write_accuracy(self.watch.look_at(alert.step))
         self._new_alerts.clear()
-        if self.is_due(step):
+        if step % ROWS_EVERY == 0:
             self._write_rows()
         shown = {"acc": self.record.last_accuracy(), "gap": self._gap}
         for name, tag in (("GradScale", "grad_scale"), ("ESS", "ess")):

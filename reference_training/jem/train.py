@@ -117,7 +117,7 @@ def train(
                 return None
             trainer.close()
             metrics = folder.path / "metrics.jsonl"
-            rows = read_jsonl(metrics) if metrics.is_file() else []
+            rows = read_jsonl(metrics) if folder.writes and metrics.is_file() else []
             return logbook.finish(rows, describe(device), judged())
     finally:
         reporter.stop()

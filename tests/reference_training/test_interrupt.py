@@ -9,15 +9,20 @@ import pytest
 from ebmguard.reference_training.interrupt import DeferredInterrupt
 
 
-def test_first_ctrl_c_waits_and_the_second_does_not():
-    before = signal.getsignal(signal.SIGINT)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize("second", SIGNALS)
+def test_the_first_signal_waits_and_the_second_does_not(first, second):
+    before = [signal.getsignal(number) for number in SIGNALS]
     with DeferredInterrupt() as interrupt:
         assert not interrupt.requested
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), first)
         assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+            os.kill(os.getpid(), second)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_does_nothing_in_another_thread():
