@@ -102,7 +102,7 @@ def train(
                     logbook.evaluate(step, judged())
                 logbook.before_step(step)
                 numbers, x_neg = trainer.step(step)
-                stopped = numbers.new_tensor([float(interrupt.requested)])
+                stopped = torch.full_like(numbers[:1], float(interrupt.requested))
                 logbook.after_step(
                     step,
                     # Ctrl-C on any rank stops all of them, after the same step.

@@ -78,12 +78,11 @@ class Trainer:
             generator=self.rng,
             classes=data.classes if has_classes else 1,
         )
-        sample_q = make_sampler(settings, ranks.share(settings.n_neg), self.rng)
 
         def guarded(log_dir: Path | None) -> Guard:
             return guard(
                 None,
-                sample_q,
+                make_sampler(settings, ranks.share(settings.n_neg), self.rng),
                 beta_star=config.beta_star,
                 output_scale=settings.output_scale,
                 variant=config.variant,
