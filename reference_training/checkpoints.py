@@ -6,7 +6,9 @@ import logging
 import os
 import pickle
 import re
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,16 @@ KEPT = 2
 """Checkpoints that stay: the newest, and the one before for the case that it is damaged."""
 
 _NAME = re.compile(r"step-(\d+)(?:\.rank(\d+)of(\d+))?\.pt")
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
+"""What a file that is not what was written may raise when it is read."""
 _logger = logging.getLogger("ebmguard.train")
 
 
@@ -53,14 +65,11 @@ class Checkpoints:
         """
         found: dict[int, set[int]] = {}
         others = set()
-        for path in self.folder.glob("step-*.pt"):
-            match = _NAME.fullmatch(path.name)
-            if match:
-                step, rank, world = int(match[1]), int(match[2] or 0), int(match[3] or 1)
-                if world == self.ranks.world:
-                    found.setdefault(step, set()).add(rank)
-                else:
-                    others.add(world)
+        for _, step, rank, world in self._files():
+            if world == self.ranks.world:
+                found.setdefault(step, set()).add(rank)
+            else:
+                others.add(world)
         if others and not found:
             raise ConfigError(
                 f"{self.folder} holds checkpoints of {sorted(others)[0]} processes, this run has "
@@ -75,16 +84,20 @@ class Checkpoints:
         return self.file(steps[-1]) if steps else None
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
-        """Write a checkpoint, on every rank, and remove those before the last two.
+        """Write a checkpoint, on every rank, and remove all but this one and the one before.
 
         Args:
             step: steps finished so far.
             state: tensors and plain values of this rank.
         """
+        # Listed while all ranks still have theirs: none removes one before all have come here.
+        older = [old for old in self.steps() if old < step]
         save_durably(self.file(step), state)
         self.ranks.wait()
-        for old in self.steps()[:-KEPT]:
-            self.file(old).unlink(missing_ok=True)
+        kept = [*older, step][-KEPT:]
+        for file, at, rank, world in self._files():
+            if (rank, world) == (self.ranks.rank, self.ranks.world) and at not in kept:
+                file.unlink()
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """This rank's part of the newest checkpoint, its tensors on `device`; None without one.
@@ -96,20 +109,38 @@ class Checkpoints:
         """
         damaged: list[str] = []
         for step in reversed(self.steps()):
-            file = self.file(step)
+            file, problem = self.file(step), ""
             try:
-                state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
-            except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-                damaged.append(f"{file}: {error}")
-                state = {}
+                state = _read(file, device)
+            except _DAMAGE as error:
+                problem = f"{file}: {error}"
             # Ranks go back together, or not at all.
-            if all(self.ranks.from_all(bool(state))):
+            problems = [each for each in self.ranks.from_all(problem) if each]
+            if not problems:
                 return state
-            if damaged:
-                _logger.warning("a checkpoint cannot be read and is passed over: %s", damaged[-1])
+            text = "; ".join(problems)
+            _logger.warning("a checkpoint cannot be read and is passed over: %s", text)
+            damaged += problems
         if damaged:
             raise ConfigError("no checkpoint can be read:\n  " + "\n  ".join(damaged))
         return None
+
+    def _files(self) -> Iterator[tuple[Path, int, int, int]]:
+        """Files of any rank: path, step, rank and the number of ranks."""
+        for path in list(self.folder.glob("step-*.pt")):
+            match = _NAME.fullmatch(path.name)
+            if match:
+                yield path, int(match[1]), int(match[2] or 0), int(match[3] or 1)
+
+
+def _read(file: Path, device: torch.device) -> dict[str, Any]:
+    # PyTorch writes checksums and does not look at them again.
+    with zipfile.ZipFile(file) as archive:
+        torn = archive.testzip()
+    if torn is not None:
+        raise zipfile.BadZipFile(f"{torn} in it is not what was written")
+    state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+    return state
 
 
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:
