@@ -55,3 +55,14 @@ def test_chooses_the_bar_on_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert isinstance(progress.default_reporter(), progress.BarReporter)
+
+
+def test_the_other_processes_of_a_run_say_nothing(caplog, capsys):
+    caplog.set_level(logging.INFO)
+    reporter: progress.Reporter = progress.SilentReporter()
+    reporter.start("run", 0, 10)
+    reporter.step(10, {"acc": 0.5})
+    reporter.note("diverged at step 7")
+    reporter.stop()
+    assert not caplog.records
+    assert capsys.readouterr() == ("", "")

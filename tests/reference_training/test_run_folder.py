@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.ranks import Ranks
 from ebmguard.reference_training.run_folder import RunFolder
 from ebmguard.sinks import read_jsonl
 
@@ -61,13 +62,56 @@ def test_cuts_back_what_a_resumed_run_writes_again(tmp_path):
     assert read_jsonl(folder.path / "metrics.jsonl") == []
 
 
-def test_checkpoint_round_trip(tmp_path):
+def test_checkpoints_lie_in_their_folder(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {})
     cpu = torch.device("cpu")
-    assert folder.load_checkpoint(cpu) is None
-    for value in (1.0, 2.0):
-        folder.save_checkpoint({"x": torch.full((2,), value), "steps": {3: 0.5}})
-    state = folder.load_checkpoint(cpu)
-    assert torch.equal(state["x"], torch.full((2,), 2.0))
+    assert folder.checkpoints.load(cpu) is None
+    for step in (1, 2, 3):
+        folder.checkpoints.save(step, {"x": torch.full((2,), float(step)), "steps": {3: 0.5}})
+    state = RunFolder.resume(tmp_path / "run").checkpoints.load(cpu)
+    assert torch.equal(state["x"], torch.full((2,), 3.0))
     assert state["steps"] == {3: 0.5}
-    assert [p.name for p in folder.checkpoint.parent.iterdir()] == ["last.pt"]
+    names = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step-00000002.pt", "step-00000003.pt"]
+
+
+def test_other_ranks_write_nothing_but_their_checkpoint(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {"lr": 0.1})
+    folder.append_rows("metrics.jsonl", [{"step": 0}])
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    other = RunFolder.resume(tmp_path / "run", Ranks(1, 2))
+    other.write_config({"lr": 0.2})
+    other.write_results({"steps": 1})
+    other.append_rows("metrics.jsonl", [{"step": 1}])
+    other.append_rows("alerts.jsonl", [{"step": 1}])
+    other.cut_rows({})
+    other.save("checkpoints/best.pt", {"step": 1})
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert after == before
+    other.checkpoints.save(4, {"x": torch.ones(1)})
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == [
+        "step-00000004.rank1of2.pt"
+    ]
+
+
+def test_a_file_of_tensors_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", {})
+    folder.save("checkpoints/best.pt", {"step": 1})
+
+    def torn(state, stream):
+        stream.write(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", torn)
+    with pytest.raises(OSError, match="No space left"):
+        folder.save("checkpoints/best.pt", {"step": 2})
+    assert torch.load(folder.path / "checkpoints" / "best.pt") == {"step": 1}
+
+
+def test_cuts_nothing_off_a_file_that_lost_its_end(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {})
+    folder.append_rows("metrics.jsonl", [{"step": 0}, {"step": 1}])
+    sizes = folder.row_sizes()
+    folder.cut_rows({"metrics.jsonl": sizes["metrics.jsonl"] // 2})
+    folder.cut_rows(sizes)  # the loss of power that a checkpoint survived, but not its rows
+    assert folder.row_sizes() == {"metrics.jsonl": sizes["metrics.jsonl"] // 2}

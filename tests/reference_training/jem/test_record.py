@@ -15,10 +15,50 @@ def alert(level, step):
 @pytest.mark.parametrize("gap", [1.1e4, -1.1e4, math.nan, math.inf])
 def test_diverges_at_the_first_lost_step(gap):
     record = RunRecord()
-    assert not record.see_gap(3, 9.9e3)
-    assert record.see_gap(4, gap)
-    assert not record.see_gap(5, gap)
+    assert not record.see_step(3, 0.5, 9.9e3)
+    assert record.see_step(4, 0.5, gap)
+    assert not record.see_step(5, 0.5, gap)
     assert record.diverged_at == 4
+
+
+@pytest.mark.parametrize("gap", [1.0, None])
+def test_a_classifier_that_is_lost_is_a_divergence_too(gap):
+    record = RunRecord()
+    assert not record.see_step(0, 900.0, gap)
+    assert record.see_step(1, math.nan, gap)
+    assert record.diverged_at == 1
+    assert list(record.gaps) == ([] if gap is None else [gap, gap])
+
+
+def evaluation(step, valid, **scores):
+    return {"step": step, "test_accuracy": step / 10, "valid_accuracy": valid, **scores}
+
+
+def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
+    record = RunRecord()
+    quality = [(2.0, 300.0), (2.5, 310.0), (2.5, 290.0), (math.nan, math.nan)]
+    rows = [
+        evaluation(step, valid, buffer_is=score, buffer_fid=fid)
+        for step, (valid, (score, fid)) in enumerate(zip((0.3, 0.5, 0.5, 0.4), quality, strict=True))
+    ]
+    # Sample quality may be due more rarely than accuracy.
+    rows.append(evaluation(4, 0.1))
+    assert [record.see_evaluation(row) for row in rows] == [True, True, False, False, False]
+    assert {name: row["step"] for name, row in record.best.items()} == {
+        "valid_accuracy": 1,
+        "buffer_is": 1,
+        "buffer_fid": 2,
+    }
+    assert record.best["valid_accuracy"] == rows[1]
+    assert record.accuracy == {step: step / 10 for step in range(5)}
+    assert record.results([], before=0, after=0)["best_evaluations"] == record.best
+
+
+def test_without_validation_images_nothing_is_best_by_them():
+    record = RunRecord()
+    assert not record.see_evaluation(evaluation(0, None))
+    assert record.best == {}
+    assert record.accuracy == {0: 0.0}
 
 
 def test_best_accuracy_is_from_before_the_divergence():
@@ -48,7 +88,7 @@ def test_keeps_the_first_alert_of_each_level():
 def test_results_of_a_lost_run():
     record = RunRecord(next_step=6)
     for step, gap in enumerate((1.0, -2.0, 3.0, 40.0, 2e4)):
-        record.see_gap(step, gap)
+        record.see_step(step, 0.5, gap)
     record.see_alert(alert(Level.WARN, 3))
     record.accuracy.update({0: 0.1, 2: 0.9, 3: 0.8, 4: 0.3, 5: 0.1})
     rows = [
@@ -72,7 +112,7 @@ def test_results_of_a_lost_run():
 def test_medians_do_not_hide_what_is_not_finite():
     record = RunRecord()
     for step, gap in enumerate((1.0, math.nan, 2.0)):
-        record.see_gap(step, gap)
+        record.see_step(step, 0.5, gap)
     results = record.results([{"grad_scale": math.nan}], before=0, after=0)
     assert math.isnan(results["median_abs_gap_last_100"])
     assert math.isnan(results["grad_scale_median_last_100"])
@@ -80,9 +120,9 @@ def test_medians_do_not_hide_what_is_not_finite():
 
 def test_state_round_trip():
     record = RunRecord(next_step=7, elapsed=1.5)
-    record.see_gap(1, 2e4)
+    record.see_step(1, 0.5, 2e4)
     record.see_alert(alert(Level.ERROR, 1))
-    record.accuracy[1] = 0.5
+    record.see_evaluation(evaluation(1, 0.5))
     other = RunRecord()
     other.load_state_dict(record.state_dict())
     assert other == record

@@ -1,0 +1,161 @@
+"""The scenarios of Appendix M.1, written down a second time; and what a run may change of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.scenarios import SCENARIOS, Scenario
+
+# Appendix M.1: 1 is the default set-up of JEM; 2 takes 5 SGLD steps for 20; 3 takes 8 negatives for
+# 64; 4 and 5 have an output scale of 40,000 and 10,000 for 20,000; 6 has 4 times the SGLD step
+# size α, 5,000 for the output scale and a quarter of the learning rate; 7 has a quarter of α.
+# SGLD steps, negatives, output scale o, α = (standard deviation of the noise)**2, learning rate:
+TABLE = {
+    "1": (20, 64, 20_000, 0.0001, 1e-4),
+    "2": (5, 64, 20_000, 0.0001, 1e-4),
+    "3": (20, 8, 20_000, 0.0001, 1e-4),
+    "4": (20, 64, 40_000, 0.0001, 1e-4),
+    "5": (20, 64, 10_000, 0.0001, 1e-4),
+    "6": (20, 64, 5_000, 0.0004, 0.25e-4),
+    "7": (20, 64, 20_000, 0.000025, 1e-4),
+}
+
+
+def of(**settings) -> Scenario:
+    return JemConfig(**{"out": Path("x"), "data": "cifar10", **settings}).settings
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_scenario_is_that_of_the_paper(name):
+    sgld_steps, n_neg, output_scale, alpha, lr = TABLE[name]
+    settings = of(scenario=name)
+    assert settings == SCENARIOS[name]
+    assert (settings.sgld_steps, settings.n_neg) == (sgld_steps, n_neg)
+    assert settings.noise_std**2 == pytest.approx(alpha, rel=1e-12)
+    assert settings.output_scale == pytest.approx(output_scale, rel=1e-12)
+    # p(x) ∝ exp(o f(x)) is sampled by x += α/2 o df/dx + sqrt(α) z (Appendix M.2).
+    assert settings.step_size == pytest.approx(alpha / 2 * output_scale, rel=1e-12)
+    assert settings.lr == pytest.approx(lr, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_all_scenarios_share_the_rest(name):
+    settings = SCENARIOS[name]
+    varied = {"sgld_steps", "n_neg", "step_size", "noise_std", "lr"}
+    for field in dataclasses.fields(Scenario):
+        if field.name not in varied:
+            assert getattr(settings, field.name) == getattr(SCENARIOS["1"], field.name), field.name
+    assert settings.iterations == 200 * 703
+    assert settings.stop_after == settings.eval_every * 2 == 703 * 2
+    assert (settings.n_pos, settings.n_labelled, settings.epochs) == (64, 64, True)
+    assert (settings.buffer_size, settings.reinit_rate) == (10_000, 0.05)
+    assert settings.data_noise == settings.eval_noise == 0.03
+    assert (settings.depth, settings.width, settings.early_stride) == (28, 10, False)
+    assert settings.train_images is settings.valid_images is settings.test_images is None
+    settings.check()
+
+
+def published_learning_rates(lr: float):
+    """The loop of the published trainer, in its order: decay by epoch, warm-up by update."""
+    now, update = lr, 0
+    for epoch in range(200):
+        if epoch in (160, 180):
+            now *= 0.3
+        for _ in range(703):
+            if update <= 1000:
+                now = lr * update / 1000
+            yield now
+            update += 1
+
+
+@pytest.mark.parametrize("name", ["1", "6"])
+def test_the_learning_rate_is_that_of_the_published_loop(name):
+    settings = SCENARIOS[name]
+    expected = list(published_learning_rates(settings.lr))
+    assert len(expected) == settings.iterations
+    decay = 160 * 703
+    ends = [expected[i] / settings.lr for i in (0, 1000, decay - 1, decay, -1)]
+    assert ends == pytest.approx([0, 1, 1, 0.3, 0.09])
+    for update, lr in enumerate(expected):
+        assert math.isclose(settings.lr_at(update), lr, rel_tol=1e-12), update
+
+
+def test_the_digits_learn_at_a_constant_rate():
+    assert {SCENARIOS["digits"].lr_at(step) for step in (0, 1, 1999, 10**6)} == {3e-3}
+
+
+def test_settings_given_by_name_override_the_scenario_and_nothing_else():
+    for name in TABLE:
+        changed = of(scenario=name, n_neg=16, width=2, noise_std=0.03, iterations=70, n_labelled=0)
+        own = {"n_neg": 16, "width": 2, "noise_std": 0.03, "iterations": 70, "n_labelled": 0}
+        assert changed == dataclasses.replace(SCENARIOS[name], **own)
+    assert of(scenario="1", noise_std=0.02).output_scale == pytest.approx(5000)
+    assert of(scenario="1", noise_std=0.0).output_scale is None
+    # The end of the warm-up follows the override; the epochs of the decay are those of the paper.
+    warm = of(scenario="1", lr=1.0, warmup=10)
+    assert [warm.lr_at(step) for step in (0, 5, 10, 11)] == [0, 0.5, 1, 1]
+    assert of(scenario="1", warmup=0).lr_at(0) == 1e-4
+
+
+def test_the_scenario_follows_the_data_where_none_is_named():
+    assert of(data="digits") == SCENARIOS["digits"]
+    assert of(data="cifar10") == of(data="svhn") == SCENARIOS["1"]
+    assert of(data="digits", scenario="3") == SCENARIOS["3"]
+
+
+def test_overrides_are_kept_when_a_run_is_resumed():
+    run = JemConfig(out=Path("x"), data="cifar10", scenario="7", n_neg=4, lr=0.5, train_images=90)
+    again = JemConfig(out=Path("x"), resume=True).resumed(run.to_json())
+    assert again.settings == run.settings
+    assert again.scenario_name == "7"
+    longer = JemConfig(out=Path("x"), resume=True, iterations=9).resumed(run.to_json())
+    assert longer.settings == dataclasses.replace(run.settings, iterations=9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"scenario": "6"}, "scenario is 6, the run has 7"),
+        ({"noise_std": 0.01}, r"noise_std is 0\.01, the run has None"),
+        ({"n_neg": 8}, "n_neg is 8, the run has 4"),
+    ],
+)
+def test_a_run_is_not_resumed_as_another_scenario(asked, says):
+    run = JemConfig(out=Path("x"), data="cifar10", scenario="7", n_neg=4)
+    with pytest.raises(ConfigError, match=says):
+        JemConfig(out=Path("x"), resume=True, **asked).resumed(run.to_json())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("lr", 0.0),
+        ("lr", math.nan),
+        ("depth", 12),
+        ("depth", 4),
+        ("width", 0),
+        ("n_pos", 0),
+        ("n_labelled", -1),
+        ("sgld_steps", -1),
+        ("step_size", math.inf),
+        ("noise_std", -0.1),
+        ("data_noise", math.nan),
+        ("reinit_rate", 1.1),
+        ("reinit_rate", math.nan),
+        ("buffer_size", 0),
+        ("eval_every", 0),
+        ("train_images", 0),
+        ("quality_samples", -1),
+        ("warmup", -1),
+        ("stop_after", -1),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(setting, value):
+    with pytest.raises(ConfigError, match=f"{setting} is {value}, expected"):
+        of(scenario="1", **{setting: value}).check()

@@ -1,0 +1,248 @@
+"""Checkpoints survive a kill at any moment, and damage to the newest one; reading executes nothing.
+
+What the ranks of one run settle between them is in test_ranks.py, on real processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import random
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.checkpoints import Checkpoints, save_durably
+from ebmguard.reference_training.ranks import Ranks
+from tests.reference_training import checkpoints_process
+
+CPU = torch.device("cpu")
+
+
+def state_of(step):
+    return {
+        "x": torch.full((50,), float(step)),
+        "lr": {"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]},
+        "accuracy": {0: 0.1, step: 0.5},
+        "diverged_at": None,
+    }
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """With those of two steps."""
+    found = Checkpoints(tmp_path)
+    for step in (3, 6):
+        found.save(step, state_of(step))
+    return found
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_newest_is_loaded_and_the_last_two_stay(checkpoints):
+    assert checkpoints.newest() == checkpoints.folder / "step-00000006.pt"
+    checkpoints.save(123_456_789, state_of(9))  # more digits than the name has room for
+    checkpoints.save(123_456_790, state_of(10))
+    assert names(checkpoints.folder) == ["step-123456789.pt", "step-123456790.pt"]
+    state = Checkpoints(checkpoints.folder).load(CPU)
+    assert torch.equal(state["x"], torch.full((50,), 10.0))
+    assert {k: v for k, v in state.items() if k != "x"} == {
+        k: v for k, v in state_of(10).items() if k != "x"
+    }
+
+
+def test_before_the_first_one_there_is_none(tmp_path):
+    assert Checkpoints(tmp_path).load(CPU) is None
+    assert Checkpoints(tmp_path).newest() is None
+    # Files of other kinds are none.
+    for name in ("best.pt", "step-00000001.partial", "step-x.pt", "step-1.rank0of2.pt.bak"):
+        (tmp_path / name).write_bytes(b"")
+    assert Checkpoints(tmp_path).load(CPU) is None
+
+
+RAW = random.Random(0).randbytes(3000)
+
+
+def flipped(raw):
+    """One bit of a tensor's data is another one."""
+    place = raw.index(torch.full((50,), 6.0).numpy().tobytes()) + 9
+    return raw[:place] + bytes([raw[place] ^ 4]) + raw[place + 1 :]
+
+
+DAMAGE = {
+    "nothing in it": lambda raw: b"",
+    "its beginning": lambda raw: raw[:100],
+    "half of it": lambda raw: raw[: len(raw) // 2],
+    "all but its last byte": lambda raw: raw[:-1],
+    "its second half zeros": lambda raw: raw[: len(raw) // 2] + bytes(len(raw) - len(raw) // 2),
+    "zeros": lambda raw: bytes(len(raw)),
+    "a page of zeros": lambda raw: raw[:512] + bytes(512) + raw[1024:],
+    "noise": lambda raw: RAW,
+    "noise after a pickle's first bytes": lambda raw: b"\x80\x02" + RAW,
+    "noise after a zip's first bytes": lambda raw: b"PK\x03\x04" + RAW,
+    "a patch of noise": lambda raw: raw[:700] + RAW[:300] + raw[1000:],
+    "one bit": flipped,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_newest_one_is_passed_over_with_a_warning(checkpoints, caplog, damage):
+    file = checkpoints.file(6)
+    raw = file.read_bytes()
+    file.write_bytes(damage(raw))
+    assert file.read_bytes() != raw
+    state = checkpoints.load(CPU)
+    assert torch.equal(state["x"], torch.full((50,), 3.0))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(file) in record.getMessage()
+    assert "passed over" in record.getMessage()
+
+
+def test_no_byte_of_a_file_can_be_lost_unnoticed(checkpoints):
+    """Cut anywhere, it is damaged: there is no prefix that loads."""
+    file = checkpoints.file(6)
+    raw = file.read_bytes()
+    for length in range(0, len(raw), 37):
+        file.write_bytes(raw[:length])
+        assert torch.equal(checkpoints.load(CPU)["x"], torch.full((50,), 3.0)), length
+
+
+def test_where_all_are_damaged_the_run_does_not_begin_anew(checkpoints):
+    for step in (3, 6):
+        checkpoints.file(step).write_bytes(b"")
+    with pytest.raises(ConfigError, match="no checkpoint can be read") as caught:
+        checkpoints.load(CPU)
+    assert all(str(checkpoints.file(step)) in str(caught.value) for step in (3, 6))
+
+
+def test_a_run_that_went_back_leaves_its_abandoned_future_behind(checkpoints):
+    checkpoints.file(6).write_bytes(b"torn")
+    assert checkpoints.load(CPU)["x"][0] == 3
+    checkpoints.save(5, state_of(5))  # Ctrl-C, before step 6 came again
+    assert names(checkpoints.folder) == ["step-00000003.pt", "step-00000005.pt"]
+    assert checkpoints.load(CPU)["x"][0] == 5
+
+
+class Evil:
+    """What a forged checkpoint may hold: a call, which reading a pickle makes."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return open, (str(self.trace), "w")
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle"])
+def test_reading_executes_nothing(checkpoints, tmp_path_factory, form, caplog):
+    trace = tmp_path_factory.mktemp("trace") / "executed"
+    forged = {**state_of(6), "hook": Evil(trace)}
+    with checkpoints.file(6).open("wb") as stream:
+        if form == "pickle":
+            pickle.dump({"hook": Evil(trace)}, stream)
+        else:
+            torch.save(forged, stream, _use_new_zipfile_serialization=form == "zip")
+    assert torch.equal(checkpoints.load(CPU)["x"], torch.full((50,), 3.0))
+    assert not trace.exists()
+    assert "passed over" in caplog.text
+    if form == "zip":  # the forgery works where pickles are trusted
+        torch.load(checkpoints.file(6), weights_only=False)["hook"].close()
+        assert trace.exists()
+
+
+def test_a_file_has_its_name_only_when_all_of_it_is_there(checkpoints, monkeypatch):
+    before = {path: path.read_bytes() for path in checkpoints.folder.iterdir()}
+    write = torch.save
+
+    def torn(state, stream):
+        write(state, stream)
+        stream.truncate(200)
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", torn)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(9, state_of(9))
+    with pytest.raises(OSError, match="No space left"):
+        save_durably(checkpoints.file(6), state_of(7))
+    monkeypatch.undo()
+    assert {p: p.read_bytes() for p in checkpoints.folder.glob("*.pt")} == before
+    assert checkpoints.load(CPU)["x"][0] == 6
+    checkpoints.save(9, state_of(9))
+    assert checkpoints.load(CPU)["x"][0] == 9
+
+
+def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    """Otherwise a loss of power leaves a complete name with an incomplete file."""
+    events = []
+    module = sys.modules[Checkpoints.__module__].os
+    sync, rename = module.fsync, module.replace
+
+    def seen_sync(descriptor):
+        events.append("fsync")
+        sync(descriptor)
+
+    def seen_rename(old, new):
+        assert zipfile.is_zipfile(old)
+        events.append("rename")
+        rename(old, new)
+
+    monkeypatch.setattr(module, "fsync", seen_sync)
+    monkeypatch.setattr(module, "replace", seen_rename)
+    Checkpoints(tmp_path).save(1, state_of(1))
+    assert events == ["fsync", "rename", "fsync"]
+
+
+def test_a_kill_while_it_is_written_leaves_one_that_loads(tmp_path):
+    """Processes that save all the time are killed 40 times, at random moments."""
+    done = subprocess.run(
+        [sys.executable, "-m", checkpoints_process.__name__, str(tmp_path), "40"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kills, torn, steps = map(int, done.stdout.split())
+    print(f"\n{kills} kills, {torn} of them inside of a file; {steps} checkpoints")
+    assert kills == 40
+    assert torn > 0
+    assert steps > 10  # and something was written in between
+
+
+def test_only_what_all_ranks_have_counts(tmp_path):
+    first, second = (Checkpoints(tmp_path, Ranks(rank, 2)) for rank in (0, 1))
+    first.save(4, state_of(4))
+    assert first.steps() == second.steps() == []
+    assert first.load(CPU) is None
+    second.save(4, state_of(4.5))
+    first.save(8, state_of(8))  # the second rank was killed before it came here
+    assert first.steps() == second.steps() == [4]
+    assert [ranks.load(CPU)["x"][0].item() for ranks in (first, second)] == [4, 4.5]
+    assert second.newest() == tmp_path / "step-00000004.rank1of2.pt"
+
+
+def test_the_last_two_of_each_rank_stay(tmp_path):
+    ranks = [Checkpoints(tmp_path, Ranks(rank, 2)) for rank in (0, 1)]
+    for step in (4, 8, 12, 16):
+        for one in ranks:
+            one.save(step, state_of(step))
+    assert names(tmp_path) == [
+        f"step-{step:08d}.rank{rank}of2.pt" for step in (12, 16) for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(("saved", "asked"), [(1, 2), (2, 1), (2, 3)])
+def test_another_number_of_ranks_is_refused(tmp_path, saved, asked):
+    for rank in range(saved):
+        Checkpoints(tmp_path, Ranks(rank, saved)).save(4, state_of(4))
+    before = names(tmp_path)
+    with pytest.raises(ConfigError, match=f"of {saved} processes, this run has {asked}"):
+        Checkpoints(tmp_path, Ranks(0, asked)).load(CPU)
+    assert names(tmp_path) == before
