@@ -1,0 +1,129 @@
+"""What the tests of the JEM trainer share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.train import train
+from ebmguard.reference_training.progress import Reporter
+from ebmguard.reference_training.run_folder import ROW_FILES
+from ebmguard.sinks import read_jsonl
+
+SMALL: dict[str, Any] = {
+    "iterations": 8,
+    "n_pos": 8,
+    "n_neg": 6,
+    "sgld_steps": 2,
+    "buffer_size": 30,
+    "test_images": 40,
+    "eval_every": 3,
+    "checkpoint_every": 4,
+}
+
+
+class Silent:
+    """A reporter that counts steps, and presses Ctrl-C after one of them."""
+
+    def __init__(self, interrupt_after: int | None = None) -> None:
+        self.interrupt_after = interrupt_after
+        self.notes: list[str] = []
+        self.states: list[tuple[int, dict[str, float | str]]] = []
+
+    def start(self, name: str, done: int, total: int) -> None:
+        self.started = (name, done, total)
+
+    def step(self, done: int, state: Mapping[str, float | str]) -> None:
+        self.states.append((done, dict(state)))
+        if done == self.interrupt_after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def stop(self) -> None:
+        pass
+
+
+def config_for(out: Path, **settings: Any) -> JemConfig:
+    return JemConfig(**{"out": out, "device": "cpu", **SMALL, **settings})
+
+
+def go(config: JemConfig, reporter: Reporter | None = None) -> dict[str, Any] | None:
+    results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
+    return results
+
+
+def newest(out: Path, part: str = "") -> Path:
+    """The newest checkpoint file of a run; of several ranks, that of `part`."""
+    return max((out / "checkpoints").glob(f"step-*{part}.pt"))
+
+
+def saved(out: Path, part: str = "") -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(newest(out, part), weights_only=True)
+    return state
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in every bit; NaN equals NaN."""
+    if isinstance(a, torch.Tensor):
+        alike = a.shape == b.shape and a.dtype == b.dtype
+        return alike and bool(torch.equal(a.isnan(), b.isnan()) and ((a == b) | a.isnan()).all())
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b or (a != a and b != b))
+
+
+def rows_of(out: Path, name: str) -> list[str]:
+    return [json.dumps(row, sort_keys=True) for row in read_jsonl(out / name)]
+
+
+def steps_of(out: Path, name: str) -> list[int]:
+    return [row["step"] for row in read_jsonl(out / name)]
+
+
+def results_of(out: Path) -> dict[str, Any]:
+    """results.json without what differs between two equal runs: times, and where it lies."""
+    results = json.loads((out / "results.json").read_text())
+    return {k: v for k, v in results.items() if k not in ("wall_seconds", "command")}
+
+
+def assert_same_run(one: Path, other: Path, part: str = "") -> None:
+    """Two finished runs are the same to the last bit, in all that they left behind."""
+    a, b = saved(one, part), saved(other, part)
+    for state in (a, b):
+        del state["logbook"]["record"]["elapsed"]
+    for whole, cut in ((a, b), (a["trainer"], b["trainer"]), (a["logbook"], b["logbook"])):
+        assert whole.keys() == cut.keys()
+        for name in whole:
+            assert same(whole[name], cut[name]), name
+    for name in ROW_FILES:
+        files = [out / name for out in (one, other)]
+        assert files[0].is_file() == files[1].is_file(), name
+        if files[0].is_file():
+            assert files[0].read_bytes() == files[1].read_bytes(), name
+    assert results_of(one) == results_of(other)
+    batches = [sorted(path.name for path in (out / "samples").iterdir()) for out in (one, other)]
+    assert batches[0] == batches[1]
+    for name in batches[0]:
+        arrays = [np.load(out / "samples" / name) for out in (one, other)]
+        assert np.array_equal(*arrays), name
+    best = [out / "checkpoints" / "best.pt" for out in (one, other)]
+    assert best[0].is_file() == best[1].is_file()
+    if best[0].is_file():
+        assert same(*(torch.load(file, weights_only=True) for file in best))
+    with np.load(one / "figures" / "samples.npz") as x, np.load(
+        other / "figures" / "samples.npz"
+    ) as y:
+        assert x.files == y.files
+        assert all(np.array_equal(x[name], y[name]) for name in x.files)

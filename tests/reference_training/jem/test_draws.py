@@ -1,0 +1,181 @@
+"""The images of a step: epochs, parts of the ranks, augmentation, noise, and where it goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ebmguard.reference_training.data import ImageData
+from ebmguard.reference_training.jem.draws import Draws
+from ebmguard.reference_training.jem.scenarios import DEFAULT, Scenario
+from ebmguard.reference_training.ranks import ONE_RANK, Ranks
+
+COUNT = 50
+SMALL = replace(DEFAULT, n_pos=8, n_labelled=6, data_noise=0.0)
+
+
+def images(*, pad: int = 0, flip: bool = False, side: int = 6) -> ImageData:
+    """Random images whose labels are their numbers."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (COUNT, 3, side, side), generator=rng, dtype=torch.uint8)
+    y = torch.arange(COUNT)
+    return ImageData("made up", x, y, x[:0], y[:0], x[:4], y[:4], COUNT, 255, pad, flip)
+
+
+def draws(
+    settings: Scenario = SMALL, seed: int = 3, ranks: Ranks = ONE_RANK, **augmentation: int
+) -> Draws:
+    return Draws(images(**augmentation), settings, seed, ranks)
+
+
+def recognised(x: torch.Tensor) -> list[int]:
+    """Which images these are, by their pixels."""
+    known = (images().train_x.double() / 127.5 - 1).float()
+    distances = (x[:, None] - known[None]).abs().flatten(2).amax(-1)
+    assert bool((distances.amin(-1) < 1e-6).all())
+    return distances.argmin(-1).tolist()
+
+
+def test_every_image_comes_once_in_an_epoch():
+    found = draws()
+    epochs = []
+    for epoch in range(3):
+        positives = []
+        for step in range(6 * epoch, 6 * epoch + 6):  # 50 images: 6 batches of 8, 2 left over
+            x_pos, _, _ = found.batch(step)
+            assert x_pos.shape == (8, 3, 6, 6)
+            positives += recognised(x_pos)
+        assert max(Counter(positives).values()) == 1
+        assert len(positives) == 48
+        epochs.append(positives)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert all(epoch != sorted(epoch) for epoch in epochs)
+
+
+def test_labelled_images_have_epochs_of_their_own():
+    found = draws()
+    labelled, positives = [], []
+    for step in range(8):  # 50 images: 8 batches of 6
+        x_pos, x_lab, labels = found.batch(step)
+        assert x_lab is not None
+        assert x_lab.shape == (6, 3, 6, 6)
+        assert recognised(x_lab) == labels.tolist()
+        assert labels.dtype == torch.int64
+        labelled += labels.tolist()
+        positives += recognised(x_pos)
+    assert len(set(labelled)) == len(labelled) == 48
+    assert labelled[:48] != positives[:48]
+
+
+@pytest.mark.parametrize("epochs", [True, False])
+def test_without_a_batch_of_its_own_the_classifier_gets_the_labels_of_the_positives(epochs):
+    found = draws(replace(SMALL, n_labelled=0, epochs=epochs))
+    for step in range(3):
+        x_pos, x_lab, labels = found.batch(step)
+        assert x_lab is None
+        assert recognised(x_pos) == labels.tolist()
+
+
+def test_draws_with_replacement_are_the_generators():
+    settings = replace(SMALL, epochs=False, n_labelled=0)
+    found = draws(settings, seed=5)
+    rng = torch.Generator().manual_seed(10)
+    counts = Counter()
+    for step in range(200):
+        expected = torch.randint(COUNT, (8,), generator=rng)
+        torch.randn(8, 3, 6, 6, generator=rng)  # the noise comes after the rows
+        _, _, labels = found.batch(step)
+        assert torch.equal(labels, expected)
+        counts.update(labels.tolist())
+    assert len(counts) == COUNT
+
+
+@pytest.mark.parametrize("epochs", [True, False])
+@pytest.mark.parametrize("world", [2, 3])
+def test_the_parts_of_the_ranks_join_to_the_batch_of_one(epochs, world):
+    settings = replace(SMALL, epochs=epochs, data_noise=0.1)
+    one = draws(settings, pad=2, flip=True)
+    parts = [draws(settings, ranks=Ranks(rank, world), pad=2, flip=True) for rank in range(world)]
+    for step in range(10):
+        whole = one.batch(step)
+        batches = [part.batch(step) for part in parts]
+        for one_side, sides in zip(whole, zip(*batches, strict=True), strict=True):
+            assert one_side is not None
+            assert torch.equal(torch.cat([side for side in sides if side is not None]), one_side)
+            sizes = [len(side) for side in sides if side is not None]
+            assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_noise_is_that_of_the_settings_and_new_for_each_image():
+    still, noisy = draws(), draws(replace(SMALL, data_noise=0.03))
+    noise = []
+    for step in range(40):
+        for clean, x in zip(still.batch(step)[:2], noisy.batch(step)[:2], strict=True):
+            assert clean is not None
+            assert x is not None
+            noise.append((x - clean).flatten(1))
+    z = torch.cat(noise).double()  # 560 images of 108 numbers
+    assert z.std().item() == pytest.approx(0.03, rel=0.02)
+    assert abs(z.mean().item()) < 4 * 0.03 / z.numel() ** 0.5
+    correlations = torch.corrcoef(z) - torch.eye(len(z))
+    assert correlations.abs().max() < 6 / 108**0.5
+
+
+def crops(image: np.ndarray, pad: int, *, flip: bool) -> set[bytes]:
+    """All that augmentation may make of an image (C, H, W)."""
+    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)), mode="reflect")
+    side = image.shape[-1]
+    found = set()
+    for top in range(2 * pad + 1):
+        for left in range(2 * pad + 1):
+            window = padded[:, top : top + side, left : left + side]
+            found.add(window.tobytes())
+            if flip:
+                found.add(np.ascontiguousarray(window[:, :, ::-1]).tobytes())
+    return found
+
+
+@pytest.mark.parametrize(("pad", "flip"), [(0, False), (2, True), (2, False), (0, True)])
+def test_images_are_augmented_where_the_data_set_has_it(pad, flip):
+    data = images(pad=pad, flip=flip)
+    found = draws(pad=pad, flip=flip)
+    changed = 0
+    variants = [crops(image.numpy(), pad, flip=flip) for image in data.train_x]
+    assert len(variants[0]) == (2 * pad + 1) ** 2 * (1 + flip)
+    for step in range(20):
+        x_pos, x_lab, labels = found.batch(step)
+        assert x_lab is not None
+        for x, y in zip(x_lab, labels.tolist(), strict=True):
+            pixels = ((x + 1) * 127.5).round().to(torch.uint8)
+            assert pixels.numpy().tobytes() in variants[y]
+            changed += not torch.equal(pixels, data.train_x[y])
+        if pad or flip:  # positives too
+            assert not torch.equal(x_pos, draws().batch(step)[0])
+    assert (changed > 0) == bool(pad or flip)
+
+
+@pytest.mark.parametrize("epochs", [True, False])
+def test_a_resumed_run_sees_the_images_that_the_other_would_have_seen(epochs):
+    settings = replace(SMALL, epochs=epochs, data_noise=0.1)
+    one = draws(settings, pad=1, flip=True)
+    for step in range(7):
+        one.batch(step)
+    other = draws(settings, pad=1, flip=True)
+    other.load_state_dict(one.state_dict())
+    for step in range(7, 20):
+        for a, b in zip(one.batch(step), other.batch(step), strict=True):
+            assert a is not None
+            assert b is not None
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("epochs", [True, False])
+def test_another_seed_sees_other_images(epochs):
+    settings = replace(SMALL, epochs=epochs)
+    first, second = (draws(settings, seed=seed).batch(0)[2].tolist() for seed in (3, 4))
+    assert first != second
+    assert first == draws(settings, seed=3).batch(0)[2].tolist()
