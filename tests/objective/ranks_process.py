@@ -6,7 +6,6 @@ Started as ``python -m tests.objective.ranks_process RANK FOLDER`` from the proj
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from tests.ranks import joined, messages
 def _run(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     pos, neg = (f.requires_grad_() for f in case.energies()[rank])
     # One rank is enough to see what all send.
-    with messages() if rank == 0 else nullcontext() as sent:
+    with messages(rank == 0) as sent:
         loss = contrastive_loss(pos, neg, case.beta_star, variant=case.variant, process_group=group)
         sides = torch.autograd.grad(loss.sum(), (pos, neg))
     closed = coefficients(pos, neg, case.beta_star, variant=case.variant, process_group=group)

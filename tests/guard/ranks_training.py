@@ -1,0 +1,147 @@
+"""A few guarded steps, on one process or as one of two ranks.
+
+Started as ``python -m tests.guard.ranks_training RANK FOLDER`` from the project's root.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ebmguard import guard
+from ebmguard.energies import Variant
+from tests.guard.parts import Energy
+from tests.ranks import joined, messages
+
+WORLD = 2
+STEPS = 5
+VARIANTS: tuple[Variant, ...] = ("default", "no_pos", "batch", "true")
+
+
+@dataclass(frozen=True)
+class Case:
+    """The sizes are (positives, negatives) of each rank."""
+
+    sizes: tuple[tuple[int, int], ...]
+    variant: Variant = "default"
+    betas: tuple[float, ...] = ()  # of an ensemble
+    spoiled: int | None = None  # a step at which a negative of the last rank is NaN
+
+    def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
+        """Positives and starting points of the negatives, rank by rank."""
+        rng = torch.Generator().manual_seed(step)
+        found = []
+        for rank, (n, m) in enumerate(self.sizes):
+            x = torch.randn(n + m, 2, generator=rng, dtype=torch.float64) + rank
+            found.append((x[:n], 2 * x[n:]))
+        if step == self.spoiled:
+            found[-1][1][1] = torch.nan
+        return found
+
+    def batch(self, step: int, rank: int | None) -> tuple[Tensor, Tensor]:
+        """A rank's batch, or without a rank the joined one.
+
+        Its positives are A0 A1 B0 B1: where positives are halved, each rank halves its own.
+        """
+        batches = self.batches(step)
+        if rank is not None:
+            return batches[rank]
+        first = [pos[: len(pos) // 2] for pos, _ in batches]
+        second = [pos[len(pos) // 2 :] for pos, _ in batches]
+        return torch.cat([*first, *second]), torch.cat([neg for _, neg in batches])
+
+
+EQUAL = ((6, 4), (6, 4))
+UNEQUAL = ((8, 3), (2, 5))  # both halve evenly, as the joined batch does
+CASES: dict[str, Case] = {
+    f"{variant}, {name}": Case(sizes, variant)
+    for variant in VARIANTS
+    for name, sizes in (("equal", EQUAL), ("unequal", UNEQUAL))
+}
+CASES["ten times as many"] = Case(tuple((10 * n, 10 * m) for n, m in UNEQUAL), "true")
+CASES["ensemble"] = Case(UNEQUAL, betas=(0.5, 0.0, -1.0))
+CASES["NaN on one rank"] = Case(UNEQUAL, spoiled=STEPS - 1)
+
+
+class Members(nn.Module):
+    """An ensemble of energies, as one module."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(Energy(dtype=torch.float64) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([member(x) for member in self.members])
+
+
+def climb(f: nn.Module, x: Tensor) -> Tensor:
+    """A sampler without noise, so that a chain is the same on any rank."""
+    for _ in range(2):
+        x = x.detach().requires_grad_()
+        x = x + 0.1 * torch.autograd.grad(f(x).sum(), x)[0]
+    return x.detach()
+
+
+def train(case: Case, rank: int | None = None) -> dict[str, Any]:
+    """Parameters after five steps, and all rows of the guard.
+
+    Args:
+        case: what is trained.
+        rank: this rank, or None for one process with the joined batch.
+    """
+    torch.manual_seed(0)
+    net: nn.Module = Members(len(case.betas)) if case.betas else Energy(dtype=torch.float64)
+    group = None if rank is None else dist.group.WORLD
+    model = net if rank is None else DistributedDataParallel(net, process_group=group)
+    beta_star: Any = torch.tensor(case.betas, dtype=torch.float64) if case.betas else 0.7
+    g = guard(
+        None,
+        climb,
+        beta_star=beta_star,
+        output_scale=None if case.betas else 2.0,
+        variant=case.variant,
+        process_group=group,
+    )
+    # Fused: whether gradients are finite is known on the device alone, as on a GPU.
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
+    g.attach(optimizer=optimizer)
+    rows, members, sent = [], [], []
+    for step in range(STEPS):
+        x_pos, x_neg = case.batch(step, rank)
+        x_neg = g.sampler(net, x_neg)
+        f = model(torch.cat((x_pos, x_neg)))
+        # The first step has the slow tier of the diagnostics too.
+        watched = rank == 0 and step < 2 and case.variant == "true"
+        with messages(watched) as in_loss:
+            loss = g.loss_fn(f[..., : len(x_pos)], f[..., len(x_pos) :])
+        optimizer.zero_grad()
+        loss.backward()
+        with messages(watched) as in_step:
+            optimizer.step()
+        sent.append(in_loss + in_step)
+        rows.append(dict(g.last))
+        members.append(g.members)
+    return {
+        "parameters": [p.detach() for p in net.parameters()],
+        "rows": rows,
+        "members": members,
+        "sent": sent,
+        "alerts": [alert.record() for alert in g.alerts],
+    }
+
+
+def main(rank: int, folder: Path) -> None:
+    with joined(rank, WORLD, folder):
+        results = {name: train(case, rank) for name, case in CASES.items()}
+        torch.save(results, folder / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
