@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...networks import WideResNet
 
-BATCH = 512
+BATCH = 250
 """Images per forward pass."""
 NOISE_SEED = 0
 """The same noise in every evaluation, so that two evaluations differ by their network alone."""

@@ -66,6 +66,12 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     ).to(device)
     noise_std: float = settings["eval_noise"]
     others = {name: other_images(name, data, config.data_root) for name in config.ood}
+    quality = None
+    if config.chains:
+        features = load_features(
+            config.features, sha256=config.features_sha256, network=network, device=device
+        )
+        quality = SampleQuality(features, data.train_x, data.scale, device)
     results: dict[str, Any] = {
         "data": stored["data"],
         **{name: stored.get(name) for name in ("scenario", "beta_star", "seed")},
@@ -75,13 +81,9 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         "eval_noise": noise_std,
         "classification": _classification(network, data, noise_std),
     }
-    if config.chains:
-        features = load_features(
-            config.features, sha256=config.features_sha256, network=network, device=device
-        )
-        quality = SampleQuality(features, data.train_x, data.scale, device)
-        results["features"] = features.label
-        results["comparable_with_literature"] = features.comparable_with_literature
+    if quality is not None:
+        results["features"] = quality.features.label
+        results["comparable_with_literature"] = quality.features.comparable_with_literature
         results["reference_images"] = len(data.train_x)
         results["samples"] = {}
         if "buffer" in config.chains:
@@ -195,7 +197,8 @@ def _chain_steps(config: EvaluateConfig, settings: Mapping[str, Any]) -> int:
             "the run's chains never restart (reinit_rate is 0), which leaves the length of fresh "
             "chains open: name it by --chain-steps"
         )
-    return int(round(settings["sgld_steps"] / settings["reinit_rate"]))
+    steps: int = round(settings["sgld_steps"] / settings["reinit_rate"])
+    return steps
 
 
 def _buffer(run: Path, most: int) -> tuple[int, Tensor]:

@@ -161,7 +161,9 @@ def _made(spec: str) -> nn.Module:
 
 
 def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    return module.to(device).eval().requires_grad_(False)
+    for parameter in module.parameters():  # a TorchScript module has no requires_grad_
+        parameter.requires_grad_(False)
+    return module.to(device).eval()
 
 
 def _checked(file: Path, sha256: str | None) -> str:

@@ -22,7 +22,8 @@ from .classification import as_seen, evaluation_mode
 OodName = Literal[
     "uniform", "constant", "interpolated", "digits", "mnist", "cifar10", "cifar100", "svhn"
 ]
-BATCH = 128
+BATCH = 125
+"""Images per forward and backward pass."""
 SEED = 0
 
 
@@ -99,9 +100,16 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
     Returns:
         the area under the receiver operating characteristic; 0.5 is chance, NaN where a score is
         not finite.
-    """
-    from sklearn.metrics import roc_auc_score
 
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.metrics import roc_auc_score
+    except ImportError as error:
+        raise ImportError(
+            'the AUROC needs scikit-learn, which is not installed: pip install "ebmguard[train]"'
+        ) from error
     all_scores = torch.cat([inside, outside])
     if not all_scores.isfinite().all():
         return math.nan

@@ -87,7 +87,9 @@ def load_network(
         step, parameters = int(state["step"]), state["network"]
     network = _build(settings, parameters)
     network.requires_grad_(False)
-    return network.to(device).eval(), step
+    # As in training: the faster memory layout for these convolutions.
+    network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval(), step
 
 
 def _build(settings: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> WideResNet:

@@ -1,0 +1,161 @@
+"""`ebmguard evaluate jem` on run folders made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import tyro
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.jem.evaluation.classification import (
+    accuracy,
+    calibration_error,
+    classify,
+)
+from ebmguard.reference_training.jem.evaluation.command import fresh_chains, run
+from ebmguard.reference_training.jem.evaluation.config import EvaluateConfig
+from ebmguard.reference_training.jem.evaluation.features import load_features
+from ebmguard.reference_training.jem.evaluation.quality import SampleQuality
+from ebmguard.reference_training.networks import WideResNet
+
+CPU = torch.device("cpu")
+SETTINGS = {
+    "depth": 10,
+    "width": 1,
+    "early_stride": True,
+    "sgld_steps": 2,
+    "step_size": 1.0,
+    "noise_std": 0.01,
+    "reinit_rate": 0.5,
+    "eval_noise": 0.03,
+    "train_images": 90,
+    "valid_images": 20,
+    "test_images": 40,
+}
+
+
+def make_run(path, *, best=True, parts=1, **settings):
+    """A run folder with a checkpoint of 30 chains; the networks of its checkpoints."""
+    (path / "checkpoints").mkdir(parents=True)
+    config = {"data": "digits", "scenario": "digits", "beta_star": 2.0, "seed": 3}
+    config["settings"] = {**SETTINGS, **settings}
+    (path / "config.json").write_text(json.dumps(config))
+    networks = {name: WideResNet(width=1, early_stride=True) for name in ("best", "last")}
+    if best:
+        state = {"step": 4, "valid_accuracy": 0.2, "network": networks["best"].state_dict()}
+        torch.save(state, path / "checkpoints" / "best.pt")
+    chains = torch.randn(30, 1, 8, 8)
+    for rank, own in enumerate(chains.chunk(parts)):
+        part = f".rank{rank}of{parts}" if parts > 1 else ""
+        for step in (6, 12):
+            shift = 0.0 if step == 12 else 1.0
+            torch.save(
+                {"network": networks["last"].state_dict(), "buffer": {"samples": own + shift}},
+                path / "checkpoints" / f"step-{step:08d}{part}.pt",
+            )
+    return networks, chains
+
+
+def evaluate(path, **settings):
+    config = EvaluateConfig(run=path, **{"samples": 25, "device": "cpu", **settings})
+    assert run(config) == 0
+    return json.loads((path / "evaluation.json").read_text())
+
+
+def quality_of(network, data, samples):
+    features = load_features("own", sha256=None, network=network, device=CPU)
+    return SampleQuality(features, data.train_x, data.scale, CPU).measure(samples)
+
+
+def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
+    networks, chains = make_run(tmp_path / "run")
+    results = evaluate(tmp_path / "run")
+    printed = capsys.readouterr().out
+    data = load_data("digits", train_images=90, valid_images=20, test_images=40)
+    best = networks["best"].eval()
+    for name, images, labels in (
+        ("validation", data.valid_x, data.valid_y),
+        ("test", data.test_x, data.test_y),
+    ):
+        logits = classify(best, images, data.scale, noise_std=0.03)
+        row = results["classification"][name]
+        assert row["images"] == len(labels)
+        assert row["accuracy"] == accuracy(logits, labels)
+        assert row["ece"] == pytest.approx(calibration_error(logits, labels))
+        assert f"{row['accuracy']:.2%}" in printed
+    assert (results["checkpoint"], results["step"], results["reference_images"]) == ("best", 4, 90)
+    buffer = results["samples"]["buffer"]
+    assert buffer == pytest.approx({"step": 12, **quality_of(best, data, chains[:25])})
+    fresh = fresh_chains(best, (25, 1, 8, 8), steps=4, settings=SETTINGS)
+    # Four steps: two of each training step, at most twice before a restart in the mean.
+    expected = quality_of(best, data, fresh)
+    assert results["samples"]["fresh"] == pytest.approx({"steps": 4, **expected})
+    assert "replay buffer after 12 steps" in printed
+    assert "fresh chains of 4 steps" in printed
+    assert f"{expected['fid']:.2f}" in printed
+    assert "this run only" in printed
+    assert "not comparable with published scores" in printed
+    assert list(results["ood"]) == ["uniform", "constant", "interpolated"]
+    assert all(
+        0 <= row[score] <= 1 for row in results["ood"].values() for score in ("f", "gradient")
+    )
+
+
+def test_the_newest_checkpoint_instead(tmp_path):
+    networks, chains = make_run(tmp_path / "run", best=False)
+    with pytest.raises(ConfigError, match="--checkpoint last"):
+        evaluate(tmp_path / "run")
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+    results = evaluate(tmp_path / "run", checkpoint="last", chains=("buffer",), ood=())
+    data = load_data("digits", train_images=90, valid_images=20, test_images=40)
+    assert (results["step"], results["ood"]) == (12, {})
+    expected = quality_of(networks["last"].eval(), data, chains[:25])
+    assert results["samples"] == {"buffer": pytest.approx({"step": 12, **expected})}
+
+
+def test_the_buffer_of_several_processes_is_one(tmp_path):
+    torch.manual_seed(1)
+    make_run(tmp_path / "one")
+    torch.manual_seed(1)
+    make_run(tmp_path / "three", parts=3)
+    # The newest checkpoint counts only with the parts of all.
+    one, three = (
+        evaluate(tmp_path / name, chains=("buffer",), samples=30) for name in ("one", "three")
+    )
+    assert one["samples"] == three["samples"]
+    (tmp_path / "three" / "checkpoints" / "step-00000012.rank1of3.pt").unlink()
+    assert evaluate(tmp_path / "three", chains=("buffer",))["samples"]["buffer"]["step"] == 6
+
+
+def test_fresh_chains_start_in_the_box_and_climb():
+    network = WideResNet(width=1)
+    settings = {"step_size": 1.0, "noise_std": 0.0}
+    start = fresh_chains(network, (300, 1, 8, 8), steps=0, settings=settings)
+    assert -1 <= float(start.min()) < -0.98
+    assert 0.98 < float(start.max()) <= 1
+    end = fresh_chains(network, (300, 1, 8, 8), steps=5, settings=settings)
+    with torch.no_grad():
+        assert bool((network(end) > network(start)).all())
+
+
+def test_settings_that_cannot_be_meant(tmp_path):
+    with pytest.raises(ConfigError, match="not a run folder"):
+        evaluate(tmp_path)
+    make_run(tmp_path / "run", reinit_rate=0.0)
+    with pytest.raises(ConfigError, match="--chain-steps"):
+        evaluate(tmp_path / "run")
+    assert evaluate(tmp_path / "run", chain_steps=1)["samples"]["fresh"]["steps"] == 1
+    for settings in ({"samples": 0}, {"chain_steps": -1}, {"ood": ("digits",)}):
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            evaluate(tmp_path / "run", **{"chain_steps": 1, **settings})
+
+
+def test_the_command_line():
+    words = "runs/a --checkpoint last --ood svhn uniform --chains fresh --features inception:w.pth"
+    config = tyro.cli(EvaluateConfig, args=words.split())
+    assert (str(config.run), config.checkpoint, config.samples) == ("runs/a", "last", 10_000)
+    assert (config.ood, config.chains) == (("svhn", "uniform"), ("fresh",))
+    assert config.features == "inception:w.pth"

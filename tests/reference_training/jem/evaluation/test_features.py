@@ -1,0 +1,141 @@
+"""Feature networks by what names them, and that files are checked before they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import types
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.jem.evaluation.features import INCEPTION_SHA256, load_features
+from ebmguard.reference_training.networks import WideResNet
+
+CPU = torch.device("cpu")
+NETWORK = WideResNet(width=1)
+
+
+class Halves(nn.Module):
+    """Features and logits that can be told apart."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = x.flatten(1)
+        return flat * 0.5, flat + 1.0
+
+
+def load(spec, sha256=None, network=NETWORK):
+    return load_features(str(spec), sha256=sha256, network=network, device=CPU)
+
+
+def checksum(file):
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def assert_is_classifier(features, network):
+    x = torch.rand(3, 1, 8, 8)
+    with torch.no_grad():
+        own, logits = features.module(x)
+        torch.testing.assert_close(own, network.features(x))
+        torch.testing.assert_close(logits, network.classify(x))
+    assert own.shape == (3, 64)
+    assert not features.comparable_with_literature
+
+
+def test_own_follows_the_network_in_training():
+    network = WideResNet(width=1)
+    features = load("own", network=network)
+    with torch.no_grad():
+        network.stem.weight.mul_(1.5)
+    assert_is_classifier(features, network)
+    assert not features.fixed
+    assert "own classifier" in features.label
+    assert "this run only" in features.label
+    assert network.training
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
+    other = WideResNet(depth=16, width=1, early_stride=True)
+    settings = {"depth": 16, "width": 1, "early_stride": True}
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text(json.dumps({"data": "digits", "settings": settings}))
+    with pytest.raises(ConfigError, match="--checkpoint last"):
+        load(tmp_path)
+    state = {"step": 1234, "valid_accuracy": 0.5, "network": other.state_dict()}
+    torch.save(state, tmp_path / "checkpoints" / "best.pt")
+    features = load(tmp_path)
+    assert_is_classifier(features, other)
+    assert features.fixed
+    assert str(tmp_path) in features.label
+    assert "1,234" in features.label
+
+
+def test_a_torchscript_file_is_read_without_a_warning(tmp_path):
+    file = tmp_path / "halves.pt"
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
+        torch.jit.script(Halves()).save(str(file))
+    features = load(file, sha256=checksum(file).upper())
+    x = torch.rand(2, 3, 4, 4)
+    own, logits = features.module(x)
+    assert torch.equal(own, x.flatten(1) * 0.5)
+    assert torch.equal(logits, x.flatten(1) + 1)
+    assert "halves.pt" in features.label
+    assert checksum(file)[:8] in features.label
+
+
+def test_a_factory_by_its_python_name(monkeypatch):
+    module = types.ModuleType("my_networks")
+    vars(module).update(halves=Halves, broken=lambda: 3)
+    monkeypatch.setitem(sys.modules, "my_networks", module)
+    features = load("my_networks:halves")
+    assert isinstance(features.module, Halves)
+    assert not features.module.training
+    assert features.label == "my_networks:halves"
+    for spec, words in (
+        ("my_networks:broken", "returned int"),
+        ("my_networks:other", "other"),
+        ("no_such_module:halves", "no_such_module"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            load(spec)
+
+
+@pytest.mark.parametrize("prefix", ["", "inception:"])
+def test_a_file_with_another_checksum_is_refused_unread(tmp_path, prefix):
+    file = tmp_path / "weights.pth"
+    file.write_bytes(b"neither tensors nor TorchScript")
+    expected = "ab" * 32
+    with pytest.raises(ConfigError) as caught:
+        load(f"{prefix}{file}", sha256=expected)
+    # Both, for whoever has to find out which of them is wrong; nothing of what reading would say.
+    assert checksum(file) in str(caught.value)
+    assert expected in str(caught.value)
+    assert "it was not read" in str(caught.value)
+
+
+def test_inception_takes_the_published_weights_unless_told_otherwise(tmp_path):
+    file = tmp_path / "weights.pth"
+    torch.save({"fc.weight": torch.zeros(2, 2)}, file)
+    with pytest.raises(ConfigError, match=INCEPTION_SHA256):
+        load(f"inception:{file}")
+    with pytest.raises(ConfigError, match="does not hold the weights"):
+        load(f"inception:{file}", sha256=checksum(file))
+    with pytest.raises(ConfigError, match="not there"):
+        load(f"inception:{tmp_path / 'missing.pth'}")
+
+
+def test_what_names_nothing_is_refused_with_what_could_be_named(tmp_path):
+    with pytest.raises(ConfigError, match="inception:FILE"):
+        load(tmp_path / "nothing")
+    (tmp_path / "text.pt").write_text("not a network")
+    with pytest.raises(ConfigError, match="not a TorchScript file"):
+        load(tmp_path / "text.pt")
+
+
+def test_a_checksum_of_what_is_no_file_is_refused():
+    with pytest.raises(ConfigError, match="leave it out"):
+        load("own", sha256="00" * 32)

@@ -1,0 +1,101 @@
+"""The Inception network against numbers of another implementation, and its resizing by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+
+from ebmguard.reference_training.jem.evaluation.features import load_features
+from ebmguard.reference_training.jem.evaluation.inception import SIZE, Inception, resize
+from ebmguard.reference_training.networks import WideResNet
+
+# What FeatureExtractorInceptionV3 of torch-fidelity 0.4.0 ("2048", "logits_unbiased"), the usual
+# reader of the published weights, makes of the weights and images below, in float32 on a CPU.
+FEATURES = [
+    [0.1818731427, 1.7390707731, 10.3721418381, 6.2601599693],
+    [0.1356873959, 1.7478760481, 10.7906236649, 6.4223732948],
+]
+FEATURE_MEANS, FEATURE_STDS = [3.1833302366, 3.2132814952], [4.4483450409, 4.4906604679]
+LOGITS = [
+    [1.9992483854, -11.4128913879, 3.0076930523, -4.0737876892, -5.0853004456],
+    [2.0610206127, -11.4348964691, 3.1461558342, -4.0593290329, -5.1044678688],
+]
+LOGIT_MEANS, LOGIT_STDS = [-0.1648690996, -0.1700268082], [5.7559540961, 5.8091167050]
+
+
+def drawn_weights():
+    """Weights in the order of the published file, drawn so that no activation dies or grows."""
+    random = np.random.RandomState(0)
+    weights = {}
+    with torch.device("meta"):
+        shapes = Inception().state_dict()
+    for name, like in shapes.items():
+        shape = tuple(like.shape)
+        if name.endswith("num_batches_tracked"):
+            values = np.zeros(())
+        elif len(shape) > 1:
+            gain = 2 if len(shape) == 4 else 1
+            values = random.standard_normal(shape) * np.sqrt(gain / math.prod(shape[1:]))
+        elif name.endswith(("running_var", "bn.weight")):
+            values = random.uniform(0.5, 1.5, shape)
+        else:
+            values = 0.1 * random.standard_normal(shape)
+        weights[name] = torch.from_numpy(np.asarray(values)).to(like.dtype)
+    return weights
+
+
+def test_features_and_logits_are_those_of_the_usual_reader_of_the_weights(tmp_path):
+    weights = drawn_weights()
+    # As many tensors as the published file has.
+    assert len(weights) == 566
+    file = tmp_path / "weights.pth"
+    torch.save(weights, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    network = WideResNet(width=1)
+    found = load_features(
+        f"inception:{file}", sha256=digest, network=network, device=torch.device("cpu")
+    )
+    file.unlink()  # 96 MB
+    assert not found.comparable_with_literature
+    assert found.label == f"other weights of the Inception network (sha256 {digest[:8]})"
+    pixels = np.random.RandomState(1).randint(0, 256, (2, 3, 32, 32), dtype=np.uint8)
+    images = torch.from_numpy(pixels).float() / 127.5 - 1
+    features, logits = found.module(images)
+    torch.testing.assert_close(features[:, ::512], torch.tensor(FEATURES), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        features.mean(dim=1), torch.tensor(FEATURE_MEANS), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(
+        features.std(dim=1), torch.tensor(FEATURE_STDS), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(logits[:, ::250], torch.tensor(LOGITS), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits.mean(dim=1), torch.tensor(LOGIT_MEANS), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits.std(dim=1), torch.tensor(LOGIT_STDS), rtol=1e-4, atol=1e-4)
+    assert not features.requires_grad
+    # Outside of [-1, 1], between two levels of a byte, and grey.
+    changed = images.clone()
+    changed[0] += 0.4 / 255
+    changed[1][images[1] == 1] = 7.0
+    torch.testing.assert_close(found.module(changed)[0], features)
+    grey = images[:1, :1]
+    torch.testing.assert_close(found.module(grey)[0], found.module(grey.expand(1, 3, 32, 32))[0])
+
+
+def test_resizing_is_tensorflows():
+    x = torch.rand(1, 1, 5, 31, dtype=torch.float64)
+    y = resize(x)
+    assert y.shape == (1, 1, SIZE, SIZE)
+    for i, j in ((0, 0), (1, 1), (100, 7), (150, 290), (298, 298), (298, 0)):
+        row, column = i * 5 / SIZE, j * 31 / SIZE
+        top, left = int(row), int(column)
+        below, right = min(top + 1, 4), min(left + 1, 30)
+        v, u = row - top, column - left
+        upper = (1 - u) * x[0, 0, top, left] + u * x[0, 0, top, right]
+        lower = (1 - u) * x[0, 0, below, left] + u * x[0, 0, below, right]
+        torch.testing.assert_close(y[0, 0, i, j], (1 - v) * upper + v * lower)
+    # A picture of the size that is asked for stays as it is.
+    same = torch.rand(1, 2, SIZE, SIZE)
+    torch.testing.assert_close(resize(same), same)
