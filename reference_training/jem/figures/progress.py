@@ -43,6 +43,9 @@ LEFT, RIGHT, BETWEEN, BELOW = 0.95, 0.25, 0.85, 0.95
 LEGEND_LINE = 0.24
 COLUMNS, LEGEND_COLUMNS = 2, 4
 
+NARROWEST = 0.02
+"""The least that an axis of an evaluation spans, as a share of its largest value."""
+
 PANELS: dict[str, Callable[[Evaluation], float | None]] = {
     "test accuracy (%)": lambda row: None if row.test_accuracy is None else 100 * row.test_accuracy,
     "IS": lambda row: row.inception,
@@ -185,7 +188,10 @@ def _draw_gap(
             place = _places(curve.run, np.array([curve.lost_at]), by_epoch)
             axes.plot(place, [1.0], "X", color=colour, mec="black", ms=9, zorder=5, **edge)
     axes.set_ylabel(f"mean f(x⁺) − mean f(x⁻)\nsymlog, linear up to ±{LINTHRESH:g}")
-    words = f"each point {found[0].size} values: minimum, maximum, centre of gravity"
+    size = found[0].size
+    words = f"each point {size} values: minimum, maximum, centre of gravity"
+    if size == 1:
+        words = "every value"
     if top == DIVERGED_GAP or bottom == -DIVERGED_GAP:
         words += f"\nthe axis ends at ±{DIVERGED_GAP:g}, where a run counts as lost"
     axes.set_title(words, fontsize=9, color=DARK, pad=10)
@@ -211,6 +217,10 @@ def _draw_panel(
             marker="o" if longest < 60 else "",
             ms=2.5,
         )
+    bottom, top = axes.get_ylim()
+    # Values that are all but equal are drawn so: ticks a millionth apart show noise alone.
+    short = max(0.0, NARROWEST * max(abs(bottom), abs(top)) - (top - bottom)) / 2
+    axes.set_ylim(bottom - short, top + short)
     shown = [row for rows in rows_of.values() for row in rows]
     axes.set_ylabel(name)
     if not shown:

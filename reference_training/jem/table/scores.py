@@ -17,7 +17,7 @@ MARKS = {
     UNFINISHED: "stopped or still running: what it has so far",
     DIVERGED: "diverged",
     MEASURE: "IS and FID are not of Inception's features of 10,000 samples: not comparable with "
-    "the paper's",
+    "the paper's, nor between runs where each run's own classifier judges them",
     FINAL: "no validation images: the last test accuracy",
 }
 """The marks behind numbers."""
@@ -125,6 +125,9 @@ def number(metric: Metric, value: float) -> str:
     """A score as it is printed: accuracies as percentages."""
     if metric == "inception":
         return f"{value:.2f}"
+    if metric == "fid" and value < 10:
+        # Of features that are not Inception's it may be on any scale.
+        return f"{value:.3g}"
     return as_published(metric, value)
 
 

@@ -174,6 +174,19 @@ def test_features_other_than_inceptions_are_named(tmp_path):
     assert_no_text_on_text(figure)
 
 
+def test_values_that_are_all_but_equal_are_drawn_so(tmp_path):
+    def evaluate(step, *others):
+        return made_up_evaluation(step, *others) | {"buffer_is": 1.000014 + 1e-9 * step}
+
+    write_run(tmp_path / "x", evaluate=evaluate, **{**SMALL, "iterations": 30})
+    figure, _ = make("16", find_runs([tmp_path]))
+    bottom, top = figure.axes[2].get_ylim()
+    assert bottom < 1 < top
+    assert top - bottom == pytest.approx(0.02, rel=0.01)
+    assert figure.axes[0].get_title() == "every value"
+    assert_no_text_on_text(figure)
+
+
 def test_a_panel_without_numbers_says_so(tmp_path):
     def evaluate(step, epoch, beta_star, lost):
         return {"step": step, "epoch": epoch, "test_accuracy": 0.5, "valid_accuracy": None}

@@ -76,10 +76,10 @@ def test_the_best_of_a_run(rows):
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
 def test_a_cell_is_median_and_range(values):
     runs = [run_with([(0.5, 0.5, value, value)]) for value in values]
-    found = cell("fid", runs)
+    found = cell("inception", runs)
     assert found.median == statistics.median(values)
-    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
-    expected = f"{statistics.median(values):.1f}" + (f" [{low}, {high}]" if low != high else "")
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    expected = f"{statistics.median(values):.2f}" + (f" [{low}, {high}]" if low != high else "")
     assert str(found) == expected
 
 
@@ -132,6 +132,8 @@ def test_numbers_as_they_are_printed():
     assert str(Cell("accuracy", (0.9164,), "")) == "91.6"
     assert str(Cell("inception", (7.0649, 8.0), "†")) == "7.53 [7.06, 8.00]†"
     assert str(Cell("accuracy", (0.91601, 0.91602), "")) == "91.6"
+    assert str(Cell("fid", (39.64,), "")) == "39.6"
+    assert str(Cell("fid", (0.06794,), "‡")) == "0.0679‡"
     assert scores.as_published("inception", 7.7) == "7.7"
 
 
