@@ -152,6 +152,16 @@ def check_ranks(config: JemConfig, ranks: Ranks) -> None:
     smallest = min(settings.n_pos, settings.n_neg, settings.n_labelled or settings.n_pos)
     if smallest < world:
         problems.append(f"{smallest} images or samples a step, expected one for each process")
+    if (
+        config.p_x_weight
+        and not config.beta_star
+        and (settings.n_pos % world or settings.n_neg % world)
+    ):
+        # The loss of β* = 0 is the caller's own: means of each rank's part.
+        problems.append(
+            f"n_pos is {settings.n_pos} and n_neg is {settings.n_neg} at beta_star 0, expected "
+            "equal parts"
+        )
     if config.p_x_y_weight and world > 1:
         problems.append("p_x_y_weight weighs samples within their class: expected one process")
     if config.class_conditional and settings.buffer_size % (world * config.load_data().classes):
