@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def _inception(file: Path, sha256: str | None, device: torch.device) -> Features
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)
         module.load_state_dict(weights, assign=True)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise ConfigError(
             f"{file} does not hold the weights of {INCEPTION_FILE}: {error}"
         ) from error

@@ -124,6 +124,9 @@ def test_inception_takes_the_published_weights_unless_told_otherwise(tmp_path):
         load(f"inception:{file}")
     with pytest.raises(ConfigError, match="does not hold the weights"):
         load(f"inception:{file}", sha256=checksum(file))
+    file.write_bytes(b"no pickle")
+    with pytest.raises(ConfigError, match="does not hold the weights"):
+        load(f"inception:{file}", sha256=checksum(file))
     with pytest.raises(ConfigError, match="not there"):
         load(f"inception:{tmp_path / 'missing.pth'}")
 
