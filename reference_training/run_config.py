@@ -57,8 +57,12 @@ class RunConfig(abc.ABC):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name != "resume" and (field.name in self.shown or value != field.default):
-                values = value if isinstance(value, tuple) else (value,)
-                words += [f"--{field.name.replace('_', '-')}", *map(str, values)]
+                name = field.name.replace("_", "-")
+                if isinstance(value, bool):
+                    words.append(f"--{name}" if value else f"--no-{name}")
+                else:
+                    values = value if isinstance(value, tuple) else (value,)
+                    words += [f"--{name}", *map(str, values)]
         return shlex.join(words)
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:

@@ -8,7 +8,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from ebmguard.errors import ConfigError
 
@@ -18,6 +18,8 @@ from .scenarios import SCENARIOS, Scenario
 
 DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
 ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
+VariantName = Literal["default", "no_pos", "batch", "true"]
+PrecisionName = Literal["float32", "tf32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class JemConfig(RunConfig):
     """A scenario of the paper's Appendix M.1; None is "digits" for the digits, else "1"."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
-    variant: Literal["default", "no_pos", "batch", "true"] = "default"
+    variant: VariantName = "default"
     """Variant of the guarded loss."""
     p_x_weight: float = 1.0
     """Weight of log p(x); 0 trains a plain classifier, without samples."""
@@ -98,7 +100,7 @@ class JemConfig(RunConfig):
     or the folder of another run, a file, or MODULE:FACTORY."""
     features_sha256: str | None = None
     """SHA-256 of the file of the features, which is checked before it is read."""
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: PrecisionName = "float32"
     """Arithmetic of the convolutions; energies and logits are float32 in any case. tf32 and the
     speed of bfloat16 need a GPU."""
     compile: bool = False
@@ -149,11 +151,21 @@ class JemConfig(RunConfig):
                 data lack.
         """
         problems = [
+            f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
+            for name, value, known in (
+                ("data", self.data, DataName),
+                ("scenario", self.scenario_name, ScenarioName),
+                ("variant", self.variant, VariantName),
+                ("precision", self.precision, PrecisionName),
+            )
+            if value not in get_args(known)
+        ]
+        problems += [
             f"{name} is {value}, expected a finite weight, 0 or more"
             for name in ("p_x_weight", "p_y_x_weight", "p_x_y_weight")
             if not (math.isfinite(value := getattr(self, name)) and value >= 0)
         ]
-        if not problems and not self.p_x_weight + self.p_y_x_weight + self.p_x_y_weight:
+        if not (self.p_x_weight or self.p_y_x_weight or self.p_x_y_weight):
             problems.append("all three weights are 0, expected at least one term to train")
         if not math.isfinite(self.beta_star):
             problems.append(f"beta_star is {self.beta_star}, expected a finite number, such as 2")
@@ -168,10 +180,11 @@ class JemConfig(RunConfig):
             )
         if self.class_conditional and not self.p_x_weight:
             problems.append("class_conditional needs the term of p(x), whose p_x_weight is 0")
+        if self.scenario_name in SCENARIOS:
+            problems += self.settings.problems()
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
         settings = self.settings
-        settings.check()
         data = self.load_data()
         batch = max(settings.n_pos, settings.n_labelled)
         if batch > len(data.train_x):

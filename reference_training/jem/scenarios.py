@@ -11,8 +11,6 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ebmguard.errors import ConfigError
-
 ITERATIONS_PER_EPOCH = 703
 """45,000 training images in batches of 64, the incomplete last one dropped."""
 EPOCHS = 200
@@ -88,14 +86,10 @@ class Scenario:
             return self.lr * step / self.warmup
         return self.lr * self.decay_rate ** sum(step >= at for at in self.decay_at)
 
-    def check(self) -> None:
-        """Refuse settings that cannot be meant, all of them in one error.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected.
-        """
+    def problems(self) -> list[str]:
+        """Settings that cannot be meant: the name of each, its value and what was expected."""
         problems = []
-        may_be_0 = {"n_labelled", "sgld_steps", "warmup", "valid_images", "quality_samples"}
+        may_be_0 = {"n_labelled", "warmup", "valid_images", "quality_samples"}
         may_be_0 |= {"alert_context", "alert_window", "stop_after"}
         for name, value in asdict(self).items():
             if isinstance(value, int) and not isinstance(value, bool):
@@ -114,8 +108,7 @@ class Scenario:
             problems.append(f"reinit_rate is {self.reinit_rate}, expected a share from 0 to 1")
         if self.depth < 10 or (self.depth - 4) % 6:
             problems.append(f"depth is {self.depth}, expected 6 n + 4: 10, 16, 22, 28, ...")
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        return problems
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values."""

@@ -30,6 +30,8 @@ class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mappe
     """A number."""
     threads: int = 0
     """CPU threads."""
+    compiled: bool = False
+    """A switch."""
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "it")
     shown: ClassVar[tuple[str, ...]] = ("out", "sgld_steps")
@@ -54,6 +56,7 @@ def settings_at(out, **values):
         ({"iterations": 7, "seed": 3}, "--seed 3 --iterations 7 --sgld-steps 20"),
         ({"noise_std": 0.1, "device": "cpu"}, "--device cpu --noise-std 0.1 --sgld-steps 20"),
         ({"resume": True}, "--sgld-steps 20"),
+        ({"compiled": True}, "--sgld-steps 20 --compiled"),
     ],
 )
 def test_the_command_names_what_is_not_a_default_and_what_is_always_shown(values, words):

@@ -1,3 +1,5 @@
+"""Settings of the JEM trainer: what is refused, the command line, and what a resumed run keeps."""
+
 from __future__ import annotations
 
 import json
@@ -5,15 +7,19 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
 
 
+def at(out="x", **settings):
+    return JemConfig(**{"out": Path(out), **settings})
+
+
 def test_all_problems_are_in_one_error():
-    config = JemConfig(
-        out=Path("x"),
+    config = at(
         lr=0.0,
         depth=11,
         n_neg=0,
@@ -21,45 +27,129 @@ def test_all_problems_are_in_one_error():
         noise_std=-1.0,
         reinit_rate=2.0,
         beta_star=float("nan"),
+        p_x_weight=-1.0,
+        threads=-1,
+        checkpoint_every=0,
+        variant="best",
     )
     with pytest.raises(ConfigError) as caught:
         config.check()
     text = str(caught.value)
     names = ("lr", "depth", "n_neg", "sgld_steps", "noise_std", "reinit_rate", "beta_star")
+    names += ("p_x_weight", "threads", "checkpoint_every", "variant")
     assert all(f"{name} is " in text for name in names)
     assert text.count("expected") == len(names)
-    JemConfig(out=Path("x")).check()
+    at().check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"scenario": "8"}, r"scenario is '8', expected one of digits, 1, .* 7"),
+        ({"data": "imagenet"}, r"data is 'imagenet', expected one of digits, mnist, cifar10"),
+        ({"variant": "best"}, r"variant is 'best', expected one of default, no_pos, batch, true"),
+        ({"precision": "float8"}, r"precision is 'float8', expected one of float32, tf32, bf"),
+        ({"p_x_weight": 0.0, "p_y_x_weight": 0.0}, "all three weights are 0"),
+        ({"p_x_y_weight": float("inf")}, "p_x_y_weight is inf, expected a finite weight"),
+        ({"p_x_y_weight": 1.0, "variant": "true"}, r"variant is 'true' with p_x_y_weight"),
+        ({"class_conditional": True, "p_x_weight": 0.0}, "class_conditional needs the term of p"),
+        ({"class_conditional": True, "buffer_size": 33}, "buffer_size is 33, expected a multiple"),
+        ({"p_x_y_weight": 1.0, "buffer_size": 33}, "buffer_size is 33, expected a multiple of the"),
+        ({"sgld_steps": 0}, "sgld_steps is 0, expected 1 or more"),
+        ({"n_pos": 64, "train_images": 63}, "a batch of 64 images was asked for, digits has 63"),
+        ({"n_labelled": 9, "n_pos": 1, "train_images": 8}, "a batch of 9 images was asked for"),
+        ({"train_images": 10**6}, "train_images is 1000000, expected at most 1437"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        at(tmp_path / "run", device="cpu", **settings).open()
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"--data-root or the environment variable EBMGUARD_DATA"):
+        at(tmp_path / "run", data="cifar10").open()
+    with pytest.raises(ConfigError, match=f"{tmp_path}.*not a folder"):
+        at(tmp_path / "run", data="cifar10", data_root=str(tmp_path / "no")).open()
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        at(tmp_path / "run", data="cifar10", data_root=str(tmp_path)).open()
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_are_those_of_the_settings():
+    data = at(train_images=100, valid_images=7, test_images=9).load_data()
+    assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [100, 7, 9]
+    whole = at().load_data()
+    assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
+    assert torch.equal(whole.train_x[7:107], data.train_x)
 
 
 def test_output_scale_is_that_of_jem():
-    assert JemConfig(out=Path("x")).output_scale == pytest.approx(20_000)
-    assert JemConfig(out=Path("x"), noise_std=0.0).output_scale is None
+    assert at().settings.output_scale == pytest.approx(20_000)
+    assert at(noise_std=0.0).settings.output_scale is None
 
 
-def test_command_line_makes_the_same_settings():
-    config = JemConfig(out=Path("runs/a b"), beta_star=0.5, lr=1e-3, sgld_steps=7)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
+        {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
+        {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": True},
+        {"features": "runs/other", "features_sha256": "ab" * 32, "seed": 3},
+    ],
+)
+def test_command_line_makes_the_same_settings(settings):
+    config = at("runs/a b", **settings)
     words = shlex.split(config.command())
     assert words[:3] == ["ebmguard", "train", "jem"]
     assert tyro.cli(JemConfig, args=words[3:]) == config
 
 
+@pytest.mark.parametrize("words", ["--scenario 8", "--data imagenet", "--variant best"])
+def test_the_command_line_knows_the_names(words, capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(JemConfig, args=["--out", "x", *words.split()])
+    assert "invalid choice" in capsys.readouterr().err
+
+
 def test_settings_are_plain_json_values():
-    stored = JemConfig(out=Path("x"), resume=True).to_json()
+    stored = at(resume=True, n_neg=3).to_json()
     assert json.loads(json.dumps(stored)) == stored
     assert "out" not in stored
     assert "resume" not in stored
+    # What was asked for, and what it comes to.
+    assert (stored["scenario"], stored["n_neg"], stored["n_pos"]) == ("digits", 3, None)
+    assert (stored["settings"]["n_neg"], stored["settings"]["n_pos"]) == (3, 64)
+    assert stored["settings"]["decay_at"] == []
 
 
 def test_resume_takes_the_settings_of_the_run():
-    stored = JemConfig(out=Path("x"), lr=1e-3, seed=4).to_json()
-    asked = JemConfig(out=Path("y"), resume=True, iterations=9000)
-    assert asked.resumed(stored) == JemConfig(
-        out=Path("y"), resume=True, iterations=9000, lr=1e-3, seed=4
-    )
-    assert JemConfig(out=Path("y"), lr=1e-3).resumed(stored).seed == 4
+    stored = at(lr=1e-3, seed=4).to_json()
+    asked = at("y", resume=True, iterations=9000)
+    resumed = asked.resumed(stored)
+    assert resumed == at("y", resume=True, iterations=9000, lr=1e-3, seed=4, scenario="digits")
+    assert resumed.settings == at(iterations=9000, lr=1e-3).settings
+    assert at("y", lr=1e-3).resumed(stored).seed == 4
 
 
-def test_resume_refuses_other_settings():
-    stored = JemConfig(out=Path("x"), lr=1e-3).to_json()
-    with pytest.raises(ConfigError, match=r"lr is 0\.1, the run has 0\.001"):
-        JemConfig(out=Path("x"), lr=0.1).resumed(stored)
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"lr": 0.1}, r"lr is 0\.1, the run has 0\.001"),
+        ({"beta_star": 3.0}, r"beta_star is 3\.0, the run has 2\.0"),
+        ({"data": "mnist"}, r"data is mnist, the run has digits"),
+        ({"n_neg": 64}, r"n_neg is 64, the run has None"),
+    ],
+)
+def test_resume_refuses_other_settings(asked, says):
+    stored = at(lr=1e-3).to_json()
+    with pytest.raises(ConfigError, match=says):
+        at(**asked).resumed(stored)
+
+
+def test_data_may_lie_elsewhere_when_a_run_is_resumed():
+    stored = at(data="cifar10", data_root="/old").to_json()
+    assert at(data_root="/new", resume=True).resumed(stored).data_root == "/new"
+    assert at(resume=True).resumed(stored).data_root == "/old"
