@@ -53,7 +53,17 @@ ROOMS: dict[str, set[str]] = {
     "report": {"alerts", "sinks"},
     "cli": {"alerts", "report", "sinks", "reference_training"},
 }
-EXTRAS_ONLY = ("tensorboard", "tyro", "rich", "sklearn", "scipy", "matplotlib", "numpy", "pandas")
+EXTRAS_ONLY = (
+    "tensorboard",
+    "tyro",
+    "rich",
+    "sklearn",
+    "scipy",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "torchmetrics",
+)
 
 
 def run(code: str, *, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
