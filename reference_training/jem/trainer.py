@@ -24,6 +24,9 @@ from .config import JemConfig
 from .draws import Draws
 from .sampler import make_sampler
 
+RANK_STRIDE = 0x9E3779B9
+"""Between the seeds of the ranks, of which PyTorch's CPU generator keeps the lower 32 bits."""
+
 
 class Trainer:
     """Classifier and EBM in one network, trained step by step (Grathwohl et al. 2020).
@@ -69,7 +72,8 @@ class Trainer:
         self.optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
         self.draws = Draws(data, settings, config.seed, ranks)
         # A stream of random numbers of its own on each rank, apart from that of the images.
-        self.rng = torch.Generator(device).manual_seed(2 * config.seed + 1 + (ranks.rank << 32))
+        own_seed = 2 * config.seed + 1 + ranks.rank * RANK_STRIDE
+        self.rng = torch.Generator(device).manual_seed(own_seed)
         has_classes = config.class_conditional or config.p_x_y_weight
         self.buffer = ReplayBuffer(
             ranks.share(settings.buffer_size),
