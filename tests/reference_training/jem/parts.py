@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from ebmguard.reference_training.data import ImageData
+from ebmguard.reference_training.jem import trainer
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.progress import Reporter
 from ebmguard.reference_training.run_folder import ROW_FILES
+from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 
 SMALL: dict[str, Any] = {
@@ -103,7 +109,7 @@ def assert_same_run(one: Path, other: Path, part: str = "") -> None:
     a, b = saved(one, part), saved(other, part)
     for state in (a, b):
         del state["logbook"]["record"]["elapsed"]
-    for whole, cut in ((a, b), (a["trainer"], b["trainer"]), (a["logbook"], b["logbook"])):
+    for whole, cut in ((a, b), (a["guards"], b["guards"]), (a["logbook"], b["logbook"])):
         assert whole.keys() == cut.keys()
         for name in whole:
             assert same(whole[name], cut[name]), name
@@ -122,8 +128,30 @@ def assert_same_run(one: Path, other: Path, part: str = "") -> None:
     assert best[0].is_file() == best[1].is_file()
     if best[0].is_file():
         assert same(*(torch.load(file, weights_only=True) for file in best))
-    with np.load(one / "figures" / "samples.npz") as x, np.load(
-        other / "figures" / "samples.npz"
-    ) as y:
+    with (
+        np.load(one / "figures" / "samples.npz") as x,
+        np.load(other / "figures" / "samples.npz") as y,
+    ):
         assert x.files == y.files
         assert all(np.array_equal(x[name], y[name]) for name in x.files)
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """The trainer on float64 images, samples, parameters and random numbers."""
+    with pytest.MonkeyPatch.context() as patched:
+        scale = ImageData.scale
+        patched.setattr(ImageData, "scale", lambda self, x: scale(self, x).double())
+        patched.setattr(trainer, "ReplayBuffer", partial(ReplayBuffer, dtype=torch.float64))
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def largest_difference(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:
+    """Of parameters, relative to the largest entry of each tensor."""
+    assert one.keys() == other.keys()
+    pairs = [(one[k].detach(), other[k].detach()) for k in one]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)

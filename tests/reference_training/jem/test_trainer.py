@@ -1,0 +1,330 @@
+"""A training step, for every term and variant, against the same steps written out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.trainer import (
+    Classifier,
+    Trainer,
+    make_network,
+    of_class,
+    set_precision,
+)
+from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.ranks import Ranks
+from tests.reference_training.jem.parts import config_for, in_float64, largest_difference
+
+STEPS = 3
+Loss = Callable[[Tensor, Tensor, float], Tensor]
+
+
+@pytest.fixture
+def double():
+    with in_float64():
+        yield
+
+
+def softplus_loss(f_pos: Tensor, f_neg: Tensor, beta: float) -> Tensor:
+    """(1/β) mean_i log(1 + sum_j exp(β f⁻_j - β f⁺_i)), Eq. 8; energies are small here."""
+    ratios = (beta * f_neg)[None].exp() / (beta * f_pos)[:, None].exp()
+    return (1 + ratios.sum(1)).log().mean() / beta
+
+
+def no_pos_loss(f_pos: Tensor, f_neg: Tensor, beta: float) -> Tensor:
+    """(1/β) log sum_j exp(β f⁻_j) - mean f⁺, Eq. 7."""
+    return (beta * f_neg).exp().sum().log() / beta - f_pos.mean()
+
+
+def grad_scale(f_pos: Tensor, f_neg: Tensor, beta: float) -> Tensor:
+    """Mean share of a positive's own weight that is not its own, Eq. 30; no gradient."""
+    own, others = (beta * f_pos).exp(), (beta * f_neg).exp().sum()
+    return (others / (own + others)).mean().detach()
+
+
+def batch_loss(f_pos: Tensor, f_neg: Tensor, beta: float) -> Tensor:
+    return grad_scale(f_pos, f_neg, beta) * no_pos_loss(f_pos, f_neg, beta)
+
+
+def true_loss(f_pos: Tensor, f_neg: Tensor, beta: float) -> Tensor:
+    """Each half of the positives scaled by the other's GradScale, Eq. 34."""
+    half = len(f_pos) // 2
+    a, b = f_pos[:half], f_pos[half:]
+    return 0.5 * (
+        grad_scale(b, f_neg, beta) * no_pos_loss(a, f_neg, beta)
+        + grad_scale(a, f_neg, beta) * no_pos_loss(b, f_neg, beta)
+    )
+
+
+def in_classes(loss: Loss, labels: Tensor) -> Loss:
+    """The mean over positives, each against the negatives of its class."""
+
+    def grouped(f_pos: Tensor, f_neg: Tensor, beta: float) -> Tensor:
+        each = [
+            loss(f_pos[i : i + 1], f_neg[labels == label], beta)
+            for i, label in enumerate(labels.tolist())
+        ]
+        return torch.stack(each).mean()
+
+    return grouped
+
+
+VARIANTS = {
+    "default": softplus_loss,
+    "no_pos": no_pos_loss,
+    "batch": batch_loss,
+    "true": true_loss,
+}
+
+
+def difference(f_pos: Tensor, f_neg: Tensor, beta: float) -> Tensor:
+    """Eq. 3, the loss of JEM."""
+    return f_neg.mean() - f_pos.mean()
+
+
+def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[float, float]]]:
+    """Parameters, chains and (cross-entropy, energy gap) after a few steps on the digits."""
+    settings, seed, beta = config.settings, config.seed, config.beta_star
+    data = load_data("digits")
+    torch.manual_seed(seed)
+    net = WideResNet(width=1, early_stride=True)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1.0)
+    image_rng = torch.Generator().manual_seed(2 * seed)
+    rng = torch.Generator().manual_seed(2 * seed + 1)
+    buffer = torch.rand(settings.buffer_size, 1, 8, 8, generator=rng) * 2 - 1
+    per_class = settings.buffer_size // 10
+    loss_x = VARIANTS[config.variant] if beta else difference
+    numbers = []
+
+    def f(x: Tensor, y: Tensor | None) -> Tensor:
+        logits = net.classify(x)
+        return logits.exp().sum(1).log() if y is None else logits[range(len(x)), y]
+
+    def images(n: int) -> tuple[Tensor, Tensor]:
+        rows = torch.randint(1437, (n,), generator=image_rng)
+        noise = torch.randn(n, 1, 8, 8, generator=image_rng)
+        return data.scale(data.train_x[rows]) + 0.03 * noise, data.train_y[rows]
+
+    def samples(n: int, y: Tensor | None) -> Tensor:
+        """20 steps of α/2 o (1 - β) df/dx + sqrt(α) z, with α = 1e-4, o = 20,000, β = β*/o."""
+        chains = settings.buffer_size if y is None else per_class
+        rows = torch.randint(chains, (n,), generator=rng)
+        if y is not None:
+            rows = rows + y * per_class
+        fresh = torch.rand(n, generator=rng) < settings.reinit_rate
+        uniform = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
+        x = torch.where(fresh[:, None, None, None], uniform, buffer[rows])
+        noise = torch.randn(settings.sgld_steps, n, 1, 8, 8, generator=rng)
+        for z in noise:
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(f(x, y).sum(), x)
+            x = x + 0.5e-4 * 20_000 * (1 - beta / 20_000) * gradient + 1e-4**0.5 * z
+        x = x.detach()
+        for row, sample in zip(rows.tolist(), x, strict=True):
+            buffer[row] = sample
+        return x
+
+    for step in range(STEPS):
+        warm = step / settings.warmup if settings.warmup else 1.0
+        optimizer.param_groups[0]["lr"] = 3e-3 * warm
+        x_pos, labels = images(settings.n_pos)
+        x_lab = x_pos
+        if settings.n_labelled:
+            x_lab, labels = images(settings.n_labelled)
+        loss: Any = 0.0
+        gap = 0.0
+        # All samples come before the update, those of p(x) first.
+        x_neg = x_neg_y = None
+        if config.p_x_weight:
+            y = None
+            if config.class_conditional:
+                y = torch.randint(10, (settings.n_neg,), generator=rng)
+            x_neg = samples(settings.n_neg, y)
+        if config.p_x_y_weight:
+            x_neg_y = samples(len(labels), labels)
+        if x_neg_y is not None:
+            f_pos, f_neg = f(x_lab, labels), f(x_neg_y, labels)
+            loss_xy = loss_x if not beta else in_classes(loss_x, labels)
+            loss += config.p_x_y_weight * loss_xy(f_pos, f_neg, beta)
+            gap = float((f_pos.mean() - f_neg.mean()).detach())
+        if x_neg is not None:
+            f_pos, f_neg = f(x_pos, None), f(x_neg, None)
+            loss += config.p_x_weight * loss_x(f_pos, f_neg, beta)
+            gap = float((f_pos.mean() - f_neg.mean()).detach())
+        cross_entropy = F.cross_entropy(net.classify(x_lab), labels)
+        loss += config.p_y_x_weight * cross_entropy
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        numbers.append((cross_entropy.item(), gap))
+    return {k: v.detach() for k, v in net.named_parameters()}, buffer, numbers
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "p(x)": {},
+    "p(x), no_pos": {"variant": "no_pos"},
+    "p(x), batch": {"variant": "batch"},
+    "p(x), true": {"variant": "true", "n_pos": 7},
+    "a classifier": {"p_x_weight": 0.0},
+    "a classifier with a batch of its own": {"p_x_weight": 0.0, "n_labelled": 5},
+    "samples alone": {"p_y_x_weight": 0.0, "n_labelled": 5},
+    "labelled images of their own": {"n_labelled": 5},
+    "p(x, y) alone": {"p_x_weight": 0.0, "p_y_x_weight": 0.0, "p_x_y_weight": 1.0},
+    "p(x, y), no_pos": {"p_x_weight": 0.0, "p_x_y_weight": 0.4, "variant": "no_pos"},
+    "p(x) by classes": {"class_conditional": True},
+    "all": {
+        "class_conditional": True,
+        "p_x_weight": 0.5,
+        "p_y_x_weight": 0.3,
+        "p_x_y_weight": 0.7,
+        "n_labelled": 9,
+        "warmup": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 2.0])
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
+    config = config_for(tmp_path, seed=1, beta_star=beta_star, **CASES[case])
+    data = load_data("digits")
+    network = make_network(config, data)
+    start = {k: v.detach().clone() for k, v in network.named_parameters()}
+    trainer = Trainer(config, network, data)
+    chains = trainer.buffer.samples.clone()
+    found = []
+    for step in range(STEPS):
+        numbers, x_neg = trainer.step(step)
+        assert not numbers.requires_grad
+        found.append(tuple(numbers.tolist()))
+        if not config.has_samples:
+            assert x_neg is None
+        else:
+            assert x_neg is not None
+            assert len(x_neg) == (
+                config.settings.n_neg if config.p_x_weight else len_labels(config)
+            )
+    parameters, buffer, expected = by_hand(config)
+    assert largest_difference(dict(network.named_parameters()), parameters) < 1e-8
+    torch.testing.assert_close(trainer.buffer.samples, buffer, rtol=0, atol=1e-8)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-8, abs=1e-10)
+    # It was a training at all; and a classifier draws no samples.
+    assert not torch.equal(network.stem.weight, start["stem.weight"])
+    assert torch.equal(chains, trainer.buffer.samples) == (not config.has_samples)
+    trainer.close()
+
+
+def len_labels(config: JemConfig) -> int:
+    return config.settings.n_labelled or config.settings.n_pos
+
+
+def test_each_guard_watches_its_own_energies(tmp_path):
+    config = config_for(tmp_path, p_x_y_weight=1.0)
+    data = load_data("digits")
+    alerts: list[Any] = []
+    trainer = Trainer(
+        config, make_network(config, data), data, log_dir=tmp_path, on_alert=alerts.append
+    )
+    gaps = [trainer.step(step)[0][1].item() for step in range(4)]
+    trainer.close()
+    assert set(trainer.guards) == {"p_x", "p_x_y"}
+    p_x, p_x_y = (trainer.guards[name] for name in ("p_x", "p_x_y"))
+    assert p_x.step == 4
+    assert p_x.last["energy_gap"] == pytest.approx(gaps[-1], abs=1e-5)
+    assert p_x.last["energy_gap"] != p_x_y.last["energy_gap"]
+    assert (tmp_path / "metrics.jsonl").is_file()
+    assert (tmp_path / "p_x_y" / "metrics.jsonl").is_file()
+
+
+def test_a_network_is_that_of_its_seed_and_of_its_data(tmp_path):
+    data = load_data("digits")
+    config = config_for(tmp_path, seed=3, width=2, depth=16)
+    before = torch.get_rng_state()
+    network = make_network(config, data)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(3)
+    expected = WideResNet(depth=16, width=2, early_stride=True)
+    assert largest_difference(network.state_dict(), expected.state_dict()) == 0
+    assert network.stem.weight.is_contiguous(memory_format=torch.channels_last)
+    assert network.autocast is None
+    bfloat = make_network(config_for(tmp_path, precision="bfloat16"), data)
+    assert bfloat.autocast is torch.bfloat16
+    assert bfloat.head.weight.dtype == torch.float32
+
+
+def test_the_network_of_the_papers_scenarios_is_jems(tmp_path):
+    data = load_data("digits")  # its shape is all that is read here
+    config = JemConfig(out=tmp_path, scenario="1", depth=10, width=1)
+    blocks = make_network(config, data).blocks
+    strides = [(block.conv1.stride[0], block.conv2.stride[0]) for block in blocks]
+    assert strides == [(1, 1), (1, 2), (1, 2)]
+
+
+def test_precision_is_that_of_the_settings(tmp_path):
+    assert torch.get_float32_matmul_precision() == "highest"
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    try:
+        set_precision(config_for(tmp_path, precision="tf32"))
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+        for precision in ("float32", "bfloat16"):
+            set_precision(config_for(tmp_path, precision=precision))
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+
+
+def test_the_energy_of_a_class_is_its_logit():
+    logits = torch.randn(4, 3)
+    labels = torch.tensor([2, 0, 0, 1])
+    assert of_class(logits, labels).tolist() == [logits[i, y] for i, y in enumerate(labels)]
+    network = WideResNet(width=1, classes=3)
+    x = torch.randn(4, 1, 8, 8)
+    assert torch.equal(Classifier(network)(x), network.classify(x))
+    assert torch.equal(of_class(network.classify(x), labels), network(x, labels))
+
+
+@pytest.mark.parametrize(("size", "count"), [(30, 7), (30, 30), (30, 1), (30, 50), (37, 20)])
+def test_chains_are_spread_over_the_buffer(tmp_path, size, count):
+    config = config_for(tmp_path, buffer_size=size)
+    data = load_data("digits")
+    trainer = Trainer(config, make_network(config, data), data)
+    trainer.buffer.samples[:] = torch.arange(size, dtype=torch.float32).view(-1, 1, 1, 1)
+    rows = trainer.chains(count)[:, 0, 0, 0].tolist()
+    assert len(rows) == min(size, count)
+    assert rows == sorted(set(rows))
+    gaps = {int(b - a) for a, b in zip(rows, rows[1:], strict=False)}
+    assert gaps <= {max(1, size // count)}
+
+
+def test_ranks_have_chains_of_their_own(tmp_path):
+    """Equal streams would make one chain of two, and every sample would count twice."""
+    config = config_for(tmp_path, buffer_size=30)
+    data = load_data("digits")
+    # Without a process group the ranks of a run can be built one after the other.
+    starts = []
+    for rank in range(3):
+        trainer = Trainer(config, make_network(config, data), data, ranks=Ranks(rank, 3))
+        starts.append(trainer.buffer.samples)
+        assert len(trainer.buffer) == 10
+    for a in range(3):
+        for b in range(a):
+            assert not torch.equal(starts[a], starts[b])
+            assert abs(
+                float(torch.corrcoef(torch.stack((starts[a], starts[b])).flatten(1))[0, 1])
+            ) < (5 / math.sqrt(starts[a].numel()))
+    # One process is rank 0 of one: its stream does not depend on how many there are.
+    alone = Trainer(config, make_network(config, data), data).buffer.samples
+    assert torch.equal(alone[:10], starts[0])
