@@ -1,10 +1,11 @@
-"""The trainer: exact resume, determinism, and that the loop is JEM's."""
+"""A run: same bits again, exact resume, what is written, and that the loop is JEM's."""
 
 from __future__ import annotations
 
 import json
-import os
+import math
 import signal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,100 +13,64 @@ import torch
 from torch.nn import functional as F
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.data import load_digits
+from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.jem import logbook
 from ebmguard.reference_training.jem import train as jem_train
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.train import train
+from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.sinks import read_jsonl
-
-SMALL = {
-    "iterations": 8,
-    "n_pos": 8,
-    "n_neg": 6,
-    "sgld_steps": 2,
-    "buffer_size": 30,
-    "eval_every": 3,
-    "checkpoint_every": 4,
-}
-
-
-class Silent:
-    """A reporter that counts steps, and presses Ctrl-C after one of them."""
-
-    def __init__(self, interrupt_after=None):
-        self.interrupt_after = interrupt_after
-        self.notes = []
-        self.states = []
-
-    def start(self, name, done, total):
-        self.started = (name, done, total)
-
-    def step(self, done, state):
-        self.states.append((done, dict(state)))
-        if done == self.interrupt_after:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def stop(self):
-        pass
-
-
-def config_for(out, **settings):
-    return JemConfig(**{"out": out, "device": "cpu", **SMALL, **settings})
-
-
-def go(config, reporter=None):
-    return train(*config.open(), reporter or Silent())
-
-
-def saved(out):
-    return torch.load(out / "checkpoints" / "last.pt", weights_only=True)
-
-
-def same(a, b):
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return a == b or (a != a and b != b)
-
-
-def rows_of(out, name):
-    return [json.dumps(row, sort_keys=True) for row in read_jsonl(out / name)]
+from tests.reference_training.jem.parts import (
+    SMALL,
+    Silent,
+    assert_same_run,
+    config_for,
+    go,
+    newest,
+    results_of,
+    rows_of,
+    same,
+    saved,
+    steps_of,
+)
 
 
 @pytest.mark.parametrize("beta_star", [0.0, 2.0])
 def test_same_seed_same_bits_and_another_seed_other_bits(tmp_path, beta_star):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         go(config_for(tmp_path / name, seed=seed, beta_star=beta_star))
-    a, b, c = (saved(tmp_path / name) for name in "abc")
-    for part in ("network", "optimizer", "buffer", "data_rng"):
-        assert same(a[part], b[part])
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    a, c = saved(tmp_path / "a"), saved(tmp_path / "c")
+    for part in ("network", "optimizer", "buffer", "draws"):
         assert not same(a[part], c[part])
-    assert rows_of(tmp_path / "a", "metrics.jsonl") == rows_of(tmp_path / "b", "metrics.jsonl")
+    assert rows_of(tmp_path / "a", "metrics.jsonl") != rows_of(tmp_path / "c", "metrics.jsonl")
+
+
+def test_runs_of_other_beta_see_the_same_images(tmp_path):
+    for name, beta_star in (("a", 0.0), ("b", 2.0)):
+        go(config_for(tmp_path / name, beta_star=beta_star))
+    a, b = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert same(a["draws"], b["draws"])
+    assert same(a["buffer"]["generator"], b["buffer"]["generator"])
+    assert not same(a["network"], b["network"])
 
 
 def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
     """At beta* = 0 the run is JEM's: the same steps, written out without anything of ours."""
     config = config_for(tmp_path / "run", beta_star=0.0, seed=1)
     go(config)
-    data = load_digits()
+    data = load_data("digits")
     torch.manual_seed(1)
-    net = WideResNet(width=1).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(net.parameters(), lr=config.lr, fused=True)
+    net = WideResNet(width=1, early_stride=True).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(net.parameters(), lr=config.settings.lr, fused=True)
     data_rng = torch.Generator().manual_seed(2)
     rng = torch.Generator().manual_seed(3)
     buffer = torch.rand(30, 1, 8, 8, generator=rng) * 2 - 1
-    for _ in range(config.iterations):
+    for _ in range(config.settings.iterations):
         index = torch.randint(1437, (8,), generator=data_rng)
         noise = torch.randn(8, 1, 8, 8, generator=data_rng)
-        x_pos, y = data.train_x[index] + 0.03 * noise, data.train_y[index]
+        x_pos, y = data.scale(data.train_x[index]) + 0.03 * noise, data.train_y[index]
         rows = torch.randint(30, (6,), generator=rng)
         fresh = torch.rand(6, generator=rng) < 0.05
         uniform = torch.rand(6, 1, 8, 8, generator=rng) * 2 - 1
@@ -129,33 +94,52 @@ def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
     assert same(state["buffer"]["samples"], buffer)
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5])
+@pytest.mark.parametrize("stop", [1, 3, 4])
 def test_interrupted_and_resumed_run_ends_with_the_same_bits(tmp_path, stop):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     go(config_for(whole))
     assert go(config_for(cut), Silent(interrupt_after=stop)) is None
-    assert len(read_jsonl(cut / "metrics.jsonl")) == stop
+    # The ranks of a run agree on a stop within a step, so that it is the next one that ends it.
+    at = stop + 1
+    assert newest(cut).name == f"step-{at:08d}.pt"
+    assert steps_of(cut, "metrics.jsonl") == steps_of(cut, "training.jsonl") == list(range(at))
     assert not (cut / "results.json").exists()
     resumed = Silent()
     go(JemConfig(out=cut, resume=True), resumed)
-    assert resumed.started[1:] == (stop, SMALL["iterations"])
-    one, two = saved(whole), saved(cut)
-    for state in (one, two):
-        del state["logbook"]["record"]["elapsed"]
-    assert one.keys() == two.keys()
-    for part in one:
-        assert same(one[part], two[part]), part
-    for name in ("metrics.jsonl", "training.jsonl", "accuracy.jsonl", "alerts.jsonl"):
-        assert rows_of(whole, name) == rows_of(cut, name)
-    results = [json.loads((out / "results.json").read_text()) for out in (whole, cut)]
-    for result in results:
-        del result["wall_seconds"], result["command"]
-    assert results[0] == results[1]
+    assert resumed.started[1:] == (at, SMALL["iterations"])
+    assert_same_run(whole, cut)
 
 
-def test_ctrl_c_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys):
+TERMS: dict[str, dict[str, Any]] = {
+    "no guard": {"beta_star": 0.0},
+    "a classifier": {"p_x_weight": 0.0, "n_labelled": 5, "valid_images": 30},
+    "p(x, y)": {"p_x_weight": 0.0, "p_x_y_weight": 1.0},
+    "all": {"p_x_y_weight": 0.5, "class_conditional": True, "n_labelled": 5},
+    "quality": {"quality_samples": 20, "valid_images": 30},
+    "epochs": {"scenario": "2", "depth": 10, "width": 1, "n_labelled": 5, "train_images": 40},
+    "variant": {"variant": "true", "noise_std": 0.0},
+}
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_every_kind_of_run_resumes_to_the_same_bits(tmp_path, terms):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    go(config_for(whole, **TERMS[terms]))
+    assert go(config_for(cut, **TERMS[terms]), Silent(interrupt_after=4)) is None
+    go(JemConfig(out=cut, resume=True))
+    assert_same_run(whole, cut)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys, number):
     out = tmp_path / "run"
-    monkeypatch.setattr(jem_train, "default_reporter", lambda: Silent(interrupt_after=2))
+
+    class Stopping(Silent):
+        def step(self, done, state):
+            if done == 2:
+                signal.raise_signal(number)
+
+    monkeypatch.setattr(jem_train, "default_reporter", Stopping)
     assert run(config_for(out)) == 130
     text = capsys.readouterr().out
     assert f"ebmguard train jem --out {out} " in text
@@ -166,24 +150,51 @@ def test_ctrl_c_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
     assert "finished 8 steps without divergence" in capsys.readouterr().out
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
-    class Killed(Exception):
-        pass
-
-    class Killing(Silent):
+def test_a_second_ctrl_c_ends_a_run_at_once_and_it_goes_on_from_its_checkpoint(tmp_path):
+    class Insisting(Silent):
         def step(self, done, state):
             if done == 6:
-                raise Killed
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
 
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     go(config_for(whole))
-    with pytest.raises(Killed):
-        go(config_for(cut), Killing())
-    assert saved(cut)["logbook"]["record"]["next_step"] == 4
+    with pytest.raises(KeyboardInterrupt):
+        go(config_for(cut), Insisting())
+    assert newest(cut).name == "step-00000004.pt"
     go(config_for(cut, resume=True))
-    assert same(saved(whole)["network"], saved(cut)["network"])
-    for name in ("metrics.jsonl", "training.jsonl", "accuracy.jsonl"):
-        assert rows_of(whole, name) == rows_of(cut, name)
+    assert_same_run(whole, cut)
+
+
+def test_an_error_in_a_step_leaves_a_run_that_goes_on(tmp_path):
+    class Lost(Exception):
+        pass
+
+    class Losing(Silent):
+        def step(self, done, state):
+            if done == 6:
+                raise Lost
+
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    go(config_for(whole))
+    with pytest.raises(Lost):
+        go(config_for(cut), Losing())
+    assert saved(cut)["logbook"]["record"]["next_step"] == 4
+    assert steps_of(cut, "training.jsonl") == list(range(6))
+    go(config_for(cut, resume=True))
+    assert_same_run(whole, cut)
+
+
+def test_a_damaged_checkpoint_costs_steps_and_not_the_run(tmp_path, caplog):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    go(config_for(whole))
+    go(config_for(cut))
+    newest(cut).write_bytes(b"torn")
+    resumed = Silent()
+    go(config_for(cut, resume=True), resumed)
+    assert resumed.started[1:] == (4, 8)
+    assert "passed over" in caplog.text
+    assert_same_run(whole, cut)
 
 
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path):
@@ -192,8 +203,7 @@ def test_killed_before_the_first_checkpoint_starts_again(tmp_path):
     _, folder = config_for(cut).open()
     folder.append_rows("metrics.jsonl", [{"step": 0}])
     go(config_for(cut, resume=True))
-    assert same(saved(whole)["network"], saved(cut)["network"])
-    assert rows_of(whole, "metrics.jsonl") == rows_of(cut, "metrics.jsonl")
+    assert_same_run(whole, cut)
 
 
 def test_resume_with_more_iterations_goes_further(tmp_path):
@@ -201,25 +211,48 @@ def test_resume_with_more_iterations_goes_further(tmp_path):
     go(config_for(whole))
     go(config_for(longer, iterations=5))
     go(JemConfig(out=longer, resume=True, iterations=8))
-    assert same(saved(whole)["network"], saved(longer)["network"])
-    assert rows_of(whole, "accuracy.jsonl") == rows_of(longer, "accuracy.jsonl")
-    assert json.loads((longer / "config.json").read_text())["iterations"] == 8
+    assert_same_run(whole, longer)
+    stored = json.loads((longer / "config.json").read_text())
+    assert stored["iterations"] == stored["settings"]["iterations"] == 8
+
+
+def test_a_run_is_not_resumed_with_fewer_steps_than_it_has(tmp_path):
+    go(config_for(tmp_path, checkpoint_every=3))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*.jsonl")}
+    with pytest.raises(ConfigError, match="has 8 steps already, iterations is 7"):
+        go(JemConfig(out=tmp_path, resume=True, iterations=7))
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*.jsonl")} == before
 
 
 def test_run_folder_holds_the_run(tmp_path):
     out = tmp_path / "run"
-    results = go(config_for(out))
-    assert {row["step"] for row in read_jsonl(out / "metrics.jsonl")} == set(range(8))
-    assert {row["step"] for row in read_jsonl(out / "training.jsonl")} == set(range(8))
-    assert [row["step"] for row in read_jsonl(out / "accuracy.jsonl")] == [0, 3, 6, 8]
+    results = go(config_for(out, valid_images=30, quality_samples=12))
+    assert results is not None
+    assert steps_of(out, "metrics.jsonl") == steps_of(out, "training.jsonl") == list(range(8))
+    assert steps_of(out, "accuracy.jsonl") == [0, 3, 6, 8]
+    evaluations = read_jsonl(out / "evaluations.jsonl")
+    assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
+    per_epoch = (1437 - 30) // 8
+    for row, accuracy in zip(evaluations, read_jsonl(out / "accuracy.jsonl"), strict=True):
+        assert row["epoch"] == row["step"] / per_epoch
+        assert row["test_accuracy"] == accuracy["test_accuracy"]
+        assert 0 <= row["valid_accuracy"] <= 1
+        assert row["buffer_samples"] == 12
+        assert row["buffer_is"] >= 1
+        assert row["buffer_fid"] > 0
     assert list(out.glob("events.out.tfevents.*"))
     assert list((out / "trainer").glob("events.out.tfevents.*"))
-    assert json.loads((out / "config.json").read_text())["n_neg"] == 6
+    stored = json.loads((out / "config.json").read_text())
+    assert (stored["scenario"], stored["settings"]["n_neg"]) == ("digits", 6)
     written = json.loads((out / "results.json").read_text())
     assert written.keys() == results.keys()
-    assert written["steps"] == 8
+    assert (written["steps"], written["iterations_per_epoch"]) == (8, per_epoch)
     assert written["diverged_at"] is None
     assert written["device"] == "cpu"
+    assert written["accuracy"] == evaluations[-1]["test_accuracy"]
+    for name, best in (("valid_accuracy", max), ("buffer_is", max), ("buffer_fid", min)):
+        row = best(evaluations, key=lambda row: row[name])
+        assert written["best_evaluations"][name][name] == row[name]
     with np.load(out / "figures" / "samples.npz") as samples:
         assert set(samples.files) == {"data", "start", "healthy", "end"}
         assert samples["end"].shape == (6, 1, 8, 8)
@@ -229,13 +262,72 @@ def test_run_folder_holds_the_run(tmp_path):
         assert ours["energy_gap"] == pytest.approx(guards["energy_gap"], abs=1e-5)
 
 
+def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
+    networks, batches = {}, {}
+    step_of = Trainer.step
+
+    def seen(self, step):
+        networks[step] = {k: v.clone() for k, v in self.network.state_dict().items()}
+        numbers, x_neg = step_of(self, step)
+        batches[step] = x_neg
+        return numbers, x_neg
+
+    monkeypatch.setattr(Trainer, "step", seen)
+    go(config_for(tmp_path, valid_images=200, iterations=16, lr=0.01))
+    rows = read_jsonl(tmp_path / "evaluations.jsonl")
+    best = max(rows[:-1], key=lambda row: row["valid_accuracy"])  # the first of equals
+    assert rows[-1]["valid_accuracy"] <= best["valid_accuracy"]  # else another seed is needed
+    assert best["step"] > 0
+    state = torch.load(tmp_path / "checkpoints" / "best.pt", weights_only=True)
+    assert (state["step"], state["valid_accuracy"]) == (best["step"], best["valid_accuracy"])
+    assert same(state["network"], networks[best["step"]])
+    # The samples of evaluated steps are those that the step trained with, as bytes.
+    files = sorted((tmp_path / "samples").iterdir())
+    assert [file.name for file in files] == [f"{step:08d}.npy" for step in range(0, 16, 3)]
+    for file in files:
+        expected = (batches[int(file.stem)].clamp(-1, 1) + 1) * 127.5
+        array = np.load(file)
+        assert array.dtype == np.uint8
+        assert np.abs(array - expected.numpy()).max() <= 0.5
+
+
+def test_a_classifier_alone_draws_no_samples(tmp_path):
+    results = go(config_for(tmp_path, p_x_weight=0.0, quality_samples=10, iterations=30, lr=0.01))
+    assert results is not None
+    rows = read_jsonl(tmp_path / "training.jsonl")
+    assert all(set(row) == {"step", "cross_entropy"} for row in rows)
+    losses = [row["cross_entropy"] for row in rows]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    # The guard watches the optimizer's gradients; energies it has not seen.
+    assert {name for row in read_jsonl(tmp_path / "metrics.jsonl") for name in row} == {
+        "step",
+        "nonfinite/gradients",
+        "alert_level",
+    }
+    assert not list((tmp_path / "samples").iterdir())
+    assert all("buffer_is" not in row for row in read_jsonl(tmp_path / "evaluations.jsonl"))
+    assert results["median_abs_gap_last_100"] is None
+    assert results["diverged_at"] is None
+    with np.load(tmp_path / "figures" / "samples.npz") as samples:
+        assert samples.files == ["data"]
+
+
+def test_each_term_has_rows_of_its_own(tmp_path):
+    go(config_for(tmp_path, p_x_y_weight=1.0))
+    p_x, p_x_y = (read_jsonl(tmp_path / name) for name in ("metrics.jsonl", "p_x_y/metrics.jsonl"))
+    assert [row["step"] for row in p_x] == [row["step"] for row in p_x_y] == list(range(8))
+    assert all(a["energy_gap"] != b["energy_gap"] for a, b in zip(p_x, p_x_y, strict=True))
+
+
+LOST = {"beta_star": 0.0, "lr": 0.5, "iterations": 60}
+
+
 def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path):
     out = tmp_path / "run"
-    config = config_for(
-        out, beta_star=0.0, lr=0.5, iterations=60, stop_after=4, alert_window=3, alert_context=2
-    )
+    config = config_for(out, **LOST, stop_after=4, alert_window=3, alert_context=2)
     reporter = Silent()
     results = go(config, reporter)
+    assert results is not None
     lost = results["diverged_at"]
     assert lost is not None
     assert results["steps"] == lost + 4 + 1
@@ -249,8 +341,48 @@ def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path):
     # Its alerts are those that the guard wrote.
     first_error = next(a for a in read_jsonl(out / "alerts.jsonl") if a["level"] == "ERROR")
     assert results["first_error"]["step"] == first_error["step"]
-    go(config_for(out, resume=True))  # there is nothing left to do, and that is no error
-    assert json.loads((out / "results.json").read_text())["steps"] == results["steps"]
+    before = results_of(out)
+    go(JemConfig(out=out, resume=True))  # there is nothing left to do, and that is no error
+    assert results_of(out) == before
+
+
+def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
+    """Those of the last five even steps before it, and of every even one after it."""
+    batches = {}
+    step_of = Trainer.step
+
+    def lost_at_21(self, step):
+        numbers, batches[step] = step_of(self, step)
+        if step == 21:
+            numbers[1] = math.inf
+        return numbers, batches[step]
+
+    monkeypatch.setattr(Trainer, "step", lost_at_21)
+    monkeypatch.setattr(logbook, "SAMPLES_EVERY", 2)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    settings = {"iterations": 60, "stop_after": 7, "eval_every": 1000, "n_neg": 70}
+    results = go(config_for(whole, **settings))
+    assert results is not None
+    assert (results["diverged_at"], results["steps"]) == (21, 29)
+    written = {int(file.stem): np.load(file) for file in (whole / "samples").iterdir()}
+    assert sorted(written) == [0, 12, 14, 16, 18, 20, 22, 24, 26, 28]
+    for step, array in written.items():
+        shown = (batches[step][:64].clamp(-1, 1) + 1) * 127.5
+        assert array.shape == (64, 1, 8, 8)
+        assert np.abs(array - shown.numpy()).max() <= 0.5
+    # They are remembered across an interruption.
+    assert go(config_for(cut, **settings), Silent(interrupt_after=18)) is None
+    go(JemConfig(out=cut, resume=True))
+    assert_same_run(whole, cut)
+
+
+def test_a_run_that_loses_its_classifier_is_lost(tmp_path):
+    results = go(config_for(tmp_path, p_x_weight=0.0, lr=1e30, iterations=20, stop_after=2))
+    assert results is not None
+    assert results["diverged_at"] is not None
+    assert results["steps"] == results["diverged_at"] + 3
+    row = read_jsonl(tmp_path / "training.jsonl")[results["diverged_at"]]
+    assert not math.isfinite(row["cross_entropy"])
 
 
 def test_refuses_folders_devices_and_settings_before_anything_is_written(tmp_path):
@@ -265,3 +397,10 @@ def test_refuses_folders_devices_and_settings_before_anything_is_written(tmp_pat
     with pytest.raises(ConfigError, match="cannot be resumed with other settings"):
         run(config_for(out, resume=True, lr=0.1))
     assert not (tmp_path / "other").exists()
+
+
+def test_features_that_are_not_there_are_missed_before_a_step(tmp_path):
+    config = config_for(tmp_path / "run", quality_samples=10, features="no such thing")
+    with pytest.raises(ConfigError, match="features is 'no such thing'"):
+        go(config)
+    assert not (tmp_path / "run" / "training.jsonl").exists()
