@@ -65,6 +65,10 @@ def small_evaluations(monkeypatch: Any) -> None:
     monkeypatch.setattr(evaluate, "Grid", coarse)
 
 
+def newest(out: Path) -> Path:
+    """The newest checkpoint file of a run."""
+    return max((out / "checkpoints").glob("step-*.pt"))
+
+
 def parameters(out: Path) -> dict[str, torch.Tensor]:
-    state = torch.load(out / "checkpoints" / "last.pt", weights_only=True)
-    return dict(state["network"])
+    return dict(torch.load(newest(out), weights_only=True)["network"])

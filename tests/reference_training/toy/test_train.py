@@ -24,7 +24,14 @@ from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.record import Record
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.toy.parts import Silent, config_for, go, parameters, small_evaluations
+from tests.reference_training.toy.parts import (
+    Silent,
+    config_for,
+    go,
+    newest,
+    parameters,
+    small_evaluations,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -224,14 +231,14 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     )
     try:
         deadline = time.monotonic() + 60
-        while not (cut / "checkpoints" / "last.pt").is_file():
+        while not list((cut / "checkpoints").glob("step-*.pt")):
             assert child.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
     finally:
         child.kill()
         child.wait()
-    at = torch.load(cut / "checkpoints" / "last.pt", weights_only=True)["record"]["next_step"]
+    at = torch.load(newest(cut), weights_only=True)["record"]["next_step"]
     assert at % 10 == 0
     assert go(ToyConfig(out=cut, resume=True, iterations=at + 5)) is not None
     go(config_for(whole, iterations=at + 5, **settings))
