@@ -13,7 +13,7 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy \
+.PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy bench-jem \
   figures sweep-toy clean
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
+	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
 	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
 	@echo "make sweep-toy       what the paper leaves open on its toys, swept: about an hour"
 	@echo "make clean           remove .venv, caches and builds; results are kept"
@@ -75,6 +76,9 @@ bench-overhead: $(VENV)/.train
 
 bench-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy
+
+bench-jem: $(VENV)/.train
+	$(BIN)/python -m benchmarks.jem_gpu
 
 figures: $(VENV)/.train
 	set -e; for name in 2 5 6 7 8 9 10 11 1d; do $(BIN)/ebmguard figure $$name; done
