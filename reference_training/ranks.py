@@ -111,7 +111,8 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     if world == 1:
         yield ONE_RANK
         return
-    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR") if name not in os.environ]
+    needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    missing = [name for name in needed if name not in os.environ]
     if missing:
         raise ConfigError(
             f"WORLD_SIZE is {world} but {', '.join(missing)} is not set; start several processes "
