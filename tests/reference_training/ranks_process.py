@@ -1,0 +1,139 @@
+"""One rank of three: what the ranks of a run settle between them; written to a file.
+
+Started as ``python -m tests.reference_training.ranks_process RANK FOLDER`` from the project's
+root, with the rest of torchrun's variables set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.checkpoints import Checkpoints
+from ebmguard.reference_training.ranks import Ranks, joined_ranks
+from ebmguard.reference_training.run_config import RunConfig
+
+ROWS = 7
+"""Of a batch that three ranks share."""
+
+
+@dataclass(frozen=True)
+class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mapped package
+    """A trainer's."""
+
+    lr: float = 0.1
+    """One of them."""
+
+    words: ClassVar[tuple[str, ...]] = ("train",)
+    shown: ClassVar[tuple[str, ...]] = ()
+
+    def check(self) -> None:
+        if self.lr < 0:
+            raise ConfigError(f"lr is {self.lr}, expected a positive number")
+
+
+def talk(ranks: Ranks) -> dict[str, Any]:
+    own = torch.arange(6.0).view(3, 2)[: ranks.rank] + 10 * ranks.rank  # none, one, two rows
+    return {
+        "who": [ranks.rank, ranks.world, ranks.is_first],
+        "average": ranks.average(torch.tensor([float(ranks.rank), float("inf")])),
+        "joined": ranks.joined(own),
+        "all": ranks.from_all({"rank": ranks.rank}),
+        "first": ranks.from_first({"rank": ranks.rank}),
+    }
+
+
+def gradient(ranks: Ranks) -> list[torch.Tensor]:
+    """Of a mean over all rows, each rank with its part of them."""
+    torch.manual_seed(0)
+    net = nn.Linear(2, 3)
+    x = torch.randn(ROWS, 2)
+    parallel = ranks.parallel(net)
+    loss = parallel(x[ranks.part(ROWS)]).square().sum(1).mean() * ranks.weight(ROWS)
+    loss.backward()
+    return [p.grad for p in net.parameters() if p.grad is not None]
+
+
+def opened(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Settings are settled by the first rank, errors are everybody's."""
+    found: dict[str, Any] = {}
+
+    def attempt(name: str, config: Settings) -> None:
+        try:
+            settled, run_folder = config.open(ranks)
+        except ConfigError as error:
+            found[name] = str(error)
+        else:
+            found[name] = settled.to_json()
+            found[f"{name} writes"] = run_folder.writes
+
+    # The first rank decides: what the others were told is not looked at.
+    attempt("new", Settings(out=folder / "run", seed=10 + ranks.rank))
+    attempt("again", Settings(out=folder / "run"))
+    attempt("wrong", Settings(out=folder / "wrong", lr=-1.0))
+    attempt("resumed", Settings(out=folder / "run", resume=True))
+    return found
+
+
+def checkpoints(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Three are saved; then the newest one, and then all, are damaged on one rank."""
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ebmguard.train").addHandler(handler)
+    if ranks.is_first:
+        folder.mkdir()
+    ranks.wait()
+    own, cpu = Checkpoints(folder, ranks), torch.device("cpu")
+    for step in (4, 8, 12, 16):
+        own.save(step, {"x": torch.tensor([step + ranks.rank / 10])})
+    ranks.wait()
+    found: dict[str, Any] = {"names": sorted(path.name for path in folder.iterdir())}
+
+    def loaded() -> float:
+        state = own.load(cpu)
+        assert state is not None
+        return float(state["x"])
+
+    found["newest"] = loaded()
+    ranks.wait()
+    if ranks.rank == 1:
+        own.file(16).write_bytes(b"torn")
+    ranks.wait()
+    found["back"] = loaded()
+    found["warnings"] = list(warnings)
+    ranks.wait()
+    if ranks.rank == 2:
+        own.file(12).write_bytes(b"torn")
+    ranks.wait()
+    try:
+        loaded()
+    except ConfigError as error:
+        found["lost"] = str(error)
+    return found
+
+
+def main(rank: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3"}
+    torch.set_num_threads(1)
+    with joined_ranks("cpu") as ranks:
+        results = {
+            **talk(ranks),
+            "gradient": gradient(ranks),
+            "opened": opened(ranks, folder),
+            "checkpoints": checkpoints(ranks, folder / "checkpoints"),
+        }
+        torch.save(results, folder / f"{rank}.pt")
+        ranks.wait()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))
