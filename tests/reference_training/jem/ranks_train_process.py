@@ -1,0 +1,137 @@
+"""One rank of two that train a JEM; what it saw is written to a file.
+
+Started as ``python -m tests.reference_training.jem.ranks_train_process RANK FOLDER`` from the
+project's root, with the rest of torchrun's variables set.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.jem.draws import Draws
+from ebmguard.reference_training.jem.train import train
+from ebmguard.reference_training.jem.trainer import Trainer, make_network
+from ebmguard.reference_training.ranks import Ranks, joined_ranks
+from tests.reference_training.jem.parts import Silent, config_for, in_float64, newest
+
+WORLD = 2
+STEPS = 5
+UNEVEN: dict[str, Any] = {"n_pos": 7, "n_neg": 5, "n_labelled": 5, "seed": 2}
+"""Of two ranks, the first one has 3, 2 and 2 of them."""
+CASES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "no_pos": {"variant": "no_pos"},
+    "batch": {"variant": "batch"},
+    "true": {"variant": "true"},
+    "labels of the positives": {"n_labelled": 0},
+    "weights": {"p_x_weight": 0.6, "p_y_x_weight": 0.3, "class_conditional": True},
+    "a classifier": {"p_x_weight": 0.0},
+    "no guard": {"beta_star": 0.0, "n_pos": 8, "n_neg": 6},
+}
+RUN: dict[str, Any] = {
+    **UNEVEN,
+    "valid_images": 30,
+    "quality_samples": 12,
+    "buffer_size": 31,
+    "class_conditional": False,
+}
+
+
+def trained(ranks: Ranks, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
+    """A few steps in float64: what went in, and what came out."""
+    config = config_for(folder, **{**UNEVEN, "buffer_size": 40, **case})
+    batches: list[Any] = []
+    batch_of = Draws.batch
+
+    class Seen(Draws):  # type: ignore[misc]
+        def batch(self, step: int) -> Any:
+            batches.append(batch_of(self, step))
+            return batches[-1]
+
+    with in_float64():
+        data = load_data("digits")
+        network = make_network(config, data)
+        trainer = Trainer(config, network, data, ranks=ranks)
+        trainer.draws.__class__ = Seen
+        samples, numbers = [], []
+        for step in range(STEPS):
+            own, x_neg = trainer.step(step)
+            samples.append(x_neg)
+            numbers.append(ranks.average(own.clone()))
+        last = dict(trainer.loss_fn.guard.last)
+        trainer.close()
+    return {
+        "batches": batches,
+        "samples": samples,
+        "numbers": torch.stack(numbers),
+        "network": {k: v.detach() for k, v in network.named_parameters()},
+        "last": last,
+    }
+
+
+def runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Whole runs: one without a stop, one that Ctrl-C on the second rank stops, one killed."""
+    found: dict[str, Any] = {}
+
+    def go(out: Path, **settings: Any) -> Any:
+        config, run_folder = config_for(out, **settings).open(ranks)
+        return train(config, run_folder, Silent(), ranks)
+
+    whole, cut, killed = (folder / name for name in ("whole", "cut", "killed"))
+    found["results"] = go(whole, **RUN)["steps"]
+    step_of = Trainer.step
+
+    def stopped(self: Trainer, step: int) -> Any:
+        if step == 4 and ranks.rank == 1:
+            signal.raise_signal(signal.SIGINT)
+        return step_of(self, step)
+
+    Trainer.step = stopped
+    found["stopped"] = go(cut, **RUN)
+    Trainer.step = step_of
+    found["stopped at"] = newest(cut, f".rank{ranks.rank}of2").name
+    go(cut, resume=True, **RUN)
+    # As if the second rank had been killed before its last file had its name.
+    if ranks.is_first:
+        shutil.copytree(whole, killed)
+        newest(killed, ".rank1of2").unlink()
+        (killed / "results.json").unlink()
+    ranks.wait()
+    go(killed, resume=True, **RUN)
+    found["refused"] = []
+    for wrong in (
+        {"p_x_y_weight": 1.0, "buffer_size": 30},
+        {"beta_star": 0.0},
+        {"n_neg": 1},
+        {"class_conditional": True, "buffer_size": 30},
+    ):
+        try:
+            go(folder / "wrong" / str(len(found["refused"])), **{**RUN, **wrong})
+        except ConfigError as error:
+            found["refused"].append(str(error))
+    return found
+
+
+def main(rank: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
+    torch.set_num_threads(1)
+    with joined_ranks("cpu") as ranks:
+        results: dict[str, Any] = {
+            name: trained(ranks, folder, case) for name, case in CASES.items()
+        }
+        results["runs"] = runs(ranks, folder)
+        torch.save(results, folder / f"{rank}.pt")
+        ranks.wait()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,169 @@
+"""Two processes train one network: as one process with the joined batch, and in one folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.jem import trainer as jem_trainer
+from ebmguard.reference_training.jem.draws import Draws
+from ebmguard.reference_training.jem.trainer import Trainer, make_network
+from ebmguard.sinks import read_jsonl
+from tests.ranks import run_ranks
+from tests.reference_training.jem import ranks_train_process
+from tests.reference_training.jem.parts import (
+    assert_same_run,
+    config_for,
+    go,
+    in_float64,
+    largest_difference,
+    same,
+    saved,
+    steps_of,
+)
+from tests.reference_training.jem.ranks_train_process import CASES, RUN, STEPS, UNEVEN, WORLD
+from tests.reference_training.test_ranks import free_port
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    """What both ranks saw, from one start of them."""
+    with free_port():
+        return run_ranks(ranks_train_process.__name__, WORLD, folder)
+
+
+def joined(parts: list[Any], *, halves: bool = False) -> Any:
+    """The ranks' rows; with `halves` A0 A1 B0 B1, where each rank halves its own."""
+    if parts[0] is None:
+        return None
+    if halves:
+        return torch.cat([x[: len(x) // 2] for x in parts] + [x[len(x) // 2 :] for x in parts])
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_train_as_one_process_with_the_joined_batch(seen, tmp_path, monkeypatch, case):
+    ranks = [one[case] for one in seen]
+    settings = {**UNEVEN, "buffer_size": 40, **CASES[case]}
+    sizes = [len(one["batches"][0][0]) for one in ranks]
+    if "n_pos" not in CASES[case]:
+        assert sizes == [3, 4]
+        assert [len(one["batches"][0][2]) for one in ranks] == (
+            [2, 3] if settings["n_labelled"] else sizes
+        )
+    halves = settings.get("variant") == "true"
+
+    def batch(self, step):
+        x_pos, x_lab, labels = (
+            joined([one["batches"][step][i] for one in ranks], halves=halves and i == 0)
+            for i in range(3)
+        )
+        return x_pos, x_lab, labels
+
+    steps = iter(range(STEPS))
+
+    def sampler(settings, count, generator):
+        def sample_q(network, buffer, labels=None):
+            step = next(steps)
+            network(buffer.samples[:1])  # the guard is right to ask for it
+            return joined([one["samples"][step] for one in ranks])
+
+        return sample_q
+
+    monkeypatch.setattr(Draws, "batch", batch)
+    monkeypatch.setattr(jem_trainer, "make_sampler", sampler)
+    with in_float64():
+        config = config_for(tmp_path, **settings)
+        data = load_data("digits")
+        network = make_network(config, data)
+        start = {k: v.detach().clone() for k, v in network.named_parameters()}
+        trainer = Trainer(config, network, data)
+        numbers = torch.stack([trainer.step(step)[0] for step in range(STEPS)])
+        last = dict(trainer.loss_fn.guard.last)
+        trainer.close()
+    parameters = dict(network.named_parameters())
+    for one in ranks:
+        assert largest_difference(one["network"], parameters) < 1e-6
+        torch.testing.assert_close(one["numbers"], numbers, rtol=1e-6, atol=1e-12)
+    # Where the bits are equal nothing can drift apart.
+    assert same(ranks[0]["network"], ranks[1]["network"])
+    assert largest_difference(parameters, start) > 1e-3
+    # The guard's row is that of the joined batch, on the rank that writes it.
+    for name in ("energy_gap", "grad_scale", "ess", "f_pos/mean", "f_neg/mean"):
+        if name in last:
+            assert ranks[0]["last"][name] == pytest.approx(last[name], rel=1e-5), name
+    assert ("grad_scale" in last) == bool(config.p_x_weight)
+
+
+def test_ranks_draw_samples_of_their_own(seen):
+    first, second = (one["no guard"]["samples"] for one in seen)
+    for a, b in zip(first, second, strict=True):
+        assert len(a) == len(b) == 3
+        assert not torch.equal(a, b)
+        assert float((a - b).abs().mean()) > 0.3  # start points, uniform in [-1, 1], differ by 2/3
+
+
+def test_a_run_of_two_ranks_is_written_once(seen, folder):
+    out = folder / "whole"
+    assert [one["runs"]["results"] for one in seen] == [8, 8]
+    for name in ("metrics.jsonl", "training.jsonl"):
+        assert steps_of(out, name) == list(range(8))
+    assert steps_of(out, "accuracy.jsonl") == steps_of(out, "evaluations.jsonl") == [0, 3, 6, 8]
+    assert all(row["buffer_samples"] == 12 for row in read_jsonl(out / "evaluations.jsonl"))
+    assert len(list(out.glob("events.out.tfevents.*"))) == 1
+    assert len(list((out / "trainer").glob("events.out.tfevents.*"))) == 1
+    names = sorted(path.name for path in (out / "checkpoints").glob("step-*"))
+    assert names == [f"step-{step:08d}.rank{rank}of2.pt" for step in (4, 8) for rank in (0, 1)]
+
+
+def test_both_ranks_have_the_same_network_and_other_chains(seen, folder):
+    first, second = (saved(folder / "whole", f".rank{rank}of2") for rank in (0, 1))
+    for part in ("network", "optimizer", "draws"):
+        assert same(first[part], second[part]), part
+    assert [len(one["buffer"]["samples"]) for one in (first, second)] == [15, 16]
+    assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
+    records = [one["logbook"]["record"] for one in (first, second)]
+    assert same(records[0]["accuracy"], records[1]["accuracy"])
+    assert same(records[0]["gaps"], records[1]["gaps"])
+
+
+def test_ctrl_c_on_one_rank_stops_both_after_the_same_step(seen):
+    for rank, one in enumerate(seen):
+        assert one["runs"]["stopped"] is None
+        assert one["runs"]["stopped at"] == f"step-00000005.rank{rank}of2.pt"
+
+
+@pytest.mark.parametrize("how", ["cut", "killed"])
+def test_ranks_resume_to_the_same_bits(seen, folder, how):
+    for rank in range(WORLD):
+        assert_same_run(folder / "whole", folder / how, f".rank{rank}of2")
+
+
+def test_what_ranks_cannot_do_is_refused_on_all_of_them(seen):
+    says = (
+        "p_x_y_weight weighs samples within their class: expected one process",
+        "n_pos is 7 and n_neg is 5 at beta_star 0, expected equal parts",
+        "1 images or samples a step, expected one for each process",
+        "buffer_size is 30, expected parts that the classes can share",
+    )
+    for one in seen:
+        assert len(one["runs"]["refused"]) == len(says)
+        for text, expected in zip(one["runs"]["refused"], says, strict=True):
+            assert "do not make a run of 2 processes" in text
+            assert expected in text
+
+
+def test_a_run_of_two_is_not_resumed_by_one(seen, folder):
+    before = {path: path.read_bytes() for path in (folder / "whole").rglob("*.jsonl")}
+    with pytest.raises(ConfigError, match="of 2 processes, this run has 1"):
+        go(config_for(folder / "whole", resume=True, **RUN))
+    assert {path: path.read_bytes() for path in (folder / "whole").rglob("*.jsonl")} == before
