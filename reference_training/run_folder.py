@@ -58,7 +58,8 @@ class RunFolder:
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            taken = sorted(entry.name for entry in path.iterdir())
+            # A kill in the first moment leaves settings without their name.
+            taken = sorted({entry.name for entry in path.iterdir()} - {f"{CONFIG}.partial"})
         except OSError as error:
             raise ConfigError(f"{path} cannot be a run folder: {error}") from error
         if CONFIG in taken:

@@ -27,6 +27,13 @@ def test_refuses_a_folder_with_other_files(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_kill_before_the_settings_had_their_name_does_not_block_the_folder(tmp_path):
+    (tmp_path / "config.json.partial").write_text('{"lr": 0')
+    assert RunFolder.create(tmp_path, {"lr": 0.1}).config == {"lr": 0.1}
+    assert json.loads((tmp_path / "config.json").read_text()) == {"lr": 0.1}
+    assert not (tmp_path / "config.json.partial").exists()
+
+
 def test_refuses_what_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be a run folder"):
