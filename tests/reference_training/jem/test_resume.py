@@ -1,0 +1,177 @@
+"""Real processes of `ebmguard train jem` that are killed, and end with the same bits all the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.scenarios import SCENARIOS
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.jem.parts import (
+    assert_same_run,
+    config_for,
+    go,
+    newest,
+    saved,
+    steps_of,
+)
+
+EBMGUARD = (sys.executable, "-m", "ebmguard")
+KILLS = {"1": 3, "2": 3, "3": 3, "4": 3, "5": 3, "6": 3, "7": 2}
+"""Random moments at which runs of each scenario are killed: 20."""
+
+
+def start(config: JemConfig, log: Path) -> subprocess.Popen[bytes]:
+    words = [*EBMGUARD, *config.command().split()[1:], *(["--resume"] if config.resume else [])]
+    with log.open("ab") as file:
+        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+
+
+def killed_after(config: JemConfig, seconds: float, log: Path) -> bool:
+    """Start a run and kill it that much later; whether it was still running."""
+    process = start(config, log)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return True
+    assert process.returncode == 0, log.read_text()
+    return False
+
+
+def finished(config: JemConfig, log: Path) -> float:
+    """Run to the end; the seconds that it took."""
+    began = time.monotonic()
+    process = start(config, log)
+    assert process.wait(600) == 0, log.read_text()
+    return time.monotonic() - began
+
+
+SMALL_RUNS: dict[str, dict[str, Any]] = {
+    "digits": {"valid_images": 20, "quality_samples": 12, "n_labelled": 5},
+    "cifar10": {
+        "scenario": "2",
+        "train_images": 100,
+        "valid_images": 10,
+        "test_images": 20,
+        "n_labelled": 4,
+        "quality_samples": 8,
+        "warmup": 4,
+        "depth": 10,
+        "width": 1,
+    },
+}
+
+
+@pytest.mark.parametrize("data", SMALL_RUNS)
+def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path, data, request):
+    settings = {"data": data, **SMALL_RUNS[data]}
+    if data != "digits":
+        settings["data_root"] = str(request.getfixturevalue("data_root"))
+    whole, cut, log = tmp_path / "whole", tmp_path / "cut", tmp_path / "log"
+    # The length of a run changes nothing before its end.
+    config = config_for(cut, iterations=100_000, **settings)
+    process = start(config, log)
+    try:
+        deadline = time.monotonic() + 120
+        while not list((cut / "checkpoints").glob("step-*.pt")):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(random.Random(data).uniform(0, 0.5))
+    finally:
+        process.kill()
+        process.wait()
+    at = saved(cut)["logbook"]["record"]["next_step"]
+    written = steps_of(cut, "metrics.jsonl")
+    assert at % 4 == 0
+    assert len(written) >= at
+    results = go(JemConfig(out=cut, resume=True, iterations=at + 5))
+    assert results is not None
+    assert results["steps"] == at + 5
+    go(config_for(whole, iterations=at + 5, **settings))
+    assert_same_run(whole, cut)
+    print(f"\n{data}: killed with {len(written)} rows, resumed from step {at}")
+
+
+def scenario_run(out: Path, scenario: str, data_root: Path) -> JemConfig:
+    """A scenario with its own SGLD, on a small network, in batches of a quarter."""
+    return JemConfig(
+        out=out,
+        data="cifar10",
+        data_root=str(data_root),
+        scenario=scenario,  # type: ignore[arg-type]
+        device="cpu",
+        depth=10,
+        width=1,
+        iterations=30,
+        warmup=10,
+        n_pos=16,
+        n_neg=SCENARIOS[scenario].n_neg // 4,
+        n_labelled=16,
+        buffer_size=500,
+        train_images=500,
+        valid_images=100,
+        test_images=200,
+        eval_every=15,
+        quality_samples=64,
+        checkpoint_every=7,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", KILLS)
+def test_every_scenario_trains_survives_kills_and_is_in_the_table(tmp_path, data_root, scenario):
+    log = tmp_path / "log"
+    whole = scenario_run(tmp_path / "whole", scenario, data_root)
+    seconds = finished(whole, log)
+    print(f"\nscenario {scenario}: 30 steps in {seconds:.0f} s, without a stop")
+    rng = random.Random(f"kills of {scenario}")
+    for kill in range(KILLS[scenario]):
+        cut = tmp_path / f"cut-{kill}"
+        at = rng.random() * seconds
+        was_running = killed_after(scenario_run(cut, scenario, data_root), at, log)
+        rows, checkpoint = 0, "none"
+        if (cut / "config.json").is_file():
+            metrics = cut / "metrics.jsonl"
+            rows = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+            checkpoint = newest(cut).stem if any((cut / "checkpoints").glob("step-*")) else "none"
+            resumed = JemConfig(out=cut, resume=True)
+        else:  # killed before it had a folder
+            resumed = scenario_run(cut, scenario, data_root)
+        finished(resumed, log)
+        assert_same_run(whole.out, cut)
+        print(
+            f"  {'killed' if was_running else 'over'} after {at:.1f} s with {rows} rows, newest "
+            f"checkpoint {checkpoint}: resumed to the same bits"
+        )
+    # It is evaluated, and listed among the runs.
+    results = json.loads((whole.out / "results.json").read_text())
+    assert (results["scenario"], results["steps"]) == (scenario, 30)
+    rows = read_jsonl(whole.out / "evaluations.jsonl")
+    assert [row["step"] for row in rows] == [0, 15, 30]
+    for row in rows:
+        assert 0 <= row["test_accuracy"] <= 1
+        assert 0 <= row["valid_accuracy"] <= 1
+        assert row["buffer_samples"] == 64
+        assert row["buffer_is"] >= 1
+    done = subprocess.run(
+        [*EBMGUARD, "table", "jem", str(whole.out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "`whole`" in line]
+    assert len(lines) == 1
+    cells = [cell.strip() for cell in lines[0].strip("|").split("|")]
+    assert "cifar10" in cells
+    assert scenario in cells
+    assert "30 of 30" in cells
+    print(f"  {lines[0]}")
