@@ -56,7 +56,7 @@ TITLES = {
 SHARES = {"step": 3, "floor": 1, "sync": 1, "diverge": 4, "energies": 1, "memory": 2}
 """How all parts divide the time that is left."""
 UNFINISHED = "**Cut short here.**"
-GRACE = 60
+GRACE = 45
 """Seconds that a part may take beyond its time before it is ended."""
 
 
@@ -105,7 +105,7 @@ def provenance(device: torch.device, command: Sequence[str]) -> str:
 
 
 def run_all(command: Callable[[str, float], Sequence[str]], minutes: float) -> Iterator[str]:
-    """Run each part in a process of its own; yields those that failed.
+    """Run each part in a process of its own; yields those that failed or found no time.
 
     Args:
         command: of a part, by its name and minutes.
@@ -113,9 +113,11 @@ def run_all(command: Callable[[str, float], Sequence[str]], minutes: float) -> I
     """
     clock, waiting = Clock(minutes), dict(SHARES)
     for part in SHARES:
-        share = clock.left * waiting[part] / sum(waiting.values())
+        seconds = clock.left * waiting[part] / sum(waiting.values())
         del waiting[part]
-        seconds = max(0.0, share)
+        if seconds <= 0:
+            yield f"{part}: no time"
+            continue
         try:
             subprocess.run(command(part, seconds / 60), check=True, timeout=seconds + GRACE)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

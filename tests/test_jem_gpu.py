@@ -336,6 +336,12 @@ def test_all_parts_share_the_time(monkeypatch):
     assert asked["step"] == pytest.approx(12 * 60 * 3 / 12 + jem_gpu.GRACE)
 
 
+def test_what_finds_no_time_is_said(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("no time is left"))
+    failed = list(jem_gpu.run_all(lambda part, minutes: [part], 0))
+    assert failed == [f"{part}: no time" for part in jem_gpu.SHARES]
+
+
 def test_without_a_gpu_the_command_says_how_to_try_it(capsys, monkeypatch, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
