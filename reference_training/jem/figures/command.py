@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ebmguard.errors import ConfigError
 
-from ...toy.figures.canvas import new_figure
+from ...canvas import new_figure
 from ..paper import PROGRESS_FIGURES, TABLE_2
 from ..runs import JemRun, find_runs
 from ..table.scores import setups

@@ -12,7 +12,7 @@ import numpy as np
 from ebmguard.errors import ConfigError
 from ebmguard.report import sample_grid
 
-from ...toy.figures.canvas import DARK, Canvas
+from ...canvas import DARK, Canvas
 from ..paper import Metric
 from ..runs import Evaluation, JemRun, series
 from ..table.markdown import NONE, markdown_table

@@ -9,10 +9,10 @@ from typing import Any
 
 from ebmguard.sinks import to_json
 
+from ...canvas import new_figure
 from ...interrupt import INTERRUPTED
 from ..command import train_run
 from . import table
-from .canvas import new_figure
 from .collect import collect
 from .config import FigureConfig
 from .draw import draw_images
