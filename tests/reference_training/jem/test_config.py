@@ -35,8 +35,8 @@ def test_all_problems_are_in_one_error():
     with pytest.raises(ConfigError) as caught:
         config.check()
     text = str(caught.value)
-    names = ("lr", "depth", "n_neg", "sgld_steps", "noise_std", "reinit_rate", "beta_star")
-    names += ("p_x_weight", "threads", "checkpoint_every", "variant")
+    names = ["lr", "depth", "n_neg", "sgld_steps", "noise_std", "reinit_rate", "beta_star"]
+    names += ["p_x_weight", "threads", "checkpoint_every", "variant"]
     assert all(f"{name} is " in text for name in names)
     assert text.count("expected") == len(names)
     at().check()

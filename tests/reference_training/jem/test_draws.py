@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def images(*, pad: int = 0, flip: bool = False, side: int = 6) -> ImageData:
 
 
 def draws(
-    settings: Scenario = SMALL, seed: int = 3, ranks: Ranks = ONE_RANK, **augmentation: int
+    settings: Scenario = SMALL, seed: int = 3, ranks: Ranks = ONE_RANK, **augmentation: Any
 ) -> Draws:
     return Draws(images(**augmentation), settings, seed, ranks)
 
@@ -37,7 +38,7 @@ def recognised(x: torch.Tensor) -> list[int]:
     known = (images().train_x.double() / 127.5 - 1).float()
     distances = (x[:, None] - known[None]).abs().flatten(2).amax(-1)
     assert bool((distances.amin(-1) < 1e-6).all())
-    return distances.argmin(-1).tolist()
+    return [int(i) for i in distances.argmin(-1)]
 
 
 def test_every_image_comes_once_in_an_epoch():
@@ -84,7 +85,7 @@ def test_draws_with_replacement_are_the_generators():
     settings = replace(SMALL, epochs=False, n_labelled=0)
     found = draws(settings, seed=5)
     rng = torch.Generator().manual_seed(10)
-    counts = Counter()
+    counts = Counter[int]()
     for step in range(200):
         expected = torch.randint(COUNT, (8,), generator=rng)
         torch.randn(8, 3, 6, 6, generator=rng)  # the noise comes after the rows

@@ -39,7 +39,9 @@ def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
     quality = [(2.0, 300.0), (2.5, 310.0), (2.5, 290.0), (math.nan, math.nan)]
     rows = [
         evaluation(step, valid, buffer_is=score, buffer_fid=fid)
-        for step, (valid, (score, fid)) in enumerate(zip((0.3, 0.5, 0.5, 0.4), quality, strict=True))
+        for step, (valid, (score, fid)) in enumerate(
+            zip((0.3, 0.5, 0.5, 0.4), quality, strict=True)
+        )
     ]
     # Sample quality may be due more rarely than accuracy.
     rows.append(evaluation(4, 0.1))

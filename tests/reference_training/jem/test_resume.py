@@ -1,4 +1,4 @@
-"""Real processes of `ebmguard train jem` that are killed, and end with the same bits all the same."""
+"""Real processes of `ebmguard train jem` that are killed, and end with the same bits."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def scenario_run(out: Path, scenario: str, data_root: Path) -> JemConfig:
         out=out,
         data="cifar10",
         data_root=str(data_root),
-        scenario=scenario,  # type: ignore[arg-type]
+        scenario=scenario,
         device="cpu",
         depth=10,
         width=1,
@@ -138,7 +138,8 @@ def test_every_scenario_trains_survives_kills_and_is_in_the_table(tmp_path, data
     rng = random.Random(f"kills of {scenario}")
     for kill in range(KILLS[scenario]):
         cut = tmp_path / f"cut-{kill}"
-        at = rng.random() * seconds
+        # One in each part of the run, as long as the others.
+        at = (kill + rng.random()) / KILLS[scenario] * seconds
         was_running = killed_after(scenario_run(cut, scenario, data_root), at, log)
         rows, checkpoint = 0, "none"
         if (cut / "config.json").is_file():
@@ -157,9 +158,9 @@ def test_every_scenario_trains_survives_kills_and_is_in_the_table(tmp_path, data
     # It is evaluated, and listed among the runs.
     results = json.loads((whole.out / "results.json").read_text())
     assert (results["scenario"], results["steps"]) == (scenario, 30)
-    rows = read_jsonl(whole.out / "evaluations.jsonl")
-    assert [row["step"] for row in rows] == [0, 15, 30]
-    for row in rows:
+    evaluations = read_jsonl(whole.out / "evaluations.jsonl")
+    assert [row["step"] for row in evaluations] == [0, 15, 30]
+    for row in evaluations:
         assert 0 <= row["test_accuracy"] <= 1
         assert 0 <= row["valid_accuracy"] <= 1
         assert row["buffer_samples"] == 64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -107,7 +108,8 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
 
     def f(x: Tensor, y: Tensor | None) -> Tensor:
         logits = net.classify(x)
-        return logits.exp().sum(1).log() if y is None else logits[range(len(x)), y]
+        energies: Tensor = logits.exp().sum(1).log() if y is None else logits[range(len(x)), y]
+        return energies
 
     def images(n: int) -> tuple[Tensor, Tensor]:
         rows = torch.randint(1437, (n,), generator=image_rng)
@@ -201,7 +203,8 @@ def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
     start = {k: v.detach().clone() for k, v in network.named_parameters()}
     trainer = Trainer(config, network, data)
     chains = trainer.buffer.samples.clone()
-    found = []
+    settings, found = config.settings, []
+    n_labelled = settings.n_labelled or settings.n_pos
     for step in range(STEPS):
         numbers, x_neg = trainer.step(step)
         assert not numbers.requires_grad
@@ -210,9 +213,7 @@ def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
             assert x_neg is None
         else:
             assert x_neg is not None
-            assert len(x_neg) == (
-                config.settings.n_neg if config.p_x_weight else len_labels(config)
-            )
+            assert len(x_neg) == (settings.n_neg if config.p_x_weight else n_labelled)
     parameters, buffer, expected = by_hand(config)
     assert largest_difference(dict(network.named_parameters()), parameters) < 1e-8
     torch.testing.assert_close(trainer.buffer.samples, buffer, rtol=0, atol=1e-8)
@@ -222,10 +223,6 @@ def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
     assert not torch.equal(network.stem.weight, start["stem.weight"])
     assert torch.equal(chains, trainer.buffer.samples) == (not config.has_samples)
     trainer.close()
-
-
-def len_labels(config: JemConfig) -> int:
-    return config.settings.n_labelled or config.settings.n_pos
 
 
 def test_each_guard_watches_its_own_energies(tmp_path):
@@ -305,7 +302,7 @@ def test_chains_are_spread_over_the_buffer(tmp_path, size, count):
     rows = trainer.chains(count)[:, 0, 0, 0].tolist()
     assert len(rows) == min(size, count)
     assert rows == sorted(set(rows))
-    gaps = {int(b - a) for a, b in zip(rows, rows[1:], strict=False)}
+    gaps = {int(b - a) for a, b in pairwise(rows)}
     assert gaps <= {max(1, size // count)}
 
 
