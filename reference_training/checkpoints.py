@@ -65,7 +65,7 @@ class Checkpoints:
         """
         found: dict[int, set[int]] = {}
         others = set()
-        for _, step, rank, world in self._files():
+        for _, step, rank, world in _files(self.folder):
             if world == self.ranks.world:
                 found.setdefault(step, set()).add(rank)
             else:
@@ -95,7 +95,7 @@ class Checkpoints:
         save_durably(self.file(step), state)
         self.ranks.wait()
         kept = [*older, step][-KEPT:]
-        for file, at, rank, world in self._files():
+        for file, at, rank, world in _files(self.folder):
             if (rank, world) == (self.ranks.rank, self.ranks.world) and at not in kept:
                 file.unlink()
 
@@ -109,11 +109,11 @@ class Checkpoints:
         """
         damaged: list[str] = []
         for step in reversed(self.steps()):
-            file, problem = self.file(step), ""
+            problem = ""
             try:
-                state = _read(file, device)
-            except _DAMAGE as error:
-                problem = f"{file}: {error}"
+                state = load_file(self.file(step), device)
+            except ConfigError as error:
+                problem = str(error)
             # Ranks go back together, or not at all.
             problems = [each for each in self.ranks.from_all(problem) if each]
             if not problems:
@@ -125,22 +125,50 @@ class Checkpoints:
             raise ConfigError("no checkpoint can be read:\n  " + "\n  ".join(damaged))
         return None
 
-    def _files(self) -> Iterator[tuple[Path, int, int, int]]:
-        """Files of any rank: path, step, rank and the number of ranks."""
-        for path in list(self.folder.glob("step-*.pt")):
-            match = _NAME.fullmatch(path.name)
-            if match:
-                yield path, int(match[1]), int(match[2] or 0), int(match[3] or 1)
+
+def load_all_ranks(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
+    """Every rank's part of the newest checkpoint in a folder, for who did not write it.
+
+    Returns:
+        its step, and a part for each rank, on the CPU; None where there is no whole checkpoint.
+
+    Raises:
+        ConfigError: a part cannot be read.
+    """
+    found: dict[tuple[int, int], dict[int, Path]] = {}
+    for file, step, rank, world in _files(folder):
+        found.setdefault((step, world), {})[rank] = file
+    whole = {step: parts for (step, world), parts in found.items() if len(parts) == world}
+    if not whole:
+        return None
+    step = max(whole)
+    return step, [load_file(file, torch.device("cpu")) for _, file in sorted(whole[step].items())]
 
 
-def _read(file: Path, device: torch.device) -> dict[str, Any]:
-    # PyTorch writes checksums and does not look at them again.
-    with zipfile.ZipFile(file) as archive:
-        torn = archive.testzip()
-    if torn is not None:
-        raise zipfile.BadZipFile(f"{torn} in it is not what was written")
-    state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+def load_file(file: Path, device: torch.device) -> dict[str, Any]:
+    """What :func:`save_durably` wrote, its tensors on `device`.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not what was written.
+    """
+    try:
+        # PyTorch writes checksums and does not look at them again.
+        with zipfile.ZipFile(file) as archive:
+            torn = archive.testzip()
+        if torn is not None:
+            raise zipfile.BadZipFile(f"{torn} in it is not what was written")
+        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+    except _DAMAGE as error:
+        raise ConfigError(f"{file}: {error}") from error
     return state
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, int, int, int]]:
+    """Checkpoints in a folder: path, step, rank and the number of ranks."""
+    for path in list(folder.glob("step-*.pt")):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            yield path, int(match[1]), int(match[2] or 0), int(match[3] or 1)
 
 
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:

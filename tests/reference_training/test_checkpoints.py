@@ -16,7 +16,12 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.checkpoints import Checkpoints, save_durably
+from ebmguard.reference_training.checkpoints import (
+    Checkpoints,
+    load_all_ranks,
+    load_file,
+    save_durably,
+)
 from ebmguard.reference_training.ranks import Ranks
 from tests.reference_training import checkpoints_process
 
@@ -246,3 +251,31 @@ def test_another_number_of_ranks_is_refused(tmp_path, saved, asked):
     with pytest.raises(ConfigError, match=f"of {saved} processes, this run has {asked}"):
         Checkpoints(tmp_path, Ranks(0, asked)).load(CPU)
     assert names(tmp_path) == before
+
+
+@pytest.mark.parametrize("world", [1, 2, 11])
+def test_others_read_all_ranks_of_the_newest_whole_one(tmp_path, world):
+    assert load_all_ranks(tmp_path) is None
+    ranks = [Checkpoints(tmp_path, Ranks(rank, world)) for rank in range(world)]
+    for step in (4, 8):
+        for one in ranks:
+            one.save(step, state_of(step + 0.01 * one.ranks.rank))
+    save_durably(tmp_path / f"step-00000012.rank0of{world + 1}.pt", state_of(12))
+    found = load_all_ranks(tmp_path)
+    assert found is not None
+    step, parts = found
+    assert step == 8
+    assert [part["x"][0].item() for part in parts] == pytest.approx(
+        [8 + 0.01 * rank for rank in range(world)]
+    )
+
+
+def test_a_file_that_cannot_be_read_is_named(checkpoints):
+    file = checkpoints.newest()
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(ConfigError, match=file.name):
+        load_file(file, CPU)
+    with pytest.raises(ConfigError, match=file.name):
+        load_all_ranks(file.parent)
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_file(file.with_name("nowhere.pt"), CPU)

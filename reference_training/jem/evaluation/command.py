@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from ebmguard.sinks import to_json
 from ...data import ImageData, load_data
 from ...device import describe, find_device
 from ...networks import WideResNet
+from ...progress import default_reporter
+from ..config import JemConfig
+from ..trainer import set_precision
 from .classification import ECE_BINS, accuracy, calibration_error, classify
 from .config import EvaluateConfig
 from .features import load_features
@@ -39,6 +43,7 @@ def run(config: EvaluateConfig) -> int:
         ConfigError: the settings cannot be meant, or the run has no such checkpoint.
         ImportError: a package that is needed is not installed.
     """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     results = evaluate(config)
     text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
     (config.run / EVALUATION).write_text(text, encoding="utf-8")
@@ -58,14 +63,19 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     settings: dict[str, Any] = stored["settings"]
     device = find_device(config.device)
     network, step = load_network(config.run, config.checkpoint, device)
+    set_precision(JemConfig(out=config.run, precision=stored["precision"]))
     chain_steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
+    buffer = _buffer(config.run, config.samples) if "buffer" in config.chains else None
+    root = config.data_root
+    if root is None and stored["data_root"] is not None:
+        root = Path(stored["data_root"])
     data = load_data(
         stored["data"],
-        config.data_root,
+        root,
         **{f"{part}_images": settings[f"{part}_images"] for part in ("train", "valid", "test")},
     ).to(device)
     noise_std: float = settings["eval_noise"]
-    others = {name: other_images(name, data, config.data_root) for name in config.ood}
+    others = {name: other_images(name, data, root) for name in config.ood}
     quality = None
     if config.chains:
         features = load_features(
@@ -82,12 +92,11 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         "classification": _classification(network, data, noise_std),
     }
     if quality is not None:
-        results["features"] = quality.features.label
-        results["comparable_with_literature"] = quality.features.comparable_with_literature
+        results |= quality.features.described()
         results["reference_images"] = len(data.train_x)
         results["samples"] = {}
-        if "buffer" in config.chains:
-            buffer_step, chains = _buffer(config.run, config.samples)
+        if buffer is not None:
+            buffer_step, chains = buffer
             results["samples"]["buffer"] = {"step": buffer_step, **quality.measure(chains)}
         if "fresh" in config.chains:
             shape = (config.samples, *data.sample_shape)
@@ -126,6 +135,8 @@ def fresh_chains(
     device = next(network.parameters()).device
     generator = torch.Generator(device).manual_seed(CHAIN_SEED)
     parts = []
+    reporter = default_reporter(every=4 * CHAIN_BATCH)
+    reporter.start(f"fresh chains of {steps:,} steps", 0, shape[0])
     for start in range(0, shape[0], CHAIN_BATCH):
         size = (min(CHAIN_BATCH, shape[0] - start), *shape[1:])
         x = torch.rand(size, generator=generator, device=device) * 2 - 1
@@ -139,6 +150,8 @@ def fresh_chains(
                 generator=generator,
             ).cpu()
         )
+        reporter.step(start + size[0], {})
+    reporter.stop()
     return torch.cat(parts)
 
 
@@ -166,7 +179,7 @@ def table(results: Mapping[str, Any]) -> str:
             lines.append(f"{what:34} {row['samples']:8,} {score:>15} {row['fid']:9.2f}")
         lines.append(f"judged by: {results['features']}")
         lines.append(f"FID to {results['reference_images']:,} training images")
-        if not results["comparable_with_literature"]:
+        if not results["features_comparable"]:
             lines.append("not comparable with published scores, which are of Inception features")
     if results["ood"]:
         lines += ["", f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"]
@@ -204,4 +217,6 @@ def _chain_steps(config: EvaluateConfig, settings: Mapping[str, Any]) -> int:
 def _buffer(run: Path, most: int) -> tuple[int, Tensor]:
     """Steps of the newest checkpoint, and at most so many of its chains, spread over all."""
     step, _, chains = read_last(run)
-    return step, chains[:: max(1, len(chains) // most)][:most]
+    count = min(most, len(chains))
+    # Chains of a class lie together.
+    return step, chains[torch.arange(count) * len(chains) // count]

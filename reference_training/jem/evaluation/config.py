@@ -45,7 +45,8 @@ class EvaluateConfig:
     """What the test images are told from: noise, single colours, means of two test images, or
     another data set with images of the same shape."""
     data_root: Path | None = None
-    """Folder of the data sets; None is the environment variable EBMGUARD_DATA."""
+    """Folder of the data sets; None is that of the run, else the environment variable
+    EBMGUARD_DATA."""
     device: str = "auto"
     """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
 

@@ -47,7 +47,8 @@ class Evaluator:
         Returns:
             `step`, `epoch`, `valid_accuracy` (None without validation images), `test_accuracy` and
             `ece` of the test images; with samples also `buffer_is`, `buffer_is_std`, `buffer_fid`,
-            `buffer_samples` (their number) and `features` (what judged them).
+            `buffer_samples` (their number), `features` (what judged them), `features_comparable`
+            (with published scores) and `features_fixed` (or of the network in training).
         """
         data = self.data
         test = self._logits(network, data.test_x)
@@ -66,7 +67,7 @@ class Evaluator:
             with evaluation_mode(network):
                 scores = self.quality.measure(buffer)
             row |= {f"buffer_{name}": value for name, value in scores.items()}
-            row["features"] = self.quality.features.label
+            row |= self.quality.features.described()
         return row
 
     def _logits(self, network: WideResNet, images: Tensor) -> Tensor:

@@ -40,16 +40,25 @@ class Features:
     Attributes:
         module: images (B, C, H, W), float in [-1, 1] -> features (B, D) and logits (B, K).
         label: what it is, to be printed beside every Inception score and FID.
-        comparable_with_literature: whether these can stand beside published ones. That takes the
-            published numbers of samples and reference images as well.
+        comparable: whether these can stand beside published ones. That takes the published numbers
+            of samples and reference images as well.
         fixed: whether the module stays as it is while a run trains. If not, the reference images
-            are gone through again in each measurement.
+            are gone through again in each measurement, and scores of different steps cannot be
+            compared: features of an untrained network are all but equal, and so its FID is small.
     """
 
     module: FeatureModule
     label: str
-    comparable_with_literature: bool
+    comparable: bool
     fixed: bool
+
+    def described(self) -> dict[str, Any]:
+        """What stands beside scores in a file."""
+        return {
+            "features": self.label,
+            "features_comparable": self.comparable,
+            "features_fixed": self.fixed,
+        }
 
 
 class ClassifierFeatures:
@@ -74,7 +83,7 @@ def load_features(
     """The network that `spec` names.
 
     - ``own``: the run's own classifier. It may be in training; its numbers compare samples within
-      one run only.
+      one evaluation only.
     - the folder of a run: that run's classifier, best by validation accuracy. Runs can be compared
       with each other by it.
     - ``inception:FILE``: the published Inception network, from weights that the user has. Images
@@ -94,7 +103,7 @@ def load_features(
     """
     if spec == "own":
         _refuse_checksum(sha256, spec)
-        label = "the run's own classifier (comparable within this run only)"
+        label = "the run's own classifier (comparable within one evaluation only)"
         return Features(ClassifierFeatures(network), label, False, fixed=False)
     if spec.startswith(INCEPTION_PREFIX):
         return _inception(Path(spec.removeprefix(INCEPTION_PREFIX)), sha256, device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
+from ...checkpoints import load_all_ranks, load_file
 from ...networks import WideResNet
 from ...run_folder import CONFIG
 
 CheckpointName = Literal["best", "last"]
 BEST = "best.pt"
-_LAST = re.compile(r"step-(\d+)(?:\.rank\d+of(\d+))?\.pt")
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -29,7 +28,7 @@ def read_config(run: Path) -> dict[str, Any]:
     """
     file = run / CONFIG
     config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    if not {"data", "settings"} <= set(config):
+    if not {"data", "precision", "settings"} <= set(config):
         raise ConfigError(f"{run} is not a run folder of `ebmguard train jem`")
     return config
 
@@ -42,25 +41,19 @@ def read_last(run: Path) -> tuple[int, dict[str, Tensor], Tensor]:
         (N, C, H, W).
 
     Raises:
-        ConfigError: there is none with the parts of all its processes.
+        ConfigError: there is none with the parts of all its processes, or it cannot be read.
     """
-    parts: dict[tuple[int, int], list[Path]] = {}
-    for file in sorted((run / "checkpoints").glob("step-*.pt")):
-        match = _LAST.fullmatch(file.name)
-        if match:
-            parts.setdefault((int(match[1]), int(match[2] or 1)), []).append(file)
-    complete = {step: files for (step, world), files in parts.items() if len(files) == world}
-    if not complete:
+    found = load_all_ranks(run / "checkpoints")
+    if found is None:
         raise ConfigError(f"{run} has no checkpoint yet; go on with it by --resume")
-    step = max(complete)
-    states = [_read(file) for file in complete[step]]
-    return step, states[0]["network"], torch.cat([state["buffer"]["samples"] for state in states])
+    step, parts = found
+    return step, parts[0]["network"], torch.cat([part["buffer"]["samples"] for part in parts])
 
 
 def load_network(
     run: Path, checkpoint: CheckpointName, device: torch.device
 ) -> tuple[WideResNet, int]:
-    """The network of a run, in float32 and in evaluation mode.
+    """The network of a run, with the arithmetic of its training, in evaluation mode.
 
     Args:
         run: folder of the run.
@@ -73,7 +66,7 @@ def load_network(
     Raises:
         ConfigError: the folder holds no run, or no such checkpoint.
     """
-    settings = read_config(run)["settings"]
+    config = read_config(run)
     if checkpoint == "last":
         step, parameters, _ = read_last(run)
     else:
@@ -83,27 +76,24 @@ def load_network(
                 f"{run} has no checkpoint that is the best by validation accuracy: it was not "
                 "evaluated yet, or has no validation images; name the newest by --checkpoint last"
             )
-        state = _read(file)
+        state = load_file(file, torch.device("cpu"))
         step, parameters = int(state["step"]), state["network"]
-    network = _build(settings, parameters)
+    network = _build(config, parameters)
     network.requires_grad_(False)
     # As in training: the faster memory layout for these convolutions.
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network.eval(), step
 
 
-def _build(settings: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> WideResNet:
+def _build(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> WideResNet:
+    settings = config["settings"]
     network = WideResNet(
         in_channels=parameters["stem.weight"].shape[1],
         classes=parameters["head.weight"].shape[0],
         depth=settings["depth"],
         width=settings["width"],
         early_stride=settings["early_stride"],
+        autocast=torch.bfloat16 if config["precision"] == "bfloat16" else None,
     )
     network.load_state_dict(parameters)
     return network
-
-
-def _read(file: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    return state

@@ -19,9 +19,12 @@ from ebmguard.reference_training.jem.evaluation.command import fresh_chains, run
 from ebmguard.reference_training.jem.evaluation.config import EvaluateConfig
 from ebmguard.reference_training.jem.evaluation.features import load_features
 from ebmguard.reference_training.jem.evaluation.quality import SampleQuality
+from ebmguard.reference_training.jem.evaluation.stored import load_network
 from ebmguard.reference_training.networks import WideResNet
 
 CPU = torch.device("cpu")
+SPREAD = [i for i in range(30) if i % 6 != 5]
+"""25 of 30 chains, from all parts of the buffer."""
 SETTINGS = {
     "depth": 10,
     "width": 1,
@@ -41,6 +44,7 @@ def make_run(path, *, best=True, parts=1, **settings):
     """A run folder with a checkpoint of 30 chains; the networks of its checkpoints."""
     (path / "checkpoints").mkdir(parents=True)
     config = {"data": "digits", "scenario": "digits", "beta_star": 2.0, "seed": 3}
+    config |= {"precision": "float32", "data_root": None}
     config["settings"] = {**SETTINGS, **settings}
     (path / "config.json").write_text(json.dumps(config))
     networks = {name: WideResNet(width=1, early_stride=True) for name in ("best", "last")}
@@ -88,7 +92,7 @@ def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
         assert f"{row['accuracy']:.2%}" in printed
     assert (results["checkpoint"], results["step"], results["reference_images"]) == ("best", 4, 90)
     buffer = results["samples"]["buffer"]
-    assert buffer == pytest.approx({"step": 12, **quality_of(best, data, chains[:25])})
+    assert buffer == pytest.approx({"step": 12, **quality_of(best, data, chains[SPREAD])})
     fresh = fresh_chains(best, (25, 1, 8, 8), steps=4, settings=SETTINGS)
     # Four steps: two of each training step, at most twice before a restart in the mean.
     expected = quality_of(best, data, fresh)
@@ -96,7 +100,7 @@ def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
     assert "replay buffer after 12 steps" in printed
     assert "fresh chains of 4 steps" in printed
     assert f"{expected['fid']:.2f}" in printed
-    assert "this run only" in printed
+    assert "one evaluation only" in printed
     assert "not comparable with published scores" in printed
     assert list(results["ood"]) == ["uniform", "constant", "interpolated"]
     assert all(
@@ -112,7 +116,7 @@ def test_the_newest_checkpoint_instead(tmp_path):
     results = evaluate(tmp_path / "run", checkpoint="last", chains=("buffer",), ood=())
     data = load_data("digits", train_images=90, valid_images=20, test_images=40)
     assert (results["step"], results["ood"]) == (12, {})
-    expected = quality_of(networks["last"].eval(), data, chains[:25])
+    expected = quality_of(networks["last"].eval(), data, chains[SPREAD])
     assert results["samples"] == {"buffer": pytest.approx({"step": 12, **expected})}
 
 
@@ -151,6 +155,28 @@ def test_settings_that_cannot_be_meant(tmp_path):
     for settings in ({"samples": 0}, {"chain_steps": -1}, {"ood": ("digits",)}):
         with pytest.raises(ConfigError, match=next(iter(settings))):
             evaluate(tmp_path / "run", **{"chain_steps": 1, **settings})
+
+
+def test_the_data_are_where_the_run_had_them_unless_told_otherwise(tmp_path):
+    make_run(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    config = json.loads(file.read_text()) | {"data": "mnist", "data_root": str(tmp_path / "then")}
+    file.write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="then"):
+        evaluate(tmp_path / "run")
+    with pytest.raises(ConfigError, match="now"):
+        evaluate(tmp_path / "run", data_root=tmp_path / "now")
+
+
+def test_the_arithmetic_is_that_of_the_training(tmp_path):
+    make_run(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    x = torch.rand(5, 1, 8, 8)
+    exact, _ = load_network(tmp_path / "run", "best", CPU)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"precision": "bfloat16"}))
+    rounded, _ = load_network(tmp_path / "run", "best", CPU)
+    assert not torch.equal(exact(x), rounded(x))
+    torch.testing.assert_close(exact(x), rounded(x), rtol=0.02, atol=0.02)
 
 
 def test_the_command_line():

@@ -39,7 +39,8 @@ def test_a_row_has_what_was_measured(network):
     row = evaluator.evaluate(network, step=11, epoch=0.5, buffer=buffer)
     assert list(row) == [
         *("step", "epoch", "valid_accuracy", "test_accuracy", "ece"),
-        *("buffer_is", "buffer_is_std", "buffer_fid", "buffer_samples", "features"),
+        *("buffer_is", "buffer_is_std", "buffer_fid", "buffer_samples"),
+        *("features", "features_comparable", "features_fixed"),
     ]
     assert (row["step"], row["epoch"], row["buffer_samples"]) == (11, 0.5, 40)
     assert row["valid_accuracy"] == share_right(network, DATA.valid_x, DATA.valid_y)
@@ -49,6 +50,7 @@ def test_a_row_has_what_was_measured(network):
     assert row["buffer_fid"] > 0
     assert row["buffer_is"] >= 1
     assert "own classifier" in row["features"]
+    assert (row["features_comparable"], row["features_fixed"]) == (False, False)
 
 
 def test_samples_are_judged_only_where_there_are_some(network):

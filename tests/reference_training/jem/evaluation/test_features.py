@@ -42,7 +42,7 @@ def assert_is_classifier(features, network):
         torch.testing.assert_close(own, network.features(x))
         torch.testing.assert_close(logits, network.classify(x))
     assert own.shape == (3, 64)
-    assert not features.comparable_with_literature
+    assert not features.comparable
 
 
 def test_own_follows_the_network_in_training():
@@ -53,16 +53,17 @@ def test_own_follows_the_network_in_training():
     assert_is_classifier(features, network)
     assert not features.fixed
     assert "own classifier" in features.label
-    assert "this run only" in features.label
+    assert "one evaluation only" in features.label
     assert network.training
     assert all(parameter.requires_grad for parameter in network.parameters())
 
 
 def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
     other = WideResNet(depth=16, width=1, early_stride=True)
-    settings = {"depth": 16, "width": 1, "early_stride": True}
+    config = {"data": "digits", "precision": "float32"}
+    config["settings"] = {"depth": 16, "width": 1, "early_stride": True}
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "config.json").write_text(json.dumps({"data": "digits", "settings": settings}))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="--checkpoint last"):
         load(tmp_path)
     state = {"step": 1234, "valid_accuracy": 0.5, "network": other.state_dict()}

@@ -59,7 +59,7 @@ def test_features_and_logits_are_those_of_the_usual_reader_of_the_weights(tmp_pa
         f"inception:{file}", sha256=digest, network=network, device=torch.device("cpu")
     )
     file.unlink()  # 96 MB
-    assert not found.comparable_with_literature
+    assert not found.comparable
     assert found.label == f"other weights of the Inception network (sha256 {digest[:8]})"
     pixels = np.random.RandomState(1).randint(0, 256, (2, 3, 32, 32), dtype=np.uint8)
     images = torch.from_numpy(pixels).float() / 127.5 - 1
