@@ -1,4 +1,4 @@
-"""Statistics that keep a NaN a NaN."""
+"""Statistics that keep a NaN a NaN, and times in words."""
 
 from __future__ import annotations
 
@@ -19,3 +19,11 @@ def median(values: Sequence[float]) -> float | None:
     if any(math.isnan(value) for value in values):
         return math.nan
     return statistics.median(values) if values else None
+
+
+def duration(seconds: float) -> str:
+    """A time in the largest unit of which there are two: days, hours, minutes or seconds."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -17,9 +17,11 @@ from ebmguard.sinks import read_jsonl
 
 from ..run_folder import CONFIG, RESULTS
 from .paper import TABLE_2
+from .record import RunRecord
 from .scenarios import SCENARIOS
 
 METRICS_FILE = "metrics.jsonl"
+TRAINING_FILE = "training.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 SAMPLES = "samples"
 
@@ -73,6 +75,8 @@ class Evaluation:
         fid: its Fréchet distance; None where it was not due.
         features: the network whose features these two rest on; None where they were not due.
         samples: samples that they rest on; None where they were not due.
+        features_comparable: whether the paper's rest on the same features.
+        features_fixed: whether those features stayed as they were while the run trained.
     """
 
     step: int
@@ -83,12 +87,13 @@ class Evaluation:
     fid: float | None
     features: str | None
     samples: int | None
+    features_comparable: bool = False
+    features_fixed: bool = False
 
     @property
     def published_measure(self) -> bool:
         """Whether IS and FID are of what the paper's are of: Inception, all of the buffer."""
-        known = self.features is not None and self.features.lower().startswith("inception")
-        return known and self.samples == SCENARIOS["1"].buffer_size
+        return self.features_comparable and self.samples == SCENARIOS["1"].buffer_size
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ class JemRun:
         evaluations: oldest first.
         first_error: the guard's first alert of level ERROR as a record, or None.
         steps: updates done, as far as the files say.
+        diverged_at: the step at which the run was lost, as far as the files say; None where it was
+            not.
     """
 
     path: Path
@@ -110,6 +117,7 @@ class JemRun:
     evaluations: tuple[Evaluation, ...]
     first_error: dict[str, Any] | None
     steps: int
+    diverged_at: int | None
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -136,19 +144,17 @@ class JemRun:
     def network(self) -> str:
         """The network in words, with the arithmetic where it is not float32."""
         name = f"WRN-{self.settings.get('depth', '?')}-{self.settings.get('width', '?')}"
-        precision = self.config.get("precision", "float32")
-        return name if precision == "float32" else f"{name}, {precision}"
+        return name if self.precision == "float32" else f"{name}, {self.precision}"
+
+    @property
+    def precision(self) -> str:
+        """The arithmetic of the convolutions."""
+        return str(self.config["precision"])
 
     @property
     def iterations(self) -> int:
         """Updates that were asked for."""
         return int(self.settings["iterations"])
-
-    @property
-    def diverged_at(self) -> int | None:
-        """The step at which the run was lost; None where it was not, or is not over."""
-        lost = None if self.results is None else self.results["diverged_at"]
-        return None if lost is None else int(lost)
 
     @property
     def complete(self) -> bool:
@@ -191,12 +197,14 @@ class JemRun:
 
     def state(self) -> str:
         """How far the run got, in a few words."""
-        done = f"{self.steps:,} of {self.iterations:,} iterations"
-        if self.diverged_at is not None:
-            epoch = self.epoch(self.diverged_at)
-            where = "" if math.isnan(epoch) else f" (epoch {epoch:.4g})"
-            return f"diverged at step {self.diverged_at:,}{where}"
-        return f"finished {done}" if self.complete else f"stopped or still running, {done}"
+        so_far = "finished" if self.complete else "stopped or still running,"
+        words = f"{so_far} {self.steps:,} of {self.iterations:,} iterations"
+        if self.diverged_at is None:
+            return words
+        epoch = self.epoch(self.diverged_at)
+        where = "" if math.isnan(epoch) else f" (epoch {epoch:.4g})"
+        lost = f"diverged at step {self.diverged_at:,}{where}"
+        return lost if self.complete else f"{lost}; {words}"
 
     def grids(self) -> dict[int, Path]:
         """The stored negatives, uint8 (64, C, H, W) each, by step, first step first."""
@@ -243,13 +251,15 @@ def load_run(path: Path) -> JemRun:
         results = None
     errors = [alert for alert in _lines(path / "alerts.jsonl") if alert["level"] == "ERROR"]
     evaluations = {row["step"]: _evaluation(row) for row in _lines(path / EVALUATIONS_FILE)}
+    steps, lost = _so_far(path) if results is None else (results["steps"], results["diverged_at"])
     return JemRun(
         path=path,
         config=config,
         results=results,
         evaluations=tuple(evaluations[step] for step in sorted(evaluations)),
         first_error=min(errors, key=lambda alert: int(alert["step"]), default=None),
-        steps=_last_step(path / METRICS_FILE) + 1 if results is None else int(results["steps"]),
+        steps=steps,
+        diverged_at=lost,
     )
 
 
@@ -283,8 +293,12 @@ def series(
 
 
 def _is_jem(config: Path) -> bool:
-    # Toys have several β, and no data set.
-    return {"data", "beta_star", "scenario", "settings"} <= set(_read(config))
+    # Toys have several β, and no data set. Other programs have files of this name too.
+    try:
+        names = set(_read(config))
+    except ValueError:
+        return False
+    return {"data", "beta_star", "scenario", "precision", "settings"} <= names
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -306,18 +320,18 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation:
         fid=row.get("buffer_fid"),
         features=row.get("features"),
         samples=row.get("buffer_samples"),
+        features_comparable=row.get("features_comparable", False),
+        features_fixed=row.get("features_fixed", False),
     )
 
 
-def _last_step(file: Path) -> int:
-    """The step of the last complete line, -1 where there is none. Reads the file's end alone."""
-    if not file.is_file():
-        return -1
-    with file.open("rb") as lines:
-        size = lines.seek(0, 2)
-        lines.seek(max(0, size - 65_536))
-        *complete, _ = lines.read().split(b"\n")
-    return int(json.loads(complete[-1])["step"]) if complete else -1
+def _so_far(path: Path) -> tuple[int, int | None]:
+    """Updates done and the step that was lost, of a run without results."""
+    record = RunRecord()
+    for row in _lines(path / TRAINING_FILE):
+        record.see_step(row["step"], row["cross_entropy"], row.get("energy_gap"))
+        record.next_step = row["step"] + 1
+    return record.next_step, record.diverged_at
 
 
 def _as_published(name: str, own: Mapping[str, Any], published: Any) -> bool:

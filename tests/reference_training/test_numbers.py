@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.numbers import mean, median
+from ebmguard.reference_training.numbers import duration, mean, median
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
@@ -43,3 +43,11 @@ def test_a_mean_hides_nothing():
     assert mean([-math.inf, 1.0]) == -math.inf
     for values in ([math.nan, 1.0], [math.inf, -math.inf], [math.nan, math.inf, -math.inf]):
         assert math.isnan(mean(values))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(3, "3 s"), (119, "119 s"), (600, "10.0 min"), (9000, "2.5 h"), (3 * 86_400, "3.0 days")],
+)
+def test_times_are_in_the_unit_that_fits(seconds, words):
+    assert duration(seconds) == words

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
-from ...toy.figures.canvas import DARK, Canvas
+from ...canvas import DARK, Canvas
 from ..paper import DIVERGED, TABLE_2
 from ..record import DIVERGED_GAP
 from ..runs import Evaluation, JemRun, series
@@ -61,15 +61,12 @@ class Curve:
     Attributes:
         run: the run.
         gaps: mean f⁺ − mean f⁻, bundled.
-        lost_at: the step at which the run diverged, or where that is not known yet the first whose
-            gap counts as lost; None where there is neither.
         not_finite: how many gaps are not finite.
         size: values a bundle.
     """
 
     run: JemRun
     gaps: Bundles
-    lost_at: int | None
     not_finite: int
     size: int
 
@@ -101,11 +98,7 @@ def curves(runs: Sequence[JemRun]) -> list[Curve]:
 
 
 def _curve(run: JemRun, steps: NDArray[np.int64], gaps: NDArray[np.float64], size: int) -> Curve:
-    beyond = steps[~(np.abs(gaps) <= DIVERGED_GAP)]
-    lost = run.diverged_at
-    if lost is None and len(beyond):
-        lost = int(beyond[0])
-    return Curve(run, bundle(steps, gaps, size), lost, int((~np.isfinite(gaps)).sum()), size)
+    return Curve(run, bundle(steps, gaps, size), int((~np.isfinite(gaps)).sum()), size)
 
 
 def draw_progress(found: Sequence[Curve], title: str, panels: Sequence[str]) -> Figure:
@@ -147,8 +140,8 @@ def draw_progress(found: Sequence[Curve], title: str, panels: Sequence[str]) -> 
     right = max(axes.get_xlim()[1] for axes in (gap, *others))
     for axes in (gap, *others):
         for curve in found:
-            if curve.lost_at is not None:
-                place = _places(curve.run, np.array([curve.lost_at]), by_epoch)[0]
+            if curve.run.diverged_at is not None:
+                place = _places(curve.run, np.array([curve.run.diverged_at]), by_epoch)[0]
                 colour = colours[curve.run.beta_star]
                 axes.axvline(place, color=colour, lw=0.9, ls="--", alpha=0.8)
         axes.set_xlim(0, right)
@@ -184,8 +177,8 @@ def _draw_gap(
         # On the upper edge: a gap that is not finite has no place on the axis.
         edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
         axes.plot(x, np.ones(len(x)), "x", color=colour, ms=4, mew=0.9, **edge)
-        if curve.lost_at is not None:
-            place = _places(curve.run, np.array([curve.lost_at]), by_epoch)
+        if curve.run.diverged_at is not None:
+            place = _places(curve.run, np.array([curve.run.diverged_at]), by_epoch)
             axes.plot(place, [1.0], "X", color=colour, mec="black", ms=9, zorder=5, **edge)
     axes.set_ylabel(f"mean f(x⁺) − mean f(x⁻)\nsymlog, linear up to ±{LINTHRESH:g}")
     size = found[0].size
@@ -244,14 +237,14 @@ def _legend(found: Sequence[Curve], colours: dict[float, str]) -> list[Any]:
     for beta_star, colour in colours.items():
         own = [curve for curve in found if curve.run.beta_star == beta_star]
         words = [f"{len(own)} seeds"] if len(own) > 1 else []
-        lost = sum(curve.lost_at is not None for curve in own)
+        lost = sum(curve.run.diverged_at is not None for curve in own)
         if lost:
             words.append(f"{lost} lost" if len(own) > 1 else "lost")
         if not all(curve.run.complete for curve in own):
             words.append("not over")
         label = f"β* = {beta_star:g}" + (f" ({', '.join(words)})" if words else "")
         handles.append(Line2D([], [], color=colour, lw=2, label=label))
-    if any(curve.lost_at is not None for curve in found):
+    if any(curve.run.diverged_at is not None for curve in found):
         style: dict[str, Any] = {"color": "white", "mec": "black", "ls": ""}
         handles.append(Line2D([], [], marker="X", ms=8, label="lost", **style))
     if any(curve.not_finite for curve in found):
@@ -282,13 +275,13 @@ def progress_table(found: Sequence[Curve], scenario: str) -> str:
         run, scores = curve.run, run_scores(curve.run)
         known = curve.gaps.centre[np.isfinite(curve.gaps.centre)]
         ends = [f"{known[0]:.3g}", f"{known[-1]:.3g}"] if len(known) else [NONE, NONE]
-        epoch = math.nan if curve.lost_at is None else run.epoch(curve.lost_at)
+        epoch = math.nan if curve.run.diverged_at is None else run.epoch(curve.run.diverged_at)
         row = [
             f"`{run.path.name}`",
             f"{run.beta_star:g}",
             str(run.seed),
             f"{run.steps:,} of {run.iterations:,}",
-            NONE if curve.lost_at is None else f"{curve.lost_at:,}",
+            NONE if curve.run.diverged_at is None else f"{curve.run.diverged_at:,}",
             NONE if math.isnan(epoch) else f"{epoch:.3g}",
             *ends,
             f"{curve.not_finite:,}",

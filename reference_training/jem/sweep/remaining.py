@@ -30,11 +30,3 @@ def remaining_seconds(
     for _ in range(waiting):
         heapq.heapreplace(free_at, free_at[0] + mean)
     return max(free_at)
-
-
-def duration(seconds: float) -> str:
-    """A time in the unit that fits: minutes, hours or days."""
-    for unit, length in (("days", 86_400), ("h", 3600)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds / 60:.1f} min"

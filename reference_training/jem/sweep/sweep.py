@@ -13,16 +13,17 @@ from pathlib import Path
 from ebmguard.errors import ConfigError
 
 from ...interrupt import INTERRUPTED
+from ...numbers import duration
 from ...run_folder import RESULTS
 from ..runs import find_runs
 from ..table.tables import page
 from .attempt import Attempt, lock, status_words
 from .cell import Cell, outcome
 from .place import Place
-from .remaining import duration, remaining_seconds
+from .remaining import remaining_seconds
 from .stop import Stop
 
-STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGKILL)
+STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
 """How a run ends that is stopped: with its checkpoint, before its first step, by force."""
 POLL_SECONDS = 0.2
 TABLE = "table.md"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..paper import Metric
-from ..runs import Deviation, JemRun
+from ..runs import JemRun
 
 UNFINISHED, DIVERGED, MEASURE, FINAL, OTHER = "…", "†", "‡", "§", "≠"
 
@@ -17,7 +17,8 @@ MARKS = {
     UNFINISHED: "stopped or still running: what it has so far",
     DIVERGED: "diverged",
     MEASURE: "IS and FID are not of Inception's features of 10,000 samples: not comparable with "
-    "the paper's, nor between runs where each run's own classifier judges them",
+    "the paper's. Where a run's own classifier judges them, which changes as it learns, they are "
+    "the last ones, and not comparable between runs either",
     FINAL: "no validation images: the last test accuracy",
 }
 """The marks behind numbers."""
@@ -31,8 +32,9 @@ class RunScores:
         accuracy: test accuracy, a fraction, at the evaluation of the best validation accuracy, the
             first of equals; the last test accuracy where there are no validation images. None
             before the first evaluation.
-        inception: the highest Inception score of all evaluations, or None.
-        fid: the lowest Fréchet distance, or None.
+        inception: the highest Inception score of all evaluations, or None; the last one where the
+            features changed from one evaluation to the next.
+        fid: the lowest Fréchet distance likewise.
         marks: those of the accuracy, and those of the other two.
     """
 
@@ -64,6 +66,8 @@ def run_scores(run: JemRun) -> RunScores:
     )
     measured = [row for row in run.evaluations if row.features is not None]
     comparable = all(row.published_measure for row in measured)
+    if not all(row.features_fixed for row in measured):
+        measured = measured[-1:]
     return RunScores(
         accuracy=accuracy,
         inception=_best(max, (row.inception for row in measured)),
@@ -138,7 +142,7 @@ def as_published(metric: Metric, value: float) -> str:
 
 @dataclass(frozen=True)
 class Setup:
-    """Runs that differ from their published ones in the same way.
+    """Runs that differ from their published ones in the same way, in one arithmetic.
 
     Attributes:
         name: a letter.
@@ -160,11 +164,11 @@ class Setup:
 
     def describe(self) -> str:
         """The differences, in words."""
-        if self.published:
-            return "size and settings as published"
         # What is published may differ between scenarios, such as the learning rate.
-        words = dict.fromkeys(str(item) for run in self.runs for item in run.deviations())
-        return "; ".join(words)
+        found = dict.fromkeys(str(item) for run in self.runs for item in run.deviations())
+        words = "; ".join(found) or "size and settings as published"
+        precision = self.runs[0].precision
+        return words if precision == "float32" else f"{words}; in {precision}"
 
     def of(self, scenario: str) -> dict[float, list[JemRun]]:
         """The runs of a scenario by β*, ascending."""
@@ -177,15 +181,12 @@ class Setup:
 
 def setups(runs: Iterable[JemRun]) -> list[Setup]:
     """The runs by how they differ from the published ones, the published setup first."""
-    found: dict[tuple[tuple[str, str], ...], list[JemRun]] = {}
+    found: dict[tuple[str, ...], list[JemRun]] = {}
     for run in runs:
-        found.setdefault(_key(run.deviations()), []).append(run)
+        own = (f"{item.name} {item.own!r}" for item in run.deviations())
+        found.setdefault((run.precision, *own), []).append(run)
     ordered = sorted(found.values(), key=lambda group: bool(group[0].deviations()))
     return [Setup(_letters(i), tuple(group)) for i, group in enumerate(ordered)]
-
-
-def _key(deviations: Iterable[Deviation]) -> tuple[tuple[str, str], ...]:
-    return tuple((item.name, repr(item.own)) for item in deviations)
 
 
 def _letters(index: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...numbers import duration
 from ..paper import DIVERGED as PAPER_DIVERGED
 from ..paper import METRICS, TABLE_1, TABLE_2, Metric
 from ..runs import JemRun
@@ -156,13 +157,6 @@ def _lost(run: JemRun) -> str:
         return "no" if run.complete else NONE
     epoch = run.epoch(run.diverged_at)
     return f"{run.diverged_at:,}" + ("" if math.isnan(epoch) else f" (epoch {epoch:.3g})")
-
-
-def duration(seconds: float) -> str:
-    """A time in words: seconds below two minutes, minutes below two hours, else hours."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _output_scale(runs: Sequence[JemRun]) -> float:

@@ -42,7 +42,7 @@ def test_a_finished_run(tmp_path):
     assert run.state() == "finished 30 of 30 iterations"
     assert [row.step for row in run.evaluations] == [0, 10, 20, 30]
     assert run.evaluations[1].epoch == 1
-    assert run.evaluations[1].features == INCEPTION
+    assert run.evaluations[1].features == INCEPTION["features"]
     assert run.first_error == alerts[2]
     assert run.steps_per_epoch == 10
     assert run.epoch(25) == 2.5
@@ -57,7 +57,7 @@ def test_a_diverged_run_is_over_before_its_last_iteration(tmp_path):
 
 def test_a_run_in_progress_with_torn_lines(tmp_path):
     path = write_run(tmp_path / "x", finished=False, steps=17, **SMALL)
-    for name in ("metrics.jsonl", "evaluations.jsonl"):
+    for name in ("metrics.jsonl", "training.jsonl", "evaluations.jsonl"):
         append(path / name, '{"step": 9')
     run = load_run(path)
     assert run.results is None
@@ -69,9 +69,29 @@ def test_a_run_in_progress_with_torn_lines(tmp_path):
     assert np.isfinite(values["energy_gap"]).all()
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"cross_entropy": 1.0, "energy_gap": -10_001.0},
+        {"cross_entropy": 1.0, "energy_gap": math.nan},
+        {"cross_entropy": math.nan},
+    ],
+)
+def test_a_run_that_is_lost_but_not_over(tmp_path, row):
+    path = write_run(tmp_path / "x", finished=False, steps=17, **SMALL)
+    rows = [{"step": step, "cross_entropy": 1.0} for step in range(17)]
+    rows[11:] = [{"step": step, **row} for step in range(11, 17)]
+    write_lines(path / "training.jsonl", rows)
+    run = load_run(path)
+    assert (run.complete, run.steps, run.diverged_at) == (False, 17, 11)
+    assert run.state() == (
+        "diverged at step 11 (epoch 1.1); stopped or still running, 17 of 30 iterations"
+    )
+
+
 def test_a_run_that_has_only_begun(tmp_path):
     path = write_run(tmp_path / "x", finished=False, steps=0, **SMALL)
-    for name in ("metrics.jsonl", "evaluations.jsonl", "alerts.jsonl"):
+    for name in ("metrics.jsonl", "training.jsonl", "evaluations.jsonl", "alerts.jsonl"):
         (path / name).unlink()
     run = load_run(path)
     assert (run.steps, run.evaluations, run.first_error, run.grids()) == (0, (), None, {})
@@ -79,7 +99,7 @@ def test_a_run_that_has_only_begun(tmp_path):
     assert steps.shape == values["energy_gap"].shape == values["ess"].shape == (0,)
     # 640 images in batches of 64; the evaluations do not say yet.
     assert run.steps_per_epoch == 10
-    append(path / "metrics.jsonl", '{"step": 0, "ener')
+    append(path / "training.jsonl", '{"step": 0, "ener')
     assert load_run(path).steps == 0
 
 
@@ -155,10 +175,12 @@ def test_the_digits_are_not_in_the_paper(tmp_path):
 
 def test_the_measure_is_published_with_inception_and_the_whole_buffer(tmp_path):
     rows = [
-        {"step": 0, "epoch": 0.0, "features": features, "buffer_samples": samples}
+        {"step": 0, "epoch": 0.0, **features, "buffer_samples": samples}
         for features, samples in ((INCEPTION, 10_000), (INCEPTION, 1_000), (OWN, 10_000))
     ]
-    for row, expected in zip(rows, (True, False, False), strict=True):
+    # Rows of older versions do not say whether they are comparable.
+    rows.append({"step": 0, "epoch": 0.0, "features": "Inception", "buffer_samples": 10_000})
+    for row, expected in zip(rows, (True, False, False, False), strict=True):
         path = write_run(tmp_path / f"{expected}{len(str(row))}", evaluations=[row], **SMALL)
         assert load_run(path).evaluations[0].published_measure is expected
 
@@ -169,6 +191,8 @@ def test_runs_are_found_below_folders_once_and_in_order(tmp_path):
     write_run(tmp_path / "c", beta_star=2, scenario="2", seed=1, **SMALL)
     write_run(tmp_path / "d", beta_star=2, scenario="2", seed=0, **SMALL)
     (tmp_path / "toy").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("// of another program")
     (tmp_path / "toy" / "config.json").write_text('{"scenario": "gmm", "betas": [0], "seed": 0}')
     runs = find_runs([tmp_path, tmp_path / "a", tmp_path / "b"])
     assert [run.path.name for run in runs] == ["a", "run", "d", "c"]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.jem.sweep.remaining import duration, remaining_seconds
+from ebmguard.reference_training.jem.sweep.remaining import remaining_seconds
 
 
 def simulated(mean, running, waiting, slots):
@@ -35,11 +35,3 @@ def test_it_is_what_the_work_takes_second_by_second(mean, running, waiting, more
 
 def test_nothing_is_said_before_the_first_run_has_ended():
     assert remaining_seconds([], [3.0], 4, 2) is None
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(30, "0.5 min"), (3600, "60.0 min"), (9000, "2.5 h"), (3 * 86_400, "3.0 days")],
-)
-def test_durations_are_in_the_unit_that_fits(seconds, expected):
-    assert duration(seconds) == expected

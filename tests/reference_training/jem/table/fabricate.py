@@ -13,8 +13,17 @@ import numpy as np
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.sinks import to_json
 
-INCEPTION = "Inception 2015-12-05 (sha256 6726825d)"
-OWN = "the run's own classifier (comparable within this run only)"
+INCEPTION = {
+    "features": "Inception 2015-12-05 (sha256 6726825d)",
+    "features_comparable": True,
+    "features_fixed": True,
+}
+OWN = {
+    "features": "the run's own classifier (comparable within one evaluation only)",
+    "features_comparable": False,
+    "features_fixed": False,
+}
+"""What rows of evaluations.jsonl say of the network that judged the samples."""
 
 
 def write_lines(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -35,7 +44,7 @@ def made_up_evaluation(step: int, epoch: float, beta_star: float, lost: bool) ->
         "buffer_is_std": 0.1,
         "buffer_fid": 400 - (350 - 4 * beta_star) * risen * good,
         "buffer_samples": 10_000,
-        "features": INCEPTION,
+        **INCEPTION,
     }
 
 
@@ -72,7 +81,7 @@ def write_run(
         gaps: (steps,) energy gaps, in place of made-up ones.
         alerts: lines of alerts.jsonl.
         samples: steps whose negatives are stored.
-        every: steps between lines of metrics.jsonl: a published run has 140,600.
+        every: steps between lines of metrics.jsonl and training.jsonl: a published run has 140,600.
     """
     config = JemConfig(
         out=folder,
@@ -99,6 +108,10 @@ def write_run(
     write_lines(
         folder / "metrics.jsonl",
         ({"step": s, "energy_gap": float(gaps[s]), "grad_scale": 0.9} for s in recorded),
+    )
+    write_lines(
+        folder / "training.jsonl",
+        ({"step": s, "cross_entropy": 2.3, "energy_gap": float(gaps[s])} for s in recorded),
     )
     write_lines(folder / "alerts.jsonl", alerts)
     if evaluations is None:

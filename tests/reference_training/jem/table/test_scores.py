@@ -23,7 +23,7 @@ from ebmguard.reference_training.jem.table.scores import (
     run_scores,
     setups,
 )
-from tests.reference_training.jem.table.fabricate import INCEPTION, OWN, write_run
+from tests.reference_training.jem.table.fabricate import OWN, write_run
 
 SMALL: dict[str, Any] = {"iterations": 30, "steps_per_epoch": 10, "depth": 10, "width": 1}
 
@@ -31,7 +31,7 @@ number = st.one_of(st.floats(0, 1), st.just(math.nan))
 maybe = st.one_of(st.none(), number)
 
 
-def run_with(rows, *, beta_star=0.0, results=None):
+def run_with(rows, *, fixed=True):
     evaluations = tuple(
         Evaluation(
             step=step,
@@ -40,14 +40,15 @@ def run_with(rows, *, beta_star=0.0, results=None):
             test_accuracy=test,
             inception=inception,
             fid=fid,
-            features=INCEPTION if inception is not None or fid is not None else None,
+            features="one" if inception is not None or fid is not None else None,
             samples=10_000,
+            features_comparable=True,
+            features_fixed=fixed,
         )
         for step, (valid, test, inception, fid) in enumerate(rows)
     )
-    config = {"beta_star": beta_star, "settings": {"iterations": 10}}
-    done = {"diverged_at": None, "steps": 10} if results is None else results
-    return JemRun(None, config, done, evaluations, None, 10)
+    config = {"beta_star": 0.0, "settings": {"iterations": 10}}
+    return JemRun(None, config, {}, evaluations, None, 10, None)
 
 
 @given(st.lists(st.tuples(maybe, st.floats(0, 1), maybe, maybe), max_size=8))
@@ -71,6 +72,19 @@ def test_the_best_of_a_run(rows):
         there = [row[place] for row in rows if row[place] is not None]
         defined = [score for score in there if score == score]
         assert value == (pick(defined) if defined else None)
+
+
+def test_scores_by_features_that_change_are_the_last():
+    rows = [
+        (0.1, 0.1, 1.0, 0.2),
+        (0.5, 0.5, 3.0, 40.0),
+        (0.6, 0.6, 2.0, 30.0),
+        (0.7, 0.7, None, None),
+    ]
+    found = run_scores(run_with(rows, fixed=False))
+    assert (found.accuracy, found.inception, found.fid) == (0.7, 2.0, 30.0)
+    found = run_scores(run_with(rows))
+    assert (found.accuracy, found.inception, found.fid) == (0.7, 3.0, 0.2)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
@@ -109,7 +123,7 @@ def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
 
 def test_marks_say_what_a_number_is_not(tmp_path):
     def own(*words):
-        return words[0] | {"features": OWN, "valid_accuracy": None}
+        return words[0] | {**OWN, "valid_accuracy": None}
 
     def evaluate(step, epoch, beta_star, lost):
         return own({"step": step, "epoch": epoch, "test_accuracy": 0.5, "buffer_is": 2.0})
@@ -159,6 +173,18 @@ def test_setups_part_runs_by_their_own_values(tmp_path):
     assert groups[1].describe() == (
         "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
     )
+
+
+def test_runs_in_another_arithmetic_are_no_seeds_of_one_setup(tmp_path):
+    paths = [
+        write_run(tmp_path / name, finished=False, steps=0, precision=name)
+        for name in ("float32", "bfloat16")
+    ]
+    groups = setups(load_run(path) for path in paths)
+    assert [group.describe() for group in groups] == [
+        "size and settings as published",
+        "size and settings as published; in bfloat16",
+    ]
 
 
 @pytest.mark.parametrize(("index", "name"), [(0, "A"), (25, "Z"), (26, "AA"), (53, "BB")])
