@@ -94,7 +94,7 @@ def train(
                 "draws": draws.state_dict(),
                 "guard": loss_fn.guard.state_dict(),
                 "record": record.state_dict(),
-            }
+            },
         )
 
     if state:
