@@ -199,14 +199,18 @@ class _OpenRow:
         for names, table in self.parts:
             for name, value in zip(names, table.unbind(), strict=True):
                 pools.setdefault(name, []).append(value)
-        means = {name: _stack(pool).mean(0) for name, pool in pools.items()}
+        # Most numbers of a step come once: a mean would be one more kernel for each of them.
+        means = {
+            name: pool[0] if len(pool) == 1 else _stack(pool).mean(0)
+            for name, pool in pools.items()
+        }
         own = [name for name, mean in means.items() if mean.ndim]
         if own:  # one tensor for all, whatever of it only the ensemble as a whole has
             like = means[own[0]]
             means = {name: means[name] for name in own} | {
                 name: mean.expand_as(like) for name, mean in means.items() if not mean.ndim
             }
-        return tuple(means), len(own), torch.stack(list(means.values()))
+        return tuple(means), len(own), _stack(list(means.values()))
 
 
 @dataclass

@@ -247,12 +247,16 @@ class Tempering:
         elif factor != 1.0:
             self._factor = torch.full((), factor, dtype=dtype, device=device)
         else:
-            self._factor = 1.0
             if self._one is None or self._one.device != device:
                 # Now, since memory that is allocated during a capture belongs to the graph.
                 self._one = torch.ones((), dtype=dtype, device=device)
+            # A compiled module multiplies by 1 as well: to begin with it in the capture would
+            # compile anew, which a capture does not allow.
+            compiled = self.module.__dict__.get("_compiled_call_impl") is not None
+            self._factor = self._one if compiled else 1.0
         if self._captured is not None:
-            self._refill(self._captured, self._factor)
+            refill = self._factor if isinstance(factor, Tensor) else factor
+            self._refill(self._captured, refill)
 
     @staticmethod
     def _refill(captured: Tensor, factor: float | Tensor) -> None:

@@ -29,10 +29,11 @@ class LaggedNumbers:
         """
         arrived = None
         if numbers.is_cuda:
+            stream = torch.cuda.current_stream(numbers.device)
             host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             numbers = host.copy_(numbers, non_blocking=True)
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record()
+            arrived.record(stream)
         self._queue.append((step, numbers, arrived))
         return self._read(LAG if arrived is not None else 0)
 

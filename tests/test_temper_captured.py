@@ -320,3 +320,36 @@ def test_on_a_gpu(beta_star, monkeypatch):
             steps.append((samples, g.last["sampler/grad_norm"]))
         found.append(steps)
     same(*found)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("beta_star", [0.0, 0.5])
+def test_nothing_is_compiled_during_the_capture(monkeypatch, beta_star):
+    """Compiling is not allowed there; the warm-up of the capture must have done it all."""
+    # No replay here: PyTorch compiles nothing while one records.
+    capturing = False
+    monkeypatch.setattr("ebmguard.temper.is_capturing", lambda: capturing)
+    compiled_during_the_capture = []
+
+    def backend(graph, example_inputs):
+        compiled_during_the_capture.append(capturing)
+        return graph.forward
+
+    def captured(f, x):
+        nonlocal capturing
+        eager(f, x)
+        capturing = True
+        samples = eager(f, x)
+        capturing = False
+        return samples
+
+    torch.compiler.reset()
+    f, again = networks()
+    f.compile(backend=backend)
+    g = guard(None, captured, beta_star=beta_star, **SCALE)
+    x = torch.randn(5, 2, dtype=torch.float64)
+    samples = g.sampler(f, x)
+    assert compiled_during_the_capture == [False]
+    expected = guard(None, eager, beta_star=beta_star, **SCALE).sampler(again, x)
+    torch.testing.assert_close(samples, expected, rtol=1e-12, atol=1e-12)
+    torch.compiler.reset()
