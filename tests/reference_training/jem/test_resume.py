@@ -104,7 +104,7 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path, data
 
 
 def scenario_run(out: Path, scenario: str, data_root: Path) -> JemConfig:
-    """A scenario with its own SGLD, on a small network, in batches of a quarter."""
+    """A scenario with its own SGLD, on a small network, in batches of an eighth."""
     return JemConfig(
         out=out,
         data="cifar10",
@@ -115,13 +115,13 @@ def scenario_run(out: Path, scenario: str, data_root: Path) -> JemConfig:
         width=1,
         iterations=30,
         warmup=10,
-        n_pos=16,
-        n_neg=SCENARIOS[scenario].n_neg // 4,
-        n_labelled=16,
+        n_pos=8,
+        n_neg=SCENARIOS[scenario].n_neg // 8,
+        n_labelled=8,
         buffer_size=500,
         train_images=500,
         valid_images=100,
-        test_images=200,
+        test_images=100,
         eval_every=15,
         quality_samples=64,
         checkpoint_every=7,
