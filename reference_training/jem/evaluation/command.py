@@ -18,7 +18,6 @@ from ebmguard.sinks import to_json
 from ...data import ImageData, load_data
 from ...device import describe, find_device
 from ...networks import WideResNet
-from ...progress import default_reporter
 from ..config import JemConfig
 from ..trainer import set_precision
 from .classification import ECE_BINS, accuracy, calibration_error, classify
@@ -31,6 +30,8 @@ from .stored import load_network, read_config, read_last
 EVALUATION = "evaluation.json"
 CHAIN_BATCH = 250
 CHAIN_SEED = 0
+SAID_EVERY = 1000
+_logger = logging.getLogger("ebmguard.evaluate")
 
 
 def run(config: EvaluateConfig) -> int:
@@ -135,8 +136,6 @@ def fresh_chains(
     device = next(network.parameters()).device
     generator = torch.Generator(device).manual_seed(CHAIN_SEED)
     parts = []
-    reporter = default_reporter(every=4 * CHAIN_BATCH)
-    reporter.start(f"fresh chains of {steps:,} steps", 0, shape[0])
     for start in range(0, shape[0], CHAIN_BATCH):
         size = (min(CHAIN_BATCH, shape[0] - start), *shape[1:])
         x = torch.rand(size, generator=generator, device=device) * 2 - 1
@@ -150,8 +149,9 @@ def fresh_chains(
                 generator=generator,
             ).cpu()
         )
-        reporter.step(start + size[0], {})
-    reporter.stop()
+        done = start + size[0]
+        if done % SAID_EVERY == 0 or done == shape[0]:
+            _logger.info("%d of %d fresh chains, %d steps each", done, shape[0], steps)
     return torch.cat(parts)
 
 

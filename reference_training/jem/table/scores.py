@@ -129,8 +129,8 @@ def number(metric: Metric, value: float) -> str:
     """A score as it is printed: accuracies as percentages."""
     if metric == "inception":
         return f"{value:.2f}"
-    if metric == "fid" and value < 10:
-        # Of features that are not Inception's it may be on any scale.
+    if metric == "fid" and not 10 <= value < 1e5:
+        # Of features that are not Inception's, or of a lost run's, it may be on any scale.
         return f"{value:.3g}"
     return as_published(metric, value)
 

@@ -148,6 +148,8 @@ def test_numbers_as_they_are_printed():
     assert str(Cell("accuracy", (0.91601, 0.91602), "")) == "91.6"
     assert str(Cell("fid", (39.64,), "")) == "39.6"
     assert str(Cell("fid", (0.06794,), "‡")) == "0.0679‡"
+    assert str(Cell("fid", (439.6,), "")) == "439.6"
+    assert str(Cell("fid", (5.8837e24,), "†")) == "5.88e+24†"
     assert scores.as_published("inception", 7.7) == "7.7"
 
 
