@@ -45,6 +45,9 @@ COLUMNS, LEGEND_COLUMNS = 2, 4
 
 NARROWEST = 0.02
 """The least that an axis of an evaluation spans, as a share of its largest value."""
+HIGHEST = 10_000
+"""Above it the axis of an evaluation is logarithmic: so is the FID of a lost run by its own
+classifier, beside which the others would be one line."""
 
 PANELS: dict[str, Callable[[Evaluation], float | None]] = {
     "test accuracy (%)": lambda row: None if row.test_accuracy is None else 100 * row.test_accuracy,
@@ -211,9 +214,12 @@ def _draw_panel(
             ms=2.5,
         )
     bottom, top = axes.get_ylim()
-    # Values that are all but equal are drawn so: ticks a millionth apart show noise alone.
-    short = max(0.0, NARROWEST * max(abs(bottom), abs(top)) - (top - bottom)) / 2
-    axes.set_ylim(bottom - short, top + short)
+    if top > HIGHEST:
+        axes.set_yscale("log")
+    else:
+        # Values that are all but equal are drawn so: ticks a millionth apart show noise alone.
+        short = max(0.0, NARROWEST * max(abs(bottom), abs(top)) - (top - bottom)) / 2
+        axes.set_ylim(bottom - short, top + short)
     shown = [row for rows in rows_of.values() for row in rows]
     axes.set_ylabel(name)
     if not shown:

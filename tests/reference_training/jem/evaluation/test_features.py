@@ -60,8 +60,8 @@ def test_own_follows_the_network_in_training():
 
 def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
     other = WideResNet(depth=16, width=1, early_stride=True)
-    config = {"data": "digits", "precision": "float32"}
-    config["settings"] = {"depth": 16, "width": 1, "early_stride": True}
+    settings = {"depth": 16, "width": 1, "early_stride": True}
+    config = {"data": "digits", "precision": "float32", "settings": settings}
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="--checkpoint last"):

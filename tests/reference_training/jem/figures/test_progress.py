@@ -185,6 +185,21 @@ def test_values_that_are_all_but_equal_are_drawn_so(tmp_path):
     assert_no_text_on_text(figure)
 
 
+def test_a_lost_runs_fid_leaves_room_for_the_others(tmp_path):
+    def evaluate(*words):
+        row = made_up_evaluation(*words)
+        return row | {"buffer_fid": 1e14} if words[-1] else row
+
+    write_run(tmp_path / "x", evaluate=evaluate, diverged_at=60, **SMALL)
+    write_run(tmp_path / "y", beta_star=2, **SMALL)
+    figure, _ = make("16", find_runs([tmp_path]))
+    assert [axes.get_yscale() for axes in figure.axes[1:]] == ["linear", "linear", "log"]
+    bottom, top = figure.axes[3].get_ylim()
+    assert 0 < bottom < 400
+    assert top > 1e14
+    assert_no_text_on_text(figure)
+
+
 def test_a_panel_without_numbers_says_so(tmp_path):
     def evaluate(step, epoch, beta_star, lost):
         return {"step": step, "epoch": epoch, "test_accuracy": 0.5, "valid_accuracy": None}

@@ -43,7 +43,7 @@ def main():
         sys.exit("asked to resume where there is nothing, or the other way round")
     out.mkdir(exist_ok=True)
     config = {"scenario": given.scenario, "beta_star": given.beta_star, "seed": given.seed}
-    config |= {"data": "cifar10", "iterations": given.iterations}
+    config |= {"data": "cifar10", "precision": "float32", "iterations": given.iterations}
     settings = {"depth": 10, "width": 1, "n_pos": 64, "n_neg": 64, "lr": 1e-4, "sgld_steps": 5}
     settings |= {"step_size": 1.0, "noise_std": 0.01, "iterations": given.iterations}
     config["settings"] = settings
