@@ -97,7 +97,8 @@ class JemConfig(RunConfig):
     """Steps that a diverged run goes on for."""
     features: str = "own"
     """Network whose features Inception score and FID are taken of: "own" is the one in training;
-    or the folder of another run, a file, or MODULE:FACTORY."""
+    the folder of another run; inception:FILE with the published weights; a TorchScript file; or
+    MODULE:FACTORY."""
     features_sha256: str | None = None
     """SHA-256 of the file of the features, which is checked before it is read."""
     precision: PrecisionName = "float32"

@@ -62,13 +62,16 @@ class RunRecord:
     def see_evaluation(self, row: Mapping[str, Any]) -> bool:
         """Take in a row of evaluations.jsonl; true where it is the best by validation accuracy.
 
-        Of equals the first one stays.
+        Of equals the first one stays. Scores of samples count where the network that judges them
+        stays the same: an untrained one finds all images alike.
         """
         self.accuracy[row["step"]] = row["test_accuracy"]
         is_best = False
         for name, better in (("valid_accuracy", 1), ("buffer_is", 1), ("buffer_fid", -1)):
             value, best = row.get(name), self.best.get(name)
             if value is None or math.isnan(value):
+                continue
+            if name != "valid_accuracy" and not row["features_fixed"]:
                 continue
             if best is None or better * value > better * best[name]:
                 self.best[name] = dict(row)

@@ -164,9 +164,10 @@ class Trainer:
 
     def chains(self, count: int) -> Tensor:
         """So many chains of the replay buffers of all ranks, (count, C, H, W); at most all."""
+        every = self.ranks.joined(self.buffer.samples)
+        count = min(count, len(every))
         # Rows of a class lie together, so the chosen ones are spread over all of them.
-        stride = max(1, self.settings.buffer_size // count)
-        return self.ranks.joined(self.buffer.samples[::stride])[:count]
+        return every[torch.arange(count, device=every.device) * len(every) // count]
 
     def flush(self) -> None:
         """Write what the guards keep in memory."""

@@ -38,7 +38,7 @@ def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
     record = RunRecord()
     quality = [(2.0, 300.0), (2.5, 310.0), (2.5, 290.0), (math.nan, math.nan)]
     rows = [
-        evaluation(step, valid, buffer_is=score, buffer_fid=fid)
+        evaluation(step, valid, buffer_is=score, buffer_fid=fid, features_fixed=True)
         for step, (valid, (score, fid)) in enumerate(
             zip((0.3, 0.5, 0.5, 0.4), quality, strict=True)
         )
@@ -54,6 +54,13 @@ def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
     assert record.best["valid_accuracy"] == rows[1]
     assert record.accuracy == {step: step / 10 for step in range(5)}
     assert record.results([], before=0, after=0)["best_evaluations"] == record.best
+
+
+def test_scores_by_a_network_that_changes_have_no_best():
+    record = RunRecord()
+    row = evaluation(0, 0.3, buffer_is=2.0, buffer_fid=1.0, features_fixed=False)
+    assert record.see_evaluation(row)
+    assert list(record.best) == ["valid_accuracy"]
 
 
 def test_without_validation_images_nothing_is_best_by_them():
