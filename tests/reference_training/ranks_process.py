@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.checkpoints import Checkpoints
 from ebmguard.reference_training.ranks import Ranks, joined_ranks
 from ebmguard.reference_training.run_config import RunConfig
-
-ROWS = 7
-"""Of a batch that three ranks share."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +45,6 @@ def talk(ranks: Ranks) -> dict[str, Any]:
         "all": ranks.from_all({"rank": ranks.rank}),
         "first": ranks.from_first({"rank": ranks.rank}),
     }
-
-
-def gradient(ranks: Ranks) -> list[torch.Tensor]:
-    """Of a mean over all rows, each rank with its part of them."""
-    torch.manual_seed(0)
-    net = nn.Linear(2, 3)
-    x = torch.randn(ROWS, 2)
-    parallel = ranks.parallel(net)
-    loss = parallel(x[ranks.part(ROWS)]).square().sum(1).mean() * ranks.weight(ROWS)
-    loss.backward()
-    return [p.grad for p in net.parameters() if p.grad is not None]
 
 
 def opened(ranks: Ranks, folder: Path) -> dict[str, Any]:
@@ -127,7 +112,6 @@ def main(rank: int, folder: Path) -> None:
     with joined_ranks("cpu") as ranks:
         results = {
             **talk(ranks),
-            "gradient": gradient(ranks),
             "opened": opened(ranks, folder),
             "checkpoints": checkpoints(ranks, folder / "checkpoints"),
         }

@@ -110,16 +110,6 @@ def test_they_tell_each_other(seen):
         assert one["first"] == {"rank": 0}
 
 
-def test_a_weighted_mean_over_parts_has_the_gradient_of_the_mean_over_all(seen):
-    torch.manual_seed(0)
-    net = nn.Linear(2, 3)
-    x = torch.randn(ranks_process.ROWS, 2)
-    net(x).square().sum(1).mean().backward()
-    for one in seen:
-        for found, parameter in zip(one["gradient"], net.parameters(), strict=True):
-            torch.testing.assert_close(found, parameter.grad)
-
-
 def test_the_first_rank_settles_the_settings_for_all(seen, folder):
     for rank, one in enumerate(seen):
         assert one["opened"]["new"]["seed"] == 10

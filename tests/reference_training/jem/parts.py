@@ -33,6 +33,7 @@ SMALL: dict[str, Any] = {
     "test_images": 40,
     "eval_every": 3,
     "checkpoint_every": 4,
+    "alert_context": 2,
 }
 
 
@@ -109,6 +110,8 @@ def assert_same_run(one: Path, other: Path, part: str = "") -> None:
     a, b = saved(one, part), saved(other, part)
     for state in (a, b):
         del state["logbook"]["record"]["elapsed"]
+        if part and ".rank0of" not in part:  # what another rank has written by then is its own
+            del state["row_sizes"]
     for whole, cut in ((a, b), (a["guards"], b["guards"]), (a["logbook"], b["logbook"])):
         assert whole.keys() == cut.keys()
         for name in whole:

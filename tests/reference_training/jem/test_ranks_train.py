@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from typing import Any
 
 import pytest
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.checkpoints import Checkpoints
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.jem import trainer as jem_trainer
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
+from ebmguard.reference_training.ranks import Ranks
 from ebmguard.sinks import read_jsonl
 from tests.ranks import run_ranks
 from tests.reference_training.jem import ranks_train_process
@@ -167,3 +173,48 @@ def test_a_run_of_two_is_not_resumed_by_one(seen, folder):
     with pytest.raises(ConfigError, match="of 2 processes, this run has 1"):
         go(config_for(folder / "whole", resume=True, **RUN))
     assert {path: path.read_bytes() for path in (folder / "whole").rglob("*.jsonl")} == before
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_a_rank_ends_and_resumes_to_the_same_bits(tmp_path):
+    """SIGKILL for one of two processes of the command, as torchrun starts them."""
+    whole, cut, log = tmp_path / "whole", tmp_path / "cut", tmp_path / "log"
+
+    def start(config):
+        words = [sys.executable, "-m", *config.command().split()]
+        words += ["--resume"] * config.resume
+        with free_port(), log.open("ab") as file:
+            ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(WORLD)]
+            return [
+                subprocess.Popen(
+                    words,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **rank, "WORLD_SIZE": str(WORLD)},
+                )
+                for rank in ranks
+            ]
+
+    first, second = start(config_for(cut, iterations=100_000, **RUN))
+    try:
+        deadline = time.monotonic() + 300
+        while len(list((cut / "checkpoints").glob("step-*.pt"))) < 2:
+            assert first.poll() is second.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.3)
+        second.kill()
+        assert first.wait(120) not in (0, None)  # it does not wait for ever
+    finally:
+        first.kill()
+        second.kill()
+        first.wait()
+        second.wait()
+    assert not (cut / "results.json").exists()
+    done = Checkpoints(cut / "checkpoints", Ranks(0, WORLD)).steps()[-1]
+    longer = {**RUN, "iterations": done + 5}
+    for config in (config_for(cut, resume=True, **longer), config_for(whole, **longer)):
+        assert [process.wait(300) for process in start(config)] == [0, 0], log.read_text()
+    for rank in range(WORLD):
+        assert_same_run(whole, cut, f".rank{rank}of2")
+    assert steps_of(cut, "metrics.jsonl") == list(range(done + 5))
