@@ -38,8 +38,11 @@ class RunConfig(abc.ABC):
     """Settings that a resumed run may have another value of."""
 
     @abc.abstractmethod
-    def check(self) -> None:
+    def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, all of them in one error.
+
+        Args:
+            ranks: who trains.
 
         Raises:
             ConfigError: names every wrong setting, its value and what was expected.
@@ -126,7 +129,7 @@ class RunConfig(abc.ABC):
     def _open(self, ranks: Ranks) -> tuple[Self, RunFolder]:
         folder = RunFolder.resume(self.out, ranks) if self.resume else None
         config = self.resumed(folder.config) if folder else self
-        config.check()
+        config.check(ranks)
         find_device(config.device)
         if not folder:
             return config, RunFolder.create(config.out, config.to_json(), ranks)

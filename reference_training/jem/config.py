@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, get_args
 from ebmguard.errors import ConfigError
 
 from ..data import ROOT_VARIABLE, ImageData, load_data
+from ..ranks import ONE_RANK, Ranks
 from ..run_config import RunConfig
 from .scenarios import SCENARIOS, Scenario
 
@@ -102,8 +103,8 @@ class JemConfig(RunConfig):
     features_sha256: str | None = None
     """SHA-256 of the file of the features, which is checked before it is read."""
     precision: PrecisionName = "float32"
-    """Arithmetic of the convolutions; energies and logits are float32 in any case. tf32 and the
-    speed of bfloat16 need a GPU."""
+    """Arithmetic of the convolutions, with tf32 of the logits' product too; energies and logits are
+    float32 numbers in any case. tf32 and the speed of bfloat16 need a GPU."""
     compile: bool = False
     """Compile the network with torch.compile."""
     checkpoint_every: int = 500
@@ -144,8 +145,8 @@ class JemConfig(RunConfig):
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
         return replace(scenario, **{k: v for k, v in given.items() if v is not None})
 
-    def check(self) -> None:
-        """Refuse settings that cannot be meant.
+    def check(self, ranks: Ranks = ONE_RANK) -> None:
+        """Refuse settings that cannot be meant, or not be divided among the processes.
 
         Raises:
             ConfigError: names every wrong setting, its value and what was expected; or what the
@@ -198,6 +199,34 @@ class JemConfig(RunConfig):
                 f"buffer_size is {settings.buffer_size}, expected a multiple of the "
                 f"{data.classes} classes, each of which has chains of its own"
             )
+        problems = self._problems_of(ranks.world) if ranks.world > 1 else []
+        if problems:
+            raise ConfigError(
+                f"the settings do not make a run of {ranks.world} processes:\n  "
+                + "\n  ".join(problems)
+            )
+
+    def _problems_of(self, world: int) -> list[str]:
+        """What so many processes cannot share."""
+        settings = self.settings
+        problems = []
+        smallest = min(settings.n_pos, settings.n_neg, settings.n_labelled or settings.n_pos)
+        if smallest < world:
+            problems.append(f"{smallest} images or samples a step, expected one for each process")
+        is_even = settings.n_pos % world == settings.n_neg % world == 0
+        if self.p_x_weight and not self.beta_star and not is_even:
+            # The loss of β* = 0 is the caller's own: means of each rank's part.
+            problems.append(
+                f"n_pos is {settings.n_pos} and n_neg is {settings.n_neg} at beta_star 0, expected "
+                "equal parts"
+            )
+        if self.p_x_y_weight:
+            problems.append("p_x_y_weight weighs samples within their class: expected one process")
+        if self.class_conditional and settings.buffer_size % (world * self.load_data().classes):
+            problems.append(
+                f"buffer_size is {settings.buffer_size}, expected parts that the classes can share"
+            )
+        return problems
 
     def to_json(self) -> dict[str, Any]:
         """The settings and the resolved scenario as plain JSON values."""

@@ -32,7 +32,7 @@ def train(
     """Run the training, or what is left of it, and write the run folder.
 
     Args:
-        config: the settings, checked.
+        config: the settings, checked for these ranks.
         folder: a folder of its own; if it has a checkpoint, the run goes on from there.
         reporter: what a person sees; None chooses for the terminal.
         ranks: the processes that train together.
@@ -41,11 +41,9 @@ def train(
         What results.json holds, or None where Ctrl-C stopped the run; it can then be resumed.
 
     Raises:
-        ConfigError: the device does not exist, the settings ask for what several ranks cannot do,
-            or the run has more steps already than it is to have.
+        ConfigError: the device does not exist, or the run has more steps already than it is to have.
     """
     settings = config.settings
-    check_ranks(config, ranks)
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
@@ -139,36 +137,3 @@ def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> E
         )
         quality = SampleQuality(features, data.train_x, data.scale, device)
     return Evaluator(data, noise_std=settings.eval_noise, quality=quality)
-
-
-def check_ranks(config: JemConfig, ranks: Ranks) -> None:
-    """Refuse what cannot be divided among the processes.
-
-    Raises:
-        ConfigError: names what is wrong and what was expected.
-    """
-    settings, world = config.settings, ranks.world
-    problems = []
-    smallest = min(settings.n_pos, settings.n_neg, settings.n_labelled or settings.n_pos)
-    if smallest < world:
-        problems.append(f"{smallest} images or samples a step, expected one for each process")
-    if (
-        config.p_x_weight
-        and not config.beta_star
-        and (settings.n_pos % world or settings.n_neg % world)
-    ):
-        # The loss of β* = 0 is the caller's own: means of each rank's part.
-        problems.append(
-            f"n_pos is {settings.n_pos} and n_neg is {settings.n_neg} at beta_star 0, expected "
-            "equal parts"
-        )
-    if config.p_x_y_weight and world > 1:
-        problems.append("p_x_y_weight weighs samples within their class: expected one process")
-    if config.class_conditional and settings.buffer_size % (world * config.load_data().classes):
-        problems.append(
-            f"buffer_size is {settings.buffer_size}, expected parts that the classes can share"
-        )
-    if problems:
-        raise ConfigError(
-            f"the settings do not make a run of {world} processes:\n  " + "\n  ".join(problems)
-        )

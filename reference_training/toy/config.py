@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ebmguard.errors import ConfigError
 
+from ..ranks import ONE_RANK, Ranks
 from ..run_config import RunConfig
 from .members import Members
 from .scenario import Scenario, find_scenario
@@ -49,8 +50,11 @@ class ToyConfig(RunConfig):
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "toy")
     shown: ClassVar[tuple[str, ...]] = ("out", "scenario", "betas", "seeds")
 
-    def check(self) -> None:
+    def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant.
+
+        Args:
+            ranks: a single one; an ensemble is not divided.
 
         Raises:
             ConfigError: names what is wrong, and what was expected.

@@ -13,6 +13,7 @@ import pytest
 import tyro
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.run_config import RunConfig
 
 
@@ -36,7 +37,7 @@ class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mappe
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "it")
     shown: ClassVar[tuple[str, ...]] = ("out", "sgld_steps")
 
-    def check(self) -> None:
+    def check(self, ranks: Ranks = ONE_RANK) -> None:
         if self.sgld_steps < 0:
             raise ConfigError(f"sgld_steps is {self.sgld_steps}, expected 0 or more")
 

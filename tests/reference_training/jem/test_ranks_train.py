@@ -154,7 +154,7 @@ def test_ranks_resume_to_the_same_bits(seen, folder, how):
         assert_same_run(folder / "whole", folder / how, f".rank{rank}of2")
 
 
-def test_what_ranks_cannot_do_is_refused_on_all_of_them(seen):
+def test_what_ranks_cannot_do_is_refused_on_all_of_them(seen, folder):
     says = (
         "p_x_y_weight weighs samples within their class: expected one process",
         "n_pos is 7 and n_neg is 5 at beta_star 0, expected equal parts",
@@ -166,6 +166,7 @@ def test_what_ranks_cannot_do_is_refused_on_all_of_them(seen):
         for text, expected in zip(one["runs"]["refused"], says, strict=True):
             assert "do not make a run of 2 processes" in text
             assert expected in text
+    assert not (folder / "wrong").exists()
 
 
 def test_a_run_of_two_is_not_resumed_by_one(seen, folder):
