@@ -92,6 +92,11 @@ class Checkpoints:
         """
         # Listed while all ranks still have theirs: none removes one before all have come here.
         older = [old for old in self.steps() if old < step]
+        if self.ranks.world > 1:
+            # A killed run may have left parts of this step, and a GPU does not repeat itself to
+            # the bit: with parts of both times the ranks would go on with different networks.
+            self.file(step).unlink(missing_ok=True)
+            self.ranks.wait()
         save_durably(self.file(step), state)
         self.ranks.wait()
         kept = [*older, step][-KEPT:]

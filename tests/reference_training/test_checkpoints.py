@@ -10,12 +10,15 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training import checkpoints as checkpoints_module
 from ebmguard.reference_training.checkpoints import (
     Checkpoints,
     load_all_ranks,
@@ -231,6 +234,48 @@ def test_only_what_all_ranks_have_counts(tmp_path):
     assert first.steps() == second.steps() == [4]
     assert [ranks.load(CPU)["x"][0].item() for ranks in (first, second)] == [4, 4.5]
     assert second.newest() == tmp_path / "step-00000004.rank1of2.pt"
+
+
+def test_parts_of_a_killed_run_do_not_mix_with_those_of_the_resumed_one(tmp_path, monkeypatch):
+    met = threading.Barrier(2)
+
+    class Met(Ranks):  # type: ignore[misc]  # mypy cannot follow the mapped package
+        def wait(self):
+            met.wait(30)
+
+    first, second = (Checkpoints(tmp_path, Met(rank, 2)) for rank in (0, 1))
+
+    def save(step):
+        with ThreadPoolExecutor(2) as threads:
+            futures = [threads.submit(one.save, step, state_of(step)) for one in (first, second)]
+        return [future.exception() for future in futures]
+
+    assert save(4) == [None, None]
+    written = checkpoints_module.save_durably
+
+    def killed(rank):
+        """Save, but for a rank that is killed when only the other has written."""
+        other = threading.Event()
+
+        def save_durably(file, state):
+            if f"rank{rank}of2" in file.name:
+                other.wait(30)
+                met.abort()
+                raise InterruptedError
+            written(file, state)
+            other.set()
+
+        return save_durably
+
+    for rank, left in ((1, "rank0of2"), (0, "rank1of2")):
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoints_module, "save_durably", killed(rank))
+            assert isinstance(save(8)[rank], InterruptedError)
+        met.reset()
+        assert [name for name in names(tmp_path) if "00008" in name] == [f"step-00000008.{left}.pt"]
+        assert first.steps() == second.steps() == [4]
+    assert save(8) == [None, None]
+    assert first.steps() == second.steps() == [4, 8]
 
 
 def test_the_last_two_of_each_rank_stay(tmp_path):
