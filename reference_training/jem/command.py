@@ -23,6 +23,8 @@ def run(config: JemConfig) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with joined_ranks(config.device) as ranks:
+        if not ranks.is_first:  # all see the same alerts, which are said once
+            logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
         config, folder = config.open(ranks)
         results = train(config, folder, ranks=ranks)
     if ranks.is_first:

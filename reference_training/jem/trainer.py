@@ -212,10 +212,10 @@ class Classifier(nn.Module):
 
 
 def make_network(config: JemConfig, data: ImageData) -> WideResNet:
-    """The run's network as its seed initialises it; PyTorch's global generator is left alone."""
+    """The run's network as its seed initialises it; PyTorch's global generators are left alone."""
     settings = config.settings
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.default_generator.manual_seed(config.seed)  # GPUs' would stay seeded
         network = WideResNet(
             in_channels=data.sample_shape[0],
             classes=data.classes,
