@@ -156,11 +156,7 @@ class Logbook:
         if x_neg is not None:
             self._keep_samples(step, x_neg[:SHOWN_SAMPLES])
         self._take(self._lagged.put(step, numbers))
-        for alert in self._new_alerts:
-            self._last_alert = f"{alert.level.name} {alert.rule} @{alert.step}"
-            if self.record.see_alert(alert):
-                self._write_accuracy(self.watch.look_at(alert.step))
-        self._new_alerts.clear()
+        self._take_alerts()
         if step % ROWS_EVERY == 0:
             self._write_rows()
         shown = {"acc": self.record.last_accuracy(), "gap": self._gap}
@@ -186,10 +182,20 @@ class Logbook:
                     self._write_samples(earlier, batch)
                 self._write_accuracy(self.watch.look_at(step))
 
+    def _take_alerts(self) -> None:
+        """What the guard has said since the last call."""
+        for alert in self._new_alerts:
+            self._last_alert = f"{alert.level.name} {alert.rule} @{alert.step}"
+            if self.record.see_alert(alert):
+                self._write_accuracy(self.watch.look_at(alert.step))
+        self._new_alerts.clear()
+
     def finish(
         self, rows: list[dict[str, Any]], device: str, buffer: Tensor | None
     ) -> dict[str, Any]:
         """Evaluate the final parameters, draw the figures and write results.json.
+
+        Call it when the guard has judged all of its rows.
 
         Args:
             rows: the guard's rows, oldest first.
@@ -200,6 +206,7 @@ class Logbook:
             What results.json holds.
         """
         config, record, settings = self.config, self.record, self.settings
+        self._take_alerts()  # of the rows that were still under way on a GPU
         self.evaluate(record.next_step, buffer)
         self.flush()
         if self.folder.writes:

@@ -13,12 +13,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ebmguard._journal import Journal
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.jem import logbook
 from ebmguard.reference_training.jem import train as jem_train
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.sinks import read_jsonl
@@ -378,6 +380,24 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
     assert go(config_for(cut, **settings), Silent(interrupt_after=18)) is None
     go(JemConfig(out=cut, resume=True))
     assert_same_run(whole, cut)
+
+
+def test_alerts_of_rows_that_are_still_under_way_at_the_end_are_recorded(tmp_path, monkeypatch):
+    """On a GPU rows are judged two steps later."""
+    monkeypatch.setattr(Journal, "_lag", staticmethod(lambda _: 2))
+    batch = Draws.batch
+
+    def spoiled(self, step):
+        images, labelled, labels = batch(self, step)
+        return images * (math.nan if step == 7 else 1.0), labelled, labels
+
+    monkeypatch.setattr(Draws, "batch", spoiled)
+    results = go(config_for(tmp_path, n_labelled=5))
+    assert results is not None
+    alerts = read_jsonl(tmp_path / "alerts.jsonl")
+    assert [alert["step"] for alert in alerts] == [7] * len(alerts)
+    assert results["first_warn"]["step"] == 7
+    assert set(steps_of(tmp_path, "accuracy.jsonl")) >= {6, 7}  # alert_context
 
 
 def test_a_run_that_loses_its_classifier_is_lost(tmp_path):
