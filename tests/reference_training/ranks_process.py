@@ -17,7 +17,7 @@ import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.checkpoints import Checkpoints
-from ebmguard.reference_training.ranks import Ranks, joined_ranks
+from ebmguard.reference_training.ranks import ONE_RANK, Ranks, joined_ranks
 from ebmguard.reference_training.run_config import RunConfig
 
 
@@ -31,7 +31,11 @@ class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mappe
     words: ClassVar[tuple[str, ...]] = ("train",)
     shown: ClassVar[tuple[str, ...]] = ()
 
-    def check(self) -> None:
+    @property
+    def total_steps(self) -> int:
+        return 100
+
+    def check(self, ranks: Ranks = ONE_RANK) -> None:
         if self.lr < 0:
             raise ConfigError(f"lr is {self.lr}, expected a positive number")
 

@@ -37,6 +37,10 @@ class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mappe
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "it")
     shown: ClassVar[tuple[str, ...]] = ("out", "sgld_steps")
 
+    @property
+    def total_steps(self) -> int:
+        return 100
+
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         if self.sgld_steps < 0:
             raise ConfigError(f"sgld_steps is {self.sgld_steps}, expected 0 or more")
@@ -125,7 +129,8 @@ def test_opens_a_folder_and_opens_it_again(tmp_path):
     config = settings_at(out, betas=("0.3",), iterations=10, device="cpu")
     opened, folder = config.open()
     assert opened == config
-    assert json.loads((out / "config.json").read_text()) == config.to_json()
+    stored = {**config.to_json(), "device_kind": "cpu"}
+    assert json.loads((out / "config.json").read_text()) == stored
     folder.write_config({**folder.config, "version": 7})
     with pytest.raises(ConfigError, match="already holds a run"):
         config.open()
@@ -133,7 +138,7 @@ def test_opens_a_folder_and_opens_it_again(tmp_path):
     resumed, folder = longer.open()
     assert resumed == dataclasses.replace(config, resume=True, iterations=20)
     # What the folder says of the run is what the run now is; what else it says stays.
-    assert folder.config == {**resumed.to_json(), "version": 7}
+    assert folder.config == {**resumed.to_json(), "device_kind": "cpu", "version": 7}
     assert json.loads((out / "config.json").read_text()) == folder.config
 
 
@@ -155,3 +160,25 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
         with pytest.raises(ConfigError, match=says):
             settings_at(tmp_path, resume=True, **asked).open()
         assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_a_run_goes_on_with_the_kind_of_device_that_it_began_on(tmp_path):
+    """Random numbers of a GPU are not those of a CPU."""
+    _, folder = settings_at(tmp_path, device="cpu").open()
+    folder.write_config({**folder.config, "device_kind": "cuda"})
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"began on a device of the kind 'cuda'.*--device cuda"):
+        settings_at(tmp_path, resume=True).open()
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_a_run_is_not_resumed_with_fewer_steps_than_it_has(tmp_path):
+    _, folder = settings_at(tmp_path, device="cpu").open()
+    before = (tmp_path / "config.json").read_bytes()
+    for step in (100, 101):
+        folder.checkpoints.save(step, {"step": step})
+        if step == 100:
+            settings_at(tmp_path, resume=True).open()
+    with pytest.raises(ConfigError, match="has 101 steps already, iterations is 100"):
+        settings_at(tmp_path, resume=True).open()
+    assert (tmp_path / "config.json").read_bytes() == before

@@ -25,6 +25,7 @@ from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 
 SMALL: dict[str, Any] = {
+    "data": "digits",
     "iterations": 8,
     "n_pos": 8,
     "n_neg": 6,

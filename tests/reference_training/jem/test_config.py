@@ -129,7 +129,8 @@ def test_resume_takes_the_settings_of_the_run():
     stored = at(lr=1e-3, seed=4).to_json()
     asked = at("y", resume=True, iterations=9000)
     resumed = asked.resumed(stored)
-    assert resumed == at("y", resume=True, iterations=9000, lr=1e-3, seed=4, scenario="digits")
+    own = {"lr": 1e-3, "seed": 4, "data": "digits", "scenario": "digits"}
+    assert resumed == at("y", resume=True, iterations=9000, **own)
     assert resumed.settings == at(iterations=9000, lr=1e-3).settings
     assert at("y", lr=1e-3).resumed(stored).seed == 4
 

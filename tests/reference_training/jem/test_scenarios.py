@@ -103,10 +103,13 @@ def test_settings_given_by_name_override_the_scenario_and_nothing_else():
     assert of(scenario="1", warmup=0).lr_at(0) == 1e-4
 
 
-def test_the_scenario_follows_the_data_where_none_is_named():
+def test_scenario_and_data_follow_each_other_where_one_is_named():
     assert of(data="digits") == SCENARIOS["digits"]
     assert of(data="cifar10") == of(data="svhn") == SCENARIOS["1"]
     assert of(data="digits", scenario="3") == SCENARIOS["3"]
+    names = {"digits": "digits", "3": "cifar10", None: "digits"}
+    for scenario, data in names.items():
+        assert JemConfig(out=Path("x"), scenario=scenario).data_name == data
 
 
 def test_overrides_are_kept_when_a_run_is_resumed():

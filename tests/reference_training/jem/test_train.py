@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ebmguard._journal import Journal
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training import interrupt
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.jem import logbook
 from ebmguard.reference_training.jem import train as jem_train
@@ -160,7 +161,11 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
     assert "finished 8 steps without divergence" in capsys.readouterr().out
 
 
-def test_a_second_ctrl_c_ends_a_run_at_once_and_it_goes_on_from_its_checkpoint(tmp_path, whole):
+def test_a_second_ctrl_c_ends_a_run_at_once_and_it_goes_on_from_its_checkpoint(
+    tmp_path, whole, monkeypatch
+):
+    monkeypatch.setattr(interrupt, "ECHO", -1.0)
+
     class Insisting(Silent):
         def step(self, done, state):
             if done == 6:
@@ -224,10 +229,10 @@ def test_resume_with_more_iterations_goes_further(tmp_path, whole):
 def test_a_run_is_not_resumed_with_fewer_steps_than_it_has(tmp_path, whole):
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut)
-    before = {p: p.read_bytes() for p in cut.rglob("*.jsonl")}
+    before = {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()}
     with pytest.raises(ConfigError, match="has 8 steps already, iterations is 7"):
         go(JemConfig(out=cut, resume=True, iterations=7))
-    assert {p: p.read_bytes() for p in cut.rglob("*.jsonl")} == before
+    assert {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()} == before
 
 
 def test_run_folder_holds_the_run(tmp_path):
@@ -423,8 +428,8 @@ def test_refuses_folders_devices_and_settings_before_anything_is_written(tmp_pat
     assert not (tmp_path / "other").exists()
 
 
-def test_features_that_are_not_there_are_missed_before_a_step(tmp_path):
+def test_features_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path):
     config = config_for(tmp_path / "run", quality_samples=10, features="no such thing")
     with pytest.raises(ConfigError, match="features is 'no such thing'"):
         go(config)
-    assert not (tmp_path / "run" / "training.jsonl").exists()
+    assert not (tmp_path / "run").exists()
