@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
+ECHO = 1.0
+"""Seconds in which a repeated signal is taken for the first one."""
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C stopped, as shells report it."""
 
@@ -13,7 +16,9 @@ INTERRUPTED = 130
 class DeferredInterrupt:
     """Context in which a first Ctrl-C only sets `requested`; a second one interrupts at once.
 
-    SIGTERM, by which schedulers announce that they take a machine back, counts as Ctrl-C.
+    SIGTERM, by which schedulers announce that they take a machine back, counts as Ctrl-C. What
+    comes within a second of the first is an echo of it: launchers of several processes repeat to
+    them what the terminal has told them already.
 
     A training step that is cut in half cannot be resumed exactly, so the loop asks `requested`
     between steps. Outside of the main thread, where Python delivers no signals, nothing changes.
@@ -21,6 +26,7 @@ class DeferredInterrupt:
 
     def __init__(self) -> None:
         self.requested = False
+        self._since = 0.0
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> DeferredInterrupt:
@@ -40,6 +46,8 @@ class DeferredInterrupt:
         self._previous.clear()
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now = time.monotonic()
+        if not self.requested:
+            self.requested, self._since = True, now
+        elif now > self._since + ECHO:
             raise KeyboardInterrupt
-        self.requested = True

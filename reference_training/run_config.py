@@ -16,6 +16,9 @@ from .device import find_device
 from .ranks import ONE_RANK, Ranks
 from .run_folder import RunFolder
 
+DEVICE_KIND = "device_kind"
+"""Entry of config.json: the kind of device that the run began on."""
+
 
 @dataclass(frozen=True)
 class RunConfig(abc.ABC):
@@ -36,6 +39,11 @@ class RunConfig(abc.ABC):
     """Settings that :meth:`command` names even where they have their default."""
     may_change: ClassVar[tuple[str, ...]] = ("iterations", "device", "threads")
     """Settings that a resumed run may have another value of."""
+
+    @property
+    @abc.abstractmethod
+    def total_steps(self) -> int:
+        """Steps that the run is to have."""
 
     @abc.abstractmethod
     def check(self, ranks: Ranks = ONE_RANK) -> None:
@@ -130,10 +138,22 @@ class RunConfig(abc.ABC):
         folder = RunFolder.resume(self.out, ranks) if self.resume else None
         config = self.resumed(folder.config) if folder else self
         config.check(ranks)
-        find_device(config.device)
+        settings = {**config.to_json(), DEVICE_KIND: find_device(config.device).type}
         if not folder:
-            return config, RunFolder.create(config.out, config.to_json(), ranks)
-        folder.write_config({**folder.config, **config.to_json()})
+            return config, RunFolder.create(config.out, settings, ranks)
+        began_on = folder.config.get(DEVICE_KIND, settings[DEVICE_KIND])
+        if began_on != settings[DEVICE_KIND]:
+            raise ConfigError(
+                f"{self.out} began on a device of the kind {began_on!r}, whose random numbers "
+                f"cannot go on here; resume it with --device {began_on}, where there is one"
+            )
+        done = max(folder.checkpoints.steps(), default=0)
+        if done > config.total_steps:
+            raise ConfigError(
+                f"{self.out} has {done} steps already, iterations is {config.total_steps}; give "
+                "--iterations that many or more"
+            )
+        folder.write_config({**folder.config, **settings})
         return config, folder
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
+import torch
+
 from ebmguard.errors import ConfigError
 
 from ..data import ROOT_VARIABLE, ImageData, load_data
@@ -33,8 +35,9 @@ class JemConfig(RunConfig):
     trainer's), TensorBoard events, results.json, samples/, figures/ and checkpoints/.
     """
 
-    data: DataName = "digits"
-    """Data set. The digits are scikit-learn's 1,797 real 8x8 images and need no download."""
+    data: DataName | None = None
+    """Data set. None: the digits, scikit-learn's 1,797 real 8x8 images, which need no download; or
+    cifar10 for a scenario of the paper."""
     data_root: str | None = None
     """Folder of the other data sets; None is the environment variable EBMGUARD_DATA."""
     scenario: ScenarioName | None = None
@@ -125,7 +128,7 @@ class JemConfig(RunConfig):
         settings = self.settings
         root = self.data_root or os.environ.get(ROOT_VARIABLE)
         counts = settings.train_images, settings.valid_images, settings.test_images
-        return _load_data(self.data, Path(root) if root else None, *counts)
+        return _load_data(self.data_name, Path(root) if root else None, *counts)
 
     @property
     def has_samples(self) -> bool:
@@ -135,7 +138,17 @@ class JemConfig(RunConfig):
     @property
     def scenario_name(self) -> str:
         """The scenario that counts."""
-        return self.scenario or ("digits" if self.data == "digits" else "1")
+        return self.scenario or ("digits" if self.data in (None, "digits") else "1")
+
+    @property
+    def data_name(self) -> str:
+        """The data set that counts."""
+        return self.data or ("digits" if self.scenario in (None, "digits") else "cifar10")
+
+    @property
+    def total_steps(self) -> int:
+        """Training steps that the run is to have."""
+        return self.settings.iterations
 
     @property
     def settings(self) -> Scenario:
@@ -150,12 +163,12 @@ class JemConfig(RunConfig):
 
         Raises:
             ConfigError: names every wrong setting, its value and what was expected; or what the
-                data lack.
+                data lack; or that the features cannot be had.
         """
         problems = [
             f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
             for name, value, known in (
-                ("data", self.data, DataName),
+                ("data", self.data_name, DataName),
                 ("scenario", self.scenario_name, ScenarioName),
                 ("variant", self.variant, VariantName),
                 ("precision", self.precision, PrecisionName),
@@ -180,6 +193,8 @@ class JemConfig(RunConfig):
                 f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted "
                 "within their class; expected default or no_pos"
             )
+        if self.features == "own" and self.features_sha256:
+            problems.append('features_sha256 is given, but features is "own", which is no file')
         if self.class_conditional and not self.p_x_weight:
             problems.append("class_conditional needs the term of p(x), whose p_x_weight is 0")
         if self.scenario_name in SCENARIOS:
@@ -191,8 +206,19 @@ class JemConfig(RunConfig):
         batch = max(settings.n_pos, settings.n_labelled)
         if batch > len(data.train_x):
             raise ConfigError(
-                f"a batch of {batch} images was asked for, {self.data} has {len(data.train_x)} to "
-                "train with; make n_pos and n_labelled smaller, or train_images larger"
+                f"a batch of {batch} images was asked for, {self.data_name} has "
+                f"{len(data.train_x)} to train with; make n_pos and n_labelled smaller, or "
+                "train_images larger"
+            )
+        if self.features != "own" and settings.quality_samples and self.has_samples:
+            # Tried here, before there is a folder. A run's own network needs no trial.
+            from .evaluation import load_features
+
+            load_features(
+                self.features,
+                sha256=self.features_sha256,
+                network=None,
+                device=torch.device("cpu"),
             )
         if (self.p_x_y_weight or self.class_conditional) and settings.buffer_size % data.classes:
             raise ConfigError(
@@ -232,6 +258,7 @@ class JemConfig(RunConfig):
         """The settings and the resolved scenario as plain JSON values."""
         return {
             **super().to_json(),
+            "data": self.data_name,
             "scenario": self.scenario_name,
             "settings": self.settings.to_json(),
         }

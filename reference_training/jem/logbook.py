@@ -214,7 +214,7 @@ class Logbook:
         results = {
             "command": config.command(),
             "seed": config.seed,
-            "data": config.data,
+            "data": config.data_name,
             "scenario": config.scenario_name,
             "beta_star": config.beta_star,
             "iterations": settings.iterations,

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
 from ..data import ImageData
@@ -41,7 +40,7 @@ def train(
         What results.json holds, or None where Ctrl-C stopped the run; it can then be resumed.
 
     Raises:
-        ConfigError: the device does not exist, or the run has more steps already than it is to have.
+        ConfigError: the device does not exist, or no checkpoint of the run can be read.
     """
     settings = config.settings
     if config.threads:
@@ -51,12 +50,6 @@ def train(
     reporter = (reporter or default_reporter()) if ranks.is_first else SilentReporter()
     data = config.load_data().to(device)
     state = folder.checkpoints.load(device)
-    done = state["logbook"]["record"]["next_step"] if state else 0
-    if done > settings.iterations:
-        raise ConfigError(
-            f"{folder.path} has {done} steps already, iterations is {settings.iterations}; give "
-            "--iterations that many or more"
-        )
     network = make_network(config, data)
     evaluator = make_evaluator(config, data, network)
     logbook = Logbook(config, folder, network, data, evaluator, reporter=reporter)
@@ -73,6 +66,7 @@ def train(
         trainer.load_state_dict(state)
         logbook.load_state_dict(state["logbook"])
     del state
+    done = logbook.record.next_step
 
     def checkpoint() -> None:
         trainer.flush()

@@ -76,6 +76,11 @@ class ToyConfig(RunConfig):
         _ = self.members
 
     @property
+    def total_steps(self) -> int:
+        """Updates that the run is to have."""
+        return self.settings.iterations
+
+    @property
     def settings(self) -> Scenario:
         """The scenario with what is overridden.
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ebmguard import guard
-from ebmguard.errors import ConfigError
 
 from ..device import describe, find_device
 from ..graphs import graphed, graphed_energies
@@ -40,8 +39,7 @@ def train(
         What results.json holds, or None where Ctrl-C was pressed; the run can then be resumed.
 
     Raises:
-        ConfigError: the device does not exist, or is not of the kind that the run began on; or the
-            run has more updates already than it is to have.
+        ConfigError: the device does not exist, or is not of the kind that the run began on.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -57,11 +55,6 @@ def train(
     evaluator = Evaluator(settings, members, device)
     record = Record(config, folder, len(members), device)
     state = folder.checkpoints.load(device)
-    if state and state["record"]["next_step"] > settings.iterations:
-        raise ConfigError(
-            f"{folder.path} has {state['record']['next_step']} updates already, iterations is "
-            f"{settings.iterations}; give --iterations that many or more"
-        )
     folder.cut_rows(state["row_sizes"] if state else {})
 
     # A guarded sampler must evaluate the network: one without a step stays outside of the guard.

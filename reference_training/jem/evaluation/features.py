@@ -78,7 +78,7 @@ class ClassifierFeatures:
 
 
 def load_features(
-    spec: str, *, sha256: str | None, network: WideResNet, device: torch.device
+    spec: str, *, sha256: str | None, network: WideResNet | None, device: torch.device
 ) -> Features:
     """The network that `spec` names.
 
@@ -95,13 +95,13 @@ def load_features(
         spec: what is to be loaded.
         sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
             that of the published file for ``inception:``, no check for a TorchScript file.
-        network: the run's own.
+        network: the run's own, where there is one.
         device: where the features are computed.
 
     Raises:
         ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.
     """
-    if spec == "own":
+    if spec == "own" and network is not None:
         _refuse_checksum(sha256, spec)
         label = "the run's own classifier (comparable within one evaluation only)"
         return Features(ClassifierFeatures(network), label, False, fixed=False)

@@ -210,7 +210,7 @@ def test_a_run_can_be_ended_where_it_was_stopped_but_not_before(tmp_path):
     settings = {"scenario": "circles-default", "evaluations": 1}
     go(config_for(whole, iterations=4, **settings))
     assert go(config_for(cut, **settings), Silent(interrupt_after=4)) is None
-    with pytest.raises(ConfigError, match="has 4 updates already, iterations is 3"):
+    with pytest.raises(ConfigError, match="has 4 steps already, iterations is 3"):
         go(ToyConfig(out=cut, resume=True, iterations=3))
     assert go(ToyConfig(out=cut, resume=True, iterations=4)) is not None
     one, other = (json.loads((out / "results.json").read_text()) for out in (whole, cut))
