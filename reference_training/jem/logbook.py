@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ebmguard.alerts import Alert
-from ebmguard.report import sample_grid
 
 from ..data import ImageData
-from ..figures import save_sample_figures
 from ..lagged import LaggedNumbers
 from ..networks import WideResNet
 from ..progress import Reporter
@@ -24,26 +20,23 @@ from .accuracy import AccuracyWatch
 from .config import JemConfig
 from .evaluation import Evaluator
 from .record import RunRecord
+from .samples import SHOWN, KeptSamples
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SHOWN_SAMPLES = 64
 HEALTHY_SHARE = 0.9
 """Samples count as healthy while the accuracy is at least this share of the best so far."""
 ROWS_EVERY = 50
 """Rows are written every so many steps."""
-SAMPLES_EVERY, SAMPLES_BEFORE = 100, 5
-"""Samples are remembered every so often, and so many of them are kept when the run is lost."""
 
 
 class Logbook:
-    """Evaluations, divergence, samples and what a person sees of the run.
+    """Evaluations, divergence and what a person sees of the run.
 
     training.jsonl has a line for each step (`cross_entropy`, `energy_gap`), evaluations.jsonl one
-    for each evaluation, accuracy.jsonl one wherever the test accuracy is known, samples/ the
-    negatives of evaluated steps as bytes (n, C, H, W), and of every hundredth one around a
-    divergence. Numbers and pictures also go to TensorBoard, as the run "trainer".
+    for each evaluation, accuracy.jsonl one wherever the test accuracy is known. Numbers, and
+    samples as pictures, also go to TensorBoard, as the run "trainer".
 
     Args:
         config: the settings.
@@ -80,9 +73,8 @@ class Logbook:
             window=self.settings.alert_window,
             results=self.record.accuracy,
         )
-        self.samples: dict[str, Tensor] = {"data": data.scale(data.train_x[:SHOWN_SAMPLES])}
+        self.samples = KeptSamples(folder, data.scale(data.train_x[:SHOWN]))
         self._lagged = LaggedNumbers()
-        self._recent: deque[tuple[int, Tensor]] = deque(maxlen=SAMPLES_BEFORE)
         self._new_alerts: list[Alert] = []
         self._last_alert = "none"
         self._gap: float | None = None
@@ -154,7 +146,7 @@ class Logbook:
         """
         self.record.next_step = step + 1
         if x_neg is not None:
-            self._keep_samples(step, x_neg[:SHOWN_SAMPLES])
+            self._keep_samples(step, x_neg)
         self._take(self._lagged.put(step, numbers))
         self._take_alerts()
         if step % ROWS_EVERY == 0:
@@ -178,8 +170,7 @@ class Logbook:
                     f"diverged at step {step}: energy gap {gap:.3g}, "
                     f"cross-entropy {cross_entropy:.3g}"
                 )
-                for earlier, batch in self._recent:
-                    self._write_samples(earlier, batch)
+                self.samples.write_recent()
                 self._write_accuracy(self.watch.look_at(step))
 
     def _take_alerts(self) -> None:
@@ -209,8 +200,7 @@ class Logbook:
         self._take_alerts()  # of the rows that were still under way on a GPU
         self.evaluate(record.next_step, buffer)
         self.flush()
-        if self.folder.writes:
-            save_sample_figures(self.folder.figures, self.samples)
+        self.samples.draw()
         results = {
             "command": config.command(),
             "seed": config.seed,
@@ -248,8 +238,7 @@ class Logbook:
         return {
             "record": {**self.record.state_dict(), "elapsed": self.elapsed()},
             "watch": self.watch.state_dict(),
-            "samples": dict(self.samples),
-            "recent": list(self._recent),
+            "samples": self.samples.state_dict(),
             "last_alert": self._last_alert,
         }
 
@@ -258,32 +247,19 @@ class Logbook:
         self.record.load_state_dict(state["record"])
         self.watch.results = self.record.accuracy
         self.watch.load_state_dict(state["watch"])
-        self.samples = dict(state["samples"])
-        self._recent.clear()
-        self._recent.extend((step, batch) for step, batch in state["recent"])
+        self.samples.load_state_dict(state["samples"])
         self._last_alert = state["last_alert"]
 
     def _keep_samples(self, step: int, x: Tensor) -> None:
-        record = self.record
-        if step == 0:
-            self.samples["start"] = x
-        self.samples["end"] = x
-        if self.is_due(step) and record.diverged_at is None:
-            best = max(record.accuracy.values())
-            if record.accuracy[step] >= HEALTHY_SHARE * best:
-                self.samples["healthy"] = x
-        if self.is_due(step):
-            self._write_samples(step, _bytes(x))
-            if self._writer is not None:
-                self._writer.add_image("samples", sample_grid(x), step, dataformats="HWC")
-        if step % SAMPLES_EVERY == 0:
-            self._recent.append((step, _bytes(x)))
-            if record.diverged_at is not None:
-                self._write_samples(step, _bytes(x))
-
-    def _write_samples(self, step: int, batch: Tensor) -> None:
-        if self.folder.writes:
-            np.save(self.folder.samples / f"{step:08d}.npy", batch.cpu().numpy())
+        record, is_due = self.record, self.is_due(step)
+        lost = record.diverged_at is not None
+        healthy = False
+        if is_due and not lost:
+            healthy = record.accuracy[step] >= HEALTHY_SHARE * max(record.accuracy.values())
+        pixels = self.samples.see(step, x, evaluated=is_due, healthy=healthy, lost=lost)
+        if pixels is not None and self._writer is not None:
+            # (n, C, H, W) bytes, which TensorBoard lays out as a grid.
+            self._writer.add_images("samples", pixels, step)
 
     def _write_accuracy(self, steps: list[int]) -> None:
         rows = [{"step": step, "test_accuracy": self.record.accuracy[step]} for step in steps]
@@ -313,8 +289,3 @@ class Logbook:
                 str(self.folder.path / "trainer"), purge_step=self.record.next_step
             )
         self._writer.add_scalar(tag, value, step)
-
-
-def _bytes(x: Tensor) -> Tensor:
-    """Samples as the pictures show them: clamped to [-1, 1], as 0..255."""
-    return x.clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)

@@ -17,7 +17,7 @@ from ebmguard._journal import Journal
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training import interrupt
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.jem import logbook
+from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem import train as jem_train
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
@@ -369,7 +369,7 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
         return numbers, batches[step]
 
     monkeypatch.setattr(Trainer, "step", lost_at_21)
-    monkeypatch.setattr(logbook, "SAMPLES_EVERY", 2)
+    monkeypatch.setattr(kept_samples, "EVERY", 2)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = {"iterations": 60, "stop_after": 7, "eval_every": 1000, "n_neg": 70}
     results = go(config_for(whole, **settings))

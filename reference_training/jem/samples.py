@@ -1,0 +1,98 @@
+"""The samples that a JEM run keeps to be looked at."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..figures import save_sample_figures
+from ..run_folder import RunFolder
+
+SHOWN = 64
+"""Samples of a step that are kept."""
+EVERY, BEFORE = 100, 5
+"""Samples are remembered every so many steps; so many of them are written when a run is lost."""
+
+
+class KeptSamples:
+    """Samples of a run: its first, last and last healthy ones, and files of those in between.
+
+    samples/ gets the negatives of evaluated steps as bytes (n, C, H, W), and those of every
+    hundredth step around a divergence and after it.
+
+    Args:
+        folder: the run's.
+        data: images of the data set, (n, C, H, W) in the units of the samples, to be shown beside.
+    """
+
+    def __init__(self, folder: RunFolder, data: Tensor) -> None:
+        self.folder = folder
+        self._shown: dict[str, Tensor] = {"data": data[:SHOWN]}
+        self._recent: deque[tuple[int, Tensor]] = deque(maxlen=BEFORE)
+
+    def see(
+        self, step: int, x: Tensor, *, evaluated: bool, healthy: bool, lost: bool
+    ) -> Tensor | None:
+        """Take in the samples of a step; nothing waits for the device but what is written.
+
+        Args:
+            step: its number.
+            x: (n, C, H, W).
+            evaluated: the step is one of those that are written.
+            healthy: the network that they are of is as good as it was.
+            lost: the run has diverged.
+
+        Returns:
+            what was written of an evaluated step, as bytes, or None.
+        """
+        x = x[:SHOWN]
+        if step == 0:
+            self._shown["start"] = x
+        self._shown["end"] = x
+        if healthy:
+            self._shown["healthy"] = x
+        is_remembered = step % EVERY == 0
+        if not (evaluated or is_remembered):
+            return None
+        pixels = as_bytes(x)
+        if is_remembered:
+            self._recent.append((step, pixels))
+        if evaluated or lost:
+            self._write(step, pixels)
+        return pixels if evaluated else None
+
+    def write_recent(self) -> None:
+        """Write the samples of the last remembered steps: the run is lost."""
+        for step, pixels in self._recent:
+            self._write(step, pixels)
+
+    def draw(self) -> None:
+        """Draw the first, last and last healthy samples beside the data, into figures/."""
+        if self.folder.writes:
+            save_sample_figures(self.folder.figures, self._shown)
+
+    def _write(self, step: int, pixels: Tensor) -> None:
+        if self.folder.writes:
+            np.save(self.folder.samples / f"{step:08d}.npy", pixels.cpu().numpy())
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept in memory, for a checkpoint."""
+        return {"shown": dict(self._shown), "recent": list(self._recent)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to a saved state."""
+        self._shown = dict(state["shown"])
+        self._recent.clear()
+        self._recent.extend((step, pixels) for step, pixels in state["recent"])
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Samples as pictures show them: clamped to [-1, 1], as 0..255; NaN is black."""
+    black = torch.full_like(x, -1.0)
+    pixels = torch.where(x.isnan(), black, x).clamp(-1, 1).add(1).mul(127.5)
+    return pixels.round().to(torch.uint8)
