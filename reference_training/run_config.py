@@ -67,7 +67,9 @@ class RunConfig(abc.ABC):
         words = list(self.words)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name != "resume" and (field.name in self.shown or value != field.default):
+            if value is None or field.name == "resume":
+                continue
+            if field.name in self.shown or value != field.default:
                 name = field.name.replace("_", "-")
                 if isinstance(value, bool):
                     words.append(f"--{name}" if value else f"--no-{name}")

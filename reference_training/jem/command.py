@@ -29,7 +29,8 @@ def run(config: JemConfig) -> int:
         results = train(config, folder, ranks=ranks)
     if ranks.is_first:
         if results is None:
-            print(f"stopped; go on with: {config.command()} --resume")
+            by = f", by torchrun with {ranks.world} processes" if ranks.world > 1 else ""
+            print(f"stopped; go on with: {config.command()} --resume{by}")
         else:
             print(summary(results, folder.path))
     return INTERRUPTED if results is None else 0

@@ -154,3 +154,9 @@ def test_data_may_lie_elsewhere_when_a_run_is_resumed():
     stored = at(data="cifar10", data_root="/old").to_json()
     assert at(data_root="/new", resume=True).resumed(stored).data_root == "/new"
     assert at(resume=True).resumed(stored).data_root == "/old"
+
+
+def test_the_command_of_a_run_leaves_out_what_was_not_given():
+    words = shlex.split(JemConfig(out=Path("x"), scenario="3").command())
+    assert "None" not in words
+    assert tyro.cli(JemConfig, args=words[3:]).data_name == "cifar10"
