@@ -78,11 +78,6 @@ class Checkpoints:
             )
         return sorted(step for step, by in found.items() if len(by) == self.ranks.world)
 
-    def newest(self) -> Path | None:
-        """This rank's file of the newest checkpoint; None before the first one."""
-        steps = self.steps()
-        return self.file(steps[-1]) if steps else None
-
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, on every rank, and remove all but this one and the one before.
 

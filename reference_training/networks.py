@@ -143,7 +143,12 @@ class WideResNet(nn.Module):
                 f"y has shape {tuple(y.shape)} for {logits.shape[0]} images, expected one class "
                 f"for each: {tuple(logits.shape[:1])}"
             )
-        return logits.gather(1, y[:, None]).squeeze(1)
+        return of_class(logits, y)
+
+
+def of_class(logits: Tensor, y: Tensor) -> Tensor:
+    """f(x, y), the logit of each class: (B, classes) and (B,) int64 -> (B,)."""
+    return logits.gather(1, y[:, None]).squeeze(1)
 
 
 @contextmanager

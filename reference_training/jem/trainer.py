@@ -18,7 +18,7 @@ from ebmguard.alerts import Alert
 from ebmguard.samplers import ReplayBuffer
 
 from ..data import ImageData
-from ..networks import WideResNet
+from ..networks import WideResNet, of_class
 from ..ranks import ONE_RANK, Ranks
 from .config import JemConfig
 from .draws import Draws
@@ -238,8 +238,3 @@ def set_precision(config: JemConfig) -> None:
     torch.backends.cudnn.allow_tf32 = is_tf32
     # Shapes are the same in every step: let cuDNN time its kernels once.
     torch.backends.cudnn.benchmark = True
-
-
-def of_class(logits: Tensor, labels: Tensor) -> Tensor:
-    """f(x, y), the logit of each label: (B, classes), (B,) -> (B,)."""
-    return logits.gather(1, labels[:, None]).squeeze(1)

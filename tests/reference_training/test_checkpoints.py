@@ -54,7 +54,7 @@ def names(folder):
 
 
 def test_the_newest_is_loaded_and_the_last_two_stay(checkpoints):
-    assert checkpoints.newest() == checkpoints.folder / "step-00000006.pt"
+    assert checkpoints.file(checkpoints.steps()[-1]) == checkpoints.folder / "step-00000006.pt"
     checkpoints.save(123_456_789, state_of(9))  # more digits than the name has room for
     checkpoints.save(123_456_790, state_of(10))
     assert names(checkpoints.folder) == ["step-123456789.pt", "step-123456790.pt"]
@@ -67,7 +67,7 @@ def test_the_newest_is_loaded_and_the_last_two_stay(checkpoints):
 
 def test_before_the_first_one_there_is_none(tmp_path):
     assert Checkpoints(tmp_path).load(CPU) is None
-    assert Checkpoints(tmp_path).newest() is None
+    assert Checkpoints(tmp_path).steps() == []
     # Files of other kinds are none.
     for name in ("best.pt", "step-00000001.partial", "step-x.pt", "step-1.rank0of2.pt.bak"):
         (tmp_path / name).write_bytes(b"")
@@ -233,7 +233,7 @@ def test_only_what_all_ranks_have_counts(tmp_path):
     first.save(8, state_of(8))  # the second rank was killed before it came here
     assert first.steps() == second.steps() == [4]
     assert [ranks.load(CPU)["x"][0].item() for ranks in (first, second)] == [4, 4.5]
-    assert second.newest() == tmp_path / "step-00000004.rank1of2.pt"
+    assert second.file(second.steps()[-1]) == tmp_path / "step-00000004.rank1of2.pt"
 
 
 def test_parts_of_a_killed_run_do_not_mix_with_those_of_the_resumed_one(tmp_path, monkeypatch):
@@ -316,7 +316,7 @@ def test_others_read_all_ranks_of_the_newest_whole_one(tmp_path, world):
 
 
 def test_a_file_that_cannot_be_read_is_named(checkpoints):
-    file = checkpoints.newest()
+    file = checkpoints.file(checkpoints.steps()[-1])
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(ConfigError, match=file.name):
         load_file(file, CPU)

@@ -18,10 +18,9 @@ from ebmguard.reference_training.jem.trainer import (
     Classifier,
     Trainer,
     make_network,
-    of_class,
     set_precision,
 )
-from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.networks import WideResNet, of_class
 from ebmguard.reference_training.ranks import Ranks
 from tests.reference_training.jem.parts import config_for, in_float64, largest_difference
 
