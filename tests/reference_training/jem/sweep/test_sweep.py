@@ -28,6 +28,11 @@ from tests.reference_training.jem.sweep.parts import (
     until,
 )
 
+# The settings of every run are checked before a sweep begins, and those of the paper need CIFAR-10.
+pytestmark = pytest.mark.skipif(
+    "EBMGUARD_DATA" not in os.environ, reason="EBMGUARD_DATA names no folder of data sets"
+)
+
 FOUR = ["s1_b0_seed0", "s1_b0.5_seed0", "s6_b0_seed0", "s6_b0.5_seed0"]
 
 
