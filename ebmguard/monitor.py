@@ -28,7 +28,7 @@ class Monitor:
     """Pools the numbers of a step, hands finished rows out, and writes them to sinks.
 
     Args:
-        sinks: where rows and alerts go.
+        sinks: where rows, alerts and rollbacks go.
         flush_every: sinks are flushed after so many rows and on an alert; a killed run loses no
             more than that.
         lag: steps between a row's measurement and its reading.
@@ -112,6 +112,12 @@ class Monitor:
         """Write an alert and flush, so that it outlives the run."""
         for sink in self.sinks:
             sink.write_alert(record)
+        self.flush()
+
+    def recovery(self, record: Mapping[str, Any]) -> None:
+        """Write a rollback's record and flush."""
+        for sink in self.sinks:
+            sink.write_recovery(record)
         self.flush()
 
     def flush(self) -> None:

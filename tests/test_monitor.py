@@ -120,12 +120,15 @@ def test_sinks_get_rows_and_are_flushed_every_so_many():
     monitor.alert({"rule": "r"})
     assert memory.alerts == [{"rule": "r"}]
     assert memory.flushed_rows == [3, 6, 7]
+    monitor.recovery({"restored_step": 4})
+    assert memory.recoveries == [{"restored_step": 4}]
+    assert memory.flushed_rows == [3, 6, 7, 7]
     # The count starts again after any flush.
     for step in (8, 9, 10):
         monitor.note({"a": 1.0})
         for row in monitor.end_step(step):
             monitor.write(row)
-    assert memory.flushed_rows == [3, 6, 7, 10]
+    assert memory.flushed_rows == [3, 6, 7, 7, 10]
 
 
 @pytest.mark.parametrize("lag", [0, 2])

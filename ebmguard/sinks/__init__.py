@@ -1,6 +1,6 @@
-"""Where rows of diagnostics and alerts are written.
+"""Where rows of diagnostics, alerts and rollbacks are written.
 
-A sink is anything with the three methods of :class:`Sink`. ``log_dir=`` makes the two that are
+A sink is anything with the four methods of :class:`Sink`. ``log_dir=`` makes the two that are
 built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
 ``add_scalar(tag, value, step)`` is wrapped by :class:`AddScalarSink`.
 """

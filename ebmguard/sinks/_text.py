@@ -1,11 +1,11 @@
-"""An alert as markdown, for sinks that can show text."""
+"""Alerts and rollbacks as markdown, for sinks that can show text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LEVEL_NUMBERS", "alert_markdown"]
+__all__ = ["LEVEL_NUMBERS", "alert_markdown", "recovery_markdown"]
 
 # Levels as the scalar guard/alert_level counts them.
 LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
@@ -26,4 +26,21 @@ def alert_markdown(record: Mapping[str, Any]) -> str:
         f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
         f"| {record['window']} |\n\n"
         f"Likeliest remedies:\n\n{remedies}\n"
+    )
+
+
+def recovery_markdown(record: Mapping[str, Any]) -> str:
+    """What was restored and why, and a table of what changed.
+
+    Args:
+        record: one of the audit log's.
+    """
+    changes = "".join(
+        f"| `{name}` | {before} | {after} |\n"
+        for name, (before, after) in record["changes"].items()
+    )
+    table = f"\n\n| changed | before | after |\n|---|---|---|\n{changes}" if changes else "\n"
+    return (
+        f"**Rollback {record['attempt']}** at step {record['step']} to step "
+        f"{record['restored_step']}\n\n{record['message']}{table}"
     )

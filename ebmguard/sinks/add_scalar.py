@@ -60,6 +60,9 @@ class AddScalarSink:
         if self._add_text is not None:
             self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
 
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Nothing: a logger shows a rollback by the rows' ``recovery/attempt``."""
+
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""
         if self._flush is not None:

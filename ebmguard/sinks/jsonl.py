@@ -1,4 +1,4 @@
-"""Rows and alerts as JSON lines: strict JSON, one line per step, safe against a kill."""
+"""Rows, alerts and rollbacks as JSON lines: strict JSON, one line per step, safe against a kill."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonlSink:
-    """Writes ``metrics.jsonl`` and ``alerts.jsonl`` into a folder.
+    """Writes ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` into a folder.
 
     A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
     ``guard/`` prefix: nothing else is in this file); a line of ``alerts.jsonl`` is an alert's full
-    record. NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``;
+    record, and one of ``recovery.jsonl`` that of a rollback. NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``;
     :func:`read_jsonl` turns them back. The raw values behind histograms are not written.
 
     Lines are kept in memory until :meth:`flush`. In a folder that holds the files of an earlier
@@ -42,6 +42,7 @@ class JsonlSink:
         self.folder = prepare_folder(folder)
         self._metrics = _open_lines(self.folder / "metrics.jsonl")
         self._alerts = _open_lines(self.folder / "alerts.jsonl")
+        self._recoveries = _open_lines(self.folder / "recovery.jsonl")
 
     def write_row(
         self,
@@ -56,6 +57,10 @@ class JsonlSink:
         """Keep one line for ``alerts.jsonl``."""
         self._alerts.add(_line(record))
 
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Keep one line for ``recovery.jsonl``."""
+        self._recoveries.add(_line(record))
+
     def flush(self) -> None:
         """Append the kept lines to the files.
 
@@ -64,6 +69,7 @@ class JsonlSink:
         """
         self._metrics.flush()
         self._alerts.flush()
+        self._recoveries.flush()
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -120,7 +126,13 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _from_json(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _NON_FINITE.get(value, value)
+    if isinstance(value, dict):
+        return {key: _from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    return value
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The protocol of a sink: where rows of diagnostics and alerts are written."""
+"""The protocol of a sink: where rows of diagnostics, alerts and rollbacks are written."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TAG_PREFIX = "guard/"
 
 @runtime_checkable
 class Sink(Protocol):
-    """Three methods. Anything that has them can be passed as ``sinks=[...]``.
+    """Four methods. Anything that has them can be passed as ``sinks=[...]``.
 
-    The guard calls ``flush`` every ``flush_every`` steps, on an alert and at exit, so a sink may
-    keep rows in memory until then.
+    The guard calls ``flush`` every ``flush_every`` steps, on an alert, on a rollback and at exit,
+    so a sink may keep rows in memory until then.
     """
 
     def write_row(
@@ -37,6 +37,12 @@ class Sink(Protocol):
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """Take one alert, as the plain dict that ``Alert.record()`` returns."""
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Take one rollback, as the plain dict of the audit log.
+
+        Rows of the steps from ``record["restored_step"]`` on come again afterwards.
+        """
 
     def flush(self) -> None:
         """Write everything taken so far to where it belongs."""

@@ -13,7 +13,7 @@ from .tensorboard import TensorBoardSink
 
 __all__ = ["as_sink", "open_log_dir"]
 
-_METHODS = ("write_row", "write_alert", "flush")
+_METHODS = ("write_row", "write_alert", "write_recovery", "flush")
 
 
 def as_sink(obj: Any) -> Sink:
@@ -43,8 +43,8 @@ def as_sink(obj: Any) -> Sink:
     lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(_METHODS) else ""
     raise ConfigError(
         f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
-        "an object with the methods write_row, write_alert and flush, or a logger with "
-        "add_scalar(tag, value, step), such as a SummaryWriter."
+        "an object with the methods write_row, write_alert, write_recovery and flush, or a logger "
+        "with add_scalar(tag, value, step), such as a SummaryWriter."
     )
 
 

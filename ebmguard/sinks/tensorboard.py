@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ._files import prepare_folder
-from ._text import LEVEL_NUMBERS, alert_markdown
+from ._text import LEVEL_NUMBERS, alert_markdown, recovery_markdown
 from .protocol import TAG_PREFIX
 
 __all__ = ["TensorBoardSink"]
@@ -56,6 +56,7 @@ class TensorBoardSink:
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
     - Alerts as text under ``guard/alerts``, and as a marker: the scalar ``guard/alert/<rule>`` at
       the step of the alert, whose value is the level (0 INFO, 1 WARN, 2 ERROR).
+    - Rollbacks as text under ``guard/recovery``.
     - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
 
     The step axis is the guard's step. Events are kept in memory until :meth:`flush`.
@@ -101,6 +102,11 @@ class TensorBoardSink:
         marker = {f"{TAG_PREFIX}alert/{record['rule']}": LEVEL_NUMBERS[record["level"]]}
         self._events.add_row(step, marker, {})
         self._events.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Keep the rollback's text."""
+        text = recovery_markdown(record)
+        self._events.add_text(record["step"], TAG_PREFIX + "recovery", text)
 
     def flush(self) -> None:
         """Append the kept events to the event file.

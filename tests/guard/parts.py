@@ -73,6 +73,7 @@ class Memory:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.histograms: list[tuple[int, dict[str, list[float]]]] = []
         self.alerts: list[dict[str, Any]] = []
+        self.recoveries: list[dict[str, Any]] = []
         self.flushed_rows: list[int] = []
 
     @property
@@ -94,6 +95,9 @@ class Memory:
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         self.alerts.append(dict(record))
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        self.recoveries.append(dict(record))
 
     def flush(self) -> None:
         self.flushed_rows.append(len(self.rows))

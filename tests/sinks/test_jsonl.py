@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import JsonlSink, read_jsonl
-from tests.sinks.parts import ALERT
+from tests.sinks.parts import ALERT, RECOVERY
 
 
 def same(left: Any, right: Any) -> bool:
@@ -32,11 +32,12 @@ def refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
-def test_one_line_per_step_and_per_alert(tmp_path: Path) -> None:
+def test_one_line_per_step_per_alert_and_per_rollback(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "made" / "run")
     sink.write_row(3, {"ess": 0.5, "f_pos/median": -1.25}, {"f_pos": [1.0, 2.0]})
     sink.write_row(4, {"ess": 0.25, "f_pos/median": 1e-30}, {})
     sink.write_alert(ALERT)
+    sink.write_recovery(RECOVERY)
     sink.flush()
     folder = tmp_path / "made" / "run"
     assert read_jsonl(folder / "metrics.jsonl") == [
@@ -44,6 +45,17 @@ def test_one_line_per_step_and_per_alert(tmp_path: Path) -> None:
         {"step": 4, "ess": 0.25, "f_pos/median": 1e-30},
     ]
     assert read_jsonl(folder / "alerts.jsonl") == [ALERT]
+    assert read_jsonl(folder / "recovery.jsonl") == [RECOVERY]
+
+
+def test_non_finite_numbers_inside_a_record_come_back(tmp_path: Path) -> None:
+    changes = {"lr_factor": [1.0, math.inf], "deep": {"list": [-math.inf]}}
+    sink = JsonlSink(tmp_path)
+    sink.write_recovery({"changes": changes})
+    sink.flush()
+    for line in (tmp_path / "recovery.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    assert read_jsonl(tmp_path / "recovery.jsonl") == [{"changes": changes}]
 
 
 @given(value=st.floats(allow_nan=True, allow_infinity=True))

@@ -22,6 +22,7 @@ from ebmguard.sinks import (
     open_log_dir,
     read_jsonl,
 )
+from tests.sinks.parts import RECOVERY
 
 ALERT: dict[str, Any] = {
     "rule": "sampler_failing",
@@ -51,6 +52,9 @@ class Collector:
         self.rows.append(step)
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
+        pass
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
         pass
 
     def flush(self) -> None:
@@ -84,7 +88,7 @@ class FullLogger(BareLogger):
         self.flushes += 1
 
 
-def test_three_methods_make_a_sink() -> None:
+def test_four_methods_make_a_sink() -> None:
     sink = Collector()
     assert as_sink(sink) is sink
     assert isinstance(sink, Sink)
@@ -104,6 +108,8 @@ def test_a_logger_with_add_scalar_is_wrapped() -> None:
     assert logger.calls[0] == ("guard/ess", 0.5, 4)
     assert math.isnan(logger.calls[1][1])
     assert logger.calls[2] == ("guard/alert/sampler_failing", 1, 9)
+    sink.write_recovery(RECOVERY)
+    assert len(logger.calls) == 3
 
 
 def test_what_else_a_logger_can_do_is_used() -> None:
@@ -158,7 +164,7 @@ class Half:
     [
         (object(), "of type object, which is no sink"),
         (None, "of type NoneType, which is no sink"),
-        (Half(), "It lacks write_alert"),
+        (Half(), "It lacks write_alert, write_recovery"),
         (Collector, r"the class Collector.*Pass Collector\(\.\.\.\)"),
         ("runs/a", r"the path 'runs/a'.*log_dir=path"),
         (Path("runs/a"), r"the path 'runs/a'.*log_dir=path"),

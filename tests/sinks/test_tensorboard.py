@@ -21,7 +21,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import TensorBoardSink, open_log_dir
 from ebmguard.sinks._events import crc32c
-from tests.sinks.parts import ALERT
+from tests.sinks.parts import ALERT, RECOVERY
 
 
 def load(folder: Path) -> EventAccumulator:
@@ -163,6 +163,17 @@ def test_an_alert_is_a_text_and_a_marker(tmp_path: Path) -> None:
     metadata = accumulator.SummaryMetadata("guard/alerts")
     assert metadata.plugin_data.plugin_name == "text"
     for part in ("ERROR energy_blowup", "`energy_gap` | inf | 8 | 200", *ALERT["remedies"]):
+        assert part in text
+
+
+def test_a_rollback_is_a_text(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    sink.write_recovery(RECOVERY)
+    sink.flush()
+    (event,) = load(tmp_path).Tensors("guard/recovery")
+    (text,) = (value.decode() for value in event.tensor_proto.string_val)
+    assert event.step == 9
+    for part in ("Rollback 1", "to step 4", RECOVERY["message"], "`sgld_steps` | 20 | 40"):
         assert part in text
 
 
