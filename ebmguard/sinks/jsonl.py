@@ -25,8 +25,9 @@ class JsonlSink:
 
     A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
     ``guard/`` prefix: nothing else is in this file); a line of ``alerts.jsonl`` is an alert's full
-    record, and one of ``recovery.jsonl`` that of a rollback. NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``;
-    :func:`read_jsonl` turns them back. The raw values behind histograms are not written.
+    record, and one of ``recovery.jsonl`` that of a rollback. NaN and infinities are the strings
+    ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :func:`read_jsonl` turns them back. The raw
+    values behind histograms are not written.
 
     Lines are kept in memory until :meth:`flush`. In a folder that holds the files of an earlier
     run the lines are appended; a last line that a kill tore in two is cut off first.
