@@ -36,7 +36,9 @@ ROOMS: dict[str, set[str]] = {
     "diagnostics": {"objective"},
     "sinks": set(),
     "samplers": set(),
+    "faults": set(),
     "alerts": set(),
+    "recovery": {"alerts"},
     "monitor": {"diagnostics", "sinks"},
     # The stateful shell: all private modules.
     "_guard": {
@@ -49,6 +51,7 @@ ROOMS: dict[str, set[str]] = {
         "samplers",
         "alerts",
         "monitor",
+        "recovery",
     },
     "report": {"alerts", "sinks"},
     "cli": {"alerts", "report", "sinks", "reference_training"},

@@ -1,0 +1,307 @@
+"""The injector: the faults a loop is armed with, the hooks they need, and the count of steps."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from ._kinds import (
+    CorruptBuffer,
+    EnergySpike,
+    ExplodingLr,
+    Fault,
+    FrozenSampler,
+    NanSample,
+    chains_of,
+)
+
+__all__ = ["FaultInjector", "Injected"]
+
+_log = logging.getLogger("ebmguard")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Injected:
+    """What a fault did.
+
+    Attributes:
+        fault: its name, that of the method that armed it.
+        step: the step it came at, as the injector counts them.
+        what: in words.
+    """
+
+    fault: str
+    step: int
+    what: str
+
+
+class FaultInjector:
+    """Arms faults on a training loop, and lets each happen once, at its step.
+
+    A step begins where the sampler that :meth:`sampler` returned is called, or, in loops whose
+    sampler is written inline, where :meth:`tick` is. Leaving the ``with`` block, or :meth:`remove`,
+    takes every hook off; wrapped samplers then are what they wrap.
+
+    Args:
+        step: tells the number of the present step, such as ``lambda: g.step``; None counts the
+            steps from 0 as they begin, plots with the wrapped sampler included.
+
+    Attributes:
+        records: what has happened so far, oldest first.
+
+    Raises:
+        ConfigError: ``step`` is not a function.
+    """
+
+    def __init__(self, step: Callable[[], int] | None = None) -> None:
+        if step is not None and not callable(step):
+            raise ConfigError(
+                f"step is a {type(step).__name__}; expected a function that returns the number of "
+                "the present step, such as lambda: g.step, or None."
+            )
+        self.records: list[Injected] = []
+        self._ask = step
+        self._ticks = 0
+        self._step = -1
+        self._is_sampling = False
+        self._is_removed = False
+        self._faults: list[Fault] = []
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def pending(self) -> list[str]:
+        """Names of the faults that have not happened, in the order in which they were armed."""
+        return [fault.name for fault in self._faults if not fault.has_acted]
+
+    # -- where it sits ----------------------------------------------------------------------
+
+    def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
+        """The sampler with room for faults: same arguments, same results.
+
+        Wrap first and guard what comes back, so that the guard sees what a faulty sampler returns.
+        Of a sampler object, wrap the method that draws: ``s.draw = faults.sampler(s.draw)``.
+
+        Args:
+            sampler: returns samples, or a tuple or list in which they come first.
+
+        Raises:
+            ConfigError: it cannot be called, or the injector has been removed.
+        """
+        if not callable(sampler):
+            raise ConfigError(
+                f"The sampler is a {type(sampler).__name__}, which cannot be called. Wrap the "
+                "method that draws samples: s.draw = faults.sampler(s.draw)."
+            )
+        self._refuse_when_removed()
+
+        names = ("__module__", "__name__", "__qualname__", "__doc__")
+
+        @functools.wraps(sampler, assigned=names, updated=())
+        def faulty(*args: Any, **kwargs: Any) -> Any:
+            if self._is_removed or self._is_sampling:
+                return sampler(*args, **kwargs)
+            self.tick()
+            self._is_sampling = True
+            try:
+                result: Any = sampler(*args, **kwargs)
+            finally:
+                self._is_sampling = False
+            for fault in self._faults:
+                if fault.has_begun:
+                    result, what = fault.on_result(result)
+                    self._note(fault, what)
+            return result
+
+        owner = getattr(sampler, "__self__", None)
+        if owner is not None:
+            faulty.__self__ = owner  # type: ignore[attr-defined]  # where the guard finds a model
+        return faulty
+
+    def tick(self) -> None:
+        """A step begins; wrapped samplers say so themselves."""
+        if self._is_removed:
+            return
+        self._step = self._ticks if self._ask is None else int(self._ask())
+        self._ticks += 1
+        for fault in self._faults:
+            if fault.has_begun:
+                fault.on_tick()
+            elif fault.at == self._step:
+                fault.has_begun = True
+                self._note(fault, fault.begin())
+
+    def remove(self) -> None:
+        """Take every hook off; no fault happens any more. More than once does no harm."""
+        self._is_removed = True
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> FaultInjector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    # -- the faults -------------------------------------------------------------------------
+
+    def nan_sample(self, at: int, *, row: int = 0) -> None:
+        """One entry of one sample is NaN, in the result of one sampler call.
+
+        Args:
+            at: the step.
+            row: which sample, along the first dimension.
+
+        Raises:
+            ConfigError: a step that is no number or is over, or a negative row.
+        """
+        self._check(at, row=(row, 0))
+        self._faults.append(NanSample("nan_sample", at, row))
+
+    def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
+        """The sampler hangs: what it returned at the step comes again in the calls after it.
+
+        It is still called, so that random numbers and what it does to its buffer are those of the
+        run without the fault. Calls that return samples of another shape are left alone.
+
+        Args:
+            at: the step whose result comes again.
+            steps: how many times.
+
+        Raises:
+            ConfigError: a step that is no number or is over, or fewer than one repetition.
+        """
+        self._check(at, steps=(steps, 1))
+        self._faults.append(FrozenSampler("frozen_sampler", at, steps))
+
+    def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e4) -> None:
+        """The model's outputs are multiplied by a factor in one step, and so are their gradients.
+
+        Calls inside a wrapped sampler are left alone; calls of ``model.forward``, which pass hooks
+        by, are not reached.
+
+        Args:
+            at: the step.
+            model: the energy module that the loss calls.
+            factor: what multiplies its output.
+
+        Raises:
+            ConfigError: no module, a step that is no number or is over, or a factor that is not
+                finite.
+        """
+        self._check(at, factor=(factor, None))
+        _expect("model", model, nn.Module, "the energy module")
+        fault = EnergySpike("energy_spike", at, float(factor))
+
+        def after(*call: Any) -> Any:
+            output = call[-1]
+            if not self._is_sampling:
+                output, what = fault.on_output(output)
+                self._note(fault, what)
+            return output
+
+        self._undo.append(model.register_forward_hook(after).remove)
+        self._faults.append(fault)
+
+    def corrupt_buffer(
+        self, at: int, buffer: Any, *, row: int = 0, value: float = math.nan
+    ) -> None:
+        """A row of the replay buffer is overwritten, before the sampler of that step draws.
+
+        Args:
+            at: the step.
+            buffer: a tensor with one chain in each row, or an object with such a tensor as its
+                ``samples``.
+            row: which chain.
+            value: what its entries become.
+
+        Raises:
+            ConfigError: no such tensor or row, a value that its type does not have, or a step that
+                is no number or is over.
+        """
+        self._check(at, row=(row, 0))
+        chains = chains_of(buffer)
+        if row >= len(chains):
+            raise ConfigError(f"row={row}, but the buffer has {len(chains)} rows.")
+        if not chains.is_floating_point() and (not math.isfinite(value) or value != int(value)):
+            raise ConfigError(
+                f"value={value!r} does not exist in a buffer of {chains.dtype}; give an integer."
+            )
+        self._faults.append(CorruptBuffer("corrupt_buffer", at, buffer, row, value))
+
+    def exploding_lr(
+        self, at: int, optimizer: Optimizer, *, factor: float = 1e3, steps: int = 1
+    ) -> None:
+        """The learning rate is multiplied by a factor, for some steps of the optimizer.
+
+        It is back between steps. Arm this before ``g.attach(optimizer=...)``: hooks run in the
+        order in which they came, and a snapshot should see the learning rate that is back.
+
+        Args:
+            at: the step.
+            optimizer: any torch optimizer.
+            factor: what multiplies the learning rate of each of its groups.
+            steps: how many steps it lasts.
+
+        Raises:
+            ConfigError: no optimizer, a step that is no number or is over, a factor that is not
+                finite, or less than one step.
+        """
+        self._check(at, factor=(factor, None), steps=(steps, 1))
+        _expect("optimizer", optimizer, Optimizer, "a torch Optimizer")
+        fault = ExplodingLr("exploding_lr", at, float(factor), steps)
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            self._note(fault, fault.explode(optimizer))
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            fault.put_back(optimizer)
+
+        self._undo.append(optimizer.register_step_pre_hook(before).remove)
+        self._undo.append(optimizer.register_step_post_hook(after).remove)
+        self._faults.append(fault)
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _check(self, at: int, **numbers: tuple[float, int | None]) -> None:
+        """Refuse a step, or a number by name with its least value (None: any finite number)."""
+        self._refuse_when_removed()
+        _whole("at", at, 0)
+        if self._ask is None and at < self._ticks:
+            raise ConfigError(f"at={at}, but {self._ticks} steps have begun; choose a later one.")
+        for name, (value, least) in numbers.items():
+            if least is not None:
+                _whole(name, value, least)
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                raise ConfigError(f"{name}={value!r}; expected a number.")
+            elif not math.isfinite(value):
+                raise ConfigError(f"{name}={value!r}; expected a finite number.")
+
+    def _refuse_when_removed(self) -> None:
+        if self._is_removed:
+            raise ConfigError("This injector has been removed; make another one.")
+
+    def _note(self, fault: Fault, what: str | None) -> None:
+        if what is not None:
+            fault.has_acted = True
+            self.records.append(Injected(fault.name, self._step, what))
+            _log.warning("injected fault %s at step %d: %s", fault.name, self._step, what)
+
+
+def _expect(name: str, value: object, kind: type, wanted: str) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"{name} is a {type(value).__name__}; expected {wanted}.")
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}={value!r}; expected a whole number, {least} or more.")
