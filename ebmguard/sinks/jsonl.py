@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfigError
 from ._files import AppendFile, prepare_folder
 
-__all__ = ["JsonlSink", "read_jsonl", "to_json"]
+__all__ = ["JsonlSink", "parse_line", "read_jsonl", "to_json"]
 
 # JSON has no such numbers. These strings are those of the proto3 JSON mapping; unlike the bare
 # NaN that Python writes by default, every JSON parser can read them.
@@ -91,7 +91,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         if not line:
             continue
-        record = _parse(line)
+        record = parse_line(line)
         if record is not None:
             records.append(record)
         elif number < len(lines):
@@ -136,8 +136,14 @@ def _from_json(value: Any) -> Any:
     return value
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The line's object, or None if the line is no complete object."""
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The object of one line, or None if the line is no complete object.
+
+    The strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` become floats.
+
+    Args:
+        line: one line of a file that :class:`JsonlSink` wrote, with or without its end.
+    """
     try:
         record = json.loads(line)
     except ValueError:
@@ -154,7 +160,7 @@ def _open_lines(path: Path) -> AppendFile:
     if not last:
         return lines
     # The start of an object is never itself an object, so a last line that parses is complete.
-    if _parse(last) is not None:
+    if parse_line(last) is not None:
         lines.add(b"\n")
     else:
         os.truncate(path, len(kept) + len(newline))
