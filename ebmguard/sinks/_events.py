@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, SummaryMetadata
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -32,6 +32,7 @@ from ._files import AppendFile
 
 __all__ = ["EventFile", "crc32c"]
 
+_SUFFIX = ".guard"
 _CHUNK = 1024
 _HISTOGRAM_BINS = 30
 # Values beyond this are left out of histograms, whose edges TensorBoard turns into float32.
@@ -83,14 +84,18 @@ def _masked_crc(data: bytes) -> bytes:
 class EventFile:
     """One new event file in a folder; events are kept in memory until :meth:`flush`.
 
+    Attributes:
+        is_continued: whether the folder held files of this class before.
+
     Raises:
         ConfigError: at construction, if the file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.is_continued = any(folder.glob(f"*{_SUFFIX}"))
         name = (
             f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
-            f"{os.getpid()}.{next(_file_numbers)}.guard"
+            f"{os.getpid()}.{next(_file_numbers)}{_SUFFIX}"
         )
         self._file = AppendFile(folder / name)
         self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -131,13 +136,28 @@ class EventFile:
                 else:
                     chart.multiline.tag.extend(tags)
         self._add_tensor(
-            0,
+            -1,  # before every step, so that no restart voids it
             "custom_scalars__config__",
             "custom_scalars",
             b"",
             message.SerializeToString(),
             dims=(),
         )
+
+    def add_restart(self, step: int) -> None:
+        """Void what was written of this step and later ones.
+
+        For readers that go by such events; those that drop, tag by tag, what a later and smaller
+        step overtakes ignore them. It voids all tags of a folder: nothing is done where other
+        writers' event files lie in it.
+        """
+        files = self._file.path.parent.glob("*tfevents*")
+        if not all(path.name.endswith(_SUFFIX) for path in files):
+            return
+        start = SessionLog(status=SessionLog.START)
+        # Twice: the first that a reader meets in a folder is the beginning of the run to it.
+        for _ in range(2):
+            self._add(Event(wall_time=time.time(), step=step, session_log=start))
 
     def flush(self) -> None:
         """Append the kept events to the file.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["LEVEL_NUMBERS", "alert_markdown", "recovery_markdown"]
@@ -29,18 +29,23 @@ def alert_markdown(record: Mapping[str, Any]) -> str:
     )
 
 
-def recovery_markdown(record: Mapping[str, Any]) -> str:
-    """What was restored and why, and a table of what changed.
+def recovery_markdown(record: Mapping[str, Any], abandoned: Sequence[Mapping[str, Any]]) -> str:
+    """A heading, why, a table of what changed, and the alerts of the steps that come again.
 
     Args:
         record: one of the audit log's.
+        abandoned: records of alerts.
     """
-    changes = "".join(
-        f"| `{name}` | {before} | {after} |\n"
-        for name, (before, after) in record["changes"].items()
+    changes = [
+        f"| {name} | {before} | {after} |" for name, (before, after) in record["changes"].items()
+    ]
+    if changes:
+        changes = ["| changed | before | after |", "|---|---|---|", *changes, ""]
+    alerts = [f"- {alert['message']}" for alert in abandoned]
+    if alerts:
+        alerts = ["Alerts of the abandoned steps:", "", *alerts, ""]
+    heading = (
+        f"**Rollback {record['attempt']}** at step {record['step']}, back to step "
+        f"{record['restored_step']}"
     )
-    table = f"\n\n| changed | before | after |\n|---|---|---|\n{changes}" if changes else "\n"
-    return (
-        f"**Rollback {record['attempt']}** at step {record['step']} to step "
-        f"{record['restored_step']}\n\n{record['message']}{table}"
-    )
+    return "\n".join((heading, "", record["message"], "", *changes, *alerts, ""))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ._text import LEVEL_NUMBERS, alert_markdown
-from .protocol import TAG_PREFIX
+from .protocol import MARKER_PREFIX, TAG_PREFIX
 
 __all__ = ["AddScalarSink"]
 
@@ -18,7 +18,7 @@ class AddScalarSink:
 
     For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
     ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used where it has
-    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``guard/alert/<rule>`` (the
+    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<rule>`` (the
     level: 0 INFO, 1 WARN, 2 ERROR) at its step, and a text under ``guard/alerts``.
 
     One call per scalar is what such loggers offer, and some 60 of them a step are slow: a
@@ -56,7 +56,7 @@ class AddScalarSink:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
         step = record["step"]
         level = LEVEL_NUMBERS[record["level"]]
-        self.logger.add_scalar(f"{TAG_PREFIX}alert/{record['rule']}", level, step)
+        self.logger.add_scalar(MARKER_PREFIX + record["rule"], level, step)
         if self._add_text is not None:
             self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["TAG_PREFIX", "Sink"]
+__all__ = ["MARKER_PREFIX", "TAG_PREFIX", "Sink"]
 
 # Sinks that share their name space with the trainer's own scalars put this before every tag.
 TAG_PREFIX = "guard/"
+# Markers of alerts have another: TensorBoard's first page sorts groups of tags by name, those that
+# start with _ before all others, so that no tags of the trainer's push alerts off the screen.
+MARKER_PREFIX = "_alerts/"
 
 
 @runtime_checkable

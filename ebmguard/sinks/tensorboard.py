@@ -1,7 +1,8 @@
-"""Rows and alerts as a TensorBoard event file, with a page of charts that belong together."""
+"""Rows, alerts and rollbacks as a TensorBoard event file, with a page of chosen charts."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from ..errors import ConfigError
 from ._files import prepare_folder
 from ._text import LEVEL_NUMBERS, alert_markdown, recovery_markdown
-from .protocol import TAG_PREFIX
+from .protocol import MARKER_PREFIX, TAG_PREFIX
 
 __all__ = ["TensorBoardSink"]
 
@@ -25,6 +26,11 @@ def _band(tag: str) -> tuple[str, ...]:
 
 # Category -> chart -> tags of the Custom Scalars page.
 _LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
+    "Alerts": {
+        "alerts by rule: 0 INFO, 1 WARN, 2 ERROR": (f"{MARKER_PREFIX}.*",),
+        "alert level of every step: 0 none, 1 WARN, 2 ERROR": _lines("alert_level"),
+        "non-finite energies and samples": _lines("nonfinite/energies", "nonfinite/samples"),
+    },
     "Energies": {
         "energy gap: mean f_pos - mean f_neg": _lines("energy_gap"),
         "medians of f_pos and f_neg": _lines("f_pos/median", "f_neg/median"),
@@ -42,10 +48,6 @@ _LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
             "sampler/grad_norm", "sampler/grad_norm_max"
         ),
     },
-    "Alerts": {
-        "alert level: 0 none, 1 WARN, 2 ERROR": _lines("alert_level", "alert/.*"),
-        "non-finite energies and samples": _lines("nonfinite/energies", "nonfinite/samples"),
-    },
 }
 
 
@@ -54,17 +56,21 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
-    - Alerts as text under ``guard/alerts``, and as a marker: the scalar ``guard/alert/<rule>`` at
-      the step of the alert, whose value is the level (0 INFO, 1 WARN, 2 ERROR).
-    - Rollbacks as text under ``guard/recovery``.
+    - Alerts as text under ``guard/alerts``, and as a marker: the scalar ``_alerts/<rule>`` at the
+      step of the alert, whose value is the level (0 INFO, 1 WARN, 2 ERROR). These are the first
+      charts of TensorBoard's first page.
+    - Rollbacks as text under ``guard/recovery``: the story of all so far, with the alerts of the
+      steps that were abandoned.
     - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
 
     The step axis is the guard's step. Events are kept in memory until :meth:`flush`.
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
     ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Where a resumed or rewound run writes steps for the second time, its default loader shows the
-    later pass alone; ``metrics.jsonl`` keeps both.
+    Where a resumed or rewound run writes steps for the second time, it shows the later pass alone;
+    ``metrics.jsonl`` and ``alerts.jsonl`` keep both. With ``--load_fast=false``, and where the
+    package tensorboard-data-server is missing, that is so only in a folder that no other writer of
+    event files shares: what is voided there is voided of all tags.
 
     Args:
         folder: created if missing. Other event files in it are left alone.
@@ -84,6 +90,10 @@ class TensorBoardSink:
             ) from error
         self.folder = prepare_folder(folder)
         self._events = EventFile(self.folder)
+        # A resumed run goes again through steps that an earlier process has written.
+        self._last_step = math.inf if self._events.is_continued else -math.inf
+        self._alerts: list[Mapping[str, Any]] = []
+        self._story = ""
         self._events.add_layout(_LAYOUT)
         self._events.flush()
 
@@ -94,19 +104,26 @@ class TensorBoardSink:
         histograms: Mapping[str, Sequence[float]],
     ) -> None:
         """Keep one event with all the row's scalars and histograms."""
+        self._move_to(step)
         self._events.add_row(step, scalars, histograms, TAG_PREFIX)
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """Keep the alert's text and its marker."""
         step = record["step"]
-        marker = {f"{TAG_PREFIX}alert/{record['rule']}": LEVEL_NUMBERS[record["level"]]}
+        self._move_to(step)
+        self._alerts.append(record)
+        marker = {MARKER_PREFIX + record["rule"]: LEVEL_NUMBERS[record["level"]]}
         self._events.add_row(step, marker, {})
         self._events.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
 
     def write_recovery(self, record: Mapping[str, Any]) -> None:
-        """Keep the rollback's text."""
-        text = recovery_markdown(record)
-        self._events.add_text(record["step"], TAG_PREFIX + "recovery", text)
+        """Keep the story of all rollbacks; the steps that come again are void."""
+        step = record["restored_step"]
+        self._move_to(step)
+        abandoned = [alert for alert in self._alerts if alert["step"] >= step]
+        self._alerts = [alert for alert in self._alerts if alert["step"] < step]
+        self._story += recovery_markdown(record, abandoned)
+        self._events.add_text(record["step"], TAG_PREFIX + "recovery", self._story)
 
     def flush(self) -> None:
         """Append the kept events to the event file.
@@ -115,3 +132,8 @@ class TensorBoardSink:
             OSError: if the disk does not take them; they are kept for the next flush.
         """
         self._events.flush()
+
+    def _move_to(self, step: int) -> None:
+        if step < self._last_step:
+            self._events.add_restart(step)
+        self._last_step = step

@@ -17,6 +17,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c as slow_crc32c
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util.tensor_util import make_ndarray
+from torch.utils.tensorboard import SummaryWriter
 
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import TensorBoardSink, open_log_dir
@@ -155,7 +156,7 @@ def test_an_alert_is_a_text_and_a_marker(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
     sink.write_alert(ALERT)
     sink.flush()
-    assert scalars(tmp_path, "guard/alert/energy_blowup") == [(7, 2.0)]
+    assert scalars(tmp_path, "_alerts/energy_blowup") == [(7, 2.0)]
     accumulator = load(tmp_path)
     (event,) = accumulator.Tensors("guard/alerts")
     (text,) = (value.decode() for value in event.tensor_proto.string_val)
@@ -173,7 +174,7 @@ def test_a_rollback_is_a_text(tmp_path: Path) -> None:
     (event,) = load(tmp_path).Tensors("guard/recovery")
     (text,) = (value.decode() for value in event.tensor_proto.string_val)
     assert event.step == 9
-    for part in ("Rollback 1", "to step 4", RECOVERY["message"], "`sgld_steps` | 20 | 40"):
+    for part in ("Rollback 1", "to step 4", RECOVERY["message"], "| sgld_steps | 20 | 40 |"):
         assert part in text
 
 
@@ -195,7 +196,7 @@ def test_the_layout_names_what_belongs_together(tmp_path: Path) -> None:
     # The page matches from the start only, so "guard/loss" would also take "guard/loss_weight".
     patterns = [re.compile(tag) for chart in charts.values() for tag in chart.multiline.tag]
     assert not any(p.match("guard/energy_gap_scaled") for p in patterns)
-    assert any(p.match("guard/alert/energy_blowup") for p in patterns)
+    assert any(p.match("_alerts/energy_blowup") for p in patterns)
 
 
 def test_two_sinks_in_one_folder_write_two_files(tmp_path: Path) -> None:
@@ -233,3 +234,71 @@ def test_without_the_package_the_error_names_the_extra(
         open_log_dir(folder)
     assert "JsonlSink(dir)" in str(caught.value)
     assert not folder.exists()
+
+
+REWOUND = [0, 1, 2, 3, 4, 5, 2, 3, 4, 5, 6]
+
+
+def rewound(folder: Path) -> TensorBoardSink:
+    """Steps 0 to 5, a rollback to 2, and on to 6; the second time values are 10 higher."""
+    sink = TensorBoardSink(folder)
+    for i, step in enumerate(REWOUND):
+        if i == 6:
+            sink.write_alert(ALERT | {"step": 5, "message": "what was abandoned"})
+            sink.write_recovery(RECOVERY | {"step": 5, "restored_step": 2})
+        if i == 1:
+            sink.write_alert(ALERT | {"step": 1, "message": "what stays"})
+        sink.write_row(step, {"ess": step + 10.0 * (i >= 6)}, {"f_pos": [1.0, float(i)]})
+    sink.flush()
+    return sink
+
+
+def test_after_a_rollback_only_what_counts_is_drawn(tmp_path: Path) -> None:
+    rewound(tmp_path)
+    assert scalars(tmp_path, "guard/ess") == [
+        (0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0), (5, 15.0), (6, 16.0)
+    ]  # fmt: skip
+    accumulator = load(tmp_path)
+    assert [event.step for event in accumulator.Tensors("guard/f_pos")] == list(range(7))
+    assert [event.step for event in accumulator.Tensors("_alerts/energy_blowup")] == [1]
+    assert [event.step for event in accumulator.Tensors("guard/alerts")] == [1]
+    (event,) = accumulator.Tensors("guard/recovery")
+    text = event.tensor_proto.string_val[0].decode()
+    assert "what was abandoned" in text
+    assert "what stays" not in text
+
+
+def test_the_story_of_all_rollbacks_stays_readable(tmp_path: Path) -> None:
+    sink = rewound(tmp_path)
+    sink.write_alert(ALERT | {"step": 6, "message": "the next"})
+    sink.write_recovery(RECOVERY | {"attempt": 2, "step": 6, "restored_step": 0})
+    sink.write_row(0, {"ess": 7.0}, {})
+    sink.flush()
+    assert scalars(tmp_path, "guard/ess") == [(0, 7.0)]
+    accumulator = load(tmp_path)
+    text = accumulator.Tensors("guard/recovery")[-1].tensor_proto.string_val[0].decode()
+    parts = ("Rollback 1", "abandoned", "Rollback 2", "what stays", "the next")
+    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
+    assert accumulator.Tensors("custom_scalars__config__")
+
+
+def test_a_run_that_rewinds_by_itself_or_is_resumed_shows_its_later_pass(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    for step in (0, 1, 2, 3, 1, 2):
+        sink.write_row(step, {"a": 1.0}, {})
+    sink.flush()
+    assert [step for step, _ in scalars(tmp_path, "guard/a")] == [0, 1, 2]
+    resumed = TensorBoardSink(tmp_path)
+    for step in (2, 3):
+        resumed.write_row(step, {"a": 2.0}, {})
+    resumed.flush()
+    assert scalars(tmp_path, "guard/a") == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)]
+
+
+def test_what_others_wrote_into_the_folder_is_never_voided(tmp_path: Path) -> None:
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(6):
+            writer.add_scalar("theirs", 1.0, step)
+    rewound(tmp_path)
+    assert [step for step, _ in scalars(tmp_path, "theirs")] == list(range(6))
+    assert [step for step, _ in scalars(tmp_path, "guard/ess")] == REWOUND
