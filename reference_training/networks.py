@@ -3,15 +3,18 @@
 The architecture is that of JEM (Grathwohl et al. 2020): the wide residual network of Zagoruyko and
 Komodakis (2016) without normalisation, with LeakyReLU 0.2, convolutions with bias and PyTorch's
 default initialisation. A block halves the resolution in its second convolution, as in JEM's
-published code. The class logits double as an energy, f(x) = logsumexp_y logits(x)[y] (their Eq. 7),
-and each of them as the energy of its class, f(x, y) = logits(x)[y] (their Eq. 5).
+published code. In the place of LeakyReLU it may have SiLU (Swish), which JEM's author names among
+what helps a run that diverges. The class logits double as an energy,
+f(x) = logsumexp_y logits(x)[y] (their Eq. 7), and each of them as the energy of its class,
+f(x, y) = logits(x)[y] (their Eq. 5).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,12 @@ from torch.nn import functional as F
 
 NEGATIVE_SLOPE = 0.2
 STEM_CHANNELS = 16
+ActivationName = Literal["leaky_relu", "silu"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "leaky_relu": partial(F.leaky_relu, negative_slope=NEGATIVE_SLOPE),
+    "silu": F.silu,
+}
+"""By name: JEM's, whose slope is 0.2, and a smooth one."""
 
 
 class ResidualBlock(nn.Module):
@@ -29,9 +38,16 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, stride: int, *, early_stride: bool
+        self,
+        in_channels: int,
+        out_channels: int,
+        stride: int,
+        *,
+        early_stride: bool,
+        activation: Callable[[Tensor], Tensor],
     ) -> None:
         super().__init__()
+        self.activation = activation
         first, second = (stride, 1) if early_stride else (1, stride)
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=first, padding=1)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, stride=second, padding=1)
@@ -41,8 +57,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride), rounded up."""
-        hidden = self.conv1(F.leaky_relu(x, NEGATIVE_SLOPE))
-        out: Tensor = self.conv2(F.leaky_relu(hidden, NEGATIVE_SLOPE))
+        hidden = self.conv1(self.activation(x))
+        out: Tensor = self.conv2(self.activation(hidden))
         shortcut: Tensor = self.shortcut(x)
         return shortcut + out
 
@@ -60,12 +76,14 @@ class WideResNet(nn.Module):
         width: channel multiplier; 10 in JEM's CIFAR network.
         early_stride: halve the resolution in the first convolution of a block, not in the second:
             cheaper, and another function of the same parameters.
+        activation: "leaky_relu" or "silu".
         autocast: bfloat16 for convolutions in that type (float32 parameters, inputs and
             gradients); pooling, head and logsumexp keep the type of the parameters. None computes
             everything in it.
 
     Raises:
-        ValueError: depth is not 6 n + 4, a size is not positive, or `autocast` is another type.
+        ValueError: depth is not 6 n + 4, a size is not positive, or `activation` or `autocast` is
+            another.
     """
 
     def __init__(
@@ -76,6 +94,7 @@ class WideResNet(nn.Module):
         depth: int = 10,
         width: int = 2,
         early_stride: bool = False,
+        activation: str = "leaky_relu",
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -84,10 +103,14 @@ class WideResNet(nn.Module):
         for name, value in (("in_channels", in_channels), ("classes", classes), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
+        if activation not in ACTIVATIONS:
+            names = " or ".join(ACTIVATIONS)
+            raise ValueError(f"activation is {activation!r}, expected {names}")
         if autocast not in (None, torch.bfloat16):
             # Gradients of the samples are small: float16 would need a gradient scaler for them.
             raise ValueError(f"autocast is {autocast}, expected torch.bfloat16 or None")
         self.autocast = autocast
+        self.activation = ACTIVATIONS[activation]
         blocks_per_stage = (depth - 4) // 6
         self.stem = nn.Conv2d(in_channels, STEM_CHANNELS, 3, padding=1)
         blocks: list[nn.Module] = []
@@ -97,7 +120,13 @@ class WideResNet(nn.Module):
             for i in range(blocks_per_stage):
                 stride = stage_stride if i == 0 else 1
                 blocks.append(
-                    ResidualBlock(channels, stage_channels, stride, early_stride=early_stride)
+                    ResidualBlock(
+                        channels,
+                        stage_channels,
+                        stride,
+                        early_stride=early_stride,
+                        activation=self.activation,
+                    )
                 )
                 channels = stage_channels
         self.blocks = nn.Sequential(*blocks)
@@ -114,7 +143,7 @@ class WideResNet(nn.Module):
             precision = torch.autocast(x.device.type, self.autocast, cache_enabled=False)
         with precision:
             maps = self.blocks(self.stem(x))
-        pooled: Tensor = F.leaky_relu(maps.to(self.head.weight.dtype), NEGATIVE_SLOPE).mean((2, 3))
+        pooled: Tensor = self.activation(maps.to(self.head.weight.dtype)).mean((2, 3))
         return pooled
 
     def classify(self, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from ebmguard.errors import ConfigError
 
 from ..data import ROOT_VARIABLE, ImageData, load_data
+from ..networks import ActivationName
 from ..ranks import ONE_RANK, Ranks
 from ..run_config import RunConfig
 from .scenarios import SCENARIOS, Scenario
@@ -52,6 +53,14 @@ class JemConfig(RunConfig):
     """Weight of log p(y|x), the cross-entropy."""
     p_x_y_weight: float = 0.0
     """Weight of log p(x, y), with chains of their own for the labels of the classifier's batch."""
+    energy_l2: float = 0.0
+    """Weight of mean f(x+)^2 + mean f(x-)^2 in the terms of p(x) and p(x, y), for which 0.1 is
+    common; it holds the energies near 0. 0: no such term."""
+    clip_norm: float | None = None
+    """Largest norm of the gradient of all parameters; a longer one is shortened to it. None: as it
+    is."""
+    activation: ActivationName = "leaky_relu"
+    """leaky_relu is JEM's, silu a smooth one."""
     class_conditional: bool = False
     """Draw the samples of p(x) from p(x|y) for random labels y."""
     depth: int | None = None
@@ -172,16 +181,23 @@ class JemConfig(RunConfig):
                 ("scenario", self.scenario_name, ScenarioName),
                 ("variant", self.variant, VariantName),
                 ("precision", self.precision, PrecisionName),
+                ("activation", self.activation, ActivationName),
             )
             if value not in get_args(known)
         ]
         problems += [
             f"{name} is {value}, expected a finite weight, 0 or more"
-            for name in ("p_x_weight", "p_y_x_weight", "p_x_y_weight")
+            for name in ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2")
             if not (math.isfinite(value := getattr(self, name)) and value >= 0)
         ]
         if not (self.p_x_weight or self.p_y_x_weight or self.p_x_y_weight):
             problems.append("all three weights are 0, expected at least one term to train")
+        if self.energy_l2 and not self.has_samples:
+            problems.append(
+                "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0"
+            )
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            problems.append(f"clip_norm is {self.clip_norm}, expected a positive number, or none")
         if not math.isfinite(self.beta_star):
             problems.append(f"beta_star is {self.beta_star}, expected a finite number, such as 2")
         if self.checkpoint_every < 1:

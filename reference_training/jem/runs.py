@@ -32,8 +32,14 @@ PUBLISHED_CONFIG: dict[str, Any] = {
     "p_y_x_weight": 1.0,
     "p_x_y_weight": 0.0,
     "class_conditional": False,
+    "energy_l2": 0.0,
+    "clip_norm": None,
+    "activation": "leaky_relu",
 }
 """What the published runs have in common beside their scenario's settings."""
+
+ADDED = {name: PUBLISHED_CONFIG[name] for name in ("energy_l2", "clip_norm", "activation")}
+"""Settings that older folders do not name: what all runs had before there was a choice."""
 
 PUBLISHED_SCENARIOS = tuple(TABLE_2)
 
@@ -188,7 +194,8 @@ class JemRun:
             return (Deviation("scenario", self.scenario, "1 to 7"),)
         published = {**PUBLISHED_CONFIG, **SCENARIOS[self.scenario].to_json()}
         # Of what a scenario sets, config.json has the overrides too, null for none.
-        own = {k: v for k, v in self.config.items() if k in PUBLISHED_CONFIG} | {**self.settings}
+        config = ADDED | self.config
+        own = {k: v for k, v in config.items() if k in PUBLISHED_CONFIG} | {**self.settings}
         return tuple(
             Deviation(name, own.get(name, "not recorded"), PUBLISHED_IMAGES.get(name, value))
             for name, value in published.items()

@@ -137,6 +137,8 @@ class Trainer:
             f_pos, f_neg = (of_class(own, labels) for own in (labelled, logits["neg_y"]))
             gap = f_pos.mean() - f_neg.mean()
             loss_xy = self.loss_xy(f_pos, f_neg, groups=(labels, labels))
+            if config.energy_l2:
+                loss_xy = loss_xy + self._l2(f_pos, f_neg)
             loss = loss + config.p_x_y_weight * loss_xy
         if config.p_x_weight:
             f_pos, f_neg = logits["pos"].logsumexp(dim=1), logits["neg"].logsumexp(dim=1)
@@ -144,12 +146,23 @@ class Trainer:
             gap = f_pos.mean() * ranks.weight(n_pos) - f_neg.mean() * ranks.weight(n_neg)
             # The second line of the guard; it was f_neg.mean() - f_pos.mean().
             l_p_x = self.loss_fn(f_pos, f_neg)
+            if config.energy_l2:
+                l_p_x = l_p_x + self._l2(f_pos, f_neg)
             loss = loss + config.p_x_weight * l_p_x
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), config.clip_norm)
         self.optimizer.step()
         numbers = torch.stack((cross_entropy, gap)).detach()
         return numbers, parts.get("neg", parts.get("neg_y"))
+
+    def _l2(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
+        """This rank's part of the penalty of energies that are far from 0: not the guard's."""
+        weight, settings = self.ranks.weight, self.settings
+        squares = f_pos.square().mean() * weight(settings.n_pos)
+        squares = squares + f_neg.square().mean() * weight(settings.n_neg)
+        return self.config.energy_l2 * squares
 
     def _random_labels(self) -> Tensor | None:
         if not self.config.class_conditional:
@@ -222,6 +235,7 @@ def make_network(config: JemConfig, data: ImageData) -> WideResNet:
             depth=settings.depth,
             width=settings.width,
             early_stride=settings.early_stride,
+            activation=config.activation,
             autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
         )
     # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.

@@ -56,14 +56,18 @@ def test_is_the_wide_residual_network_of_that_depth_and_width(depth, width):
 # -- the function ------------------------------------------------------------------------------
 
 
-def published(state, x, *, early):
+def leaky_relu(x):
+    return torch.where(x > 0, x, 0.2 * x)
+
+
+def published(state, x, *, early, relu=leaky_relu):
     """Pooled features and logits of JEM's network, by the tensors of a WRN-16 with width > 1.
 
     Pre-activation blocks, LeakyReLU 0.2 and no normalisation; the first block of a stage changes
     the channels, in the second and third stage also the resolution: in the second convolution, and
     in a 1x1 convolution of the block's own input beside them.
     """
-    relu, at = (lambda x: torch.where(x > 0, x, 0.2 * x)), state.__getitem__
+    at = state.__getitem__
     x = F.conv2d(x, at("stem.weight"), at("stem.bias"), padding=1)
     for block in range(6):
         w1, b1, w2, b2 = (
@@ -92,6 +96,18 @@ def test_is_the_published_function(early, size):
     torch.testing.assert_close(net.classify(x), logits, rtol=0, atol=1e-12)
     other, _ = published(net.state_dict(), x, early=not early)
     assert (other - features).abs().max() > 1e-4
+
+
+def test_silu_takes_the_place_of_leaky_relu():
+    torch.manual_seed(0)
+    net = WideResNet(in_channels=3, classes=7, depth=16, width=2, activation="silu").double()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    swish = lambda x: x / (1 + (-x).exp())  # noqa: E731
+    features, logits = published(net.state_dict(), x, early=False, relu=swish)
+    torch.testing.assert_close(net.features(x), features, rtol=0, atol=1e-12)
+    torch.testing.assert_close(net.classify(x), logits, rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="activation is 'relu', expected leaky_relu or silu"):
+        WideResNet(activation="relu")
 
 
 def test_the_place_of_the_stride_leaves_initialisation_and_names():

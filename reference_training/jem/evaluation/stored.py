@@ -93,6 +93,7 @@ def _build(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> WideR
         depth=settings["depth"],
         width=settings["width"],
         early_stride=settings["early_stride"],
+        activation=config.get("activation", "leaky_relu"),  # once there was no choice
         autocast=torch.bfloat16 if config["precision"] == "bfloat16" else None,
     )
     network.load_state_dict(parameters)

@@ -31,12 +31,15 @@ def test_all_problems_are_in_one_error():
         threads=-1,
         checkpoint_every=0,
         variant="best",
+        energy_l2=-0.1,
+        clip_norm=0.0,
     )
     with pytest.raises(ConfigError) as caught:
         config.check()
     text = str(caught.value)
     names = ["lr", "depth", "n_neg", "sgld_steps", "noise_std", "reinit_rate", "beta_star"]
     names += ["p_x_weight", "threads", "checkpoint_every", "variant"]
+    names += ["energy_l2", "clip_norm"]
     assert all(f"{name} is " in text for name in names)
     assert text.count("expected") == len(names)
     at().check()
@@ -55,6 +58,9 @@ def test_all_problems_are_in_one_error():
         ({"class_conditional": True, "p_x_weight": 0.0}, "class_conditional needs the term of p"),
         ({"class_conditional": True, "buffer_size": 33}, "buffer_size is 33, expected a multiple"),
         ({"p_x_y_weight": 1.0, "buffer_size": 33}, "buffer_size is 33, expected a multiple of the"),
+        ({"energy_l2": 0.1, "p_x_weight": 0.0}, r"energy_l2 belongs to the terms of p\(x\) and p"),
+        ({"clip_norm": float("nan")}, "clip_norm is nan, expected a positive number, or none"),
+        ({"activation": "relu"}, "activation is 'relu', expected one of leaky_relu, silu"),
         ({"sgld_steps": 0}, "sgld_steps is 0, expected 1 or more"),
         ({"n_pos": 64, "train_images": 63}, "a batch of 64 images was asked for, digits has 63"),
         ({"n_labelled": 9, "n_pos": 1, "train_images": 8}, "a batch of 9 images was asked for"),
@@ -97,6 +103,7 @@ def test_output_scale_is_that_of_jem():
         {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
         {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
         {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": True},
+        {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu"},
         {"features": "runs/other", "features_sha256": "ab" * 32, "seed": 3},
     ],
 )
@@ -107,7 +114,7 @@ def test_command_line_makes_the_same_settings(settings):
     assert tyro.cli(JemConfig, args=words[3:]) == config
 
 
-@pytest.mark.parametrize("words", ["--scenario 8", "--data imagenet", "--variant best"])
+@pytest.mark.parametrize("words", ["--scenario 8", "--variant best", "--activation relu"])
 def test_the_command_line_knows_the_names(words, capsys):
     with pytest.raises(SystemExit):
         tyro.cli(JemConfig, args=["--out", "x", *words.split()])

@@ -58,7 +58,14 @@ def finished(config: JemConfig, log: Path) -> float:
 
 
 SMALL_RUNS: dict[str, dict[str, Any]] = {
-    "digits": {"valid_images": 20, "quality_samples": 12, "n_labelled": 5},
+    "digits": {
+        "valid_images": 20,
+        "quality_samples": 12,
+        "n_labelled": 5,
+        "energy_l2": 0.1,
+        "clip_norm": 0.5,
+        "activation": "silu",
+    },
     "cifar10": {
         "scenario": "2",
         "train_images": 100,

@@ -152,6 +152,9 @@ def test_a_published_run_deviates_in_nothing(tmp_path):
         ({"lr": 0.001}, "lr 0.001, not 0.0001"),
         ({"n_neg": 32}, "n neg 32, not 64"),
         ({"noise_std": 0.0}, "noise std 0.0, not 0.01"),
+        ({"energy_l2": 0.1}, "energy l2 0.1, not 0.0"),
+        ({"clip_norm": 1.0}, "clip norm 1.0, not None"),
+        ({"activation": "silu"}, "activation silu, not leaky_relu"),
     ],
 )
 def test_deviations_are_named(tmp_path, settings, word):
@@ -166,6 +169,14 @@ def test_what_is_not_recorded_counts_as_a_deviation(tmp_path):
     (path / "config.json").write_text(json.dumps(config))
     words = [str(item) for item in load_run(path).deviations()]
     assert words == ["variant not recorded, not default", "width not recorded, not 10"]
+
+
+def test_what_runs_had_before_it_was_a_setting_is_no_deviation(tmp_path):
+    path = write_run(tmp_path / "x", finished=False, steps=0)
+    config = json.loads((path / "config.json").read_text())
+    del config["energy_l2"], config["clip_norm"], config["activation"]
+    (path / "config.json").write_text(json.dumps(config))
+    assert load_run(path).deviations() == ()
 
 
 def test_the_digits_are_not_in_the_paper(tmp_path):

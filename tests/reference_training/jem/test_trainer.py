@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -96,7 +97,7 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
     settings, seed, beta = config.settings, config.seed, config.beta_star
     data = load_data("digits")
     torch.manual_seed(seed)
-    net = WideResNet(width=1, early_stride=True)
+    net = WideResNet(width=1, early_stride=True, activation=config.activation)
     optimizer = torch.optim.Adam(net.parameters(), lr=1.0)
     image_rng = torch.Generator().manual_seed(2 * seed)
     rng = torch.Generator().manual_seed(2 * seed + 1)
@@ -155,16 +156,23 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
         if x_neg_y is not None:
             f_pos, f_neg = f(x_lab, labels), f(x_neg_y, labels)
             loss_xy = loss_x if not beta else in_classes(loss_x, labels)
-            loss += config.p_x_y_weight * loss_xy(f_pos, f_neg, beta)
+            penalty = config.energy_l2 * ((f_pos**2).mean() + (f_neg**2).mean())
+            loss += config.p_x_y_weight * (loss_xy(f_pos, f_neg, beta) + penalty)
             gap = float((f_pos.mean() - f_neg.mean()).detach())
         if x_neg is not None:
             f_pos, f_neg = f(x_pos, None), f(x_neg, None)
-            loss += config.p_x_weight * loss_x(f_pos, f_neg, beta)
+            penalty = config.energy_l2 * ((f_pos**2).mean() + (f_neg**2).mean())
+            loss += config.p_x_weight * (loss_x(f_pos, f_neg, beta) + penalty)
             gap = float((f_pos.mean() - f_neg.mean()).detach())
         cross_entropy = F.cross_entropy(net.classify(x_lab), labels)
         loss += config.p_y_x_weight * cross_entropy
         optimizer.zero_grad()
         loss.backward()
+        if config.clip_norm is not None:
+            gradients = [p.grad for p in net.parameters() if p.grad is not None]
+            norm = sum(float((g**2).sum()) for g in gradients) ** 0.5
+            for gradient in gradients:
+                gradient *= min(1.0, config.clip_norm / (norm + 1e-6))  # as in PyTorch
         optimizer.step()
         numbers.append((cross_entropy.item(), gap))
     return {k: v.detach() for k, v in net.named_parameters()}, buffer, numbers
@@ -182,7 +190,14 @@ CASES: dict[str, dict[str, Any]] = {
     "p(x, y) alone": {"p_x_weight": 0.0, "p_y_x_weight": 0.0, "p_x_y_weight": 1.0},
     "p(x, y), no_pos": {"p_x_weight": 0.0, "p_x_y_weight": 0.4, "variant": "no_pos"},
     "p(x) by classes": {"class_conditional": True},
+    "energies near 0": {"energy_l2": 0.1, "p_x_weight": 0.5},
+    # One of the three gradients is longer; Adam would undo a factor that all have.
+    "short gradients": {"clip_norm": 0.6},
+    "a smooth network": {"activation": "silu"},
     "all": {
+        "energy_l2": 0.2,
+        "clip_norm": 0.42,
+        "activation": "silu",
         "class_conditional": True,
         "p_x_weight": 0.5,
         "p_y_x_weight": 0.3,
@@ -218,6 +233,9 @@ def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
     torch.testing.assert_close(trainer.buffer.samples, buffer, rtol=0, atol=1e-8)
     for mine, theirs in zip(found, expected, strict=True):
         assert mine == pytest.approx(theirs, rel=1e-8, abs=1e-10)
+    if config.energy_l2 or config.clip_norm or config.activation != "leaky_relu":
+        plain = replace(config, energy_l2=0.0, clip_norm=None, activation="leaky_relu")
+        assert largest_difference(by_hand(plain)[0], parameters) > 1e-4  # they do something
     # It was a training at all; and a classifier draws no samples.
     assert not torch.equal(network.stem.weight, start["stem.weight"])
     assert torch.equal(chains, trainer.buffer.samples) == (not config.has_samples)

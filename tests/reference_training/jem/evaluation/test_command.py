@@ -179,6 +179,20 @@ def test_the_arithmetic_is_that_of_the_training(tmp_path):
     torch.testing.assert_close(exact(x), rounded(x), rtol=0.02, atol=0.02)
 
 
+def test_the_network_is_that_of_the_training(tmp_path):
+    make_run(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    stored = json.loads(file.read_text())
+    assert "activation" not in stored  # a folder from before there was a choice
+    x = torch.rand(5, 1, 8, 8)
+    found = {}
+    for name in (None, "leaky_relu", "silu"):
+        file.write_text(json.dumps(stored | ({"activation": name} if name else {})))
+        found[name] = load_network(tmp_path / "run", "best", CPU)[0](x)
+    assert torch.equal(found[None], found["leaky_relu"])
+    assert not torch.equal(found[None], found["silu"])
+
+
 def test_the_command_line():
     words = "runs/a --checkpoint last --ood svhn uniform --chains fresh --features inception:w.pth"
     config = tyro.cli(EvaluateConfig, args=words.split())
