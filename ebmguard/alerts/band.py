@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from .alert import Level
@@ -84,6 +85,34 @@ class _Track:
         self.inside = int(state["inside"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Distance:
+    """How far one series lies from its band.
+
+    Attributes:
+        track: the series and its past.
+        value, x: the diagnostic, and the same on the scale of the band.
+        z: distance on the side that counts, in robust standard deviations.
+        share: what it contributes to an ERROR, which is made by shares of 1 in sum.
+        left: whether it is outside its band.
+        beyond_cap: whether it is an ERROR whatever the past.
+    """
+
+    track: _Track
+    value: float
+    x: float
+    z: float
+    share: float
+    left: bool
+    beyond_cap: bool
+
+    def limit_with(self, total: float) -> float:
+        """The value at which the shares would add up to 1 if the other series stayed as they are;
+        the ERROR distance of a series that reaches it alone."""
+        missing = 1.0 if self.share >= 1 else max(0.0, 1.0 - (total - self.share))
+        return self.track.limit(missing * self.track.series.error, self.x)
+
+
 class BandWatcher:
     """Tracks every series of the rule, the within-batch spreads and the unit of the run."""
 
@@ -95,61 +124,61 @@ class BandWatcher:
         self.unit: float | None = None
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """Compare every series with its band; the worst one speaks for the rule."""
-        unit = self._unit(row)
+        """Compare every series with its band; the shares of an ERROR add up."""
+        found = self._distances(row)
+        left = [each for each in found if each.left]
+        if not left:
+            self._push_spreads(row)
+        total = sum(each.share for each in found)
+        beyond_cap = [each for each in left if each.beyond_cap]
+        if beyond_cap or total >= 1:
+            level, remedies = Level.ERROR, self.rule.remedies_error
+            worst = max(beyond_cap or found, key=lambda each: each.share)
+            limit = self._cap(worst.track) if beyond_cap else worst.limit_with(total)
+        elif left:
+            level, remedies = Level.WARN, self.rule.remedies_warn
+            worst = max(left, key=lambda each: each.z / each.track.series.warn)
+            limit = worst.track.limit(worst.track.series.warn, worst.x)
+        else:
+            return Reading(None, all(each.z < self.rule.clear for each in found) if found else None)
+        tag, window = worst.track.series.tag, len(worst.track.window)
+        pair = remedies.at(row.get("beta_star", _NAN))
+        return Reading(level, False, tag, worst.value, limit, window, pair)
+
+    def _distances(self, row: Mapping[str, float]) -> list[_Distance]:
+        """The series of this row whose value is known, taken into their tracks."""
+        self._set_unit(row)
         spreads = {tag: window.median() for tag, window in self.spreads.items()}
         absorbing = self._absorbing(row)
-        worst: tuple[tuple[Level, bool, float], _Track, float, float] | None = None
-        voters, seen, calm, outside = 0, False, True, False
+        found = []
         for track in self.tracks:
             series = track.series
             value = row.get(series.tag, _NAN)
             if not math.isfinite(value) or (series.log and value <= 0):
                 # Unknown. Where a finite number is owed, the rule `nonfinite` says so.
                 continue
-            seen = True
             x = math.log(value) if series.log else value
-            cap = series.cap * unit
-            beyond_cap = abs(value) > cap
             spread = spreads[series.floor_tag] if series.floor_tag is not None else _NAN
             signed = track.distance(x, spread)
             z = {"both": abs(signed), "up": signed, "down": -signed}[series.side]
-            outside |= track.take(x, z, beyond_cap)
-            calm &= z < self.rule.clear and not beyond_cap
-            if z < series.warn and not beyond_cap:
-                continue
+            beyond_cap = abs(value) > self._cap(track)
+            left = track.take(x, z, beyond_cap)
             absorbed = absorbing and series.absorbed == ("up" if signed > 0 else "down")
-            votes = z >= series.warn and math.isfinite(series.error) and not absorbed
-            voters += votes
-            alone = beyond_cap or (z >= series.error and not absorbed)
-            level = Level.ERROR if alone else Level.WARN
-            limit = cap if beyond_cap else track.limit(series.error if alone else series.warn, x)
-            # A series that makes the level speaks for it; then the one farthest beyond its band.
-            rank = (level, votes, z / series.warn)
-            if worst is None or rank > worst[0]:
-                worst = (rank, track, value, limit)
-        if not outside:
-            self._push_spreads(row)
-        if worst is None:
-            return Reading(None, calm if seen else None)
-        (level, _, _), track, value, limit = worst
-        if voters >= 2:
-            level = Level.ERROR
-        remedies = self.rule.remedies_error if level is Level.ERROR else self.rule.remedies_warn
-        pair = remedies.at(row.get("beta_star", _NAN))
-        return Reading(level, False, track.series.tag, value, limit, len(track.window), pair)
+            share = 0.0 if absorbed else max(0.0, z / series.error)
+            found.append(_Distance(track, value, x, z, share, left, beyond_cap))
+        return found
 
-    def _unit(self, row: Mapping[str, float]) -> float:
+    def _cap(self, track: _Track) -> float:
+        return track.series.cap * (1.0 if self.unit is None else self.unit)
+
+    def _set_unit(self, row: Mapping[str, float]) -> None:
         """Energies of the first row set the unit of the caps; 1 for energies of order 1 to 10.
 
         Someone whose energies are a thousand times larger starts at thousands, not at log(10).
         """
-        if self.unit is None:
-            first = abs(row.get("f_pos/median", _NAN))
-            if not math.isfinite(first):
-                return 1.0
+        first = abs(row.get("f_pos/median", _NAN))
+        if self.unit is None and math.isfinite(first):
             self.unit = max(1.0, first / 10)
-        return self.unit
 
     def _absorbing(self, row: Mapping[str, float]) -> bool:
         """Whether the weights of this row take low negatives out of the loss.

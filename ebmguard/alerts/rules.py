@@ -65,8 +65,8 @@ class Series:
     Attributes:
         tag: the diagnostic.
         warn: distance from which the series has left its band.
-        error: distance from which that alone is an ERROR; infinite for a series that only warns,
-            which then has no vote either (see :class:`BandRule`).
+        error: distance from which that alone is an ERROR; a smaller one counts as its share of it
+            (see :class:`BandRule`). Infinite for a series that only warns.
         side: which direction counts.
         log: compare logarithms: for positive quantities that grow by factors.
         floor_tag: a within-batch spread in the same units; None where ``log`` needs none.
@@ -99,12 +99,13 @@ class Series:
 class BandRule:
     """WARN and ERROR when energies or the sampler's gradient leave the band of their own past.
 
-    An ERROR needs one series beyond its ``error`` distance, or two voting series beyond ``warn``
-    in the same step, or one beyond its cap. Where beta* > 0 absorbs the excess, a series reaches
-    WARN at most and has no vote (its cap stays in force): negatives far below the rest get no
-    weight, and the negative force rests on those that compete. The row itself tells: at least
-    ``overlap_floor`` of the pairs have f_neg > f_pos, and this share times the depth of the tail,
-    beta* (q95 - min of f_neg), is at least ``absorb_nats``.
+    A blow-up moves several series at once, so what they say adds up: each is divided by its own
+    ``error`` distance, and the row is an ERROR where these shares sum to 1 or more, or where one
+    series is beyond its cap. Where beta* > 0 absorbs the excess, a series has no share and reaches
+    WARN at most (its cap stays in force): negatives far below the rest get no weight, and the
+    negative force rests on those that compete. The row itself tells: at least ``overlap_floor`` of
+    the pairs have f_neg > f_pos, and this part times the depth of the tail, beta* (q95 - min of
+    f_neg), is at least ``absorb_nats``.
 
     Attributes:
         window: past observations in the band.

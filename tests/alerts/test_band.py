@@ -80,9 +80,31 @@ def test_the_harmless_side_is_quiet(noise, make_row, tag, value):
     assert run([*noise(50), make_row(**{tag: value})]) == []
 
 
-def test_two_warnings_in_one_step_are_an_error(noise, make_row):
+def test_what_two_series_say_in_one_step_adds_up(noise, make_row):
     both = make_row(energy_gap=1.6, sampler__grad_norm=0.75)
     assert levels(run([*noise(50), both])) == [(Level.ERROR, 50)]
+
+
+def test_shares_of_an_error_add_up_to_one():
+    # A constant past: the scale is the floor, 0.1 of a spread of 1, so a distance is 10 times x.
+    past = [{"energy_gap": 0.0, "f_pos/median": 0.0, "f_pos/std": 1.0}] * 50
+
+    def level_of(gap, pos):
+        alerts = run([*past, {"energy_gap": gap, "f_pos/median": pos, "f_pos/std": 1.0}])
+        return alerts[0].level if alerts else None
+
+    gap, pos = (series.error for series in BAND.series[:2])
+    assert level_of(0.0501 * gap, 0.05 * pos) is Level.ERROR
+    assert level_of(0.0499 * gap, -0.05 * pos) is not Level.ERROR
+    # No series needs to have left its band by itself.
+    assert BAND.series[1].warn >= 0.5 * pos
+
+
+def test_the_limit_is_where_the_sum_would_reach_one():
+    past = [{"energy_gap": 0.0, "f_pos/median": 0.0, "f_pos/std": 1.0}] * 50
+    (alert,) = run([*past, {"energy_gap": 1.5, "f_pos/median": 0.8, "f_pos/std": 1.0}])
+    # 0.8 is a share of 8 / 16; half a share of the gap, 10 of its 20, is missing.
+    assert (alert.tag, alert.limit) == ("energy_gap", pytest.approx(1.0))
 
 
 def test_a_series_that_only_warns_has_no_vote(noise, make_row):
