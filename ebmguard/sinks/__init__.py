@@ -2,7 +2,8 @@
 
 A sink is anything with the four methods of :class:`Sink`. ``log_dir=`` makes the two that are
 built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
-``add_scalar(tag, value, step)`` is wrapped by :class:`AddScalarSink`.
+``add_scalar(tag, value, step)`` is wrapped by :class:`AddScalarSink`; :class:`WebhookSink` sends
+alerts to a web address.
 """
 
 from .add_scalar import AddScalarSink
@@ -10,12 +11,14 @@ from .jsonl import JsonlSink, read_jsonl, to_json
 from .protocol import Sink
 from .resolve import as_sink, open_log_dir
 from .tensorboard import TensorBoardSink
+from .webhook import WebhookSink
 
 __all__ = [
     "AddScalarSink",
     "JsonlSink",
     "Sink",
     "TensorBoardSink",
+    "WebhookSink",
     "as_sink",
     "open_log_dir",
     "read_jsonl",

@@ -1,0 +1,209 @@
+"""Alerts and rollbacks to a web address, from a thread that training never waits for."""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import json
+import logging
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from ..errors import ConfigError
+from ._text import LEVEL_NUMBERS
+from .jsonl import to_json
+
+__all__ = ["WebhookSink"]
+
+_log = logging.getLogger("ebmguard")
+
+# Messages that wait for the server; alerts have a cool-down, so that more means hours without it.
+_CAPACITY = 100
+# Seconds before the second, third and fourth attempt.
+_PAUSES = (1.0, 4.0, 16.0)
+# Seconds that the end of the process is held up for what has not been delivered.
+_EXIT_WAIT = 10.0
+# Too many requests, and a time-out of the server's: the only refusals worth another attempt.
+_PASSING = frozenset({408, 429})
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirected POST becomes a GET without its body, which looks delivered and is not."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class WebhookSink:
+    """POSTs every alert from a level on, and every rollback, as JSON to an address.
+
+    The body is an object with ``title``, ``text`` (what Slack, Mattermost and their like show),
+    ``level``, ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, the full record. NaN and
+    infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent.
+
+    A daemon thread sends while there is something to send, in order, and tries each message up to
+    four times where the server cannot be reached or fails. What could not be delivered is logged
+    as an error, and never raised into the training. When the process ends, it waits up to ten
+    seconds for what is left. Logs name the host alone: such addresses hold a secret.
+
+    Args:
+        url: an http or https address.
+        min_level: the lowest level of an alert that is sent.
+        title: comes first in the text; the run's name is a good one.
+        timeout: seconds for one attempt.
+
+    Raises:
+        ConfigError: if an argument is of none of these kinds. Nothing is sent at construction.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        min_level: Literal["INFO", "WARN", "ERROR"] = "WARN",
+        title: str = "ebmguard",
+        timeout: float = 10.0,
+    ) -> None:
+        self._host = _host(url)
+        if min_level not in LEVEL_NUMBERS:
+            raise ConfigError(
+                f"min_level= is {min_level!r}, but expected one of {', '.join(LEVEL_NUMBERS)}. "
+                'Pass min_level="WARN" for warnings and errors.'
+            )
+        if not timeout > 0:
+            raise ConfigError(
+                f"timeout= is {timeout!r}, but expected seconds above 0. Pass timeout=10."
+            )
+        self.min_level = min_level
+        self.title = title
+        self.timeout = timeout
+        self._url = url
+        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._pending: deque[tuple[str, bytes]] = deque()
+        self._changed = threading.Condition()
+        self._is_sending = False
+        atexit.register(self._deliver_rest)
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Nothing: a row comes every step."""
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        """Hand the alert to the thread, if it is of a level that is sent."""
+        if LEVEL_NUMBERS[record["level"]] >= LEVEL_NUMBERS[self.min_level]:
+            self._send("alert", record["level"], record)
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Hand the rollback to the thread, whatever the level of alerts that are sent."""
+        self._send("recovery", "WARN", record)
+
+    def flush(self) -> None:
+        """Nothing: sending has begun, and training does not wait for it."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until everything has been delivered or given up.
+
+        Args:
+            timeout: seconds after which to stop waiting.
+
+        Returns:
+            whether nothing is left.
+        """
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, timeout)
+
+    def _send(self, kind: str, level: str, record: Mapping[str, Any]) -> None:
+        message = record["message"]
+        body = {
+            "title": self.title,
+            "text": f"{self.title}: {message}",
+            "level": level,
+            "kind": kind,
+            "record": to_json(record),
+        }
+        data = json.dumps(body, allow_nan=False).encode()
+        with self._changed:
+            if len(self._pending) >= _CAPACITY:
+                self._report(f"is {_CAPACITY} messages behind", message)
+                return
+            if not self._is_sending:
+                try:
+                    threading.Thread(
+                        target=self._work, name="ebmguard-webhook", daemon=True
+                    ).start()
+                except RuntimeError as error:  # no more threads, or the interpreter shuts down
+                    self._report(f"cannot be called: {error}", message)
+                    return
+                self._is_sending = True
+            self._pending.append((message, data))
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._pending:
+                    self._is_sending = False
+                    return
+                message, data = self._pending[0]
+            reason = self._deliver(data)
+            if reason is not None:
+                self._report(reason, message)
+            with self._changed:
+                self._pending.popleft()
+                self._changed.notify_all()
+
+    def _deliver(self, data: bytes) -> str | None:
+        """Why it was given up; None if it was delivered."""
+        reason = ""
+        for pause in (0.0, *_PAUSES):
+            time.sleep(pause)
+            request = urllib.request.Request(
+                self._url, data, {"Content-Type": "application/json"}, method="POST"
+            )
+            try:
+                with self._opener.open(request, timeout=self.timeout):
+                    return None
+            except urllib.error.HTTPError as error:
+                error.close()
+                reason = f"answers {error.code} {error.reason}"
+                if error.code < 500 and error.code not in _PASSING:
+                    return reason
+            except (OSError, http.client.HTTPException) as error:
+                reason = f"cannot be reached: {type(error).__name__}: {error}"
+        return f"{reason}, after {1 + len(_PAUSES)} attempts"
+
+    def _deliver_rest(self) -> None:
+        if not self.wait(_EXIT_WAIT):
+            with self._changed:
+                left = [message for message, _ in self._pending]
+            self._report("has not taken everything when the process ends", "; ".join(left))
+
+    def _report(self, problem: str, lost: str) -> None:
+        _log.error("The webhook at %s %s. Not delivered: %s", self._host, problem, lost)
+
+
+def _host(url: str) -> str:
+    host = None
+    if isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url:
+        try:
+            parts = urllib.parse.urlsplit(url)
+            if parts.scheme in ("http", "https") and (parts.port is None or parts.port > 0):
+                host = parts.hostname
+        except ValueError:  # no number as the port, or a bracket too few
+            host = None
+    if not host:
+        raise ConfigError(
+            "url= of a WebhookSink is no web address. Expected https://host/path, as the settings "
+            "of an incoming webhook show it. Pass it whole (it is not repeated here: such "
+            "addresses hold a secret)."
+        )
+    return host

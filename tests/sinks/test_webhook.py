@@ -1,0 +1,282 @@
+"""Alerts by HTTP, to a real server on this machine."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import math
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ebmguard.errors import ConfigError
+from ebmguard.sinks import Sink, WebhookSink, as_sink, webhook
+from tests.sinks.parts import ALERT, RECOVERY
+
+LONG = 60.0  # seconds; only a test that fails waits for so long
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Keeps what is posted, and answers what it is told to: 200 after the last of ``answers``."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[int] = []
+        self.received: list[dict[str, Any]] = []
+        self.methods: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/secret"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        self.server.gate.wait(LONG)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.methods.append("POST")
+        answer = self.server.answers.pop(0) if self.server.answers else 200
+        if answer == 200:
+            assert self.headers["Content-Type"] == "application/json"
+            self.server.received.append(json.loads(body, parse_constant=_refuse))
+        self.send_response(answer)
+        if answer == 302:
+            self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.server.methods.append("GET")
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def _refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(webhook, "_PAUSES", (0.0, 0.0, 0.0))
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.gate.set()
+        server.shutdown()
+        thread.join()
+
+
+def closed_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_an_alert_arrives_with_its_text_and_its_whole_record(server: Server) -> None:
+    sink = WebhookSink(server.url, title="run 7")
+    assert as_sink(sink) is sink
+    assert isinstance(sink, Sink)
+    sink.write_row(7, {"energy_gap": 1.0}, {})
+    sink.write_alert(ALERT | {"value": math.nan})
+    sink.flush()
+    assert sink.wait(LONG)
+    assert server.received == [
+        {
+            "title": "run 7",
+            "text": "run 7: ERROR energy_blowup at step 7",
+            "level": "ERROR",
+            "kind": "alert",
+            "record": ALERT | {"value": "NaN"},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("min_level", "sent"),
+    [("INFO", ["INFO", "WARN", "ERROR"]), ("WARN", ["WARN", "ERROR"]), ("ERROR", ["ERROR"])],
+)
+def test_alerts_from_a_level_on_and_every_rollback(
+    server: Server, min_level: Any, sent: list[str]
+) -> None:
+    sink = WebhookSink(server.url, min_level=min_level)
+    for level in ("INFO", "WARN", "ERROR"):
+        sink.write_alert(ALERT | {"level": level})
+    sink.write_recovery(RECOVERY)
+    assert sink.wait(LONG)
+    assert [body["level"] for body in server.received[:-1]] == sent
+    last = server.received[-1]
+    assert (last["kind"], last["text"]) == ("recovery", f"ebmguard: {RECOVERY['message']}")
+    assert last["record"] == RECOVERY | {"value": "Infinity"}
+
+
+@pytest.mark.parametrize("answers", [[500], [503, 500, 502], [429], [408]])
+def test_what_passes_is_tried_again_in_order(
+    server: Server, answers: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers = list(answers)
+    sink = WebhookSink(server.url)
+    for step in range(3):
+        sink.write_alert(ALERT | {"step": step})
+    assert sink.wait(LONG)
+    assert [body["record"]["step"] for body in server.received] == [0, 1, 2]
+    assert len(server.methods) == 3 + len(answers)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([500] * 4, "answers 500 Internal Server Error, after 4 attempts"),
+        ([404], "answers 404 Not Found"),
+        ([302], "answers 302 Found"),
+    ],
+)
+def test_what_is_given_up_is_logged_and_the_next_is_sent(
+    server: Server, answers: list[int], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.answers = list(answers)
+    sink = WebhookSink(server.url)
+    sink.write_alert(ALERT)
+    sink.write_alert(ALERT | {"step": 8})
+    assert sink.wait(LONG)
+    assert [body["record"]["step"] for body in server.received] == [8]
+    assert server.methods == ["POST"] * (len(answers) + 1)
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("ebmguard", logging.ERROR)
+    text = record.getMessage()
+    assert said in text
+    assert "Not delivered: ERROR energy_blowup at step 7" in text
+    assert "127.0.0.1" in text
+    assert "secret" not in text
+
+
+def test_a_server_that_is_not_there_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook, "_PAUSES", (0.0,))
+    sink = WebhookSink(f"http://127.0.0.1:{closed_port()}/secret")
+    sink.write_alert(ALERT)
+    assert sink.wait(LONG)
+    (record,) = caplog.records
+    assert "cannot be reached: URLError" in record.getMessage()
+    assert "after 2 attempts" in record.getMessage()
+
+
+def test_training_does_not_wait_and_what_is_too_much_is_said(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook, "_CAPACITY", 3)
+    server.gate.clear()  # it takes connections and does not answer
+    sink = WebhookSink(server.url, timeout=LONG)
+    for step in range(5):
+        sink.write_alert(ALERT | {"step": step, "message": f"alert {step}"})
+        sink.flush()
+    # All calls came back although nothing has been delivered.
+    assert not server.received
+    assert not sink.wait(0.0)
+    assert ["alert 3" in r.getMessage() for r in caplog.records] == [True, False]
+    assert all("is 3 messages behind" in r.getMessage() for r in caplog.records)
+    server.gate.set()
+    assert sink.wait(LONG)
+    assert [body["record"]["step"] for body in server.received] == [0, 1, 2]
+    sink.write_alert(ALERT | {"step": 9})
+    assert sink.wait(LONG)
+    assert server.received[-1]["record"]["step"] == 9
+
+
+def test_a_server_that_never_answers_is_given_up_after_the_timeout(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook, "_PAUSES", ())
+    server.gate.clear()
+    sink = WebhookSink(server.url, timeout=0.05)
+    sink.write_alert(ALERT)
+    assert sink.wait(LONG)
+    (record,) = caplog.records
+    assert "TimeoutError" in record.getMessage()
+
+
+def test_where_no_thread_can_be_started_training_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sink = WebhookSink(server.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        sink.write_alert(ALERT)
+    assert "can't start new thread" in caplog.records[0].getMessage()
+    sink.write_alert(ALERT)
+    assert sink.wait(LONG)
+    assert len(server.received) == 1
+
+
+SCRIPT = """
+import sys
+from ebmguard.sinks import WebhookSink, webhook
+webhook._EXIT_WAIT = float(sys.argv[2])
+sink = WebhookSink(sys.argv[1])
+for step in range(3):
+    sink.write_alert({"level": "ERROR", "message": f"alert {step}", "step": step})
+raise SystemExit(3)
+"""
+
+
+def test_the_end_of_the_process_waits_for_delivery(server: Server) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, server.url, str(LONG)], capture_output=True, check=False
+    )
+    assert done.returncode == 3
+    assert [body["record"]["step"] for body in server.received] == [0, 1, 2]
+
+
+def test_the_end_of_the_process_does_not_wait_for_ever_and_says_what_is_lost(
+    server: Server,
+) -> None:
+    server.gate.clear()
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, server.url, "0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG,
+    )
+    assert done.returncode == 3
+    assert "has not taken everything when the process ends" in done.stderr
+    assert "alert 0; alert 1; alert 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "url",
+    [None, "", "hooks.slack.com/x", "ftp://a/b", "https://", "http://a:b/", "http://a:0/",
+     "http://[::1/", "https://a/b c", "https://a/\n", "https://ä/"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_without_repeating_it(url: Any) -> None:
+    with pytest.raises(ConfigError, match="no web address"):
+        WebhookSink(url)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, math.nan])
+def test_a_timeout_of_no_length_is_refused(timeout: float) -> None:
+    with pytest.raises(ConfigError, match="expected seconds above 0"):
+        WebhookSink("https://localhost/", timeout=timeout)
+
+
+def test_an_unknown_level_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'LOUD'.*INFO, WARN, ERROR"):
+        WebhookSink("https://localhost/", min_level="LOUD")  # type: ignore[arg-type]
