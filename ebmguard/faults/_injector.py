@@ -258,14 +258,15 @@ class FaultInjector:
         """
         self._check(at, factor=(factor, None), steps=(steps, 1))
         _expect("optimizer", optimizer, Optimizer, "a torch Optimizer")
-        fault = ExplodingLr("exploding_lr", at, float(factor), steps)
+        fault = ExplodingLr("exploding_lr", at, optimizer, float(factor), steps)
 
-        def before(optimizer: Optimizer, *_: Any) -> None:
-            self._note(fault, fault.explode(optimizer))
+        def before(*_: Any) -> None:
+            self._note(fault, fault.explode())
 
-        def after(optimizer: Optimizer, *_: Any) -> None:
-            fault.put_back(optimizer)
+        def after(*_: Any) -> None:
+            fault.put_back()
 
+        self._undo.append(fault.put_back)
         self._undo.append(optimizer.register_step_pre_hook(before).remove)
         self._undo.append(optimizer.register_step_post_hook(after).remove)
         self._faults.append(fault)

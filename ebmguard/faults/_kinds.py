@@ -135,33 +135,39 @@ class CorruptBuffer(Fault):
 class ExplodingLr(Fault):
     """Learning rates multiplied inside some steps of an optimizer."""
 
-    def __init__(self, name: str, at: int, factor: float, steps: int) -> None:
+    def __init__(self, name: str, at: int, optimizer: Optimizer, factor: float, steps: int) -> None:
         super().__init__(name, at)
+        self._optimizer = optimizer
         self._factor = factor
         self._steps = self._left = steps
         self._usual: list[Any] = []
         self._exploded: list[Any] = []
 
-    def explode(self, optimizer: Optimizer) -> str | None:
+    def on_tick(self) -> None:
+        # Another hook may have put the exploded rate back after ours had run.
+        self.put_back()
+        self._exploded = []
+
+    def explode(self) -> str | None:
         if not self.has_begun or not self._left:
             return None
         is_first = self._left == self._steps
         self._left -= 1
-        self._usual = [group["lr"] for group in optimizer.param_groups]
+        groups = self._optimizer.param_groups
+        self._usual = [group["lr"] for group in groups]
         self._exploded = [usual * self._factor for usual in self._usual]
-        for group, exploded in zip(optimizer.param_groups, self._exploded, strict=True):
+        for group, exploded in zip(groups, self._exploded, strict=True):
             group["lr"] = exploded
         if not is_first:
             return None
         lasts = f" for {self._steps} steps" if self._steps > 1 else ""
         return f"the learning rate is multiplied by {self._factor:g}{lasts}"
 
-    def put_back(self, optimizer: Optimizer) -> None:
-        rates = zip(optimizer.param_groups, self._usual, self._exploded, strict=False)
+    def put_back(self) -> None:
+        rates = zip(self._optimizer.param_groups, self._usual, self._exploded, strict=False)
         for group, usual, exploded in rates:
             if group["lr"] == exploded:  # and not what a rollback in another hook has put there
                 group["lr"] = usual
-        self._usual, self._exploded = [], []
 
 
 def _samples(result: Any) -> Tensor:

@@ -311,6 +311,27 @@ def test_exploding_lr_leaves_what_another_hook_has_set():
     assert [group["lr"] for group in loop.optimizer.param_groups] == [0.125, 0.125]
 
 
+def test_exploding_lr_is_back_also_where_another_hook_has_kept_it():
+    loop, _ = armed(lambda faults, loop: faults.exploding_lr(1, loop.optimizer, factor=10.0))
+    kept: list[float] = []
+
+    def halve(optimizer: Any, *_: Any) -> None:
+        kept[:] = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+
+    def restore(optimizer: Any, *_: Any) -> None:
+        for group, lr in zip(optimizer.param_groups, kept, strict=True):
+            group["lr"] = lr
+
+    # As a rollback's policy does: its hooks came later, and so it keeps what it finds exploded.
+    loop.optimizer.register_step_pre_hook(halve)
+    loop.optimizer.register_step_post_hook(restore)
+    loop.train(4)
+    assert loop.rates == [[0.25, 0.125], [2.5, 1.25], [0.25, 0.125], [0.25, 0.125]]
+    assert [group["lr"] for group in loop.optimizer.param_groups] == [0.5, 0.25]
+
+
 def test_exploding_lr_of_a_tensor():
     p = nn.Parameter(torch.zeros(1))
     rate = torch.tensor(0.5)
