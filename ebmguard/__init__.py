@@ -7,24 +7,28 @@ sampler on (1 - β) f, and watches the run. See :func:`guard`, and :mod:`ebmguar
 mathematics alone.
 """
 
-from . import diagnostics, errors, objective, samplers, sinks
+from . import diagnostics, errors, objective, recovery, samplers, sinks
 from ._guard import Guard
 from ._retrofit import guard
 from .alerts import Alert, Level
-from .errors import DivergenceError, EbmguardError
+from .errors import BudgetSpentError, DivergenceError, EbmguardError
 from .objective import contrastive_loss
+from .recovery import Recovery
 
 __all__ = [
     "Alert",
+    "BudgetSpentError",
     "DivergenceError",
     "EbmguardError",
     "Guard",
     "Level",
+    "Recovery",
     "contrastive_loss",
     "diagnostics",
     "errors",
     "guard",
     "objective",
+    "recovery",
     "samplers",
     "sinks",
 ]

@@ -13,7 +13,7 @@ from .monitor import Monitor, Row
 
 __all__ = ["Action", "Alarm"]
 
-Action: TypeAlias = Literal["warn", "raise"]
+Action: TypeAlias = Literal["warn", "raise", "rollback"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -84,7 +84,7 @@ class Alarm:
             _log.warning(alert.message)
         elif alert.level is Level.ERROR:
             _log.error(alert.message)
-            if self._action == "raise" and self._pending is None:
+            if self._action != "warn" and self._pending is None:
                 self._pending = alert
         if self._on_alert is not None:
             self._on_alert(alert)
@@ -115,15 +115,21 @@ class Alarm:
         self.members = members
 
     def safe_point(self) -> None:
-        """Carry out a waiting action.
+        """Raise what is waiting with ``action="raise"``.
 
         Raises:
-            DivergenceError: the typed error of the first ERROR, with ``action="raise"``.
+            DivergenceError: the typed error of the first ERROR.
         """
-        if self._pending is not None:
-            alert, self._pending = self._pending, None
-            self._monitor.flush()
-            raise error_for(alert)(alert)
+        if self._action == "raise":
+            alert = self.take()
+            if alert is not None:
+                self._monitor.flush()
+                raise error_for(alert)(alert)
+
+    def take(self) -> Alert | None:
+        """The ERROR whose action waits, which then waits no longer."""
+        alert, self._pending = self._pending, None
+        return alert
 
 
 def _skipped_by_scaler(step: int, row: Mapping[str, float]) -> list[Alert]:

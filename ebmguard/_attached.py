@@ -28,6 +28,9 @@ class Attached:
     step_size: float | None = None
     noise_std: float | None = None
     clamp: tuple[float, float] | None = None
+    generators: tuple[torch.Generator, ...] = ()
+    sgld_steps: int | None = None
+    steps_argument: str | None = None
 
     def extended(self, *, energy: nn.Module | None, **given: Any) -> Attached:
         """This and what is given now; None leaves a field as it was.
@@ -53,7 +56,25 @@ class Attached:
         for name in ("step_size", "noise_std"):
             if name in new:
                 number(f"attach: {name}", new[name])
+        if "generators" in new:
+            new["generators"] = tuple(new["generators"])
+            for each in new["generators"]:
+                if not isinstance(each, torch.Generator):
+                    raise ConfigError(
+                        f"attach: generators= holds a {type(each).__name__}; expected "
+                        "torch.Generators. The global ones need not be named."
+                    )
+        steps = new.get("sgld_steps", 1)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ConfigError(
+                f"attach: sgld_steps={steps!r}; expected the number of SGLD steps of a sampler "
+                "call, a whole number of 1 or more."
+            )
         result = replace(self, **new)
+        if result.steps_argument is not None and result.sgld_steps is None:
+            raise ConfigError(
+                "attach: steps_argument= needs sgld_steps=, the number that the sampler runs with."
+            )
         if result.scaler is not None and result.optimizer is None:
             raise ConfigError("attach: scaler= needs the optimizer that it scales.")
         energy = new.get("model", energy)

@@ -21,6 +21,7 @@ __all__ = [
     "GuardedLoss",
     "GuardedObject",
     "check_sampler",
+    "check_takes",
     "refuse_deferred",
     "wrap_sampler",
 ]
@@ -141,6 +142,28 @@ def check_sampler(sampler: object, methods: Sequence[str]) -> None:
         raise ConfigError("methods= names methods of a sampler object; this is a function.")
     for call in [sampler, *(getattr(sampler, name) for name in methods)]:
         refuse_deferred(call)
+
+
+def check_takes(sampler: object, name: str) -> None:
+    """Refuse a parameter that the guarded sampler does not have.
+
+    Raises:
+        ConfigError: with the parameters that it has.
+    """
+    if not isinstance(sampler, GuardedFunction):
+        raise ConfigError(
+            f"attach: steps_argument={name!r} names a parameter of a guarded sampler function, but "
+            f"the sampler is {'None' if sampler is None else 'an object'}. Leave steps_argument= "
+            "out, and let the sampler take g.sgld_steps steps."
+        )
+    parameters = inspect.signature(sampler.original).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    found = parameters.get(name)
+    if not takes_any and (found is None or found.kind is found.POSITIONAL_ONLY):
+        raise ConfigError(
+            f"attach: the sampler has no parameter {name!r}; it has {', '.join(parameters)}. Name "
+            "the one that is its number of SGLD steps, or let it take g.sgld_steps steps."
+        )
 
 
 def refuse_deferred(call: object) -> None:

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 from ._alarm import Action, Alarm
 from ._attached import Attached
-from ._callables import GuardedLoss, refuse_deferred, wrap_sampler
+from ._callables import GuardedLoss, check_takes, refuse_deferred, wrap_sampler
+from ._course import Course
 from ._journal import Journal
 from ._meter import Meter
 from ._steps import OptimizerHooks
@@ -26,6 +27,7 @@ from .energies import Groups, Reduce, Variants, check_energies
 from .errors import ConfigError, LossError, SamplerError
 from .monitor import Monitor, Row
 from .objective import coefficients, contrastive_loss
+from .recovery import Recovery, Rollback
 from .strength import Strength, StrengthAt
 from .temper import Tempering, find_module, is_capturing, scale
 
@@ -40,7 +42,7 @@ _UNUSED = (
     "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
     "`with g.paused():`."
 )
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Guard:
         meter: Meter,
         monitor: Monitor,
         action: Action,
+        recovery: Recovery | None,
         on_alert: Callable[[Alert], object] | None,
         hold: bool | None,
     ) -> None:
@@ -82,7 +85,6 @@ class Guard:
         self.attached = Attached()
 
         self._strength = strength
-        self._now: tuple[int, StrengthAt] | None = None
         self._difference = difference
         self._model = model
         self._sign = sign
@@ -91,6 +93,7 @@ class Guard:
         members = strength.models.numel() if strength.models else 0
         self._alarm = Alarm(monitor, action, on_alert, members)
         self._journal = Journal(meter, monitor, self._alarm, strength.models, hold)
+        self._course = Course(strength, recovery, self._alarm, self._journal, monitor)
         self._hooks: OptimizerHooks | None = None
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
@@ -132,6 +135,28 @@ class Guard:
     def alerts(self) -> list[Alert]:
         """All alerts so far, oldest first."""
         return self._alarm.alerts
+
+    @property
+    def rollbacks(self) -> list[Rollback]:
+        """All rollbacks of this process so far, oldest first: the audit log."""
+        return self._course.rollbacks
+
+    @property
+    def attempt(self) -> int:
+        """How many rollbacks the run has had, those before a resume included."""
+        recoverer = self._course.recoverer
+        return 0 if recoverer is None else recoverer.attempt
+
+    @property
+    def sgld_steps(self) -> int:
+        """How many SGLD steps a sampler call should take now, for samplers that ask the guard.
+
+        The number of ``attach(sgld_steps=)``, until a rollback or the adaptive sampler changes it.
+
+        Raises:
+            ConfigError: that was not attached.
+        """
+        return self._course.sgld_steps()
 
     def __repr__(self) -> str:
         return f"<ebmguard.Guard step={self.step} alerts={len(self.alerts)}>"
@@ -215,8 +240,9 @@ class Guard:
             )
         if self.sampler is None and self._hooks is None and not self._inline:
             self._alarm.safe_point()  # this loop has no other one
+        self._course.require()
         step = self.step + self._loss_begins_step()
-        strength = self._strength_at(step)
+        strength = self._course.strength_at(step)
         check_energies(
             f_pos,
             f_neg,
@@ -234,12 +260,6 @@ class Guard:
         if step != self.step:
             self._journal.end_step()
         return strength
-
-    def _strength_at(self, step: int) -> StrengthAt:
-        # A schedule is asked once per step: sampler and loss must share its answer.
-        if self._now is None or self._now[0] != step:
-            self._now = step, self._strength.at(step)
-        return self._now[1]
 
     def _loss_begins_step(self) -> bool:
         return (
@@ -291,7 +311,7 @@ class Guard:
             )
         self._inline = True
         self._before_sampling()
-        return scale(output, self._strength_at(self.step).factor)
+        return scale(output, self._course.strength_at(self.step).factor)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -308,8 +328,9 @@ class Guard:
         if self._paused or self._sampling:
             return call(*args, **kwargs)
         self._before_sampling()
-        strength = self._strength_at(self.step)
+        strength = self._course.strength_at(self.step)
         tempering = self._tempering_of(call, args, kwargs)
+        kwargs = {**kwargs, **self._course.steps_for_call()}
         self._sampling = True
         try:
             if tempering is None:
@@ -377,6 +398,9 @@ class Guard:
         step_size: float | None = None,
         noise_std: float | None = None,
         clamp: tuple[float, float] | None = None,
+        generators: Sequence[torch.Generator] | None = None,
+        sgld_steps: int | None = None,
+        steps_argument: str | None = None,
     ) -> Guard:
         """Tell the guard about the rest of the trainer. Everything here is optional.
 
@@ -388,8 +412,14 @@ class Guard:
                 finite is skipped: on the device by fused Adam, else at the price of one host read
                 per step.
             scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
-            scheduler, ema, buffer: the rest of the training state.
+            scheduler, ema, buffer: the rest of the training state. A buffer is a tensor of rows, a
+                list of tensors, or an object with ``state_dict`` and ``load_state_dict``.
             step_size, noise_std, clamp: the sampler's settings.
+            generators: sources of random numbers besides the global ones, for rollbacks.
+            sgld_steps: the usual number of steps of a sampler call. Then :attr:`sgld_steps` is the
+                number to run now, which a rollback or the adaptive sampler may change.
+            steps_argument: the sampler's parameter by which it gets that number at every call;
+                without it the sampler asks :attr:`sgld_steps`.
 
         Returns:
             the guard itself.
@@ -409,7 +439,13 @@ class Guard:
             step_size=step_size,
             noise_std=noise_std,
             clamp=clamp,
+            generators=generators,
+            sgld_steps=sgld_steps,
+            steps_argument=steps_argument,
         )
+        if attached.steps_argument is not None:
+            check_takes(self.sampler, attached.steps_argument)
+        self._course.attach(attached)
         if model is not None:
             self._model = model
         if attached.optimizer is not None:
@@ -420,8 +456,22 @@ class Guard:
         return self
 
     def _after_optimizer(self, skipped: float | Tensor, by_scaler: bool) -> None:
+        self._course.before_end_of_step()
         self._journal.end_step_by_optimizer(skipped, by_scaler)
-        self._alarm.safe_point()
+        self._course.after_step()
+
+    def resume(self) -> int | None:
+        """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
+
+        For a run whose process died. The caller's data iterator is not part of it.
+
+        Returns:
+            the step that comes next; None where the folder has no snapshot yet.
+
+        Raises:
+            ConfigError: no folder, too little attached, or no snapshot that can be read.
+        """
+        return self._course.resume()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
@@ -431,6 +481,7 @@ class Guard:
             "version": _STATE_VERSION,
             "sampler_calls": self._sampler_calls,
             **self._journal.state_dict(is_over=is_over),
+            **self._course.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -440,14 +491,14 @@ class Guard:
             ConfigError: not the state of a guard of this version.
         """
         keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "meter"}
-        keys |= {"detector", "members"}
+        keys |= {"detector", "members", "recovery"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
             raise ConfigError(
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
                 f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
             )
         self._journal.load_state_dict(state)
-        self._now = None
+        self._course.load_state_dict(state)
         self._sampler_calls = int(state["sampler_calls"])
 
     def flush(self) -> None:

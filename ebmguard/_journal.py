@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ class Journal:
         step, last, members: as :class:`ebmguard.Guard` has them.
         losses: how many there were so far.
         losses_in_step: how many of them in the present step.
+        listeners: called with every row that is judged.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Journal:
         self._models = models
         self._hold = hold
         self._is_endless = False
+        self.listeners: list[Callable[[Row], None]] = []
 
     def observe(
         self,
@@ -123,6 +125,15 @@ class Journal:
             self._monitor.note({"alert_level": self._alarm.judge(self.step, known)})
         self.end_step()
 
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Numbers for the present step's row that the host knows already."""
+        self._monitor.note(numbers)
+
+    def write_unjudged(self) -> None:
+        """Write the rows under way as they are: of steps that a rollback takes back."""
+        for finished in self._monitor.drain():
+            self._monitor.write(finished)
+
     def close(self) -> None:
         """Judge and write what is still under way, and flush."""
         self._finish(self._monitor.drain())
@@ -163,6 +174,8 @@ class Journal:
 
     def _judge(self, step: int, row: Row, members: list[Row]) -> float:
         self.last, self.members = row, members
+        for listener in self.listeners:
+            listener(row)
         return self._alarm.judge(step, row, members)
 
     def _finish(self, rows: Sequence[Finished]) -> None:

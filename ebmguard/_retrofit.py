@@ -18,6 +18,7 @@ from .difference import Convention, Difference, LossFn
 from .energies import Reduce, Variants, check_variants
 from .errors import ConfigError
 from .monitor import Monitor
+from .recovery import Recovery
 from .sinks import as_sink, open_log_dir
 from .strength import Schedulable, Strength, number
 
@@ -44,6 +45,7 @@ def guard(
     sinks: Sequence[object] = (),
     flush_every: int = 50,
     action: Action = "warn",
+    recovery: Recovery | None = None,
     on_alert: Callable[[Alert], object] | None = None,
     hold: bool | None = None,
     reference_beta_star: float = 0.5,
@@ -78,8 +80,10 @@ def guard(
         reduce: "sum" or "mean": how heads ``(B, K)`` become one energy.
         sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``.
         flush_every: steps between flushes of the sinks.
-        action: on an alert of level ERROR, "warn" or "raise" (at the next safe point: after an
-            optimizer step, or before the next sampler call).
+        action: on an alert of level ERROR, "warn", "raise" (at the next safe point: after an
+            optimizer step, or before the next sampler call), or "rollback" (after an optimizer
+            step; needs ``g.attach(model=..., optimizer=..., ...)``).
+        recovery: settings of "rollback": snapshots, what is changed, the budget.
         on_alert: called with every alert, as soon as it is known.
         hold: decide on a step inside ``loss()``, before its gradient exists; with "raise" the
             contrastive term is then withheld from an ERROR on. None: on a CPU yes, on a GPU no,
@@ -112,6 +116,19 @@ def guard(
         if value not in choices:
             raise ConfigError(f"{name}={value!r}; expected one of {', '.join(choices)}.")
     check_variants(variant, strength.models)
+    if action == "rollback":
+        if strength.models:
+            raise ConfigError(
+                'action="rollback" takes a whole run back, and one member of an ensemble is no '
+                'reason for that. Use action="warn", and alert.member in on_alert.'
+            )
+        recovery = recovery or Recovery()
+    elif recovery is not None:
+        raise ConfigError('recovery= are the settings of action="rollback"; add that.')
+    if recovery is not None and not isinstance(recovery, Recovery):
+        raise ConfigError(
+            f"recovery= is a {type(recovery).__name__}; expected ebmguard.recovery.Recovery(...)."
+        )
     if isinstance(loss_fn, GuardedLoss):
         raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
     for name, given, wanted in (
@@ -166,6 +183,7 @@ def guard(
         # The lag is settled by the first energies, which show the device.
         monitor=Monitor(opened, flush_every=flush_every, lag=0),
         action=action,
+        recovery=recovery,
         on_alert=on_alert,
         hold=hold,
     )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .alerts import Alert
 
 __all__ = [
+    "BudgetSpentError",
     "ConfigError",
     "DivergenceError",
     "EbmguardError",
@@ -62,6 +63,30 @@ class DivergenceError(EbmguardError, RuntimeError):
     def __init__(self, alert: Alert) -> None:
         super().__init__(alert.message)
         self.alert = alert
+
+
+class BudgetSpentError(DivergenceError):
+    """The run was lost once more than its rollbacks could mend (``action="rollback"``).
+
+    Attributes:
+        rollbacks: how many there were.
+    """
+
+    def __init__(
+        self, alert: Alert, rollbacks: int, *, nothing_to_go_back_to: bool = False
+    ) -> None:
+        why = (
+            "and there is no snapshot yet to go back to"
+            if nothing_to_go_back_to
+            else f"and the budget of rollbacks is spent ({rollbacks} done)"
+        )
+        Exception.__init__(
+            self,
+            f"{alert.message} The run cannot recover by itself, {why}. Its audit log is "
+            "g.rollbacks, and recovery.jsonl in log_dir; docs/recovery.md says what to try.",
+        )
+        self.alert = alert
+        self.rollbacks = rollbacks
 
 
 class NonFiniteError(DivergenceError):

@@ -139,6 +139,18 @@ class Strength:
             )
         return values
 
+    def overridden(self, beta_star: float | None) -> Strength:
+        """This with another β*, one number for all steps; None gives this very one.
+
+        Raises:
+            ConfigError: as :meth:`of`.
+        """
+        if beta_star is None:
+            return self
+        changed = replace(self, beta=None, beta_star=beta_star, beta_stars=None)
+        changed.at(0)
+        return changed
+
     def _at(self, step: int) -> StrengthAt:
         star: float | Tensor | tuple[float | Tensor, ...]
         if self.beta_stars is not None:

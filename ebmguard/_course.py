@@ -1,0 +1,153 @@
+"""What changes the course of a run: rollbacks, and steering where it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ._alarm import Alarm
+from ._attached import Attached
+from ._journal import Journal
+from .errors import ConfigError
+from .monitor import Monitor, Row
+from .recovery import Recoverer, Recovery, Rollback
+from .recovery.state import check_run
+from .strength import Strength, StrengthAt
+
+__all__ = ["Course"]
+
+
+class Course:
+    """The strength and the number of SGLD steps of each step, and the way back.
+
+    Args:
+        strength: what the caller asked for.
+        recovery: settings of ``action="rollback"``; None without it.
+        alarm: whose ERRORs lead to a rollback.
+        journal: counts the steps, and rewinds.
+        monitor: whose sinks get the audit log.
+
+    Attributes:
+        recoverer: None without ``action="rollback"``.
+    """
+
+    def __init__(
+        self,
+        strength: Strength,
+        recovery: Recovery | None,
+        alarm: Alarm,
+        journal: Journal,
+        monitor: Monitor,
+    ) -> None:
+        self.recoverer = None if recovery is None else Recoverer(recovery)
+        self._strength = strength
+        self._alarm = alarm
+        self._journal = journal
+        self._monitor = monitor
+        self._now: tuple[int, StrengthAt] | None = None
+        self._run = Attached()
+        self._steps_were_read = False
+
+    def attach(self, run: Attached) -> None:
+        """Take what is attached; before any hook that looks at the optimizer after its step."""
+        if self.recoverer is not None and run.optimizer is not None:
+            self.recoverer.watch(run.optimizer)
+        self._run = run
+
+    def require(self) -> None:
+        """Refuse to begin a run that could not be taken back.
+
+        Raises:
+            ConfigError: with what must be attached.
+        """
+        if self.recoverer is not None:
+            check_run(self._run)
+
+    def strength_at(self, step: int) -> StrengthAt:
+        """The values of a step. A schedule is asked once: sampler and loss share its answer."""
+        if self._now is None or self._now[0] != step:
+            own = self.recoverer.effect.beta_star if self.recoverer is not None else None
+            self._now = step, self._strength.overridden(own).at(step)
+        return self._now[1]
+
+    def sgld_steps(self) -> int:
+        """The number of SGLD steps of a sampler call now.
+
+        Raises:
+            ConfigError: the usual number was not attached.
+        """
+        if self._run.sgld_steps is None:
+            raise ConfigError(
+                "g.sgld_steps needs the usual number of steps: g.attach(sgld_steps=20)."
+            )
+        self._steps_were_read = True
+        factor = self.recoverer.effect.sgld_steps if self.recoverer is not None else 1.0
+        return max(1, round(self._run.sgld_steps * factor))
+
+    def steps_for_call(self) -> dict[str, int]:
+        """The keyword argument by which the sampler learns the number of its steps; or none."""
+        name = self._run.steps_argument
+        return {} if name is None else {name: self.sgld_steps()}
+
+    def before_end_of_step(self) -> None:
+        """Note in the step's row what it ran with."""
+        if self.recoverer is not None:
+            self._journal.note({"recovery/attempt": float(self.recoverer.attempt)})
+        if self._steps_were_read:
+            self._journal.note({"sampler/steps": float(self.sgld_steps())})
+
+    def after_step(self) -> None:
+        """At a safe point: raise, take a snapshot, or take the run back.
+
+        Raises:
+            DivergenceError: an ERROR with ``action="raise"``; with "rollback" where no rollback is
+                left.
+        """
+        if self.recoverer is None:
+            self._alarm.safe_point()
+            return
+        error = self._alarm.take()
+        step = self._journal.step
+        beta_star = self.strength_at(step).beta_star
+        if error is not None:
+            self._journal.write_unjudged()
+        rollback = self.recoverer.after_step(
+            step,
+            self._run,
+            error=error,
+            active=self._alarm.detector.active,
+            beta_star=beta_star if isinstance(beta_star, float) else None,
+            knows_steps=self._steps_were_read,
+            guard_state=lambda: self._journal.state_dict(is_over=False),
+            load_guard_state=self._rewind,
+        )
+        if rollback is not None:
+            self._monitor.recovery(rollback.record())
+
+    def resume(self) -> int | None:
+        """Go on from the newest snapshot on the disk; see :meth:`ebmguard.Guard.resume`."""
+        if self.recoverer is None:
+            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
+        return self.recoverer.resume(self._run, self._rewind)
+
+    @property
+    def rollbacks(self) -> list[Rollback]:
+        """The audit log."""
+        return [] if self.recoverer is None else self.recoverer.rollbacks
+
+    def _rewind(self, state: Mapping[str, Any]) -> None:
+        self._journal.load_state_dict(state)
+        self._now = None
+
+    def observe(self, row: Row) -> None:
+        """A row that was judged."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        return {"recovery": None if self.recoverer is None else self.recoverer.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        if self.recoverer is not None and state["recovery"] is not None:
+            self.recoverer.load_state_dict(state["recovery"])
+        self._now = None

@@ -1,0 +1,70 @@
+"""Files that are whole or not there: written beside their name, synced, and renamed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+
+__all__ = ["load_durably", "save_durably"]
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
+"""What a file that is not what was written may raise when it is read."""
+
+
+def save_durably(file: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values to a file that has its name only when all of it is there.
+
+    A process killed at any moment leaves the file as it was before, or the new one.
+    """
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        torch.save(dict(state), stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(partial, file)
+    if os.name != "posix":
+        return
+    descriptor = os.open(file.parent, os.O_RDONLY)  # the name itself
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_durably(file: Path, device: torch.device | None = None) -> dict[str, Any]:
+    """What :func:`save_durably` wrote. Reading executes nothing (``weights_only``).
+
+    Args:
+        file: its path.
+        device: where its tensors go; None is the CPU.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not what was written.
+    """
+    try:
+        # PyTorch writes checksums and does not look at them again.
+        with zipfile.ZipFile(file) as archive:
+            torn = archive.testzip()
+        if torn is not None:
+            raise zipfile.BadZipFile(f"{torn} in it is not what was written")
+        state: dict[str, Any] = torch.load(file, map_location=device or "cpu", weights_only=True)
+    except _DAMAGE as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return state

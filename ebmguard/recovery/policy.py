@@ -1,0 +1,96 @@
+"""What a run does when it is lost: how often it is kept, and what a rollback changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from os import PathLike
+
+from ..errors import ConfigError
+
+__all__ = ["Change", "Recovery"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one rollback changes in the run, beside the random numbers.
+
+    Attributes:
+        beta_star: β* from then on, where the run's is lower; None leaves it.
+        sgld_steps: factor on the number of SGLD steps.
+        lr: factor on the learning rate, on top of any scheduler.
+    """
+
+    beta_star: float | None = None
+    sgld_steps: float = 1.0
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("sgld_steps", self.sgld_steps), ("lr", self.lr)):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"Change: {name}={value!r}; expected a positive factor.")
+        if self.beta_star is not None and not (math.isfinite(self.beta_star) and self.beta_star):
+            raise ConfigError(
+                f"Change: beta_star={self.beta_star!r}; expected a finite number other than 0, or "
+                "None to leave it."
+            )
+
+
+# Reseeding alone relapses, and a lower learning rate freezes the run (docs/recovery.md).
+_LADDER = (
+    Change(beta_star=2.0),
+    Change(sgld_steps=2.0),
+    Change(beta_star=4.0, lr=0.5),
+)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Settings of ``action="rollback"``. The defaults are those measured in docs/recovery.md.
+
+    Attributes:
+        ladder: the n-th rollback applies the n-th change, and the last one again from then on.
+            Changes add up. One that this run cannot follow (SGLD steps that the guard does not
+            know) is passed over for the next.
+        budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.
+        reseed: go on with other random numbers.
+        purge: replace rows of the replay buffer that are not finite, or lie far outside the others.
+        every: steps between snapshots.
+        certify_after: quiet steps after which a snapshot counts as good. Longer than the rules need
+            to notice.
+        relapse_within: an ERROR so few steps after a restore condemns the snapshot that was used,
+            and the next restore goes deeper.
+        keep: certified snapshots that are kept, in ages that grow by factors.
+        folder: certified snapshots are also written there, for a run whose process dies; None keeps
+            them in memory alone.
+        folder_every: steps between these.
+    """
+
+    ladder: tuple[Change, ...] = _LADDER
+    budget: int = 5
+    reseed: bool = True
+    purge: bool = True
+    every: int = 50
+    certify_after: int = 50
+    relapse_within: int = 100
+    keep: int = 4
+    folder: str | PathLike[str] | None = None
+    folder_every: int = 1000
+
+    def __post_init__(self) -> None:
+        if not self.ladder or not all(isinstance(each, Change) for each in self.ladder):
+            raise ConfigError("Recovery: ladder= takes at least one Change(...).")
+        object.__setattr__(self, "ladder", tuple(self.ladder))
+        for name, least in (
+            ("budget", 0),
+            ("every", 1),
+            ("certify_after", 1),
+            ("relapse_within", 0),
+            ("keep", 1),
+            ("folder_every", 1),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"Recovery: {name}={value!r}; expected a whole number, {least} or more."
+                )

@@ -1,0 +1,328 @@
+"""The stateful part of recovery: takes snapshots, certifies them, and takes the run back."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..alerts import Alert, Level
+from ..errors import BudgetSpentError, ConfigError
+from .files import load_durably, save_durably
+from .policy import Change, Recovery
+from .purge import purge
+from .randomness import reseed
+from .rollback import Rollback
+from .snapshots import Snapshot, Snapshots
+from .state import Run, buffer_rows, capture, check_run, generators_of, restore
+
+__all__ = ["Effect", "Recoverer"]
+
+_log = logging.getLogger("ebmguard")
+
+# Rules that speak of a blow-up under way. The others are about states that may last, in which a run
+# would never have a snapshot.
+_UNSETTLING = ("nonfinite", "energy_blowup")
+_NAME = re.compile(r"snapshot-(\d+)\.pt")
+_FILES_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What rollbacks have changed in the run so far.
+
+    Attributes:
+        beta_star: β* in the place of the run's own, or None.
+        sgld_steps: factor on the number of SGLD steps.
+        lr: factor on the learning rate.
+    """
+
+    beta_star: float | None = None
+    sgld_steps: float = 1.0
+    lr: float = 1.0
+
+    def then(
+        self, change: Change, beta_star: float | None, knows_steps: bool
+    ) -> tuple[Effect, dict[str, tuple[float, float]]]:
+        """This and a further change.
+
+        Args:
+            change: what the ladder asks for.
+            beta_star: β* as it is now; None where it is no single number, and stays.
+            knows_steps: whether the guard can change the number of SGLD steps.
+
+        Returns:
+            the new effect, and what differs: name to the values before and after.
+        """
+        new = self
+        found: dict[str, tuple[float, float]] = {}
+        if change.beta_star is not None and beta_star is not None and beta_star < change.beta_star:
+            new = replace(new, beta_star=change.beta_star)
+            found["beta_star"] = (beta_star, change.beta_star)
+        if change.sgld_steps != 1 and knows_steps:
+            new = replace(new, sgld_steps=self.sgld_steps * change.sgld_steps)
+            found["sgld_steps"] = (self.sgld_steps, new.sgld_steps)
+        if change.lr != 1:
+            new = replace(new, lr=self.lr * change.lr)
+            found["lr"] = (self.lr, new.lr)
+        return new, found
+
+
+class Recoverer:
+    """Watches the end of every step; see :class:`Recovery` for what it does.
+
+    Args:
+        settings: the policy.
+
+    Attributes:
+        effect: what has been changed so far.
+        rollbacks: the audit log.
+    """
+
+    def __init__(self, settings: Recovery) -> None:
+        self.settings = settings
+        self.effect = Effect()
+        self.rollbacks: list[Rollback] = []
+        self._attempt = 0
+        self._rung = 0
+        self._restored: int | None = None
+        self._snapshots = Snapshots(settings.keep, settings.certify_after)
+        self._saved: int | None = None
+        self._rate = _LearningRate()
+
+    @property
+    def attempt(self) -> int:
+        """Number of rollbacks so far, those before a resume included."""
+        return self._attempt
+
+    @property
+    def snapshot_steps(self) -> list[int]:
+        """Steps of the certified snapshots in memory, oldest first."""
+        return [each.step for each in self._snapshots.certified]
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """Scale this optimizer's learning rate from now on, inside its ``step``.
+
+        Call it before hooks that look at the optimizer after its step.
+        """
+        self._rate.watch(optimizer)
+        self._rate.factor = self.effect.lr
+
+    def after_step(
+        self,
+        step: int,
+        run: Run,
+        *,
+        error: Alert | None,
+        active: Mapping[str, Level],
+        beta_star: float | None,
+        knows_steps: bool,
+        guard_state: Callable[[], Any],
+        load_guard_state: Callable[[Any], None],
+    ) -> Rollback | None:
+        """Take a snapshot, or take the run back.
+
+        Args:
+            step: the step that comes next.
+            run: what was attached.
+            error: an alert that asks for a rollback.
+            active: the rules whose episode is not over.
+            beta_star: as it is now, or None where it is no single number.
+            knows_steps: whether the guard can change the number of SGLD steps.
+            guard_state, load_guard_state: of the guard's own part.
+
+        Returns:
+            what was done, where something was.
+
+        Raises:
+            BudgetSpentError: an ERROR, and no rollback is left; or no step to go back to.
+        """
+        if error is not None:
+            return self._roll_back(step, run, error, beta_star, knows_steps, load_guard_state)
+        settings, snapshots = self.settings, self._snapshots
+        unsettled = [
+            rule
+            for rule, level in active.items()
+            if level >= Level.ERROR or (rule in _UNSETTLING and level >= Level.WARN)
+        ]
+        if unsettled:
+            snapshots.disquiet(step)
+            return None
+        for ripe in snapshots.certify(step):
+            self._save(ripe)
+        if step % settings.every == 0 or (not snapshots.certified and not snapshots.waiting):
+            state = capture(run, guard_state(), snapshots.spare())
+            snapshots.add(Snapshot(step, state))
+        return None
+
+    def _roll_back(
+        self,
+        step: int,
+        run: Run,
+        error: Alert,
+        beta_star: float | None,
+        knows_steps: bool,
+        load_guard_state: Callable[[Any], None],
+    ) -> Rollback:
+        settings, snapshots = self.settings, self._snapshots
+        if self._attempt >= settings.budget:
+            raise BudgetSpentError(error, self._attempt)
+        snapshots.disquiet(error.step)
+        relapse = self._restored is not None and step - self._restored <= settings.relapse_within
+        before = len(snapshots.condemned)
+        if relapse and self._restored is not None:
+            snapshots.condemn(self._restored)
+        snapshot = snapshots.best()
+        if snapshot is None:
+            raise BudgetSpentError(error, self._attempt, nothing_to_go_back_to=True)
+        self._attempt += 1
+        self.effect, changes = self._next_effect(beta_star, knows_steps)
+        self._rate.factor = self.effect.lr
+        restore(run, snapshot.state)
+        load_guard_state(snapshot.state["guard"])
+        generators = generators_of(run)
+        reseeded = reseed(self._attempt, generators) if settings.reseed else 0
+        rows, purged = buffer_rows(run), 0
+        if settings.purge and rows is not None:
+            purged = purge(rows, torch.Generator().manual_seed(self._attempt))
+        snapshots.restart_from(snapshot)
+        self._restored = snapshot.step
+        rollback = Rollback(
+            alert=error,
+            step=step - 1,
+            restored_step=snapshot.step,
+            attempt=self._attempt,
+            certified=snapshot.certified,
+            relapse=relapse,
+            condemned=tuple(snapshots.condemned[before:]),
+            changes=changes,
+            reseeded=reseeded,
+            purged_rows=purged,
+            budget_left=settings.budget - self._attempt,
+        )
+        self.rollbacks.append(rollback)
+        _log.warning(rollback.message)
+        return rollback
+
+    def _next_effect(
+        self, beta_star: float | None, knows_steps: bool
+    ) -> tuple[Effect, dict[str, tuple[float, float]]]:
+        """Climb to the next rung that changes something here, or is meant to change nothing."""
+        ladder = self.settings.ladder
+        while True:
+            change = ladder[min(self._rung, len(ladder) - 1)]
+            effect, found = self.effect.then(change, beta_star, knows_steps)
+            self._rung += 1
+            if found or change == Change() or self._rung >= len(ladder):
+                return effect, found
+
+    def _save(self, snapshot: Snapshot) -> None:
+        folder, saved = self.settings.folder, self._saved
+        if folder is None or (
+            saved is not None and snapshot.step - saved < self.settings.folder_every
+        ):
+            return
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        save_durably(
+            path / f"snapshot-{snapshot.step:08d}.pt",
+            {"step": snapshot.step, "state": snapshot.state, "recovery": self.state_dict()},
+        )
+        self._saved = snapshot.step
+        for _, old in snapshot_files(path)[:-_FILES_KEPT]:
+            old.unlink()
+
+    def resume(self, run: Run, load_guard_state: Callable[[Any], None]) -> int | None:
+        """Go on from the newest snapshot on the disk that can be read.
+
+        Returns:
+            the step that comes next; None where there is no snapshot.
+
+        Raises:
+            ConfigError: there are snapshots, and none can be read; or no ``folder`` was given.
+        """
+        if self.settings.folder is None:
+            raise ConfigError(
+                "There is no folder to resume from: pass recovery=Recovery(folder=...)."
+            )
+        check_run(run)
+        damaged = []
+        for _, path in reversed(snapshot_files(Path(self.settings.folder))):
+            try:
+                found = load_durably(path)
+            except ConfigError as problem:
+                _log.warning("a snapshot cannot be read and is passed over: %s", problem)
+                damaged.append(str(problem))
+                continue
+            restore(run, found["state"])
+            load_guard_state(found["state"]["guard"])
+            self.load_state_dict(found["recovery"])
+            self._saved = found["step"]
+            self._snapshots.certified = [Snapshot(found["step"], found["state"], certified=True)]
+            return int(found["step"])
+        if damaged:
+            raise ConfigError("no snapshot can be read:\n  " + "\n  ".join(damaged))
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs, as plain values. Snapshots in memory are not part of it."""
+        effect = self.effect
+        return {
+            "attempt": self._attempt,
+            "rung": self._rung,
+            "restored": self._restored,
+            "beta_star": effect.beta_star,
+            "sgld_steps": effect.sgld_steps,
+            "lr": effect.lr,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._attempt, self._rung = int(state["attempt"]), int(state["rung"])
+        self._restored = state["restored"]
+        self.effect = Effect(state["beta_star"], float(state["sgld_steps"]), float(state["lr"]))
+        self._rate.factor = self.effect.lr
+        self._snapshots = Snapshots(self.settings.keep, self.settings.certify_after)
+
+
+def snapshot_files(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and paths of the snapshots in a folder, oldest first."""
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("snapshot-*.pt"))
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+class _LearningRate:
+    """A factor on the learning rate that no scheduler and no assignment of the trainer undoes."""
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._given: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def watch(self, optimizer: Optimizer) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo = [
+            optimizer.register_step_pre_hook(self._before).remove,
+            optimizer.register_step_post_hook(self._after).remove,
+        ]
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.factor == 1:
+            return
+        self._given = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * self.factor
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, lr in zip(optimizer.param_groups, self._given, strict=False):
+            group["lr"] = lr
+        self._given = []

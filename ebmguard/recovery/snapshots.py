@@ -1,0 +1,108 @@
+"""The snapshots of a run: which are certified, which are kept, which is used next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Snapshot", "Snapshots"]
+
+
+@dataclass
+class Snapshot:
+    """A run's whole state between two steps.
+
+    Attributes:
+        step: the step that comes next.
+        state: what :func:`.state.capture` returned.
+        certified: it has been followed by enough quiet steps.
+    """
+
+    step: int
+    state: dict[str, Any]
+    certified: bool = False
+
+
+@dataclass
+class Snapshots:
+    """A few certified snapshots in ages that grow by factors, and those that may become so.
+
+    Attributes:
+        keep: certified ones that stay.
+        certify_after: quiet steps that certify.
+        certified, waiting: oldest first.
+        condemned: steps of those that led to a relapse.
+    """
+
+    keep: int
+    certify_after: int
+    certified: list[Snapshot] = field(default_factory=list)
+    waiting: list[Snapshot] = field(default_factory=list)
+    condemned: list[int] = field(default_factory=list)
+    _spare: list[dict[str, Any]] = field(default_factory=list)
+
+    def spare(self) -> dict[str, Any] | None:
+        """A state that is no longer needed, whose memory may be used again."""
+        return self._spare.pop() if self._spare else None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take a snapshot that is not certified yet."""
+        self.waiting.append(snapshot)
+
+    def disquiet(self, quiet_until: int) -> None:
+        """Drop what was taken less than ``certify_after`` steps before trouble.
+
+        Args:
+            quiet_until: the step of the alert.
+        """
+        kept = [each for each in self.waiting if each.step + self.certify_after <= quiet_until]
+        dropped = [each for each in self.waiting if each not in kept]
+        # The first one stays as the last resort: there is nothing deeper.
+        if not self.certified and not kept and dropped:
+            kept.append(dropped.pop(0))
+        self._spare += [each.state for each in dropped]
+        self.waiting = kept
+
+    def certify(self, step: int) -> list[Snapshot]:
+        """Certify what has been quiet for long enough by ``step``; return the new ones."""
+        ripe = [each for each in self.waiting if each.step + self.certify_after <= step]
+        self.waiting = [each for each in self.waiting if each not in ripe]
+        for each in ripe:
+            each.certified = True
+            self.certified.append(each)
+            if len(self.certified) > self.keep:
+                self._spare.append(self.certified.pop(self._superfluous(step)).state)
+        del self._spare[1:]
+        return ripe
+
+    def best(self) -> Snapshot | None:
+        """The newest certified one; without any, the oldest that there is."""
+        if self.certified:
+            return self.certified[-1]
+        return self.waiting[0] if self.waiting else None
+
+    def condemn(self, step: int) -> bool:
+        """Drop the snapshots from ``step`` on, unless nothing else is left.
+
+        Returns:
+            whether one was dropped.
+        """
+        older = [each for each in self.certified if each.step < step]
+        if not older:
+            return False
+        self.condemned += [each.step for each in self.certified if each.step >= step]
+        self.certified = older
+        return True
+
+    def restart_from(self, snapshot: Snapshot) -> None:
+        """Forget what came after a snapshot that was restored."""
+        self.certified = [each for each in self.certified if each.step <= snapshot.step]
+        self.waiting = [] if snapshot.certified else [snapshot]
+
+    def _superfluous(self, step: int) -> int:
+        """Of the inner ones, that whose neighbours are nearest to each other for their age."""
+        if len(self.certified) < 3:
+            return 0
+        steps = [each.step for each in self.certified]
+        inner = range(1, len(steps) - 1)
+        return min(inner, key=lambda i: (steps[i + 1] - steps[i - 1]) / (step + 1 - steps[i - 1]))

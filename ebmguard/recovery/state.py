@@ -1,0 +1,154 @@
+"""The whole state of a run between two steps: copied out, and put back bit by bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..errors import ConfigError
+from .randomness import random_state, restore_random_state
+from .trees import copied, fresh
+
+__all__ = ["Run", "buffer_rows", "capture", "check_run", "generators_of", "restore"]
+
+_STATEFUL = ("scheduler", "scaler", "ema")
+
+
+class Run(Protocol):
+    """What was attached to the guard."""
+
+    @property
+    def model(self) -> nn.Module | None: ...
+    @property
+    def optimizer(self) -> Optimizer | None: ...
+    @property
+    def scheduler(self) -> Any: ...
+    @property
+    def scaler(self) -> Any: ...
+    @property
+    def ema(self) -> Any: ...
+    @property
+    def buffer(self) -> Any: ...
+    @property
+    def generators(self) -> tuple[torch.Generator, ...]: ...
+
+
+def check_run(run: Run) -> None:
+    """Refuse a run of which too little is attached to take it back.
+
+    Raises:
+        ConfigError: with what is missing, all of it.
+    """
+    problems = [f"{name}=..." for name in ("model", "optimizer") if getattr(run, name) is None]
+    if problems:
+        raise ConfigError(
+            'action="rollback" takes the whole run back, but the guard does not know all of it. '
+            f"Attach what is missing before the first step: g.attach({', '.join(problems)}), and "
+            "buffer=, scheduler=, scaler=, ema=, generators= where the trainer has them."
+        )
+    for name in _STATEFUL:
+        part = getattr(run, name)
+        if part is not None and not _is_stateful(part):
+            raise ConfigError(
+                f"attach: {name}= is a {type(part).__name__}; expected an object with state_dict() "
+                "and load_state_dict(), so that a rollback can take it back."
+            )
+    buffer = run.buffer
+    if buffer is not None and not isinstance(buffer, Tensor) and not _is_stateful(buffer):
+        if not (isinstance(buffer, list) and all(isinstance(x, Tensor) for x in buffer)):
+            raise ConfigError(
+                f"attach: buffer= is a {type(buffer).__name__}; expected a tensor of rows, a list "
+                "of tensors, or an object with state_dict() and load_state_dict()."
+            )
+
+
+def capture(run: Run, guard: Any, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Copy everything that a step changes to the host.
+
+    Args:
+        run: what was attached.
+        guard: the guard's own state, plain values of its own.
+        into: an earlier capture whose memory may be used again.
+
+    Returns:
+        nested dicts of host tensors and plain values.
+    """
+    assert run.model is not None and run.optimizer is not None
+    into = into or {}
+    parts = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
+    for name in _STATEFUL:
+        if getattr(run, name) is not None:
+            parts[name] = getattr(run, name).state_dict()
+    if run.buffer is not None:
+        is_plain = isinstance(run.buffer, Tensor | list)
+        parts["buffer"] = run.buffer if is_plain else run.buffer.state_dict()
+    state = {
+        # Their plain values too are the trainer's own objects, such as a list of learning rates.
+        name: copied(_without_shared_values(part), into.get(name))
+        for name, part in parts.items()
+    }
+    return {**state, "random": random_state(generators_of(run)), "guard": guard}
+
+
+@torch.no_grad()
+def restore(run: Run, state: Mapping[str, Any]) -> None:
+    """Put back what :func:`capture` copied, except the guard's part; the copy stays as it is."""
+    assert run.model is not None and run.optimizer is not None
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # the copies to the host have come so far
+    run.model.load_state_dict(state["model"])
+    # An optimizer keeps the very tensors that it is given.
+    run.optimizer.load_state_dict(fresh(state["optimizer"]))
+    for name in _STATEFUL:
+        if getattr(run, name) is not None:
+            getattr(run, name).load_state_dict(copy.deepcopy(state[name]))
+    buffer = run.buffer
+    if isinstance(buffer, Tensor):
+        buffer.copy_(state["buffer"])
+    elif isinstance(buffer, list):
+        for own, kept in zip(buffer, state["buffer"], strict=True):
+            own.copy_(kept)
+    elif buffer is not None:
+        buffer.load_state_dict(fresh(state["buffer"]))
+    restore_random_state(state["random"], generators_of(run))
+
+
+def generators_of(run: Run) -> Sequence[torch.Generator]:
+    """The generators that were attached, and the buffer's own."""
+    own = getattr(run.buffer, "generator", None)
+    if isinstance(own, torch.Generator) and not any(own is each for each in run.generators):
+        return (*run.generators, own)
+    return run.generators
+
+
+def buffer_rows(run: Run) -> Tensor | None:
+    """The samples of the replay buffer, rows first; None where they are not one tensor."""
+    rows = run.buffer if isinstance(run.buffer, Tensor) else getattr(run.buffer, "samples", None)
+    return rows if isinstance(rows, Tensor) and rows.ndim and len(rows) else None
+
+
+def _is_stateful(part: object) -> bool:
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _without_shared_values(tree: Any) -> Any:
+    """The same tree with containers of its own; tensors are the very same."""
+    memo: dict[int, Any] = {}
+
+    def keep(x: Any) -> None:
+        if isinstance(x, Tensor):
+            memo[id(x)] = x
+        elif isinstance(x, dict):
+            for value in x.values():
+                keep(value)
+        elif isinstance(x, list | tuple):
+            for value in x:
+                keep(value)
+
+    keep(tree)
+    return copy.deepcopy(tree, memo)

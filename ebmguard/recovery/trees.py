@@ -1,0 +1,44 @@
+"""Nested containers of tensors, copied to the host and back bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+__all__ = ["copied", "fresh"]
+
+
+def copied(tree: Any, into: Any = None) -> Any:
+    """A copy of every tensor on the host; pinned, and without waiting, where it is on a GPU.
+
+    Args:
+        tree: nested dicts, lists and tuples of tensors and plain values.
+        into: an earlier copy that nobody needs any more, whose memory is used again where its
+            tensors have the same shapes.
+
+    Returns:
+        the copy; of a GPU's tensors it is complete when the stream has come so far.
+    """
+    old: list[Any] = [] if into is None else tree_flatten(into)[0]
+    leaves, shape = tree_flatten(tree)
+    if len(old) != len(leaves):
+        old = [None] * len(leaves)
+    copies = [_copied(x, y) if isinstance(x, Tensor) else x for x, y in zip(leaves, old, strict=True)]
+    return tree_unflatten(copies, shape)
+
+
+def fresh(tree: Any) -> Any:
+    """The same tree with tensors of its own, so that who keeps them cannot change the original."""
+    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tree)
+
+
+def _copied(x: Tensor, old: Any) -> Tensor:
+    x = x.detach()
+    same = isinstance(old, Tensor) and old.shape == x.shape and old.dtype == x.dtype
+    if not same:
+        old = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+    result: Tensor = old
+    return result.copy_(x, non_blocking=x.is_cuda)
