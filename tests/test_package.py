@@ -40,6 +40,7 @@ ROOMS: dict[str, set[str]] = {
     "faults": set(),
     "alerts": set(),
     "recovery": {"alerts"},
+    "steering": set(),
     "monitor": {"diagnostics", "sinks"},
     # The stateful shell: all private modules.
     "_guard": {
@@ -54,6 +55,7 @@ ROOMS: dict[str, set[str]] = {
         "alerts",
         "monitor",
         "recovery",
+        "steering",
     },
     "report": {"alerts", "sinks"},
     "cli": {"alerts", "report", "sinks", "reference_training"},
@@ -151,7 +153,7 @@ def test_every_room_in_the_table_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "forbidden"), [("alerts", "torch"), ("sinks", "torch.utils.tensorboard")]
+    ("room", "forbidden"), [("alerts", "torch"), ("steering", "torch"), ("sinks", "torch.utils.tensorboard")]
 )
 def test_what_a_room_must_not_need(room: str, forbidden: str) -> None:
     for name, path in modules():

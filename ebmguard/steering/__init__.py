@@ -1,0 +1,27 @@
+"""Controllers of the run: the number of SGLD steps, and β*. Both are off by default.
+
+Pure functions (settings, state, row) -> state, without torch, around which two small objects keep
+the state of a run::
+
+    steps = AdaptiveSteps(most=16).start(5)      # the sampler's usual number of steps
+    beta = SteerBeta(most=4.0).start(0.5)        # β* at the start
+
+    # once for every judged row, in the order of the steps:
+    steps.observe(row)
+    beta.observe(row)
+    # before the next sampler call, whose loss shares the same β*:
+    sampler(..., n_steps=steps.value)            # with β* = beta.value
+
+``numbers()`` of the steps are what to note in the row of a step; ``state_dict`` and
+``load_state_dict`` of both are JSON-able. Equal rows on all ranks give equal decisions, and rows
+without a number (NaN, or absent) change none. In an ensemble the rows are the means over its
+members, who share one sampler; β* of an ensemble is not steered.
+
+Where a recovery changes something: ``steps.base`` is the number of steps that counts as usual, and
+``beta.move_to(value)`` goes on from another β*.
+"""
+
+from .beta import BetaController, SteerBeta
+from .steps import AdaptiveSteps, StepsController
+
+__all__ = ["AdaptiveSteps", "BetaController", "SteerBeta", "StepsController"]

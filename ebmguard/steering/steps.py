@@ -1,0 +1,208 @@
+"""How many SGLD steps the sampler should run: more while no negative is competitive.
+
+GradScale near its healthy M/(M+1) says that negatives reach the energies of the data; near 0, that
+training of the contrastive term stands still (Eq. 30, Appendix H: "proactive measures should be
+taken. This involves adjusting the procedure for generating negative examples").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ..errors import ConfigError
+from ._row import REFERENCE, finite
+
+__all__ = ["AdaptiveSteps", "StepsController", "StepsState", "next_state"]
+
+
+@dataclass(frozen=True)
+class AdaptiveSteps:
+    """Settings of the adaptive number of SGLD steps; all default values are those measured.
+
+    The number is base * 2**level: doubled after ``rise_after`` rows under ``floor``, halved after
+    ``fall_after`` rows over ``clear``. Rows between the two keep it, and begin the counting towards
+    a doubling anew. A halving that had to be taken back was too early: each one doubles the
+    patience of the next, so that the number settles instead of swinging around the need.
+
+    Powers of two keep the different counts few: a sampler that is captured as CUDA graphs has one
+    for each.
+
+    What it reads is ``grad_scale``, and ``ref/grad_scale`` where β* = 0, whose weights say nothing.
+    At a negative β* the sampler over-shoots and a low GradScale means negatives that are too
+    likely: more steps would be wrong, so that nothing changes there.
+
+    Attributes:
+        most: largest multiple of the base number of steps; a power of two.
+        floor: GradScale under which more steps are run. Its healthy value is M/(M+1) for M
+            negatives, 0.5 for one: keep the floor below that.
+        clear: GradScale over which the sampler counts as healthy.
+        rise_after: rows in a row under the floor that double the number.
+        fall_after: rows in a row over ``clear`` that halve it.
+        longest: rows to which the patience may grow.
+
+    Raises:
+        ConfigError: names a setting out of range and what was expected.
+    """
+
+    most: int = 16
+    floor: float = 0.5
+    clear: float = 0.8
+    rise_after: int = 2
+    fall_after: int = 100
+    longest: int = 10_000
+
+    def __post_init__(self) -> None:
+        for name in ("most", "rise_after", "fall_after", "longest"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"AdaptiveSteps: {name}={value!r}; expected a whole number >= 1.")
+        if self.most & (self.most - 1):
+            raise ConfigError(
+                f"AdaptiveSteps: most={self.most}; expected a power of two, such as 16."
+            )
+        if not 0 < self.floor <= self.clear < 1:
+            raise ConfigError(
+                f"AdaptiveSteps: floor={self.floor!r} and clear={self.clear!r}; expected "
+                "0 < floor <= clear < 1, as GradScale lies between 0 and 1."
+            )
+        if self.longest < self.fall_after:
+            raise ConfigError(
+                f"AdaptiveSteps: longest={self.longest} is less than fall_after={self.fall_after}."
+            )
+
+    def start(self, base: int) -> StepsController:
+        """A controller at the base number of steps.
+
+        Raises:
+            ConfigError: a base that is no whole number of 1 or more.
+        """
+        if isinstance(base, bool) or not isinstance(base, int) or base < 1:
+            raise ConfigError(
+                f"AdaptiveSteps: the base number of steps is {base!r}; expected a whole number of "
+                "1 or more (sgld_steps= of attach)."
+            )
+        return StepsController(self, base)
+
+
+@dataclass(frozen=True)
+class StepsState:
+    """What the decision on the next row rests on.
+
+    Attributes:
+        level: the number of steps is base * 2**level.
+        low: rows under the floor since the last doubling or row over it.
+        healthy: rows over ``clear`` since the last halving or row under the floor.
+        patience: healthy rows that the next halving waits for; 0 for ``fall_after``.
+        since_fall: rows since the last halving; None before any, and once it has proved right.
+        rows: all rows.
+        factors: sum of 2**level over them.
+    """
+
+    level: int = 0
+    low: int = 0
+    healthy: int = 0
+    patience: int = 0
+    since_fall: int | None = None
+    rows: int = 0
+    factors: int = 0
+
+
+def next_state(settings: AdaptiveSteps, state: StepsState, row: Mapping[str, float]) -> StepsState:
+    """The state after a row. Rows in which GradScale is unknown only count as spent.
+
+    Args:
+        settings: thresholds.
+        state: the state before.
+        row: a judged row of diagnostics, tag to value; ``grad_scale``, ``ref/grad_scale`` and
+            ``beta_star`` are read.
+    """
+    state = replace(state, rows=state.rows + 1, factors=state.factors + 2**state.level)
+    beta_star = row.get("beta_star", 1.0)
+    scale = finite(row, f"{REFERENCE}grad_scale" if beta_star == 0 else "grad_scale")
+    if scale is None or not beta_star >= 0:
+        return state
+    patience = state.patience or settings.fall_after
+    if state.since_fall is not None:
+        # A halving has proved right once it has lasted as long as it had been waited for.
+        since = state.since_fall + 1
+        state = replace(state, since_fall=None if since > patience else since)
+    if scale < settings.floor:
+        state = replace(state, low=state.low + 1, healthy=0)
+        if state.low < settings.rise_after or 2**state.level >= settings.most:
+            return state
+        if state.since_fall is not None:
+            patience = min(2 * patience, settings.longest)
+        return replace(state, level=state.level + 1, low=0, patience=patience, since_fall=None)
+    if scale <= settings.clear:
+        return replace(state, low=0)
+    state = replace(state, low=0, healthy=state.healthy + 1)
+    if state.healthy < patience or not state.level:
+        return state
+    return replace(state, level=state.level - 1, healthy=0, since_fall=0)
+
+
+class StepsController:
+    """The adaptive number of steps of one run: a settings object, a base, and a state.
+
+    Deterministic: equal rows on all ranks give equal numbers.
+
+    Attributes:
+        base: the number of steps that the trainer would run; recovery may change it.
+        state: replaced by each row.
+    """
+
+    def __init__(self, settings: AdaptiveSteps, base: int) -> None:
+        self.settings = settings
+        self.base = base
+        self.state = StepsState()
+
+    def observe(self, row: Mapping[str, float]) -> None:
+        """Take one judged row."""
+        self.state = next_state(self.settings, self.state, row)
+
+    @property
+    def factor(self) -> int:
+        """By how much the base is multiplied: a power of two."""
+        return int(2**self.state.level)
+
+    @property
+    def value(self) -> int:
+        """SGLD steps to run now, between base and base * most."""
+        return self.base * self.factor
+
+    def numbers(self) -> dict[str, float]:
+        """What belongs into the row of a step, by tag.
+
+        ``sampler/steps_factor`` is the factor, ``steering/extra_compute`` all steps so far over
+        those that the base would have taken, 1 where nothing was added.
+        """
+        state = self.state
+        extra = state.factors / state.rows if state.rows else 1.0
+        return {"sampler/steps_factor": float(self.factor), "steering/extra_compute": extra}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state as JSON-able data."""
+        return asdict(self.state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: not such a state, or one beyond this controller's ``most``.
+        """
+        names = {field.name for field in fields(StepsState)}
+        if set(state) != names:
+            raise ConfigError(
+                f"Not a state of AdaptiveSteps: expected the keys {', '.join(sorted(names))}; got "
+                f"{', '.join(sorted(map(str, state)))}."
+            )
+        loaded = StepsState(**state)
+        if not 1 <= 2**loaded.level <= self.settings.most:
+            raise ConfigError(
+                f"The state of AdaptiveSteps runs {2**loaded.level} times the base number of "
+                f"steps, but most={self.settings.most}; start the run with the settings of the "
+                "saved one."
+            )
+        self.state = loaded
