@@ -153,7 +153,8 @@ def test_every_room_in_the_table_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "forbidden"), [("alerts", "torch"), ("steering", "torch"), ("sinks", "torch.utils.tensorboard")]
+    ("room", "forbidden"),
+    [("alerts", "torch"), ("steering", "torch"), ("sinks", "torch.utils.tensorboard")],
 )
 def test_what_a_room_must_not_need(room: str, forbidden: str) -> None:
     for name, path in modules():
