@@ -15,9 +15,10 @@ from ..errors import (
 )
 from .alert import Alert, Level
 from .band import BandWatcher
+from .defaults import DEFAULT_RULES
 from .latch import Latch
-from .rules import DEFAULT_RULES, BandRule, FloorRule, NonFiniteRule, Rule, WeightsRule
-from .watch import FloorWatcher, NonFiniteWatcher, Watcher, WeightsWatcher
+from .rules import BandRule, FloorRule, MedianRule, NonFiniteRule, Rule
+from .watch import FloorWatcher, MedianWatcher, NonFiniteWatcher, Watcher
 
 __all__ = ["Detector", "error_for"]
 
@@ -42,10 +43,10 @@ def _watcher(rule: Rule) -> Watcher:
             return BandWatcher(rule)
         case FloorRule():
             return FloorWatcher(rule)
-        case WeightsRule():
-            return WeightsWatcher(rule)
+        case MedianRule():
+            return MedianWatcher(rule)
     raise ConfigError(
-        f"A detector takes NonFiniteRule, BandRule, FloorRule and WeightsRule, "
+        f"A detector takes NonFiniteRule, BandRule, FloorRule and MedianRule, "
         f"but got {type(rule).__name__}."
     )
 
@@ -78,7 +79,10 @@ class Detector:
 
     @property
     def active(self) -> dict[str, Level]:
-        """The rules whose episode is not over, each with the highest level it reached."""
+        """The rules whose episode is not over, each with the highest level it reached.
+
+        A rule that has only informed is not among them.
+        """
         return {
             name: latch.active for name, latch in self._latches.items() if latch.active is not None
         }
@@ -98,7 +102,8 @@ class Detector:
         alerts = []
         for name, watcher in self._watchers.items():
             reading = watcher.read(row)
-            if self._latches[name].update(reading.level, reading.calm) and reading.level:
+            news = self._latches[name].update(reading.level, reading.calm)
+            if news and reading.level is not None:
                 alerts.append(
                     Alert(
                         rule=name,

@@ -20,6 +20,7 @@ class Latch:
     level is reported once. An ERROR is reported at once, whether it opens the episode or escalates
     it. A WARN that opens a new episode waits until ``cooldown`` observations have passed since the
     last report; if the episode is still going on by then, it is reported late rather than never.
+    An INFO belongs to no episode: it makes nothing active and is reported once.
 
     Attributes:
         calm_steps: observations inside the calm band that end an episode.
@@ -28,6 +29,7 @@ class Latch:
         reported: highest level reported in the current episode.
         calm: observations inside the calm band so far.
         since_report: observations since the last report of WARN or more, None before any.
+        informed: whether an INFO has been reported.
     """
 
     calm_steps: int
@@ -36,6 +38,7 @@ class Latch:
     reported: Level | None = None
     calm: int = 0
     since_report: int | None = None
+    informed: bool = False
 
     def update(self, level: Level | None, calm: bool | None) -> bool:
         """Take one observation; say whether ``level`` is to be reported now.
@@ -52,6 +55,9 @@ class Latch:
                 self._rest(calm)
             return False
         self.calm = 0
+        if level is Level.INFO:
+            self.informed, news = True, not self.informed
+            return news
         if self.active is None or level > self.active:
             self.active = level
         if self.reported is not None and level <= self.reported:
@@ -75,6 +81,7 @@ class Latch:
             "reported": None if self.reported is None else self.reported.name,
             "calm": self.calm,
             "since_report": self.since_report,
+            "informed": self.informed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -85,3 +92,4 @@ class Latch:
         self.calm = int(state["calm"])
         since = state["since_report"]
         self.since_report = None if since is None else int(since)
+        self.informed = bool(state["informed"])

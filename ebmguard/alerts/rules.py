@@ -1,7 +1,6 @@
-"""The rules as data: which diagnostics they read, and every threshold with its reason.
+"""The kinds of rules, as data; :mod:`.defaults` has those that are shipped.
 
-The measurements behind the defaults are in ``docs/alerts.md``. To change a threshold, build a
-changed copy: ``dataclasses.replace(rule, cooldown=500)``.
+To change a threshold, build a changed copy: ``dataclasses.replace(rule, cooldown=500)``.
 
 Every rule has ``calm_steps`` (observations inside its calm band that end an episode) and
 ``cooldown`` (observations after a report in which no new episode's WARN is reported; an ERROR is
@@ -16,16 +15,17 @@ from typing import Literal
 
 from ..errors import ConfigError
 from . import words
+from .alert import Level
 from .words import Remedies
 
 __all__ = [
-    "DEFAULT_RULES",
     "BandRule",
+    "Bound",
     "FloorRule",
+    "MedianRule",
     "NonFiniteRule",
     "Rule",
     "Series",
-    "WeightsRule",
 ]
 
 Side = Literal["both", "up", "down"]
@@ -175,50 +175,55 @@ class FloorRule:
 
 
 @dataclass(frozen=True)
-class WeightsRule:
-    """WARN when the median over a window says that a few negatives carry the batch.
+class Bound:
+    """A limit that the median of one diagnostic over a window should keep to.
 
-    Both statistics are noisy at ordinary batch sizes (the Pareto shape of 64 weights has a
-    standard deviation of 0.2 or more), so a single step never fires. At beta* = 0 the reference
-    exponent is read.
+    Single values of slow diagnostics are noise at ordinary batch sizes, so that one step alone
+    never fires.
+
+    Attributes:
+        tag: the diagnostic.
+        side: on which side of the limit the median is out of range.
+        limit: exclusive.
+        clear: where the median is calm again, on the other side of the limit.
+        window: values in the median; there is none before so many have come.
+        remedies: what helps on this side.
+        level: what is reported: INFO or WARN.
     """
 
-    name: str = "weights_degenerate"
-    ess_tag: str = "ess"
-    ess_floor: float = 0.1
-    ess_clear: float = 0.15
-    pareto_tag: str = "pareto_k"
-    pareto_ceiling: float = 0.7
-    pareto_clear: float = 0.6
-    reference_prefix: str = "ref/"
-    window: int = 50
-    # The Pareto shape comes rarely, and each value pools the weights of several steps already.
-    pareto_window: int = 5
-    calm_steps: int = 10
-    cooldown: int = 500
-    remedies: Remedies = words.WEIGHTS
+    tag: str
+    side: Literal["above", "below"]
+    limit: float
+    clear: float
+    window: int
+    remedies: Remedies
+    level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        if not (self.ess_floor <= self.ess_clear and self.pareto_clear <= self.pareto_ceiling):
+        ordered = self.clear <= self.limit if self.side == "above" else self.limit <= self.clear
+        if not ordered or self.window < 1 or self.level is Level.ERROR:
             raise ConfigError(
-                f"Rule {self.name!r}: expected ess_floor <= ess_clear and pareto_clear <= "
-                f"pareto_ceiling, but got {self.ess_floor}, {self.ess_clear}, "
-                f"{self.pareto_clear}, {self.pareto_ceiling}."
+                f"Bound of {self.tag!r}: expected clear on the other side of the limit than "
+                f"{self.side!r}, window >= 1 and level INFO or WARN, but got limit={self.limit}, "
+                f"clear={self.clear}, window={self.window}, level={self.level.name}."
             )
 
 
-Rule = NonFiniteRule | BandRule | FloorRule | WeightsRule
+@dataclass(frozen=True)
+class MedianRule:
+    """WARN or INFO while a median over a window is out of bounds.
 
-DEFAULT_RULES: tuple[Rule, ...] = (
-    NonFiniteRule(),
-    BandRule(
-        series=(
-            Series("energy_gap", warn=8, error=20, floor_tag="f_pos/std", absorbed="up", cap=1e4),
-            Series("f_pos/median", warn=8, error=16, floor_tag="f_pos/std", cap=1e4),
-            Series("f_neg/min", warn=16, error=math.inf, side="down", floor_tag="f_pos/std"),
-            Series("sampler/grad_norm", warn=8, error=14, side="up", log=True, absorbed="up"),
-        )
-    ),
-    FloorRule(),
-    WeightsRule(),
-)
+    Attributes:
+        bounds: where several are broken, the first of the highest level speaks.
+        reference_prefix: put before the tags at beta* = 0, where the weights are uniform and say
+            nothing: what they would be at the reference exponent is read instead.
+    """
+
+    name: str
+    bounds: tuple[Bound, ...]
+    reference_prefix: str = ""
+    calm_steps: int = 10
+    cooldown: int = 500
+
+
+Rule = NonFiniteRule | BandRule | FloorRule | MedianRule

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .alert import Level
-from .rules import FloorRule, NonFiniteRule, WeightsRule
+from .rules import Bound, FloorRule, MedianRule, NonFiniteRule
 from .statistics import RollingWindow
 
-__all__ = ["FloorWatcher", "NonFiniteWatcher", "Reading", "Watcher", "WeightsWatcher"]
+__all__ = ["FloorWatcher", "MedianWatcher", "NonFiniteWatcher", "Reading", "Watcher"]
 
 _NAN = math.nan
 
@@ -133,60 +133,54 @@ class FloorWatcher:
         self.source, self.count = str(state["source"]), int(state["count"])
 
 
-class WeightsWatcher:
-    """Rolling medians of the ESS fraction and of the Pareto shape."""
+class MedianWatcher:
+    """A rolling median for each bound."""
 
-    def __init__(self, rule: WeightsRule) -> None:
+    def __init__(self, rule: MedianRule) -> None:
         self.rule = rule
         self.prefix = ""
         self._start()
 
     def _start(self) -> None:
-        self.ess = RollingWindow(self.rule.window)
-        self.pareto = RollingWindow(self.rule.pareto_window)
+        self.windows = [RollingWindow(bound.window) for bound in self.rule.bounds]
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """WARN while a full window's median is out of range."""
-        rule = self.rule
+        """A level while a full window's median is out of bounds."""
         beta_star = row.get("beta_star", _NAN)
-        prefix = rule.reference_prefix if beta_star == 0 else ""
-        if prefix + rule.ess_tag not in row and prefix + rule.pareto_tag not in row:
-            return _UNKNOWN  # a row without weights, of a step without a loss
+        prefix = self.rule.reference_prefix if beta_star == 0 else ""
+        if not any(prefix + bound.tag in row for bound in self.rule.bounds):
+            return _UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
             self.prefix = prefix
             self._start()
-        ess = _push(self.ess, row.get(prefix + rule.ess_tag, _NAN))
-        pareto = _push(self.pareto, row.get(prefix + rule.pareto_tag, _NAN))
-        if math.isnan(ess) and math.isnan(pareto):
+        broken: list[tuple[Bound, float]] = []
+        known, calm = False, True
+        for bound, window in zip(self.rule.bounds, self.windows, strict=True):
+            value = row.get(prefix + bound.tag, _NAN)
+            if math.isfinite(value):
+                window.push(value)
+            if len(window) < window.size:
+                continue
+            known = True
+            median = window.median()
+            sign = 1.0 if bound.side == "above" else -1.0
+            calm &= sign * median <= sign * bound.clear
+            if sign * median > sign * bound.limit:
+                broken.append((bound, median))
+        if not known:
             return _UNKNOWN
-        if ess < rule.ess_floor:
-            tag, value, limit, window = rule.ess_tag, ess, rule.ess_floor, rule.window
-        elif pareto > rule.pareto_ceiling:
-            tag, value, limit = rule.pareto_tag, pareto, rule.pareto_ceiling
-            window = rule.pareto_window
-        else:
-            calm = not ess < rule.ess_clear and not pareto > rule.pareto_clear
+        if not broken:
             return _CALM if calm else _NOT_CALM
-        remedies = rule.remedies.at(beta_star)
-        return Reading(Level.WARN, False, prefix + tag, value, limit, window, remedies)
+        bound, median = max(broken, key=lambda each: each[0].level)
+        tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
+        return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
 
     def state_dict(self) -> dict[str, Any]:
-        """Both windows, oldest value first."""
-        return {
-            "prefix": self.prefix,
-            "ess": self.ess.values(),
-            "pareto": self.pareto.values(),
-        }
+        """The windows, oldest value first, in the order of the bounds."""
+        return {"prefix": self.prefix, "windows": [window.values() for window in self.windows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.prefix = str(state["prefix"])
-        self.ess = RollingWindow(self.rule.window, state["ess"])
-        self.pareto = RollingWindow(self.rule.pareto_window, state["pareto"])
-
-
-def _push(window: RollingWindow, value: float) -> float:
-    """Add a value if it is a number; return the median of a full window, NaN before that."""
-    if math.isfinite(value):
-        window.push(value)
-    return window.median() if len(window) == window.size else _NAN
+        pairs = zip(self.rule.bounds, state["windows"], strict=True)
+        self.windows = [RollingWindow(bound.window, values) for bound, values in pairs]

@@ -1,4 +1,4 @@
-"""nonfinite, sampler_failing and weights_degenerate on synthetic shapes."""
+"""nonfinite and sampler_failing on synthetic shapes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from ebmguard.alerts import (
-    DEFAULT_RULES,
-    Detector,
-    FloorRule,
-    Level,
-    NonFiniteRule,
-    WeightsRule,
-)
+from ebmguard.alerts import DEFAULT_RULES, Detector, FloorRule, Level, NonFiniteRule
 from ebmguard.errors import ConfigError
 
 NONFINITE = next(rule for rule in DEFAULT_RULES if isinstance(rule, NonFiniteRule))
 SAMPLER = next(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
-WEIGHTS = next(rule for rule in DEFAULT_RULES if isinstance(rule, WeightsRule))
 NAN = math.nan
 
 
@@ -132,77 +124,8 @@ def test_recovery_ends_the_episode_and_the_cool_down_holds(make_row):
     assert levels(run(SAMPLER, once + [high] * 500 + once)) == [(Level.WARN, 19), (Level.WARN, 579)]
 
 
-# -- weights_degenerate ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("beta_star", "tag", "value"),
-    [
-        (2.0, "ess", 0.05),
-        (2.0, "pareto_k", 0.9),
-        (-2.0, "ess", 0.05),
-        (0.0, "ref/ess", 0.05),
-        (0.0, "ref/pareto_k", 0.9),
-    ],
-)
-def test_degenerate_weights_warn_after_a_full_window(make_row, beta_star, tag, value):
-    alerts = run(WEIGHTS, [make_row(beta_star=beta_star) | {tag: value}] * 500)
-    window = 50 if "ess" in tag else 5
-    assert levels(alerts) == [(Level.WARN, window - 1)]
-    assert (alerts[0].tag, alerts[0].value, alerts[0].window) == (tag, value, window)
-    assert alerts[0].limit == (0.1 if "ess" in tag else 0.7)
-
-
-@pytest.mark.parametrize(("tag", "value", "half"), [("ess", 0.05, 25), ("pareto_k", 0.9, 2)])
-def test_half_a_window_of_bad_values_is_not_enough(make_row, tag, value, half):
-    bad, good = make_row(beta_star=2.0) | {tag: value}, make_row(beta_star=2.0)
-    assert run(WEIGHTS, [good] * 50 + [bad] * half + [good] * 200) == []
-    assert len(run(WEIGHTS, [good] * 50 + [bad] * (half + 1))) == 1
-
-
-@pytest.mark.parametrize("beta_star", [0.0, 2.0])
-def test_a_row_without_weights_changes_nothing(make_row, beta_star):
-    low = {"ess": 0.05, "ref/ess": 0.05}
-    rows = [make_row(beta_star=beta_star) | low] * 49
-    empty = {"nonfinite/gradients": 0.0}
-    assert run(WEIGHTS, [*rows, empty]) == []
-    assert len(run(WEIGHTS, [*rows, empty, rows[0]])) == 1
-
-
-@pytest.mark.parametrize("tag", ["ess", "pareto_k"])
-def test_undefined_weights_are_left_out(make_row, tag):
-    rows = [make_row(beta_star=2.0) | {tag: value} for value in (NAN, 0.3) for _ in range(200)]
-    assert run(WEIGHTS, rows) == []
-
-
-def test_at_beta_zero_the_weights_themselves_say_nothing(make_row):
-    assert run(WEIGHTS, [make_row(ess=0.01, pareto_k=9.0)] * 200) == []
-    assert run(WEIGHTS, [make_row(beta_star=2.0, ref__ess=0.01, ref__pareto_k=9.0)] * 200) == []
-
-
-def test_a_schedule_that_leaves_zero_forgets_the_reference(make_row):
-    rows = [make_row(ref__ess=0.01)] * 49 + [make_row(beta_star=2.0, ess=0.01)] * 49
-    assert run(WEIGHTS, rows) == []
-
-
-def test_it_is_never_an_error(make_row):
-    rows = [make_row(beta_star=2.0, ess=1 / 64, pareto_k=20.0)] * 3000
-    assert levels(run(WEIGHTS, rows)) == [(Level.WARN, 4)]
-
-
-def test_the_episode_lasts_until_the_tighter_band(make_row):
-    detector = Detector([replace(WEIGHTS, window=1, calm_steps=2)])
-    for ess, active in [(0.05, True), (0.12, True), (0.2, True), (0.12, True), (0.2, True)]:
-        detector.observe(0, make_row(beta_star=2.0, ess=ess))
-        assert (detector.level is Level.WARN) is active
-    detector.observe(0, make_row(beta_star=2.0, ess=0.2))
-    assert detector.level is None
-
-
 def test_rules_that_contradict_themselves_are_refused():
     with pytest.raises(ConfigError, match="floor <= clear"):
         replace(SAMPLER, clear=0.05)
     with pytest.raises(ConfigError, match="warn_patience"):
         replace(SAMPLER, error_patience=1)
-    with pytest.raises(ConfigError, match="ess_floor <= ess_clear"):
-        replace(WEIGHTS, ess_clear=0.05)
