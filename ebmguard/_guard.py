@@ -513,7 +513,7 @@ class Guard:
 def _write_the_rest(monitor: Monitor) -> None:
     for finished in monitor.drain():
         monitor.write(finished)
-    monitor.flush()
+    monitor.close()
 
 
 def _nothing(f: Tensor) -> Tensor:

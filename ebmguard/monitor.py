@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .energies import ONE_MODEL
-from .sinks import Sink
+from .sinks import PatientSink, Sink
 
 __all__ = ["Finished", "Monitor", "Row"]
 
@@ -28,7 +28,8 @@ class Monitor:
     """Pools the numbers of a step, hands finished rows out, and writes them to sinks.
 
     Args:
-        sinks: where rows, alerts and rollbacks go.
+        sinks: where rows, alerts and rollbacks go. One that raises ``OSError`` does not end the
+            run (see :class:`ebmguard.sinks.PatientSink`).
         flush_every: sinks are flushed after so many rows and on an alert; a killed run loses no
             more than that.
         lag: steps between a row's measurement and its reading.
@@ -44,7 +45,7 @@ class Monitor:
         flush_every: int,
         lag: int,
     ) -> None:
-        self.sinks = tuple(sinks)
+        self.sinks = tuple(PatientSink(sink) for sink in sinks)
         self.lag = lag
         self.step = 0
         self._flush_every = flush_every
@@ -125,6 +126,11 @@ class Monitor:
         self._since_flush = 0
         for sink in self.sinks:
             sink.flush()
+
+    def close(self) -> None:
+        """Flush every sink for the last time, and say what those that fail have not taken."""
+        for sink in self.sinks:
+            sink.close()
 
     def drain(self) -> list[Finished]:
         """Close the open row and read everything that is still under way."""

@@ -6,6 +6,7 @@ built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
 alerts to a web address.
 """
 
+from ._patient import PatientSink
 from .add_scalar import AddScalarSink
 from .jsonl import JsonlSink, read_jsonl, to_json
 from .protocol import Sink
@@ -16,6 +17,7 @@ from .webhook import WebhookSink
 __all__ = [
     "AddScalarSink",
     "JsonlSink",
+    "PatientSink",
     "Sink",
     "TensorBoardSink",
     "WebhookSink",

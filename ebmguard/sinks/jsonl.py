@@ -68,9 +68,10 @@ class JsonlSink:
         Raises:
             OSError: if the disk does not take them; they are kept for the next flush.
         """
-        self._metrics.flush()
+        # What little room a disk may have is the alerts'.
         self._alerts.flush()
         self._recoveries.flush()
+        self._metrics.flush()
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

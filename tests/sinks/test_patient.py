@@ -1,0 +1,205 @@
+"""A sink that fails for a while, or for good."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from ebmguard.sinks import JsonlSink, PatientSink, Sink, _patient, as_sink
+from tests.guard.parts import Memory
+from tests.sinks.parts import ALERT, RECOVERY
+
+
+class Disk(Memory):
+    """A sink whose disk can be full: methods named in ``full`` raise, and take nothing.
+
+    What it takes is on the disk after a flush only, as in the sinks that are built in.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full: set[str] = set()
+        self.on_disk = 0
+
+    def _room(self, method: str) -> None:
+        if method in self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        self._room("write_row")
+        super().write_row(step, scalars, histograms)
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        self._room("write_alert")
+        super().write_alert(record)
+
+    def flush(self) -> None:
+        self._room("flush")
+        self.on_disk = len(self.rows)
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+
+
+def row(sink: Sink, step: int) -> None:
+    sink.write_row(step, {"a": float(step)}, {"f_pos": [1.0]} if step == 4 else {})
+
+
+def test_a_patient_sink_is_a_sink() -> None:
+    sink = PatientSink(Memory())
+    assert as_sink(sink) is sink
+
+
+@pytest.mark.parametrize("full", [{"flush"}, {"write_row"}, {"write_row", "write_alert", "flush"}])
+def test_nothing_is_lost_and_nothing_twice_over_a_full_disk(
+    full: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk()
+    sink = PatientSink(disk)
+    for step in range(10):
+        if step == 3:
+            disk.full = full
+        if step == 8:
+            disk.full = set()
+        row(sink, step)
+        if step == 5:
+            sink.write_alert(ALERT)
+            sink.write_recovery(RECOVERY)
+        sink.flush()
+    sink.close()
+    assert disk.steps == list(range(10))
+    assert disk.on_disk == 10
+    assert disk.histograms == [(4, {"f_pos": [1.0]})]
+    assert disk.alerts == [ALERT]
+    assert disk.recoveries == [RECOVERY]
+    (said,) = errors(caplog)
+    assert "Disk cannot write" in said
+    assert "No space left on device" in said
+    assert "takes its rows again: everything was written" in caplog.records[-1].getMessage()
+
+
+def test_a_second_failure_is_said_again(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    sink = PatientSink(disk)
+    for full in ({"flush"}, set(), {"flush"}, set()):
+        disk.full = full
+        row(sink, 0)
+        sink.flush()
+    assert len(errors(caplog)) == 2
+
+
+def test_a_disk_that_fills_up_again_in_the_middle_keeps_the_order() -> None:
+    disk = Disk()
+    sink = PatientSink(disk)
+    disk.full = {"flush"}
+    sink.flush()
+    for step in range(3):
+        row(sink, step)
+    sink.write_alert(ALERT)
+    row(sink, 3)
+    disk.full = {"write_alert"}
+    sink.flush()
+    assert disk.steps == [0, 1, 2]
+    disk.full = set()
+    sink.flush()
+    assert disk.steps == [0, 1, 2, 3]
+    assert disk.alerts == [ALERT]
+    assert disk.on_disk == 4
+
+
+def test_what_is_kept_has_a_bound_and_alerts_stay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_patient, "_KEPT", 5)
+    disk = Disk()
+    sink = PatientSink(disk)
+    disk.full = {"flush"}
+    row(sink, 0)
+    sink.flush()
+    sink.write_alert(ALERT)
+    for step in range(1, 10):
+        row(sink, step)
+    sink.write_recovery(RECOVERY)
+    disk.full = set()
+    sink.flush()
+    # Row 0 was the sink's already; of the others the last three fit beside alert and rollback.
+    assert disk.steps == [0, 7, 8, 9]
+    assert (disk.alerts, disk.recoveries) == ([ALERT], [RECOVERY])
+    assert "all but the 6 oldest rows was written" in caplog.records[-1].getMessage()
+
+
+def test_the_end_says_what_was_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_patient, "_KEPT", 4)
+    disk = Disk()
+    sink = PatientSink(disk)
+    row(sink, 0)
+    sink.flush()
+    disk.full = {"flush"}
+    row(sink, 1)
+    sink.flush()
+    sink.write_alert(ALERT)
+    for step in range(2, 7):
+        row(sink, step)
+    sink.close()
+    first, last = errors(caplog)
+    assert "cannot write" in first
+    # Rows 1 to 6 and the alert: one in the sink, four kept, two dropped.
+    assert "up to 7 rows and alerts until the end, among them 1 alerts" in last
+
+
+def test_the_end_is_silent_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
+    sink = PatientSink(Memory())
+    row(sink, 0)
+    sink.close()
+    assert not caplog.records
+
+
+def test_a_row_changed_by_its_owner_is_kept_as_it_was() -> None:
+    disk = Disk()
+    disk.full = {"write_row"}
+    sink = PatientSink(disk)
+    scalars = {"a": 1.0}
+    sink.write_row(0, scalars, {})
+    scalars["a"] = 2.0
+    disk.full = set()
+    sink.flush()
+    assert disk.rows == [(0, {"a": 1.0})]
+
+
+def test_other_errors_are_bugs_and_are_raised() -> None:
+    class Wrong(Memory):
+        def flush(self) -> None:
+            raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        PatientSink(Wrong()).flush()
+
+
+def test_a_folder_that_vanishes_and_comes_back(tmp_path, caplog) -> None:
+    folder = tmp_path / "run"
+    sink = PatientSink(JsonlSink(folder))
+    row(sink, 0)
+    sink.flush()
+    folder.rename(tmp_path / "away")
+    row(sink, 1)
+    sink.flush()
+    row(sink, 2)
+    sink.flush()
+    (tmp_path / "away").rename(folder)
+    row(sink, 3)
+    sink.flush()
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == [f'{{"step": {i}' for i in range(4)]
+    assert len(errors(caplog)) == 1
