@@ -10,25 +10,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .errors import ConfigError
+from .recovery.state import Run
 from .strength import number
 
 __all__ = ["Attached"]
 
 
 @dataclass(frozen=True)
-class Attached:
+class Attached(Run):
     """What :meth:`ebmguard.Guard.attach` was given."""
 
-    model: nn.Module | None = None
-    optimizer: Optimizer | None = None
-    scheduler: Any = None
-    scaler: torch.amp.GradScaler | None = None
-    ema: Any = None
-    buffer: Any = None
     step_size: float | None = None
     noise_std: float | None = None
     clamp: tuple[float, float] | None = None
-    generators: tuple[torch.Generator, ...] = ()
     sgld_steps: int | None = None
     steps_argument: str | None = None
 

@@ -34,9 +34,7 @@ def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
     return state
 
 
-def restore_random_state(
-    state: Mapping[str, Any], generators: Sequence[torch.Generator]
-) -> None:
+def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Generator]) -> None:
     """Restore what :func:`random_state` returned for the same generators."""
     torch.set_rng_state(_cpu(state["cpu"]))
     for device, each in enumerate(state["cuda"]):

@@ -52,9 +52,9 @@ class Rollback:
         changed += [f"{self.purged_rows} buffer rows replaced"] if self.purged_rows else []
         kind = "" if self.certified else "uncertified "
         return (
-            f"Rollback {self.attempt} at step {self.step}{again}: {why}. Back to the {kind}snapshot "
-            f"of step {self.restored_step}, with {', '.join(changed) or 'nothing changed'}. "
-            f"{self.budget_left} left."
+            f"Rollback {self.attempt} at step {self.step}{again}: {why}. Back to the "
+            f"{kind}snapshot of step {self.restored_step}, with "
+            f"{', '.join(changed) or 'nothing changed'}. {self.budget_left} left."
         )
 
     def record(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,23 +20,25 @@ __all__ = ["Run", "buffer_rows", "capture", "check_run", "generators_of", "resto
 _STATEFUL = ("scheduler", "scaler", "ema")
 
 
-class Run(Protocol):
-    """What was attached to the guard."""
+@dataclass(frozen=True)
+class Run:
+    """The parts of a training run that a rollback takes back; None is what it does not have.
 
-    @property
-    def model(self) -> nn.Module | None: ...
-    @property
-    def optimizer(self) -> Optimizer | None: ...
-    @property
-    def scheduler(self) -> Any: ...
-    @property
-    def scaler(self) -> Any: ...
-    @property
-    def ema(self) -> Any: ...
-    @property
-    def buffer(self) -> Any: ...
-    @property
-    def generators(self) -> tuple[torch.Generator, ...]: ...
+    Attributes:
+        model: the energy module.
+        optimizer: of its parameters.
+        scheduler, scaler, ema: objects with ``state_dict`` and ``load_state_dict``.
+        buffer: the replay buffer: a tensor of rows, a list of tensors, or such an object.
+        generators: sources of random numbers besides the global ones.
+    """
+
+    model: nn.Module | None = None
+    optimizer: Optimizer | None = None
+    scheduler: Any = None
+    scaler: torch.amp.GradScaler | None = None
+    ema: Any = None
+    buffer: Any = None
+    generators: tuple[torch.Generator, ...] = ()
 
 
 def check_run(run: Run) -> None:
@@ -59,12 +62,12 @@ def check_run(run: Run) -> None:
                 "and load_state_dict(), so that a rollback can take it back."
             )
     buffer = run.buffer
-    if buffer is not None and not isinstance(buffer, Tensor) and not _is_stateful(buffer):
-        if not (isinstance(buffer, list) and all(isinstance(x, Tensor) for x in buffer)):
-            raise ConfigError(
-                f"attach: buffer= is a {type(buffer).__name__}; expected a tensor of rows, a list "
-                "of tensors, or an object with state_dict() and load_state_dict()."
-            )
+    plain = buffer if isinstance(buffer, list) else [buffer]
+    if not (buffer is None or _is_stateful(buffer) or all(isinstance(x, Tensor) for x in plain)):
+        raise ConfigError(
+            f"attach: buffer= is a {type(buffer).__name__}; expected a tensor of rows, a list of "
+            "tensors, or an object with state_dict() and load_state_dict()."
+        )
 
 
 def capture(run: Run, guard: Any, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -78,7 +81,8 @@ def capture(run: Run, guard: Any, into: Mapping[str, Any] | None = None) -> dict
     Returns:
         nested dicts of host tensors and plain values.
     """
-    assert run.model is not None and run.optimizer is not None
+    assert run.model is not None
+    assert run.optimizer is not None
     into = into or {}
     parts = {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
     for name in _STATEFUL:
@@ -98,7 +102,8 @@ def capture(run: Run, guard: Any, into: Mapping[str, Any] | None = None) -> dict
 @torch.no_grad()
 def restore(run: Run, state: Mapping[str, Any]) -> None:
     """Put back what :func:`capture` copied, except the guard's part; the copy stays as it is."""
-    assert run.model is not None and run.optimizer is not None
+    assert run.model is not None
+    assert run.optimizer is not None
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far
     run.model.load_state_dict(state["model"])

@@ -26,8 +26,8 @@ def copied(tree: Any, into: Any = None) -> Any:
     leaves, shape = tree_flatten(tree)
     if len(old) != len(leaves):
         old = [None] * len(leaves)
-    copies = [_copied(x, y) if isinstance(x, Tensor) else x for x, y in zip(leaves, old, strict=True)]
-    return tree_unflatten(copies, shape)
+    pairs = zip(leaves, old, strict=True)
+    return tree_unflatten([_copied(x, y) if isinstance(x, Tensor) else x for x, y in pairs], shape)
 
 
 def fresh(tree: Any) -> Any:

@@ -1,0 +1,265 @@
+"""Runs that save themselves: digits at β* = 0 under each rollback policy, 20 seeds each.
+
+    python -m benchmarks.rollback                # the whole grid, two runs at a time
+    python -m benchmarks.rollback --table-only   # the table of what has been run
+
+The loop is a plain one, as a user has it; what recovery needs of it is the marked lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ebmguard import BudgetSpentError, guard
+from ebmguard.recovery import Change, Recovery
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.evaluation import Evaluator
+from ebmguard.reference_training.jem.trainer import Trainer, make_network
+from ebmguard.samplers import ReplayBuffer, sgld
+from ebmguard.sinks import JsonlSink, read_jsonl
+
+from .cells import commits, is_done, number, percent, read_json, run_cells, write_json, write_page
+
+STEPS = 2000
+BUDGET = 5
+SEEDS = range(20)
+POLICIES: dict[str, tuple[str, Recovery | None]] = {
+    "none": ("no guard's action", None),
+    "reseed": ("reseed only", Recovery(ladder=(Change(),), budget=BUDGET)),
+    "lr": ("learning rate / 3", Recovery(ladder=(Change(lr=1 / 3),), budget=BUDGET)),
+    "steps": ("SGLD steps × 2", Recovery(ladder=(Change(sgld_steps=2),), budget=BUDGET)),
+    "beta0.5": ("β* → 0.5", Recovery(ladder=(Change(beta_star=0.5),), budget=BUDGET)),
+    "beta2": ("β* → 2", Recovery(ladder=(Change(beta_star=2),), budget=BUDGET)),
+    "default": ("the default ladder", Recovery(budget=BUDGET)),
+}
+LOST = 1e4
+# What counts as saved.
+LEAST_LR = 0.1
+LARGEST_GAP = 20.0
+LEAST_GRAD_SCALE = 0.5
+LEAST_ACCURACY = 0.97
+LAST = 100
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    policy: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.policy}_s{self.seed}"
+
+    def command(self, folder: Path) -> Sequence[str]:
+        """What runs it."""
+        own = ("--runs", str(folder.parent), "--cell", self.name)
+        return (sys.executable, "-m", "benchmarks.rollback", *own)
+
+
+GRID = [Cell(policy, seed) for seed in SEEDS for policy in POLICIES]
+
+
+def train(cell: Cell, folder: Path) -> dict[str, Any]:
+    """Train a cell to its end, and say what came of it."""
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.jsonl"):
+        old.unlink()
+    config = JemConfig(out=str(folder), beta_star=0.0, seed=cell.seed, iterations=STEPS)
+    data, settings = config.load_data(), config.settings
+    network = make_network(config, data)
+    trainer = Trainer(config, network, data)
+
+    def sample_q(f: nn.Module, buffer: ReplayBuffer, labels: Tensor | None = None) -> Tensor:
+        x0, rows = buffer.sample(settings.n_neg, labels)
+        x = sgld(
+            f,
+            x0,
+            steps=g.sgld_steps,  # the guard's word on how many
+            step_size=settings.step_size,
+            noise_std=settings.noise_std,
+            generator=trainer.rng,
+        )
+        buffer.write(rows, x)
+        return x
+
+    recovery = POLICIES[cell.policy][1]
+    g = guard(
+        None,
+        sample_q,
+        beta_star=0.0,
+        output_scale=settings.output_scale,
+        sinks=[JsonlSink(folder)],
+        action="warn" if recovery is None else "rollback",
+        recovery=recovery,
+    )
+    g.attach(  # everything that a step changes
+        model=network,
+        optimizer=trainer.optimizer,
+        buffer=trainer.buffer,
+        generators=[trainer.rng],
+        sgld_steps=settings.sgld_steps,
+    )
+    trainer.loss_fn, trainer.sample_q = g
+    gaps: list[float] = []
+    spent_samples, lost, ended = 0, None, None
+    began = time.perf_counter()
+    try:
+        while g.step < STEPS and lost is None:  # g.step goes back in a rollback
+            numbers, _ = trainer.step(g.step)
+            spent_samples += g.sgld_steps
+            gaps.append(float(numbers[1]))
+            if not abs(gaps[-1]) <= LOST and recovery is None:
+                lost = len(gaps) - 1
+    except BudgetSpentError as error:
+        ended = str(error)
+    seconds = time.perf_counter() - began
+    g.close()
+    rows = read_jsonl(folder / "metrics.jsonl")[-LAST:]
+    accuracy = Evaluator(data, noise_std=0.0, quality=None).test_accuracy(network)
+    rates = [each.changes["lr"][1] for each in g.rollbacks if "lr" in each.changes]
+    return {
+        "policy": cell.policy,
+        "seed": cell.seed,
+        "steps": g.step,
+        "updates": len(gaps),
+        "diverged_at": lost,
+        "ended": ended,
+        "rollbacks": [each.record() for each in g.rollbacks],
+        "accuracy": accuracy,
+        "median_abs_gap": statistics.median(map(abs, gaps[-LAST:])),
+        "reference_grad_scale": statistics.median(row["ref/grad_scale"] for row in rows),
+        "lr": rates[-1] if rates else 1.0,
+        "parameters_finite": all(bool(torch.isfinite(p).all()) for p in network.parameters()),
+        "sgld_steps": spent_samples,
+        "usual_sgld_steps": STEPS * settings.sgld_steps,
+        "seconds": seconds,
+    }
+
+
+def is_saved(result: dict[str, Any]) -> bool:
+    """Whether a run reached its end alive, and by more than standing still."""
+    return (
+        result["steps"] >= STEPS
+        and result["lr"] >= LEAST_LR
+        and result["median_abs_gap"] < LARGEST_GAP
+        and result["reference_grad_scale"] >= LEAST_GRAD_SCALE
+        and result["accuracy"] >= LEAST_ACCURACY
+        and result["parameters_finite"]
+    )
+
+
+def why_not(result: dict[str, Any]) -> str:
+    """What a run that is not saved lacks."""
+    reasons = [
+        (result["steps"] < STEPS, f"ended at step {result['steps']}"),
+        (result["lr"] < LEAST_LR, f"learning rate {result['lr']:.2g} of the first"),
+        (not result["median_abs_gap"] < LARGEST_GAP, f"|gap| {result['median_abs_gap']:.3g}"),
+        (
+            not result["reference_grad_scale"] >= LEAST_GRAD_SCALE,
+            f"GradScale {result['reference_grad_scale']:.2g}",
+        ),
+        (result["accuracy"] < LEAST_ACCURACY, f"accuracy {percent(result['accuracy'])}"),
+    ]
+    return ", ".join(text for failed, text in reasons if failed)
+
+
+def page(root: Path) -> list[str]:
+    """The lines of docs/results/rollback.md."""
+    results = [read_json(root / cell.name / "result.json") for cell in GRID if is_done(cell, root)]
+    lines = [
+        "# Runs that save themselves",
+        "",
+        f"Commit {', '.join(commits(root))}, x86_64 CPU, one thread a run, two at a time, "
+        f"`python -m benchmarks.rollback`; {len(results)} of {len(GRID)} runs done.",
+        "",
+        "Digits with the defaults of `ebmguard train jem` at β* = 0, which diverges. A plain loop "
+        f'of {STEPS} steps under `action="rollback"`, at most {BUDGET} rollbacks. Saved is a run '
+        f"that reaches the last step with a learning rate of at least {LEAST_LR:g} of the first, a "
+        f"median |gap| of the last {LAST} steps under {LARGEST_GAP:g}, a reference GradScale "
+        f"(β* = 0.5) of at least {LEAST_GRAD_SCALE:g} and a test accuracy of at least "
+        f"{LEAST_ACCURACY:.0%}. SGLD steps and seconds are those of all updates, the abandoned "
+        "ones included.",
+        "",
+        "| policy | saved | reached the end | rollbacks (median, most) | relapses | accuracy | "
+        "median \\|gap\\| | reference GradScale | SGLD steps | seconds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for policy, (words, _) in POLICIES.items():
+        own = [each for each in results if each["policy"] == policy]
+        if own:
+            lines.append(_row(words, own))
+    lines += ["", "## What was not saved", ""]
+    lines += ["| policy | seed | rollbacks at (to) | why it does not count |", "|---|---:|---|---|"]
+    for each in results:
+        if not is_saved(each) and each["policy"] != "none":
+            lines.append(
+                f"| {POLICIES[each['policy']][0]} | {each['seed']} | {_path(each)} | "
+                f"{why_not(each)} |"
+            )
+    lines += ["", "## The audit log of each run under the default policy", "", "```"]
+    for each in results:
+        if each["policy"] == "default":
+            lines.append(f"seed {each['seed']}: {percent(each['accuracy'])} at the end")
+            lines += [f"  {record['message']}" for record in each["rollbacks"]]
+    return [*lines, "```", ""]
+
+
+def _row(words: str, own: list[dict[str, Any]]) -> str:
+    def median(key: str) -> float:
+        return statistics.median(each[key] for each in own)
+
+    counts = [len(each["rollbacks"]) for each in own]
+    relapses = sum(record["relapse"] for each in own for record in each["rollbacks"])
+    cost = statistics.median(each["sgld_steps"] / each["usual_sgld_steps"] for each in own)
+    return (
+        f"| {words} | {sum(map(is_saved, own))} of {len(own)} | "
+        f"{sum(each['steps'] >= STEPS for each in own)} | {statistics.median(counts):g}, "
+        f"{max(counts)} | {relapses} | {percent(median('accuracy'))} | "
+        f"{number(median('median_abs_gap'))} | {number(median('reference_grad_scale'), '.2f')} | "
+        f"× {cost:.2f} | {median('seconds'):.0f} |"
+    )
+
+
+def _path(result: dict[str, Any]) -> str:
+    steps = [f"{each['step']} ({each['restored_step']})" for each in result["rollbacks"]]
+    return ", ".join(steps) or "–"
+
+
+def main() -> None:
+    """Run the grid, or one cell of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs/bench-rollback"))
+    parser.add_argument("--table", type=Path, default=Path("docs/results/rollback.md"))
+    parser.add_argument("--table-only", action="store_true")
+    parser.add_argument("--cell", help="run this one alone")
+    given = parser.parse_args()
+    if given.cell:
+        cell = next(each for each in GRID if each.name == given.cell)
+        folder = given.runs / cell.name
+        write_json(folder / "result.json", train(cell, folder))
+        return
+
+    def write() -> None:
+        write_page(given.table, page(given.runs))
+
+    if not given.table_only:
+        run_cells(GRID, given.runs, after=write)
+    write()
+
+
+if __name__ == "__main__":
+    main()
