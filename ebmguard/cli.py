@@ -74,6 +74,16 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.reference_training.jem.figures.command:run",
         summary="a JEM figure of the paper, drawn from runs that are there, with its numbers",
     ),
+    ("watch",): Command(
+        config="ebmguard.report.watch:WatchConfig",
+        run="ebmguard.report.watch:watch",
+        summary="a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks",
+    ),
+    ("report",): Command(
+        config="ebmguard.report.page:ReportConfig",
+        run="ebmguard.report.page:report",
+        summary="runs as one HTML file: charts, alerts, rollbacks, what to do next",
+    ),
     ("compare",): Command(
         config="ebmguard.report.compare:CompareConfig",
         run="ebmguard.report.compare:compare",

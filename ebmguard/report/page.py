@@ -1,0 +1,184 @@
+"""`ebmguard report`: runs as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ..errors import ConfigError
+from . import plots
+from .advice import advice, outcome
+from .charts import ACCURACY, CHARTS, MORE_CHARTS, value_of
+from .follow import Followed
+from .scales import number
+
+__all__ = ["ReportConfig", "page", "report"]
+
+_MOST_RUNS = 6
+_NONE = "—"
+# Of the trainer's results, what the cards show.
+_RESULTS = (
+    ("accuracy", "test accuracy"),
+    ("best_accuracy", "best test accuracy"),
+)
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Write a page about runs, finished or not: charts, alerts, rollbacks, what to do next."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders, up to six: the trainer's, or the guard's log_dir."""
+    out: Path = Path("report.html")
+    """The page, one file that needs no network."""
+
+
+def report(config: ReportConfig) -> int:
+    """`ebmguard report`.
+
+    Returns:
+        exit status 0.
+
+    Raises:
+        ConfigError: no folder or too many, one without rows, or the page cannot be written.
+        ImportError: jinja2 is not installed.
+    """
+    if not 1 <= len(config.runs) <= _MOST_RUNS:
+        raise ConfigError(f"A report takes 1 to {_MOST_RUNS} run folders; got {len(config.runs)}.")
+    text = page(config.runs)
+    try:
+        config.out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{config.out} cannot be written: {error.strerror}. Name another --out."
+        ) from error
+    print(f"report: {config.out}")
+    return 0
+
+
+def page(folders: Sequence[Path]) -> str:
+    """The page as HTML.
+
+    Args:
+        folders: run folders.
+
+    Raises:
+        ConfigError: a folder has no rows, or a file in it is damaged.
+        ImportError: jinja2 is not installed.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise ImportError('reports need jinja2: pip install "ebmguard[train]"') from error
+    runs = [_read(folder) for folder in folders]
+    environment = Environment(
+        loader=PackageLoader("ebmguard.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = _cell
+    names = _names(folders)
+    main = [plots.draw(chart, runs) for chart in (*CHARTS, ACCURACY)]
+    more = [plots.draw(chart, runs) for chart in MORE_CHARTS]
+    configs = [_flat(run.config or {}) for run in runs]
+    results = [_flat(run.results or {}) for run in runs]
+    return environment.get_template("report.html").render(
+        names=names,
+        runs=[_facts(run, name) for run, name in zip(runs, names, strict=True)],
+        main=[plot for plot in main if plot],
+        # What stayed 0 from beginning to end is healthy, and no news.
+        more=[plot for plot in more if plot and not _is_zero(plot)],
+        differing_config=_differing(configs),
+        differing_results=_differing(results),
+        configs=configs,
+        results=results,
+        plots=plots,
+    )
+
+
+def _read(folder: Path) -> Followed:
+    run = Followed(folder, [chart.tag for chart in (*CHARTS, *MORE_CHARTS)])
+    run.update()
+    if not run.rows:
+        raise ConfigError(
+            f"{folder} holds no metrics.jsonl with rows. Name the folder of a run: the trainer's, "
+            "or the guard's log_dir."
+        )
+    return run
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' own names, or their paths where these do not tell them apart."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def _facts(run: Followed, name: str) -> dict[str, Any]:
+    counts = {"ERROR": 0, "WARN": 0, "INFO": 0}
+    for alert in run.alerts:
+        counts[alert["level"]] += 1
+    results = run.results or {}
+    tiles = [(title, results[key]) for key, title in _RESULTS if results.get(key) is not None]
+    if "accuracy" not in results and run.accuracy:
+        tiles.insert(0, (ACCURACY.title, run.accuracy[max(run.accuracy)]))
+    tiles += [
+        (chart.title, value)
+        for chart in CHARTS
+        if (value := value_of(run.latest, chart.tag)) is not None
+    ]
+    if results.get("wall_seconds") is not None:
+        tiles.append(("seconds", results["wall_seconds"]))
+    return {
+        "name": name,
+        "path": str(run.path),
+        "outcome": outcome(run),
+        "is_lost": results.get("diverged_at") is not None,
+        "beta_star": run.latest.get("beta_star"),
+        "counts": {level: count for level, count in counts.items() if count},
+        "tiles": tiles,
+        "advice": advice(run),
+        "alerts": run.alerts,
+        "recoveries": run.recoveries,
+    }
+
+
+def _is_zero(plot: plots.Plot) -> bool:
+    return all(
+        value in (0, None) for run in plot.data["runs"] for value in (*run["low"], *run["high"])
+    ) and not (plot.markers or plot.gaps)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names; long lists by their length."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and len(str(value)) > 60:
+            flat[prefix + key] = f"{len(value)} entries"
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """The names whose values are not the same in all runs, with these."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    rows = [(key, [column.get(key, _NONE) for column in columns]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+
+
+def _cell(value: Any) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return number(value) if math.isfinite(value) else str(value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

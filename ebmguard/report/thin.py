@@ -1,0 +1,91 @@
+"""A series of any length in bounded memory, from which no spike is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Bin", "Thinned"]
+
+_NAN = math.nan
+
+
+@dataclass(slots=True)
+class Bin:
+    """What a stretch of steps has: its extremes, where they are, and what is no number.
+
+    Attributes:
+        step: the first step with a value.
+        low, high: smallest and largest finite value; NaN where there is none.
+        low_at, high_at: their steps.
+        bad_at: the first step whose value is not finite, else None.
+    """
+
+    step: int
+    low: float = _NAN
+    low_at: int = 0
+    high: float = _NAN
+    high_at: int = 0
+    bad_at: int | None = None
+
+    @property
+    def is_gap(self) -> bool:
+        """No value is finite."""
+        return math.isnan(self.low)
+
+    def join(self, other: Bin) -> None:
+        """Take in a stretch; of equal values the earlier one stays."""
+        if not other.low >= self.low and not other.is_gap:
+            self.low, self.low_at = other.low, other.low_at
+        if not other.high <= self.high and not other.is_gap:
+            self.high, self.high_at = other.high, other.high_at
+        if self.bad_at is None:
+            self.bad_at = other.bad_at
+
+    def points(self) -> list[tuple[int, float]]:
+        """Its one or two extreme points, in the order of steps."""
+        if self.is_gap:
+            return []
+        return sorted({(self.low_at, self.low), (self.high_at, self.high)})
+
+
+class Thinned:
+    """Values by step, as at most ``capacity`` bins of equal width.
+
+    While there is room every step has a bin of its own. Then neighbours join, and bins are twice as
+    wide. So the points of all bins hold every extreme exactly, whatever the length of the run.
+
+    Args:
+        capacity: the most bins to keep.
+    """
+
+    def __init__(self, capacity: int = 600) -> None:
+        self.capacity = capacity
+        self.width = 1
+        self.bins: list[Bin] = []
+        self.latest = _NAN
+
+    def add(self, step: int, value: float) -> None:
+        """Take the value of a step, which is not before the last one."""
+        self.latest = value
+        if math.isfinite(value):
+            self._take(Bin(step, value, step, value, step))
+        else:
+            self._take(Bin(step, bad_at=step))
+        if len(self.bins) > self.capacity:
+            self.width *= 2
+            old, self.bins = self.bins, []
+            for own in old:
+                self._take(own)
+
+    def _take(self, new: Bin) -> None:
+        if self.bins and self.bins[-1].step // self.width == new.step // self.width:
+            self.bins[-1].join(new)
+        else:
+            self.bins.append(new)
+
+    def points(self) -> Iterable[tuple[int, float]]:
+        """Extreme points in the order of steps; a NaN where a bin has no finite value."""
+        for own in self.bins:
+            yield from own.points() or [(own.step, _NAN)]
