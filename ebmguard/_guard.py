@@ -331,12 +331,14 @@ class Guard:
         strength = self._course.strength_at(self.step)
         tempering = self._tempering_of(call, args, kwargs)
         kwargs = {**kwargs, **self._course.steps_for_call()}
+        slow = self._journal.is_slow
+        remember = slow and self._meter.watches_steps
         self._sampling = True
         try:
             if tempering is None:
                 result = call(*args, **kwargs)
             else:
-                result = tempering.run(call, args, kwargs, strength.factor)
+                result = tempering.run(call, args, kwargs, strength.factor, remember=remember)
         finally:
             self._sampling = False
         refuse_deferred(result)
@@ -349,7 +351,7 @@ class Guard:
                 "does call with model=."
             )
         self._sampler_calls += 1
-        self._meter.saw_samples(tempering.grad_norm if tempering else None, result)
+        self._meter.saw_samples(tempering, result, slow=slow)
         unused = self._sampler_calls >= _UNUSED_CALLS and not self._journal.losses
         if unused and not strength.is_off and not self._has_warned:
             self._has_warned = True
@@ -451,8 +453,14 @@ class Guard:
         if attached.optimizer is not None:
             if self._hooks is not None:
                 self._hooks.remove()
-            self._hooks = OptimizerHooks(attached.optimizer, attached.scaler, self._after_optimizer)
-        self.attached = attached
+            self._hooks = OptimizerHooks(
+                attached.optimizer,
+                attached.scaler,
+                self._after_optimizer,
+                is_watched=lambda: self._journal.is_slow and self._meter.watches_updates,
+                on_update=self._meter.saw_update,
+            )
+        self.attached = self._meter.attached = attached
         return self
 
     def _after_optimizer(self, skipped: float | Tensor, by_scaler: bool) -> None:

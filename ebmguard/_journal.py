@@ -21,7 +21,8 @@ _log = logging.getLogger("ebmguard")
 
 # Steps between a row's measurement and its decision on a GPU (see Monitor).
 _LAG = 2
-# Histograms and the Pareto shape come once in so many steps.
+# Histograms, the Pareto shape and what needs copies of samples or parameters come once in so many
+# steps.
 _SLOW_EVERY = 50
 # Losses in one step, beyond any gradient accumulation.
 _ENDLESS_STEP = 1000
@@ -60,6 +61,11 @@ class Journal:
         self._is_endless = False
         self.listeners: list[Callable[[Row], None]] = []
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the present step has the tier that is not taken at every step."""
+        return self.step % _SLOW_EVERY == 0
+
     def observe(
         self,
         f_pos: Tensor,
@@ -79,7 +85,7 @@ class Journal:
         """
         if not self.losses:
             self._monitor.lag = self._lag(not f_pos.is_cuda if self._hold is None else self._hold)
-        slow = self.step % _SLOW_EVERY == 0 and not self.losses_in_step
+        slow = self.is_slow and not self.losses_in_step
         self.losses += 1
         self.losses_in_step += 1
         if self.losses_in_step >= _ENDLESS_STEP and not self._is_endless:

@@ -4,52 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._attached import Attached
+from ._sampled import sampled
+from ._update import Update
 from .diagnostics import (
+    amplification,
+    buffer_diagnostics,
     diagnostics_of_ranks,
     energy_diagnostics,
     nonfinite_diagnostics,
     pareto_k,
     weight_diagnostics_at,
 )
-from .energies import Groups, Reduce, has_models, per_sample
+from .energies import Groups, Reduce, Variants, per_sample
 from .errors import ConfigError
 from .strength import StrengthAt
+from .temper import Tempering
 
 __all__ = ["Meter"]
 
 # The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
 _POOLED_STEPS = 16
-
-
-@dataclass
-class _Seen:
-    """What is kept of one sampler call: a few numbers per sample."""
-
-    grad_norm: Tensor | None
-    highest: Tensor | None = None
-    lowest: Tensor | None = None
-
-    def numbers(self, like: Tensor, models: torch.Size) -> dict[str, Tensor]:
-        norm = like.new_full((1,), torch.nan) if self.grad_norm is None else self.grad_norm.float()
-        norm = _by_model(norm, models)
-        found = {
-            "sampler/grad_norm": norm.sum(-1) * (1 / norm.shape[-1]),
-            "sampler/grad_norm_max": norm.amax(-1),
-        }
-        if self.highest is not None and self.lowest is not None:
-            largest = torch.finfo(self.highest.dtype).max
-            finite = (self.highest <= largest) & (self.lowest >= -largest)
-            finite = _by_model(finite, models)
-            found["nonfinite/samples"] = 1.0 - finite.float().sum(-1) * (1 / finite.shape[-1])
-        return {name: x.to(like.device) for name, x in found.items()}
 
 
 class Meter:
@@ -61,6 +43,11 @@ class Meter:
         output_scale: o, or None where it is unknown.
         models: model dimensions of an ensemble.
         process_group: its ranks share one row, see :func:`diagnostics_of_ranks`.
+        sign: 1 where the network's output is high on data, -1 where it is low.
+        variant: of the loss.
+
+    Attributes:
+        attached: what is known of the rest of the trainer.
     """
 
     def __init__(
@@ -70,31 +57,58 @@ class Meter:
         output_scale: float | None,
         models: torch.Size,
         process_group: dist.ProcessGroup | None = None,
+        *,
+        sign: int = 1,
+        variant: Variants = "default",
     ) -> None:
+        self.attached = Attached()
+        self._sign = sign
+        self._variant = variant
         self._models = models
         self._reduce = reduce
         self._reference = reference
         self._output_scale = output_scale
         self._process_group = process_group
-        self._from_sampler: list[_Seen] = []
+        self._from_sampler: list[dict[str, float | Tensor]] = []
+        self._from_update: dict[str, float | Tensor] = {}
+        self._grad_scale: float | Tensor = math.nan
         self._recent: deque[Tensor] = deque(maxlen=_POOLED_STEPS)
 
+    @property
+    def watches_steps(self) -> bool:
+        """Whether the two ends of a sampler's step are of use."""
+        return self.attached.step_size is not None and self.attached.noise_std is not None
+
+    @property
+    def watches_updates(self) -> bool:
+        """Whether what the optimizer does can be told: not of the members of an ensemble."""
+        return not self._models
+
     @torch.no_grad()
-    def saw_samples(self, grad_norm: Tensor | None, samples: object) -> None:
+    def saw_samples(self, tempering: Tempering | None, samples: object, *, slow: bool) -> None:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
         Args:
-            grad_norm: ‖∇_x f‖ per sample in the sampler's last evaluation, or None if unknown.
-            samples: what the sampler returned; its first floating-point tensor is looked at.
+            tempering: what ran the sampler; None where no energy module is known.
+            samples: what the sampler returned.
+            slow: include the tier that is not taken at every step.
         """
-        seen = _Seen(grad_norm)
-        x = _first_tensor(samples)
-        if x is not None:
-            leading = len(self._models) if has_models(x, self._models) else 0
-            rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
-            # NaN and the infinities show in the extremes, without a mask of the samples' size.
-            seen.highest, seen.lowest = rows.amax(-1), rows.amin(-1)
-        self._from_sampler.append(seen)
+        seen = sampled(
+            tempering, samples, self.attached, models=self._models, sign=self._sign, slow=slow
+        )
+        if tempering is not None:
+            tempering.forget()
+        # Now, since another sampler may draw from the same buffer before the loss.
+        self._from_sampler.append({**seen, **buffer_diagnostics(self.attached.buffer)})
+
+    @torch.no_grad()
+    def saw_update(self, update: Update) -> None:
+        """Keep what an optimizer step shows for the next row, that of the network it has made."""
+        self._from_update = {
+            "optim/grad_norm": update.gradient_norm,
+            "optim/update_norm": update.norm,
+            "optim/amplification": amplification(update.relative_norm, self._grad_scale),
+        }
 
     @torch.no_grad()
     def measure(
@@ -138,6 +152,7 @@ class Meter:
             **nonfinite_diagnostics(pos, neg, star),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
             **self._take_from_sampler(neg),
+            **self._take_from_update(neg),
             **extra,
         }
         # A copy: a compiled network may write its next output into the same memory.
@@ -154,6 +169,7 @@ class Meter:
             (weights, reference), numbers = diagnostics_of_ranks(
                 pos, neg, stars, numbers, self._process_group
             )
+        self._grad_scale = self._in_force(weights["grad_scale"], strength)
         if self._output_scale is not None:
             numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
         numbers = {**weights, **{f"ref/{name}": x for name, x in reference.items()}, **numbers}
@@ -166,17 +182,30 @@ class Meter:
             dist.all_reduce(number, dist.ReduceOp.MAX, self._process_group)
         return number
 
+    def _in_force(self, grad_scale: Tensor, strength: StrengthAt) -> float | Tensor:
+        """The factor that the loss has put on the contrastive gradient."""
+        if strength.is_off or self._variant == "no_pos":
+            return 1.0
+        if isinstance(strength.beta_star, Tensor):
+            return torch.where(strength.beta_star.to(grad_scale.device) == 0, 1.0, grad_scale)
+        return grad_scale
+
     def _take_from_sampler(self, like: Tensor) -> dict[str, Tensor]:
-        models = self._models
-        calls = [seen.numbers(like, models) for seen in self._from_sampler]
-        self._from_sampler = []
-        if len(calls) == 1:
-            return calls[0]
-        names = {name for call in calls for name in call}
+        calls, self._from_sampler = self._from_sampler, []
+        if not calls:  # sampled inline, or a second loss of the same samples
+            calls = [buffer_diagnostics(self.attached.buffer)]  # type: ignore[list-item]
+        found = [{name: _tensor(x, like) for name, x in call.items()} for call in calls]
+        if len(found) == 1:
+            return found[0]
+        names = {name for call in found for name in call}
         return {
-            name: torch.stack([x[name].expand(models) for x in calls if name in x]).mean(0)
+            name: torch.stack([x[name].expand(self._models) for x in found if name in x]).mean(0)
             for name in sorted(names)
         }
+
+    def _take_from_update(self, like: Tensor) -> dict[str, Tensor]:
+        found, self._from_update = self._from_update, {}
+        return {name: _tensor(x, like) for name, x in found.items()}
 
     def _pooled_log_weights(self, beta_star: float | Tensor, like: Tensor) -> Tensor:
         if isinstance(beta_star, Tensor):
@@ -185,28 +214,24 @@ class Meter:
         # Each step's weights relative to their mean: batches of any size pool.
         return torch.cat([log + math.log(log.shape[-1]) for log in logs], -1)
 
-    def state_dict(self) -> list[Any]:
-        """The energies that are pooled for the Pareto shape, as nested lists."""
-        return [f.tolist() for f in self._recent]
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers: energies pooled for the Pareto shape, and what waits for the next row."""
+        waiting = self._from_update
+        return {
+            "recent": [f.tolist() for f in self._recent],
+            "update": {name: float(x) for name, x in waiting.items()},
+        }
 
-    def load_state_dict(self, state: Sequence[Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._from_sampler = []
         # Float64 holds any of them exactly; they are turned back where they are used.
-        recent = (torch.tensor(f, dtype=torch.float64) for f in state)
+        recent = (torch.tensor(f, dtype=torch.float64) for f in state["recent"])
         self._recent = deque(recent, maxlen=_POOLED_STEPS)
+        self._from_update = dict(state["update"])
+        self._from_sampler = []
 
 
-def _by_model(x: Tensor, models: torch.Size) -> Tensor:
-    """Numbers of samples in one last dimension: those of each model, or those that all share."""
-    return x.flatten(len(models) if has_models(x, models) else 0)
-
-
-def _first_tensor(samples: object) -> Tensor | None:
-    if isinstance(samples, Tensor):
-        return samples if samples.is_floating_point() and samples.numel() else None
-    if isinstance(samples, dict):
-        samples = tuple(samples.values())
-    if isinstance(samples, tuple | list):
-        return next((x for x in map(_first_tensor, samples) if x is not None), None)
-    return None
+def _tensor(x: float | Tensor, like: Tensor) -> Tensor:
+    if isinstance(x, Tensor):
+        return x.to(like.device, non_blocking=like.is_cuda)
+    return like.new_full((), x, dtype=torch.float32)

@@ -179,6 +179,8 @@ def guard(
             strength.output_scale,
             strength.models,
             process_group,
+            sign=1 if convention == "log_density" else -1,
+            variant=variant,
         ),
         # The lag is settled by the first energies, which show the device.
         monitor=Monitor(opened, flush_every=flush_every, lag=0),

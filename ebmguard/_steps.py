@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
+from ._update import PendingUpdate, Update, dense
+
 __all__ = ["OptimizerHooks"]
 
 
@@ -29,6 +31,8 @@ class OptimizerHooks:
         on_step: called after every step, also one that the scaler left out, with 1.0 where the
             gradients were not finite and the step changed nothing, 0.0 where they were, as a float
             or, where the device decides, a 0-dim tensor; and with whether the scaler decided.
+        is_watched: whether the step that is about to be taken is to be measured.
+        on_update: called with its sizes before `on_step`; not where the scaler left it out.
     """
 
     def __init__(
@@ -36,14 +40,21 @@ class OptimizerHooks:
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler | None,
         on_step: Callable[[float | Tensor, bool], None],
+        is_watched: Callable[[], bool],
+        on_update: Callable[[Update], None],
     ) -> None:
         self._on_step = on_step
+        self._is_watched = is_watched
+        self._on_update = on_update
+        self._update: PendingUpdate | None = None
         self._scaled = scaler is not None and scaler.is_enabled()
         self._skipped: float | Tensor = 0.0
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._stepped = False
         self._undo: list[Callable[[], None]] = [
-            optimizer.register_step_post_hook(self._after).remove
+            optimizer.register_step_post_hook(self._after).remove,
+            # Before the other one, which may withhold the gradients.
+            optimizer.register_step_pre_hook(self._watch).remove,
         ]
         if scaler is not None and self._scaled:
             self._watch_scaler(optimizer, scaler)
@@ -55,12 +66,17 @@ class OptimizerHooks:
         for undo in self._undo:
             undo()
 
+    def _watch(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._update = None
+        if self._is_watched():
+            self._update = PendingUpdate(optimizer, has_gradients=not _has_closure(args, kwargs))
+
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._skipped = 0.0
-        if any(callable(arg) for arg in (*args, *kwargs.values())):
-            return  # a closure computes the gradients later, inside the step
+        if _has_closure(args, kwargs):
+            return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [_dense(p.grad) for p in parameters if p.grad is not None and p.grad.numel()]
+        gradients = [dense(p.grad) for p in parameters if p.grad is not None and p.grad.numel()]
         if not gradients:
             return
         # The largest entry is finite only if all are; a sum of squares may overflow.
@@ -92,6 +108,10 @@ class OptimizerHooks:
         for p, gradient in self._withheld:
             p.grad = gradient
         self._withheld.clear()
+        if self._update is not None:
+            update, self._update = self._update.finish(self._skipped), None
+            if update is not None:
+                self._on_update(update)
         self._on_step(self._skipped, self._scaled)
 
     def _watch_scaler(self, attached: Optimizer, scaler: torch.amp.GradScaler) -> None:
@@ -109,6 +129,6 @@ class OptimizerHooks:
         self._undo.append(lambda: scaler.__dict__.pop("step", None))
 
 
-def _dense(gradient: Tensor) -> Tensor:
-    gradient = gradient.detach()
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the gradients are computed later, inside the step."""
+    return any(callable(arg) for arg in (*args, *kwargs.values()))

@@ -26,11 +26,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.utils.hooks import RemovableHandle
 
-from .energies import ONE_MODEL, has_models
+from .energies import ONE_MODEL
 from .errors import SamplerError
+from .evaluations import Evaluation, Evaluations
 
 __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 
@@ -115,16 +114,11 @@ class Tempering:
     def __init__(self, module: nn.Module, models: torch.Size = ONE_MODEL) -> None:
         self.reached = False
         self._module = weakref.ref(module)
-        self._models = models
-        self._norm: Tensor | None = None
+        self._seen = Evaluations(models)
         self._given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
-        self._handle: RemovableHandle | None = None
-        self._leaf: Tensor | None = None
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
-        self._captured_norm: Tensor | None = None  # what the latest of them writes
-        self._is_capturing = False
 
     @property
     def module(self) -> nn.Module:
@@ -142,12 +136,46 @@ class Tempering:
         samples; of several CUDA graphs only the one captured last is read, and NaN stands for a
         call that did not replay it.
         """
-        if self._norm is None:
+        norm = self._seen.norm
+        if norm is None:
             return None
         if isinstance(self._given, Tensor):
-            return self._norm / self._given.detach().abs().to(self._norm).unsqueeze(-1)
+            return norm / self._given.detach().abs().to(norm).unsqueeze(-1)
         # Divided also by 1: the next replay writes over the norm itself.
-        return self._norm / abs(self._given)
+        return norm / abs(self._given)
+
+    @property
+    def drift_norm(self) -> Tensor | None:
+        """The same of the tempered f, which is what drives the sampler.
+
+        Read it at once: the next replay of a CUDA graph may write over it.
+        """
+        return self._seen.norm
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of one sample behind :attr:`grad_norm`."""
+        return self._seen.entries
+
+    @property
+    def evaluations(self) -> int | None:
+        """How many calls of the module were differentiated in the latest block.
+
+        None where none was seen, and where a CUDA graph may have replayed others.
+        """
+        return self._seen.count if self._seen.count and self._captured is None else None
+
+    @property
+    def last_step(self) -> tuple[Evaluation, Evaluation] | None:
+        """The last two differentiated calls of the latest block that remembers, in their order.
+
+        None where that is unknown, and where a CUDA graph may have replayed others.
+        """
+        return self._seen.last_step if self._captured is None else None
+
+    def forget(self) -> None:
+        """Let go of the memory behind :attr:`last_step`."""
+        self._seen.forget()
 
     def run(
         self,
@@ -155,12 +183,14 @@ class Tempering:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         factor: float | Tensor,
+        *,
+        remember: bool = False,
     ) -> Any:
         """``call(*args, **kwargs)`` inside :meth:`active`.
 
         An argument ``module.forward`` was bound before the override, and is bound anew.
         """
-        with self.active(factor):
+        with self.active(factor, remember=remember):
             return call(
                 *map(self._rebound, args),
                 **{name: self._rebound(value) for name, value in kwargs.items()},
@@ -170,8 +200,12 @@ class Tempering:
         return self._forward if callable(value) and value == self._inner else value
 
     @contextmanager
-    def active(self, factor: float | Tensor) -> Iterator[None]:
+    def active(self, factor: float | Tensor, *, remember: bool = False) -> Iterator[None]:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
+
+        Args:
+            factor: multiplies the output.
+            remember: keep :attr:`last_step`, at the price of copies of each call's samples.
 
         Raises:
             SamplerError: another guard is sampling from the same module, or a CUDA graph has
@@ -189,9 +223,7 @@ class Tempering:
         self._set(factor)
         self._inner = module.forward
         self.reached = self._captured is not None
-        self._norm = self._captured_norm
-        if self._norm is not None:
-            self._norm.fill_(torch.nan)  # until a replay refreshes it
+        self._seen.start(remember=remember)
         attributes["forward"] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
@@ -206,29 +238,34 @@ class Tempering:
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
             del self._inner
-            self._forget()
+            self._seen.stop()
             if self._captured is not None:
                 self._captured.fill_(1.0)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
         self.reached = True
-        if not torch.compiler.is_compiling():
-            self._notice_capture()
-            self._watch(args, kwargs)
-        return scale(self._inner(*args, **kwargs), self._factor)
+        if torch.compiler.is_compiling():
+            return scale(self._inner(*args, **kwargs), self._factor)
+        self._notice_capture()
+        x = self._seen.enter(args, kwargs)
+        output = scale(self._inner(*args, **kwargs), self._factor)
+        self._seen.leave(x, output)
+        return output
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.reached = True
             self._notice_capture()
-            self._watch(args, kwargs)
-            return call(*args, **kwargs)
+            x = self._seen.enter(args, kwargs)
+            output = call(*args, **kwargs)
+            self._seen.leave(x, output)
+            return output
 
         return watched
 
     def _notice_capture(self) -> None:
-        self._is_capturing = is_capturing()
-        if not self._is_capturing:
+        self._seen.is_capturing = is_capturing()
+        if not self._seen.is_capturing:
             return
         if self._captured is None:
             self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
@@ -270,39 +307,6 @@ class Tempering:
             )
         else:
             captured.copy_(factor)
-
-    def _watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.is_grad_enabled():
-            return
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, Tensor) and x.requires_grad and x.ndim:
-                # A sampler may move one leaf in place: its hook stays, and must not pile up.
-                if x is not self._leaf:
-                    self._forget()
-                    self._leaf = x if x.is_leaf else None
-                    self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
-                return
-
-    def _forget(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = self._leaf = None
-
-    def _record(self, grad: Tensor) -> None:
-        # At once: samplers that clip do it in place on this very tensor.
-        if not has_models(grad, self._models) or is_functorch_wrapped_tensor(grad):
-            # Samples that all members share, or one sample inside vmap: no norms can be told.
-            self._saw(None)
-            return
-        each = grad.detach().reshape(*grad.shape[: len(self._models) + 1], -1)
-        self._saw(torch.linalg.vector_norm(each, dim=-1))
-
-    def _saw(self, norm: Tensor | None) -> None:
-        # What is captured has no value before the first replay.
-        if self._is_capturing:
-            self._captured_norm = norm
-        else:
-            self._norm = norm
 
 
 def is_capturing() -> bool:

@@ -131,6 +131,12 @@ _HOW = {
     "f_pos/mean": "by positives",
     "f_neg/mean": "by negatives",
     "sampler/grad_norm": "by negatives",
+    "sampler/drift_to_noise": "by negatives",
+    "sampler/clamped": "by negatives",
+    "sampler/acceptance": "by negatives",
+    "buffer/age": "by negatives",
+    "buffer/duplicates": "by negatives",  # repeats among the draws of one rank
+    "buffer/reinit": "by negatives",
     "nonfinite/samples": "by negatives",
     "nonfinite/energies": "by both",
 }

@@ -66,7 +66,8 @@ CASES: dict[str, Case] = {
     for name, sizes in (("equal", EQUAL), ("unequal", UNEQUAL))
 }
 CASES["ten times as many"] = Case(tuple((10 * n, 10 * m) for n, m in UNEQUAL), "true")
-CASES["ensemble"] = Case(UNEQUAL, betas=(0.5, 0.0, -1.0))
+# Three shared samples would look like samples of three members.
+CASES["ensemble"] = Case(((8, 4), (2, 5)), betas=(0.5, 0.0, -1.0))
 CASES["NaN on one rank"] = Case(UNEQUAL, spoiled=STEPS - 1)
 
 
@@ -111,7 +112,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
     )
     # Fused: whether gradients are finite is known on the device alone, as on a GPU.
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
-    g.attach(optimizer=optimizer)
+    g.attach(optimizer=optimizer, step_size=0.1, noise_std=0.1, clamp=(-1.5, 2.0))
     rows, members, sent = [], [], []
     for step in range(STEPS):
         x_pos, x_neg = case.batch(step, rank)

@@ -24,6 +24,8 @@ JOINED = {
     *("energy_gap", "energy_gap_scaled", "beta_star", "loss"),
     *("nonfinite/pos", "nonfinite/neg", "nonfinite/energies", "nonfinite/samples"),
     *("nonfinite/gradients", "sampler/grad_norm", "sampler/grad_norm_max", "alert_level"),
+    *("sampler/evaluations", "sampler/drift_to_noise", "sampler/clamped", "sampler/acceptance"),
+    *("optim/grad_norm", "optim/update_norm", "optim/amplification"),
 }
 AVERAGED = {
     *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in ("q05", "median", "q95")),

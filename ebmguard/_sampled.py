@@ -1,0 +1,151 @@
+"""What one sampler call shows: its gradients, its last step, and the samples it returned."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ._attached import Attached
+from .diagnostics import (
+    ChainState,
+    clamped,
+    drift_to_noise,
+    metropolis_acceptance,
+    oriented,
+)
+from .energies import has_models
+from .evaluations import Evaluation
+from .temper import Tempering
+
+__all__ = ["sampled"]
+
+
+def sampled(
+    tempering: Tempering | None,
+    samples: object,
+    attached: Attached,
+    *,
+    models: torch.Size,
+    sign: int,
+    slow: bool,
+) -> dict[str, float | Tensor]:
+    """Numbers of a sampler call that is just over.
+
+    Args:
+        tempering: what ran it; None where no energy module is known.
+        samples: what the sampler returned; its first floating-point tensor is looked at.
+        attached: the sampler's settings, as far as they are known.
+        models: model dimensions of an ensemble.
+        sign: 1 where the module's output is high on data, -1 where it is low.
+        slow: include the tier that is not taken at every step.
+
+    Returns:
+        by tag, 0-dim tensors, ``(*models,)`` where the members of an ensemble differ, or numbers
+        that the host knows. NaN is unknown. Which tags there are depends on what is attached, not
+        on what the sampler did, so that all ranks have the same.
+    """
+    found = _of_gradients(tempering, attached, models)
+    if slow and attached.step_size is not None and attached.noise_std is not None:
+        step = None if tempering is None else tempering.last_step
+        found["sampler/acceptance"] = (
+            math.nan if step is None else _acceptance(*step, attached, models, sign)
+        )
+    return found | _of_samples(_first_tensor(samples), attached, models)
+
+
+def _of_gradients(
+    tempering: Tempering | None, attached: Attached, models: torch.Size
+) -> dict[str, float | Tensor]:
+    unknown = ("grad_norm", "grad_norm_max", "evaluations")
+    found: dict[str, float | Tensor] = {f"sampler/{name}": math.nan for name in unknown}
+    step_size, noise_std = attached.step_size, attached.noise_std
+    if step_size is not None and noise_std is not None:
+        found["sampler/drift_to_noise"] = math.nan
+    if tempering is None:
+        return found
+    if tempering.evaluations is not None:
+        found["sampler/evaluations"] = float(tempering.evaluations)
+    norm, drift = tempering.grad_norm, tempering.drift_norm
+    if norm is None or drift is None:
+        return found
+    norm = _by_model(norm.float(), models)
+    found["sampler/grad_norm"] = norm.sum(-1) * (1 / norm.shape[-1])
+    found["sampler/grad_norm_max"] = norm.amax(-1)
+    if step_size is not None and noise_std is not None:
+        found["sampler/drift_to_noise"] = drift_to_noise(
+            _by_model(drift.float(), models).mean(-1),
+            entries=tempering.entries,
+            step_size=step_size,
+            noise_std=noise_std,
+        )
+    return found
+
+
+def _of_samples(
+    x: Tensor | None, attached: Attached, models: torch.Size
+) -> dict[str, float | Tensor]:
+    if x is None:
+        return {}
+    leading = len(models) if has_models(x, models) else 0
+    rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
+    # NaN and the infinities show in the extremes, without a mask of the samples' size.
+    highest, lowest = rows.amax(-1), rows.amin(-1)
+    largest = torch.finfo(x.dtype).max
+    finite = (highest <= largest) & (lowest >= -largest)
+    finite = _by_model(finite, models)
+    found: dict[str, float | Tensor] = {
+        "nonfinite/samples": 1.0 - finite.float().sum(-1) * (1 / finite.shape[-1])
+    }
+    if attached.clamp is not None:
+        found["sampler/clamped"] = clamped(rows, attached.clamp)
+    return found
+
+
+def _acceptance(
+    start: Evaluation, end: Evaluation, attached: Attached, models: torch.Size, sign: int
+) -> float | Tensor:
+    """Mean Metropolis acceptance, where the two are a step of the same chains."""
+    assert attached.step_size is not None
+    assert attached.noise_std is not None
+    if start.x.shape != end.x.shape:
+        return math.nan
+    points = [_point(each, models, sign) for each in (start, end)]
+    if points[0] is None or points[1] is None:
+        return math.nan
+    accepted = metropolis_acceptance(
+        points[0], points[1], step_size=attached.step_size, noise_std=attached.noise_std
+    )
+    return accepted.mean(-1).float()
+
+
+def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None:
+    """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
+    x, output = seen.x, seen.output
+    leading = x.shape[: len(models) + 1]
+    if (
+        not has_models(x, models)
+        or not x.numel()
+        or output.shape[: len(leading)] != leading
+        or x.is_complex()
+        or output.is_complex()
+    ):
+        return None
+    flat = (part.reshape(*leading, -1) for part in (x, output, seen.cotangent, seen.gradient))
+    return oriented(*flat, sign=sign)
+
+
+def _by_model(x: Tensor, models: torch.Size) -> Tensor:
+    """Numbers of samples in one last dimension: those of each model, or those that all share."""
+    return x.flatten(len(models) if has_models(x, models) else 0)
+
+
+def _first_tensor(samples: object) -> Tensor | None:
+    if isinstance(samples, Tensor):
+        return samples if samples.is_floating_point() and samples.numel() else None
+    if isinstance(samples, dict):
+        samples = tuple(samples.values())
+    if isinstance(samples, tuple | list):
+        return next((x for x in map(_first_tensor, samples) if x is not None), None)
+    return None

@@ -1,0 +1,57 @@
+"""What a replay buffer says of its latest draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+
+__all__ = ["buffer_diagnostics"]
+
+
+def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
+    """The numbers that a buffer has of its latest draw, under ``buffer/``.
+
+    A buffer may have a method ``diagnostics()`` that returns 0-dim tensors by name.
+    :class:`ebmguard.samplers.ReplayBuffer` has ``age`` (mean number of draws that the drawn chains
+    have lived through since they started afresh), ``duplicates`` (share of the draw that repeats a
+    row of the same draw) and ``reinit`` (share that started afresh). Others need not have the same.
+
+    Args:
+        buffer: any object. Of one without that method nothing is known, and nothing is made up.
+
+    Returns:
+        detached 0-dim tensors.
+
+    Raises:
+        ConfigError: what ``diagnostics()`` returned is not that.
+    """
+    ask = getattr(buffer, "diagnostics", None)
+    if isinstance(buffer, Tensor) or not callable(ask):
+        return {}
+    found = ask()
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{type(buffer).__name__}.diagnostics() returned a {type(found).__name__}; expected "
+            "0-dim tensors by name, such as {'age': ages.mean()}."
+        )
+    for name, value in found.items():
+        if not isinstance(value, Tensor) or value.ndim or not _is_real(value):
+            raise ConfigError(
+                f"{type(buffer).__name__}.diagnostics() has "
+                f"{_described(value)} under {name!r}; expected a 0-dim tensor of a real number."
+            )
+    return {f"buffer/{name}": value.detach() for name, value in found.items()}
+
+
+def _is_real(value: Tensor) -> bool:
+    return not value.is_complex() and value.dtype is not torch.bool
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return f"a {type(value).__name__}"

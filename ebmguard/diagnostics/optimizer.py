@@ -1,0 +1,63 @@
+"""What the optimizer makes of a gradient that GradScale has made small.
+
+Where no negative is competitive, GradScale → 0 and the contrastive gradient fades. Adaptive
+optimizers divide by the gradient's own recent size and undo that (Appendix H of the paper), so that
+the network goes on moving on next to no evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["amplification", "total_norm"]
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Euclidean norm of all entries of all tensors together.
+
+    Args:
+        tensors: one or more, dense, of any shapes, types and devices.
+
+    Returns:
+        0-dim tensor, float32 or wider, on the device of the first one.
+    """
+    device = tensors[0].device
+    # In float32 at least: the squares of half precision overflow.
+    norms = [
+        norm.to(device)
+        for dtype, own in _by_dtype(tensors).items()
+        for norm in torch._foreach_norm(own, 2, dtype=dtype)
+    ]
+    widest = torch.float64 if any(x.dtype == torch.float64 for x in norms) else torch.float32
+    each = torch.stack([x.to(widest) for x in norms])
+    total: Tensor = torch.linalg.vector_norm(each)
+    return total
+
+
+def amplification(relative_update: Tensor, grad_scale: float | Tensor) -> Tensor:
+    """‖update‖ / (lr · GradScale): how far a step goes for the gradient there is reason for.
+
+    With plain gradient descent it is ‖gradient‖ / GradScale, the size of the contrastive gradient
+    had a competitive negative been there. It rises where the optimizer undoes GradScale.
+
+    Args:
+        relative_update: ‖update / lr‖, 0-dim.
+        grad_scale: GradScale in force; 1 where the gradient is not scaled by it (β* = 0).
+
+    Returns:
+        0-dim tensor; infinite or NaN where GradScale is 0.
+    """
+    return relative_update / grad_scale
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    """Real tensors by the dtype that their norms are accumulated in."""
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for x in tensors:
+        x = torch.view_as_real(x) if x.is_complex() else x
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        found.setdefault(dtype, []).append(x)
+    return found

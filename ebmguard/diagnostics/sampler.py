@@ -1,0 +1,129 @@
+"""Whether the sampler's steps are of the right size: too long, too short, or stopped by a clamp.
+
+Of the Langevin step x' = x + s ∇h(x) + σ z with z ~ N(0, I), where h = (1 - β) f is the energy that
+the sampler climbs. It is a correct step for the density ∝ exp(o h) with o = 2 s / σ² (Welling and
+Teh 2011; Appendix A.3 of the paper).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["ChainState", "clamped", "drift_to_noise", "metropolis_acceptance", "oriented"]
+
+
+def drift_to_noise(
+    grad_norm: Tensor, *, entries: int, step_size: float, noise_std: float
+) -> Tensor:
+    """How far the drift moves a sample, in units of what the noise does: s ‖∇h‖ / (σ √d).
+
+    Far above 1 the sampler is gradient ascent, far below 1 a random walk.
+
+    Args:
+        grad_norm: ‖∇h‖, per sample or already averaged, of any shape.
+        entries: d, the number of entries of one sample.
+        step_size: s.
+        noise_std: σ.
+
+    Returns:
+        a tensor in the shape of ``grad_norm``; NaN where there is no noise.
+    """
+    noise = noise_std * math.sqrt(entries)
+    return grad_norm * (step_size / noise if noise else math.nan)
+
+
+def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
+    """Share of the entries that lie at an end of the clamp, or beyond it.
+
+    Args:
+        samples: ``(..., B, d)``.
+        clamp: its two ends.
+
+    Returns:
+        float32 tensor, 0-dim or ``(...,)``. A NaN lies at no end.
+    """
+    at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
+    return at_an_end.mean((-2, -1), dtype=torch.float32)
+
+
+class ChainState(NamedTuple):
+    """A point of a chain, in copies.
+
+    Attributes:
+        x: the samples, ``(..., d)``.
+        h: the energy that is climbed, ``(...,)``.
+        gradient: ∇h, ``(..., d)``.
+    """
+
+    x: Tensor
+    h: Tensor
+    gradient: Tensor
+
+
+def metropolis_acceptance(
+    start: ChainState, end: ChainState, *, step_size: float, noise_std: float
+) -> Tensor:
+    """Probability with which the Metropolis test of MALA would accept a Langevin step.
+
+    Roberts and Tweedie, "Exponential convergence of Langevin distributions and their discrete
+    approximations", Bernoulli 2(4), 1996: min(1, p(x') q(x | x') / (p(x) q(x' | x))) with
+    p ∝ exp(o h) and the proposal q(· | x) = N(x + s ∇h(x), σ²). With o = 2 s / σ² the logarithm of
+    the ratio is o times the error of a quadrature:
+
+        h(x') - h(x) - ½ (x' - x)·(∇h(x) + ∇h(x')) - ¼ s (‖∇h(x')‖² - ‖∇h(x)‖²)
+
+    which loses no digits where both densities of the proposal are tiny. Near 1 the chain follows
+    the density, near 0 its steps are too long for it. It assumes that nothing but drift and noise
+    has moved the samples: a clamp that has stopped them counts as noise.
+
+    Args:
+        start: x, where the step begins.
+        end: x', where it ends.
+        step_size: s.
+        noise_std: σ.
+
+    Returns:
+        float64 tensor (float32 on MPS), ``(...,)``. NaN where there is no noise, and where inputs
+        that are not finite leave it undefined.
+    """
+    if noise_std == 0:
+        return torch.full_like(start.h, torch.nan, dtype=_wide(start.h))
+    x, h, g = (each.to(_wide(each)) for each in start)
+    x_end, h_end, g_end = (each.to(_wide(each)) for each in end)
+    path = ((x_end - x) * (g + g_end)).sum(-1)
+    squares = (g_end * g_end).sum(-1) - (g * g).sum(-1)
+    error = h_end - h - 0.5 * path - 0.25 * step_size * squares
+    log_ratio = 2 * step_size / noise_std**2 * error
+    return log_ratio.clamp(max=0.0).exp()
+
+
+def oriented(
+    x: Tensor, output: Tensor, cotangent: Tensor, gradient: Tensor, *, sign: int
+) -> ChainState:
+    """A point of a chain, from what the sampler differentiated there.
+
+    Samplers differentiate sums or means over the batch, of f or of an energy, negated or not. The
+    cotangent tells which; it must be the same number c for all samples and heads.
+
+    Args:
+        x: samples, ``(..., d)``.
+        output: what the network returned, ``(..., heads)``.
+        cotangent: gradient of what was differentiated with respect to the output, same shape.
+        gradient: the same with respect to x.
+        sign: 1 where the network's output is high on data, -1 where it is low.
+
+    Returns:
+        x, |c| times the output, high on data, and its gradient; NaN where c differs.
+    """
+    c = cotangent.flatten()[0]
+    c = torch.where((cotangent == c).all(), c, torch.nan)
+    h = (output.to(_wide(output)) * (sign * c.abs())).sum(-1)
+    return ChainState(x, h, gradient * (sign * c.sign()))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64
