@@ -17,11 +17,13 @@ from torch.optim import Optimizer
 from ._alarm import Action, Alarm
 from ._attached import Attached
 from ._callables import GuardedLoss, check_takes, refuse_deferred, wrap_sampler
+from ._checks import setup_of
 from ._course import Course
 from ._journal import Journal
 from ._meter import Meter
 from ._steps import OptimizerHooks
 from .alerts import Alert
+from .check import Problem, find_problems
 from .difference import Difference
 from .energies import Groups, Reduce, Variants, check_energies
 from .errors import ConfigError, LossError, SamplerError
@@ -462,6 +464,24 @@ class Guard:
             )
         self.attached = self._meter.attached = attached
         return self
+
+    def check(self, example: Tensor | None = None) -> list[Problem]:
+        """Every problem that can be seen before the first step, the worst first.
+
+        Call it after :meth:`attach`; ``ebmguard.check.show`` prints what it returns. Nothing is
+        raised for a problem, and nothing of the trainer is changed.
+
+        Args:
+            example: a batch of two or more inputs, as the model gets them. The model is then called
+                on it a few times; its buffers and the random generators are put back.
+
+        Returns:
+            what was found; empty where all is well.
+
+        Raises:
+            ConfigError: the example is not a tensor.
+        """
+        return find_problems(setup_of(self, example))
 
     def _after_optimizer(self, skipped: float | Tensor, by_scaler: bool) -> None:
         self._course.before_end_of_step()

@@ -41,6 +41,7 @@ ROOMS: dict[str, set[str]] = {
     "alerts": set(),
     "recovery": {"alerts"},
     "steering": set(),
+    "check": {"alerts"},
     "monitor": {"diagnostics", "sinks"},
     # The stateful shell: all private modules.
     "_guard": {
@@ -54,6 +55,7 @@ ROOMS: dict[str, set[str]] = {
         "samplers",
         "alerts",
         "monitor",
+        "check",
         "recovery",
         "steering",
     },
@@ -70,6 +72,7 @@ EXTRAS_ONLY = (
     "numpy",
     "pandas",
     "torchmetrics",
+    "jinja2",
 )
 
 

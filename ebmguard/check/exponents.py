@@ -1,0 +1,85 @@
+"""β*, the output scale, and whether both fit the sampler's step and noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ..alerts import Level
+from .problem import Problem
+from .setup import Setup
+
+__all__ = ["implied_scale", "of_exponents"]
+
+# Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2.
+_TOLERANCE = 0.02
+_LITTLE = 0.05
+
+
+def implied_scale(step_size: float, noise_std: float) -> float:
+    """o = 2 step_size / noise_std**2, for x += step_size * df/dx + noise_std * randn.
+
+    Infinite for a sampler without noise.
+    """
+    return 2 * step_size / noise_std**2 if noise_std else math.inf
+
+
+def of_exponents(setup: Setup) -> Iterator[Problem]:
+    """The guard's numbers against the sampler's."""
+    implied = None
+    if setup.step_size is not None and setup.noise_std is not None:
+        implied = implied_scale(setup.step_size, setup.noise_std)
+    scale = setup.output_scale
+    if implied is not None and scale is not None and not _agree(implied, scale):
+        if math.isinf(implied):
+            said = "the sampler adds no noise, so that no output scale exists"
+            fix = "beta_star alone, without output_scale."
+        else:
+            said = (
+                f"step {setup.step_size:g} and noise {setup.noise_std:g} mean an output scale of "
+                f"2 * step / noise**2 = {implied:g}"
+            )
+            fix = f"output_scale={implied:g}, or the step and noise that the sampler really has."
+        yield Problem(
+            Level.ERROR,
+            "output_scale",
+            "guard(output_scale=)",
+            f"It is {scale:g}, but {said}.",
+            fix,
+        )
+    if not any(setup.beta_star):
+        return
+    if setup.has_sampler and not setup.tempers and implied != math.inf:
+        known = "" if implied is None else f": output_scale={implied:g}"
+        yield Problem(
+            Level.WARN if implied is not None else Level.INFO,
+            "no_output_scale",
+            "guard(output_scale=)",
+            "beta_star alone leaves the sampler as it is: the weights act, but the samples are not "
+            "drawn from the tempered energy that they belong to.",
+            f"output_scale = 2 * step_size / noise_std**2{known}; nothing, for a sampler without "
+            "noise.",
+        )
+    lowest = min(setup.factor)
+    if lowest <= 0:
+        yield Problem(
+            Level.ERROR,
+            "sampler_factor",
+            "guard(beta_star=)",
+            f"The sampler's factor 1 - beta_star / output_scale is {lowest:g}: it would not follow "
+            "the energy at all.",
+            "a lower beta_star (0.5 to 4 for JEM), or the right output_scale (2 * step_size / "
+            "noise_std**2).",
+        )
+    elif lowest < _LITTLE:
+        yield Problem(
+            Level.WARN,
+            "sampler_factor",
+            "guard(beta_star=)",
+            f"The sampler runs on {lowest:.1%} of the energy, hardly more than noise.",
+            "a lower beta_star, or the right output_scale.",
+        )
+
+
+def _agree(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_TOLERANCE)

@@ -1,0 +1,125 @@
+"""`g.check()`: what a guard tells the checks of itself and of what was attached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard import Level, guard
+from ebmguard.errors import ConfigError
+from ebmguard.samplers import ReplayBuffer
+from tests.guard.parts import Energy, Memory, langevin
+
+X = torch.linspace(-1, 1, 16).reshape(8, 2)
+
+
+def make(f: nn.Module | None = None, **options: Any) -> tuple[Any, nn.Module]:
+    f = Energy() if f is None else f
+    given: dict[str, Any] = {"beta_star": 0.5, "output_scale": 20_000.0, "sinks": [Memory()]}
+    g = guard(None, lambda f: langevin(f, torch.zeros(4, 2)), **(given | options))
+    g.attach(
+        model=f,
+        optimizer=torch.optim.Adam(f.parameters()),
+        buffer=ReplayBuffer(10, (2,), reinit_rate=0.05, generator=torch.Generator()),
+        step_size=1.0,
+        noise_std=0.01,
+    )
+    return g, f
+
+
+def names(g: Any, **options: Any) -> set[str]:
+    return {problem.name for problem in g.check(**options)}
+
+
+def test_a_sound_trainer():
+    g, _ = make()
+    assert g.check(X) == []
+    assert g.check() == []
+
+
+def test_all_at_once_and_nothing_raised():
+    class Poor(Energy):
+        def forward(self, x):
+            return self.net(x).mean()
+
+    f = Poor()
+    f.net.insert(1, nn.BatchNorm1d(8))
+    g, _ = make(f, output_scale=100.0, sinks=[])
+    problems = g.check(X)
+    assert [problem.severity for problem in problems] == [
+        Level.ERROR,
+        Level.ERROR,
+        Level.WARN,
+        Level.INFO,
+    ]
+    assert {problem.name for problem in problems} == {
+        "mean",
+        "output_scale",
+        "batch_norm",
+        "no_sinks",
+    }
+
+
+def test_before_anything_is_attached():
+    g = guard(None, lambda f: None, beta_star=0.5, action="rollback")
+    assert names(g) == {
+        "model_unknown",
+        "no_optimizer",
+        "no_sinks",
+        "no_output_scale",
+        "rollback_incomplete",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"beta_star": 20_000.0}, "sampler_factor"),
+        ({"beta_star": torch.tensor([0.5, 20_000.0])}, "sampler_factor"),
+        ({"beta_star": lambda step: 19_900.0}, "sampler_factor"),
+        ({"output_scale": None}, "no_output_scale"),
+        ({"hold": True}, None),
+    ],
+)
+def test_strength(options, name):
+    g, _ = make(**options)
+    assert names(g) == ({name} if name else set())
+
+
+def test_averaged_exponents():
+    g, _ = make(beta_star=None, beta_stars=[0.5, 1.0], sampler_scale=1.0, output_scale=None)
+    assert names(g) == set()
+
+
+def test_the_energy_convention_turns_the_sign():
+    class Steep(Energy):
+        """One sample of the batch is far from all the others, on the low side."""
+
+        def forward(self, x):
+            return self.net(x).squeeze(-1) * 0 - 1000 * (x[:, 0] > 0.9).float() * x[:, 0]
+
+    x = torch.linspace(-1, 1, 40).reshape(20, 2)
+    low, _ = make(Steep(), convention="energy")
+    high, _ = make(Steep(), convention="log_density")
+    assert "weights_collapse" in names(low, example=x)
+    assert "weights_collapse" not in names(high, example=x)
+
+
+def test_a_check_is_no_step():
+    g, f = make()
+    g.check(X)
+    assert g.step == 0
+    assert g.last == {}
+    g.loss_fn(f(X), f(g.sampler(f))).backward()
+    g.attached.optimizer.step()
+    assert g.step == 1
+    assert g.check(X) == []
+
+
+def test_an_example_must_be_a_tensor():
+    g, _ = make()
+    with pytest.raises(ConfigError, match="example= is a list"):
+        g.check([1.0])
