@@ -12,10 +12,11 @@ the state of a run::
     # before the next sampler call, whose loss shares the same β*:
     sampler(..., n_steps=steps.value)            # with β* = beta.value
 
-``numbers()`` of the steps are what to note in the row of a step; ``state_dict`` and
-``load_state_dict`` of both are JSON-able. Equal rows on all ranks give equal decisions, and rows
-without a number (NaN, or absent) change none. In an ensemble the rows are the means over its
-members, who share one sampler; β* of an ensemble is not steered.
+The additional steps should be finer ones: a step size divided by ``steps.factor`` and noise divided
+by its root, see :mod:`.steps`. ``numbers()`` of the steps are what to note in the row of a step;
+``state_dict`` and ``load_state_dict`` of both are JSON-able. Equal rows on all ranks give equal
+decisions, and rows without a number (NaN, or absent) change none. In an ensemble the rows are the
+means over its members, who share one sampler; β* of an ensemble is not steered.
 
 Where a recovery changes something: ``steps.base`` is the number of steps that counts as usual, and
 ``beta.move_to(value)`` goes on from another β*.

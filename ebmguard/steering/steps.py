@@ -3,6 +3,12 @@
 GradScale near its healthy M/(M+1) says that negatives reach the energies of the data; near 0, that
 training of the contrastive term stands still (Eq. 30, Appendix H: "proactive measures should be
 taken. This involves adjusting the procedure for generating negative examples").
+
+The additional steps are meant to be finer ones. A sampler gets lost where its step has become too
+long for the energy: f falls in every step, from data as well, and more such steps change nothing.
+In r steps of a step size divided by r, with the noise's standard deviation divided by the root of
+r, the same diffusion runs for the same time and with the same output scale, 2 step_size /
+noise_std**2.
 """
 
 from __future__ import annotations
@@ -21,10 +27,13 @@ __all__ = ["AdaptiveSteps", "StepsController", "StepsState", "next_state"]
 class AdaptiveSteps:
     """Settings of the adaptive number of SGLD steps; all default values are those measured.
 
-    The number is base * 2**level: doubled after ``rise_after`` rows under ``floor``, halved after
-    ``fall_after`` rows over ``clear``. Rows between the two keep it, and begin the counting towards
-    a doubling anew. A halving that had to be taken back was too early: each one doubles the
-    patience of the next, so that the number settles instead of swinging around the need.
+    The number is base * 2**level, and 2**level the refinement by which each step is finer. It is
+    doubled after ``rise_after`` rows in a row under ``floor``, and halved after ``fall_after`` rows
+    over ``clear``. A halving that had to be taken back was too early: each one doubles the patience
+    of the next, so that the number settles instead of swinging around the need.
+
+    Rising has to be quick: an energy that is trained on with each level grows as steep as that
+    level just bears (``docs/results/steering.md``).
 
     Powers of two keep the different counts few: a sampler that is captured as CUDA graphs has one
     for each.
@@ -35,11 +44,11 @@ class AdaptiveSteps:
 
     Attributes:
         most: largest multiple of the base number of steps; a power of two.
-        floor: GradScale under which more steps are run. Its healthy value is M/(M+1) for M
-            negatives, 0.5 for one: keep the floor below that.
-        clear: GradScale over which the sampler counts as healthy.
+        floor: GradScale under which more steps are run.
+        clear: GradScale over which the sampler counts as healthy. Its value for a sampler that is
+            right is M/(M+1) for M negatives: for fewer than 10, lower both by that factor.
         rise_after: rows in a row under the floor that double the number.
-        fall_after: rows in a row over ``clear`` that halve it.
+        fall_after: rows over ``clear`` since the last change that halve it.
         longest: rows to which the patience may grow.
 
     Raises:
@@ -47,9 +56,9 @@ class AdaptiveSteps:
     """
 
     most: int = 16
-    floor: float = 0.5
-    clear: float = 0.8
-    rise_after: int = 2
+    floor: float = 0.8
+    clear: float = 0.9
+    rise_after: int = 1
     fall_after: int = 100
     longest: int = 10_000
 
@@ -164,7 +173,7 @@ class StepsController:
 
     @property
     def factor(self) -> int:
-        """By how much the base is multiplied: a power of two."""
+        """By how much the base is multiplied, and each step to be finer: a power of two."""
         return int(2**self.state.level)
 
     @property

@@ -80,8 +80,8 @@ def test_the_state_goes_through_json(before, after):
 def test_rising_is_quick_and_falling_is_slow():
     controller = AdaptiveSteps(most=16, rise_after=2, fall_after=100).start(1)
     assert run(controller, [0.0] * 10) == [1, 2, 2, 4, 4, 8, 8, 16, 16, 16]
-    assert run(controller, [0.9] * 99) == [16] * 99
-    assert run(controller, [0.9]) == [8]
+    assert run(controller, [0.95] * 99) == [16] * 99
+    assert run(controller, [0.95]) == [8]
 
 
 def test_one_row_under_the_floor_is_not_enough_and_one_over_clear_does_not_end_it():
@@ -139,7 +139,9 @@ def test_a_plant_whose_grad_scale_follows_the_steps_settles(need):
     Where a count is healthy and the one below is not, the controller must stop trying the lower
     one: ever more rarely, and never by more than one level.
     """
-    controller = AdaptiveSteps(most=16, rise_after=2, fall_after=20, longest=2000).start(1)
+    controller = AdaptiveSteps(
+        most=16, floor=0.5, clear=0.8, rise_after=2, fall_after=20, longest=2000
+    ).start(1)
     values = []
     for _ in range(20_000):
         k = controller.value
