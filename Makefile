@@ -14,6 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy bench-jem \
+  bench-remedies \
   figures sweep-toy clean
 
 help:
@@ -23,6 +24,7 @@ help:
 	@echo "make format          format the code and sort its imports"
 	@echo "make demo            the same training run without and with the guard, one picture"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
+	@echo "make bench-remedies  the field's remedies and beta_star on the digits, at equal compute"
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
@@ -69,7 +71,10 @@ demo: $(VENV)/.train
 	$(BIN)/ebmguard demo --out demo
 
 bench-digits: $(VENV)/.train
-	$(BIN)/python benchmarks/digits.py
+	$(BIN)/python -m benchmarks.digits
+
+bench-remedies: $(VENV)/.train
+	$(BIN)/python -m benchmarks.remedies
 
 bench-overhead: $(VENV)/.train
 	$(BIN)/python -m benchmarks.overhead

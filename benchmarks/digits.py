@@ -1,7 +1,7 @@
 """How β* decides the fate of a JEM on digits: seeds × β*, and two long runs.
 
-    python benchmarks/digits.py                # the whole grid, two runs at a time
-    python benchmarks/digits.py --table-only   # the table of what has been run
+    python -m benchmarks.digits                # the whole grid, two runs at a time
+    python -m benchmarks.digits --table-only   # the table of what has been run
 
 Every run is one cell: cells that are there already are kept, so that an interrupted grid goes on
 where it was. The table is written anew after each cell.
@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import platform
 import statistics
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import Any
+
+from .cells import commits, number, percent, read_json, run_cells, write_page
 
 BETA_STARS = (0.0, 0.1, 0.5, 2.0)
 SEEDS = range(5)
@@ -44,41 +43,23 @@ class Cell:
     def name(self) -> str:
         return f"b{self.beta_star:g}_s{self.seed}_n{self.iterations}"
 
+    def command(self, folder: Path) -> Sequence[str]:
+        words = [sys.executable, "-m", "ebmguard", "train", "jem", "--out", str(folder)]
+        if (folder / "config.json").is_file():
+            return [*words, "--resume"]
+        words += ["--beta-star", f"{self.beta_star:g}", "--seed", str(self.seed)]
+        return [*words, "--iterations", str(self.iterations)]
+
 
 GRID = [Cell(beta_star, seed, ITERATIONS) for seed in SEEDS for beta_star in BETA_STARS]
 LONG = [Cell(LONG_BETA_STAR, seed, LONG_ITERATIONS) for seed in LONG_SEEDS]
-
-
-def run(cell: Cell, root: Path) -> None:
-    folder = root / cell.name
-    if (folder / "results.json").is_file():
-        return
-    words = [sys.executable, "-m", "ebmguard", "train", "jem", "--out", str(folder)]
-    if (folder / "config.json").is_file():
-        words.append("--resume")
-    else:
-        words += ["--beta-star", f"{cell.beta_star:g}", "--seed", str(cell.seed)]
-        words += ["--iterations", str(cell.iterations)]
-    log = root / f"{cell.name}.log"
-    with log.open("w", encoding="utf-8") as out:
-        subprocess.run(words, stdout=out, stderr=subprocess.STDOUT, check=True)
-    (root / f"{cell.name}.commit").write_text(commit(), encoding="utf-8")
 
 
 def load(cell: Cell, root: Path) -> dict[str, Any] | None:
     file = root / cell.name / "results.json"
     if not file.is_file():
         return None
-    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return results
-
-
-def number(value: Any, form: str = ".3g") -> str:
-    return "–" if value is None else format(float(value), form)
-
-
-def percent(value: Any) -> str:
-    return "–" if value is None else f"{100 * float(value):.1f}%"
+    return read_json(file)
 
 
 def weights_of(cell: Cell, results: dict[str, Any], tag: str) -> Any:
@@ -183,27 +164,13 @@ def gap_over_time(root: Path) -> list[str]:
     return lines
 
 
-def commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
-
-
 def write_table(root: Path, target: Path, words: list[str]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
     done = sum(load(cell, root) is not None for cell in GRID + LONG)
-    commits = sorted({file.read_text(encoding="utf-8") for file in root.glob("*.commit")})
-    notes = (
-        target.read_text(encoding="utf-8").partition("<!-- notes -->")[2]
-        if target.is_file()
-        else ""
-    )
     lines = [
         "# JEM on digits: β* against divergence",
         "",
-        f"Commit {', '.join(commits)}, {datetime.date.today()}, {platform.machine()} CPU, one "
-        f"thread a run, `{' '.join(words)}`; {done} of {len(GRID) + len(LONG)} runs done.",
+        f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
+        f"one thread a run, `{' '.join(words)}`; {done} of {len(GRID) + len(LONG)} runs done.",
         "",
         "Settings are the defaults of `ebmguard train jem`: WRN-10-1 without normalisation, 64 "
         "positives and negatives, Adam 3e-3, 5 SGLD steps of step size 1.0 and noise 0.01. A run "
@@ -233,7 +200,7 @@ def write_table(root: Path, target: Path, words: list[str]) -> None:
         *gap_over_time(root),
         "",
     ]
-    target.write_text("\n".join(lines) + "\n<!-- notes -->" + (notes or "\n"), encoding="utf-8")
+    write_page(target, lines)
 
 
 def main() -> None:
@@ -243,20 +210,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
     parser.add_argument("--table-only", action="store_true")
     given = parser.parse_args()
-    given.runs.mkdir(parents=True, exist_ok=True)
-    words = ["python", "benchmarks/digits.py"]
-    writing = Lock()
+    words = ["python", "-m", "benchmarks.digits"]
 
-    def work(cell: Cell) -> None:
-        run(cell, given.runs)
-        with writing:
-            print(f"{cell.name}: done", flush=True)
-            write_table(given.runs, given.table, words)
+    def write() -> None:
+        write_table(given.runs, given.table, words)
 
     if not given.table_only:
-        with ThreadPoolExecutor(given.workers) as pool:
-            list(pool.map(work, GRID + LONG))
-    write_table(given.runs, given.table, words)
+        run_cells(GRID + LONG, given.runs, workers=given.workers, after=write)
+    write()
     print(given.table.read_text(encoding="utf-8"))
 
 

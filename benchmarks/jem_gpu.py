@@ -29,6 +29,7 @@ import torch
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.device import describe, find_device
 
+from .cells import commit
 from .jem_loop import SIZES
 from .jem_parts import (
     VARIANTS,
@@ -42,7 +43,6 @@ from .jem_parts import (
     step_part,
     sync_part,
 )
-from .toy import commit
 
 HEADER = "# The JEM trainer on a GPU\n"
 TITLES = {

@@ -15,7 +15,6 @@ import argparse
 import importlib.metadata
 import logging
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +27,7 @@ import torch
 from ebmguard.reference_training.device import describe, find_device
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 
+from .cells import commit
 from .toy_update import Ensemble, PublishedLoop, config_of, torchebm_chains
 
 NAMES = ("gmm-default", "circles-default")
@@ -228,12 +228,6 @@ def prove_no_wait(name: str, device: torch.device) -> int:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     return 2 * PERIOD
-
-
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
-    return run.stdout.strip() or "unknown"
 
 
 def report(rounds: int, device: torch.device) -> None:
