@@ -5,6 +5,7 @@ from .energies import energy_diagnostics, nonfinite_diagnostics
 from .optimizer import amplification, total_norm
 from .pareto import pareto_k
 from .ranks import diagnostics_of_ranks
+from .repeats import fingerprint, repeated
 from .sampler import ChainState, clamped, drift_to_noise, metropolis_acceptance, oriented
 from .weights import weight_diagnostics, weight_diagnostics_at
 
@@ -16,10 +17,12 @@ __all__ = [
     "diagnostics_of_ranks",
     "drift_to_noise",
     "energy_diagnostics",
+    "fingerprint",
     "metropolis_acceptance",
     "nonfinite_diagnostics",
     "oriented",
     "pareto_k",
+    "repeated",
     "total_norm",
     "weight_diagnostics",
     "weight_diagnostics_at",

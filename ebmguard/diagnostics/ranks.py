@@ -133,6 +133,7 @@ _HOW = {
     "sampler/grad_norm": "by negatives",
     "sampler/drift_to_noise": "by negatives",
     "sampler/clamped": "by negatives",
+    "sampler/repeated": "by negatives",
     "sampler/acceptance": "by negatives",
     "buffer/age": "by negatives",
     "buffer/duplicates": "by negatives",  # repeats among the draws of one rank

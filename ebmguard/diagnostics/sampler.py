@@ -122,7 +122,7 @@ def oriented(
     c = cotangent.flatten()[0]
     c = torch.where((cotangent == c).all(), c, torch.nan)
     h = (output.to(_wide(output)) * (sign * c.abs())).sum(-1)
-    return ChainState(x, h, gradient * (sign * c.sign()))
+    return ChainState(x, h, gradient * (sign * c / c.abs()))
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 __all__ = ["ReplayBuffer"]
+
+
+class _Draw(NamedTuple):
+    rows: Tensor
+    ages: Tensor
+    restart: Tensor
 
 
 class ReplayBuffer:
@@ -33,6 +39,7 @@ class ReplayBuffer:
 
     Attributes:
         samples: the chains, (size, *sample_shape).
+        ages: how many draws each has lived through since it started afresh, (size,) int64.
 
     Raises:
         ValueError: a setting is out of range.
@@ -69,6 +76,8 @@ class ReplayBuffer:
         self._sample_shape = tuple(sample_shape)
         self._dtype = dtype
         self.samples = self._fresh(size)
+        self.ages = torch.zeros(size, dtype=torch.int64, device=self.samples.device)
+        self._draw: _Draw | None = None  # the latest one
 
     def __len__(self) -> int:
         return self.samples.shape[0]
@@ -99,11 +108,15 @@ class ReplayBuffer:
         if labels is not None:
             indices += labels * chains
         restart = torch.rand(n, generator=self.generator, device=device) < self.reinit_rate
+        self._draw = _Draw(indices, self.ages[indices] * ~restart, restart)
         restart = restart.view(n, *(1 for _ in self._sample_shape))
         return torch.where(restart, self._fresh(n), self.samples[indices]), indices
 
     def write(self, indices: Tensor, samples: Tensor) -> None:
         """Store the ends of the chains in their rows. Of a row drawn twice, the last one stays.
+
+        The chains are one draw older then: those of the latest draw than it left them, others than
+        the rows were.
 
         Args:
             indices: rows, (n,) int64, as returned by :meth:`sample`.
@@ -125,23 +138,61 @@ class ReplayBuffer:
         last = torch.zeros(len(self), dtype=torch.int64, device=indices.device)
         last.scatter_reduce_(0, indices, order, "amax")
         self.samples[indices] = samples.detach()[last[indices]].to(self._dtype)
+        if self._draw is not None and indices is self._draw.rows:
+            ages = self._draw.ages
+        else:
+            ages = self.ages[indices]
+        self.ages[indices] = ages[last[indices]] + 1
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Of the latest draw, without waiting for the device.
+
+        Returns:
+            0-dim float32 tensors, none before the first draw and after a restored state: ``age``,
+            the mean number of draws that the start points have lived through since they started
+            afresh, 0 for those that do so now; ``duplicates``, the share of the draw that repeats a
+            row of the same draw; ``reinit``, the share that started afresh.
+        """
+        if self._draw is None:
+            return {}
+        rows, ages, restart = self._draw
+        ordered = rows.sort().values
+        repeats = (ordered[1:] == ordered[:-1]).sum()
+        return {
+            "age": ages.mean(dtype=torch.float32),
+            "duplicates": repeats * (1 / len(rows)),
+            "reinit": restart.mean(dtype=torch.float32),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """The chains and the state of the generator, for `torch.save`."""
-        return {"samples": self.samples.clone(), "generator": self.generator.get_state()}
+        """The chains, their ages and the state of the generator, for `torch.save`."""
+        return {
+            "samples": self.samples.clone(),
+            "ages": self.ages.clone(),
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved state, generator included.
 
         Raises:
-            ValueError: the state is of a buffer of another shape.
+            ValueError: the state is of a buffer of another shape, or not that of a buffer. Nothing
+                has changed then.
         """
+        if set(state) != {"samples", "ages", "generator"}:
+            raise ValueError(
+                f"the state holds {', '.join(sorted(map(str, state)))}; expected samples, ages and "
+                "generator, as state_dict() returns them (of a buffer saved before it had ages the "
+                "samples alone can be used)"
+            )
         if state["samples"].shape != self.samples.shape:
             raise ValueError(
                 f"the state holds samples of shape {tuple(state['samples'].shape)}, this buffer "
                 f"{tuple(self.samples.shape)}; build the buffer with the settings of the saved run"
             )
         self.samples.copy_(state["samples"])
+        self.ages.copy_(state["ages"])
+        self._draw = None
         self.generator.set_state(state["generator"].cpu())
 
     def _check(self, labels: Tensor, n: int) -> None:

@@ -176,3 +176,84 @@ def test_refuses_labels():
     for labels in (torch.tensor([0]), torch.tensor([[0, 1]]), torch.tensor([0, 1]).int()):
         with pytest.raises(ValueError, match=r"expected \(2,\) and torch.int64"):
             buffer.sample(2, labels)
+
+
+# -- what is known of a draw -----------------------------------------------------------------------
+
+
+def read(buffer):
+    return {name: value.item() for name, value in buffer.diagnostics().items()}
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_ages_are_those_of_chains_followed_one_by_one(classes):
+    """Against a list of ages that is kept by hand, duplicates and restarts included."""
+    buffer = make(12, reinit_rate=0.3, classes=classes)
+    ages = [0] * 12
+    for _ in range(200):
+        buffer.samples.fill_(7.0)  # outside of where chains start afresh
+        labels = torch.randint(classes, (9,)) if classes > 1 else None
+        x, rows = buffer.sample(9, labels)
+        fresh = (x != 7).flatten(1).all(1).tolist()
+        drawn = [0 if new else ages[row] for row, new in zip(rows.tolist(), fresh, strict=True)]
+        found = read(buffer)
+        assert found["age"] == pytest.approx(sum(drawn) / 9)
+        assert found["reinit"] == pytest.approx(sum(fresh) / 9)
+        assert found["duplicates"] == pytest.approx(1 - len(set(rows.tolist())) / 9)
+        buffer.write(rows, x)
+        for row, age in zip(rows.tolist(), drawn, strict=True):
+            ages[row] = age + 1  # the last of several stays
+        assert buffer.ages.tolist() == ages
+
+
+def test_mean_age_settles_where_chains_are_restarted_as_often_as_they_age():
+    """Of a row drawn at rate p per draw: its age has mean (1 - r) / r, as in a geometric law."""
+    buffer = make(40, reinit_rate=0.2)
+    found = []
+    for step in range(3000):
+        x, rows = buffer.sample(8)
+        buffer.write(rows, x)
+        if step > 500:
+            found.append(read(buffer)["age"])
+    # Of a drawn chain: (1 - r) (1 + mean), that is mean = (1 - r) / r = 4.
+    assert sum(found) / len(found) == pytest.approx(4.0, rel=0.05)
+
+
+def test_draws_that_are_not_written_age_nothing():
+    buffer = make(5, reinit_rate=1.0)
+    buffer.ages.fill_(3)
+    buffer.sample(4)
+    assert read(buffer)["age"] == 0
+    assert buffer.ages.tolist() == [3] * 5
+    buffer.write(torch.tensor([1, 1]), torch.zeros(2, 1, 2, 2))  # rows of no draw
+    assert buffer.ages.tolist() == [3, 4, 3, 3, 3]
+
+
+def test_nothing_is_known_before_a_draw():
+    buffer = make()
+    assert buffer.diagnostics() == {}
+    buffer.sample(3)
+    buffer.load_state_dict(buffer.state_dict())
+    assert buffer.diagnostics() == {}
+
+
+def test_a_draw_of_one_has_no_duplicates():
+    buffer = make(reinit_rate=1.0)
+    buffer.sample(1)
+    assert read(buffer) == {"age": 0.0, "duplicates": 0.0, "reinit": 1.0}
+
+
+def test_ages_are_part_of_the_state():
+    one, other = make(6), make(6)
+    for _ in range(5):
+        x, rows = one.sample(4)
+        one.write(rows, x)
+    state = one.state_dict()
+    one.write(torch.tensor([0]), torch.zeros(1, 1, 2, 2))
+    other.load_state_dict(state)
+    assert other.ages.sum() == one.ages.sum() - 1 > 3
+    del state["ages"]
+    before = other.samples.clone()
+    with pytest.raises(ValueError, match="holds generator, samples; expected samples, ages and"):
+        other.load_state_dict(state)
+    assert torch.equal(other.samples, before)

@@ -1,0 +1,38 @@
+"""Whether a sampler returns what it returned before: a chain that hangs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["fingerprint", "repeated"]
+
+
+def fingerprint(samples: Tensor) -> Tensor:
+    """Three numbers by which a sample is known again: its sum and its extremes.
+
+    Args:
+        samples: ``(..., B, d)``.
+
+    Returns:
+        ``(..., B, 3)``, in the dtype of the samples.
+    """
+    return torch.stack((samples.sum(-1), samples.amin(-1), samples.amax(-1)), -1)
+
+
+def repeated(now: Tensor, before: Tensor) -> Tensor:
+    """Share of the samples that are those of the sampler's previous call, each in its place.
+
+    A chain that moves, or starts afresh, never repeats itself to the last bit.
+
+    Args:
+        now: :func:`fingerprint` of a call, ``(..., B, 3)``.
+        before: of the call before.
+
+    Returns:
+        float32 tensor, ``(...,)``; NaN where the two are of different shapes. A sample that holds a
+        NaN repeats nothing.
+    """
+    if now.shape != before.shape:
+        return torch.full(now.shape[:-2], torch.nan, device=now.device)
+    return (now == before).all(-1).mean(-1, dtype=torch.float32)
