@@ -119,6 +119,7 @@ class Recoverer:
         step: int,
         run: Run,
         *,
+        judged: int,
         error: Alert | None,
         active: Mapping[str, Level],
         beta_star: float | None,
@@ -131,6 +132,7 @@ class Recoverer:
         Args:
             step: the step that comes next.
             run: what was attached.
+            judged: the step before which all rows have been judged.
             error: an alert that asks for a rollback.
             active: the rules whose episode is not over.
             beta_star: as it is now, or None where it is no single number.
@@ -152,9 +154,9 @@ class Recoverer:
             if level >= Level.ERROR or (rule in _UNSETTLING and level >= Level.WARN)
         ]
         if unsettled:
-            snapshots.disquiet(step)
+            snapshots.disquiet(judged)
             return None
-        for ripe in snapshots.certify(step):
+        for ripe in snapshots.certify(judged):
             self._save(ripe)
         if step % settings.every == 0 or (not snapshots.certified and not snapshots.waiting):
             state = capture(run, guard_state(), snapshots.spare())

@@ -1,0 +1,133 @@
+"""A small run in which everything has a state, and a detector that fires as told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ebmguard import Alert, Guard, Level, Recovery, guard
+from ebmguard.samplers import ReplayBuffer, sgld
+from tests.guard.parts import Energy, Memory
+
+
+class Scripted:
+    """Fires when the judgements, counted over all attempts, reach a number; calm otherwise."""
+
+    def __init__(self, errors: Sequence[int], active: Mapping[int, dict[str, Level]] = {}) -> None:
+        self.errors = set(errors)
+        self.script = dict(active)
+        self.count = 0
+        self.active: dict[str, Level] = {}
+
+    def observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+        if "energy_gap" not in row:
+            return []
+        self.active = self.script.get(self.count, {})
+        fires = self.count in self.errors
+        self.count += 1
+        if not fires:
+            return []
+        return [
+            Alert("energy_blowup", Level.ERROR, step, "energy_gap", 9.0, 1.0, 5, ("one", "two"))
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class Run:
+    """Adam, a scheduler, an average of the parameters, a replay buffer, and four random sources."""
+
+    def __init__(
+        self,
+        recovery: Recovery | None,
+        *,
+        detector: Any = None,
+        seed: int = 0,
+        fused: bool = False,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        self.model = Energy()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2, fused=fused)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 7, 0.9)
+        self.ema = torch.optim.swa_utils.AveragedModel(self.model)
+        self.rng = torch.Generator().manual_seed(seed)
+        self.buffer = ReplayBuffer(
+            32, (2,), reinit_rate=0.1, generator=torch.Generator().manual_seed(seed + 1)
+        )
+        self.memory = Memory()
+        self.sgld_steps: list[int] = []
+        options = {"beta_star": 0.5, "output_scale": 200.0, "sinks": [self.memory]} | options
+        if recovery is not None:
+            options |= {"action": "rollback", "recovery": recovery}
+        self.guard: Guard = guard(None, self.sample, **options)
+        if detector is not None:
+            self.guard._alarm.detector = detector
+        self.guard.attach(
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            ema=self.ema,
+            buffer=self.buffer,
+            generators=[self.rng],
+            sgld_steps=3,
+        )
+
+    def sample(self, f: nn.Module, buffer: ReplayBuffer) -> Tensor:
+        x, rows = buffer.sample(8)
+        steps = self.guard.sgld_steps
+        self.sgld_steps.append(steps)
+        x = sgld(f, x, steps=steps, step_size=0.1, noise_std=0.03, generator=self.rng)
+        buffer.write(rows, x)
+        return x
+
+    def step(self) -> None:
+        """One training step that draws from every source of randomness."""
+        shift = random.random() + np.random.rand()
+        x_pos = 0.3 * torch.randn(8, 2) + 0.1 * shift
+        loss_fn, sample_q = self.guard
+        x_neg = sample_q(self.model, self.buffer)
+        loss = loss_fn(self.model(x_pos), self.model(x_neg)) + 1e-3 * self.model(x_pos).mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.ema.update_parameters(self.model)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as independent bytes: torch.save of state_dicts and raw RNG states."""
+        np_state = np.random.get_state()
+        return {
+            "model": _frozen(self.model.state_dict()),
+            "optimizer": _frozen(self.optimizer.state_dict()),
+            "scheduler": _frozen(self.scheduler.state_dict()),
+            "ema": _frozen(self.ema.state_dict()),
+            "buffer": _frozen(self.buffer.state_dict()),
+            "rng": self.rng.get_state().tolist(),
+            "torch": torch.get_rng_state().tolist(),
+            "python": random.getstate(),
+            "numpy": [np_state[0], np_state[1].tolist(), *np_state[2:]],
+            "step": self.guard.step,
+        }
+
+
+def _frozen(tree: Any) -> Any:
+    """Nested plain values; floats exactly as their bits."""
+    if isinstance(tree, Tensor):
+        return (str(tree.dtype), tuple(tree.shape), tree.detach().cpu().numpy().tobytes())
+    if isinstance(tree, dict):
+        return {key: _frozen(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_frozen(value) for value in tree]
+    return tree

@@ -1,0 +1,250 @@
+"""A rollback in a plain loop: the bits it restores, what it changes, what it refuses."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard import BudgetSpentError, Level, Recovery, guard
+from ebmguard.errors import ConfigError
+from ebmguard.recovery import Change
+from tests.recovery.parts import Run, Scripted
+
+SAME: dict[str, Any] = {"ladder": (Change(),), "reseed": False, "purge": False}
+QUICK: dict[str, Any] = {"every": 4, "certify_after": 4, "relapse_within": 6}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+
+def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:
+    """States after each training step."""
+    states = []
+    for _ in range(judgements):
+        run.step()
+        states.append(run.state())
+    return states
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("hold", [True, False])
+def test_a_rollback_restores_bits(fused: bool, hold: bool) -> None:
+    """After a rollback the run goes on exactly as it once went on from the snapshot."""
+    lag = 0 if hold else 2
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]), fused=fused, hold=hold)
+    states = run_until(run, 19 + lag + 8)
+    (rollback,) = run.guard.rollbacks
+    restored, at = rollback.restored_step, 18 + lag
+    assert rollback.step == at
+    assert restored == 12
+    assert rollback.certified
+    # states[i] is that after training step i + 1, scheduler and average included.
+    assert states[at] == states[restored - 1]
+    for later in range(1, 6):
+        assert states[at + later] == states[restored - 1 + later]
+
+
+def test_without_an_error_nothing_of_the_run_changes() -> None:
+    watched = run_until(Run(Recovery(**QUICK), detector=Scripted([])), 20)
+    assert watched == run_until(Run(None, detector=Scripted([])), 20)
+
+
+def test_the_policy_changes_what_it_says() -> None:
+    ladder = (Change(beta_star=2.0), Change(sgld_steps=2.0, lr=0.25))
+    run = Run(Recovery(ladder=ladder, **QUICK), detector=Scripted([12, 40]))
+    used: list[float] = []
+    run.optimizer.register_step_pre_hook(
+        lambda optimizer, args, kwargs: used.append(optimizer.param_groups[0]["lr"])
+    )
+    run_until(run, 60)
+    first, second = run.guard.rollbacks
+    assert first.changes == {"beta_star": (0.5, 2.0)}
+    assert second.changes == {"sgld_steps": (1.0, 2.0), "lr": (1.0, 0.25)}
+    assert run.guard.last["beta_star"] == 2.0
+    assert run.sgld_steps[:13] == [3] * 13
+    assert run.sgld_steps[-1] == 6
+    assert run.guard.sgld_steps == 6
+    # What the scheduler says is what it always said; what the optimizer used is a quarter.
+    assert used[-1] == pytest.approx(0.25 * run.optimizer.param_groups[0]["lr"], rel=1e-12)
+    assert run.memory.column("recovery/attempt")[-1] == 2.0
+    assert run.memory.column("sampler/steps")[-1] == 6.0
+    assert [record["attempt"] for record in run.memory.recoveries] == [1, 2]
+    assert all(torch.isfinite(p).all() for p in run.model.parameters())
+
+
+def test_new_random_numbers_follow_from_the_seed() -> None:
+    def after(seed: int, reseed: bool) -> Any:
+        settings = {**SAME, **QUICK, "reseed": reseed}
+        run = Run(Recovery(**settings), detector=Scripted([12]), seed=seed)
+        return run_until(run, 20)[-1]
+
+    assert after(0, True) == after(0, True)
+    assert after(0, True) != after(0, False)
+    assert after(0, True)["rng"] != after(1, True)["rng"]
+
+
+def test_a_relapse_goes_deeper_and_a_late_error_does_not() -> None:
+    # Snapshots of 8, 12, 16; the error at 24 restores 20's predecessor, the next comes at once.
+    run = Run(Recovery(**SAME, **QUICK, keep=6), detector=Scripted([24, 27, 60]))
+    run_until(run, 80)
+    first, second, third = run.guard.rollbacks
+    assert not first.relapse
+    assert second.relapse
+    assert second.restored_step < first.restored_step
+    assert first.restored_step in second.condemned
+    assert not third.relapse
+    assert third.restored_step > second.restored_step
+
+
+def test_the_first_snapshot_is_the_last_resort() -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([2]))
+    run_until(run, 8)
+    (rollback,) = run.guard.rollbacks
+    assert not rollback.certified
+    assert rollback.restored_step == 1
+
+
+def test_an_error_in_the_first_step_has_nothing_to_go_back_to() -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([0]))
+    with pytest.raises(BudgetSpentError, match="no snapshot yet"):
+        run.step()
+
+
+def test_the_budget_ends_the_run_with_a_typed_error() -> None:
+    run = Run(Recovery(**SAME, **QUICK, budget=2), detector=Scripted([10, 20, 30]))
+    with pytest.raises(BudgetSpentError, match="budget of rollbacks is spent") as caught:
+        run_until(run, 40)
+    assert caught.value.rollbacks == 2
+    assert caught.value.alert.rule == "energy_blowup"
+    assert len(run.guard.rollbacks) == 2
+
+
+def test_trouble_after_a_snapshot_keeps_it_from_being_certified() -> None:
+    trouble = {i: {"energy_blowup": Level.WARN} for i in range(13, 15)}
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18], trouble))
+    run_until(run, 20)
+    # The snapshot of step 12 saw the warning at 13; that of 8 had been quiet for four steps.
+    assert run.guard.rollbacks[0].restored_step == 8
+
+
+def test_a_lasting_warning_of_a_slow_rule_does_not_keep_snapshots_away() -> None:
+    lasting = {i: {"weights_degenerate": Level.WARN} for i in range(100)}
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18], lasting))
+    run_until(run, 20)
+    assert run.guard.rollbacks[0].restored_step == 12
+
+
+def test_a_checkpoint_of_the_guard_remembers_what_was_changed() -> None:
+    ladder = (Change(beta_star=2.0, sgld_steps=2.0, lr=0.5),)
+    run = Run(Recovery(ladder=ladder, **QUICK), detector=Scripted([10]))
+    run_until(run, 15)
+    other = Run(Recovery(ladder=ladder, **QUICK), detector=Scripted([]))
+    other.guard.load_state_dict(run.guard.state_dict())
+    assert other.guard.attempt == 1
+    other.step()
+    assert other.sgld_steps == [6]
+    assert other.guard.last["beta_star"] == 2.0
+
+
+def test_poisoned_rows_are_replaced() -> None:
+    settings = {**SAME, **QUICK, "purge": True}
+    run = Run(Recovery(**settings), detector=Scripted([18]))
+    for step in range(18):
+        run.step()
+        if step == 10:  # before the snapshot of step 12
+            run.buffer.samples[5] = torch.nan
+            run.buffer.samples[7] = 1e6
+    run.step()
+    (rollback,) = run.guard.rollbacks
+    assert rollback.purged_rows <= 2  # a chain that was drawn since has been written over
+    assert torch.isfinite(run.buffer.samples).all()
+    assert run.buffer.samples.abs().max() < 100
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_named_before_the_first_step() -> None:
+    model = torch.nn.Linear(2, 1)
+    g = guard(None, None, beta_star=0.5, action="rollback")
+    f = model(torch.ones(3, 2)).squeeze(1)
+    with pytest.raises(ConfigError, match=r"g\.attach\(model=\.\.\., optimizer=\.\.\.\)"):
+        g.loss_fn(f, f)
+    assert g.step == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"recovery": Recovery()}, "settings of action"),
+        ({"action": "rollback", "beta_star": torch.ones(2)}, "one member of an ensemble"),
+        ({"action": "rollback", "recovery": 5}, "expected ebmguard.recovery.Recovery"),
+        ({"adapt": 3}, "AdaptiveSteps"),
+        ({"steer": 3}, "SteerBeta"),
+    ],
+)
+def test_arguments_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        guard(None, None, **({"beta_star": 0.5} | options))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"budget": -1},
+        {"every": 0},
+        {"keep": True},
+        {"ladder": ()},
+        {"ladder": (1,)},
+        {"certify_after": 1.5},
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Recovery"):
+        Recovery(**settings)
+
+
+@pytest.mark.parametrize("change", [{"lr": 0.0}, {"sgld_steps": -1.0}, {"beta_star": 0.0}])
+def test_changes_out_of_range(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="Change"):
+        Change(**change)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"scheduler": object()}, "scheduler= is a object"),
+        ({"buffer": 3}, "buffer= is a int"),
+        ({"generators": [1]}, "holds a int"),
+        ({"sgld_steps": 0}, "sgld_steps=0"),
+        ({"steps_argument": "n_steps"}, "needs sgld_steps"),
+        ({"steps_argument": "n_steps", "sgld_steps": 3}, "no parameter 'n_steps'"),
+    ],
+)
+def test_parts_that_cannot_be_taken_back(part: dict[str, Any], words: str) -> None:
+    model = torch.nn.Linear(2, 1)
+    g = guard(None, lambda f: torch.ones(3, 2), beta_star=0.5, action="rollback")
+    with pytest.raises(ConfigError, match=words):
+        g.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **part)
+        g.sampler(model)
+        f = model(torch.ones(3, 2)).squeeze(1)
+        g.loss_fn(f, f)
+
+
+def test_the_sampler_gets_its_steps_by_name() -> None:
+    seen: list[int] = []
+
+    def sample(f: Any, n_steps: int = 20) -> torch.Tensor:
+        seen.append(n_steps)
+        return torch.ones(3, 2)
+
+    g = guard(None, sample, beta_star=0.5)
+    model = torch.nn.Linear(2, 1)
+    g.attach(sgld_steps=7, steps_argument="n_steps")
+    g.sampler(model)
+    assert seen == [7]

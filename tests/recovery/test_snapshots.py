@@ -1,0 +1,62 @@
+"""Which snapshots are certified, kept and used: a property over random histories."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebmguard.recovery.snapshots import Snapshot, Snapshots
+
+EVENTS = st.lists(st.sampled_from(["quiet"] * 20 + ["alert"]), min_size=1, max_size=400)
+
+
+@given(EVENTS, st.integers(1, 6), st.integers(1, 30), st.integers(1, 20))
+def test_only_what_stayed_quiet_is_certified(
+    events: list[str], keep: int, certify_after: int, every: int
+) -> None:
+    ring = Snapshots(keep, certify_after)
+    alerts: list[int] = []
+    for step, event in enumerate(events):
+        if event == "alert":
+            alerts.append(step)
+            ring.disquiet(step)
+            continue
+        for ripe in ring.certify(step):
+            assert step - ripe.step >= certify_after
+        if step % every == 0:
+            ring.add(Snapshot(step, {"at": step}))
+        steps = [each.step for each in ring.certified]
+        assert len(steps) <= keep
+        assert steps == sorted(set(steps))
+        for each in ring.certified:
+            assert each.state["at"] == each.step
+            near = [a for a in alerts if each.step <= a < each.step + certify_after]
+            # The very first one stays as the last resort.
+            assert not near or each.step == 0 or each.step <= min(alerts)
+
+
+def test_ages_grow_by_factors() -> None:
+    ring = Snapshots(keep=5, certify_after=10)
+    for step in range(0, 5000, 50):
+        ring.certify(step)
+        ring.add(Snapshot(step, {}))
+    ages = [5000 - each.step for each in ring.certified]
+    assert len(ages) == 5
+    assert ages[-1] <= 110
+    assert ages[0] >= 2000
+    assert any(200 <= age <= 1500 for age in ages)
+
+
+def test_condemning_never_takes_the_last_one() -> None:
+    ring = Snapshots(keep=3, certify_after=1)
+    for step in (0, 10, 20):
+        ring.add(Snapshot(step, {}))
+        ring.certify(step + 5)
+    assert ring.best() is not None
+    assert ring.condemn(20)
+    assert ring.condemn(10)
+    assert not ring.condemn(0)
+    best = ring.best()
+    assert best is not None
+    assert best.step == 0
+    assert ring.condemned == [20, 10]
