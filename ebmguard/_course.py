@@ -12,6 +12,7 @@ from .errors import ConfigError
 from .monitor import Monitor, Row
 from .recovery import Recoverer, Recovery, Rollback
 from .recovery.state import check_run
+from .steering import AdaptiveSteps, BetaController, StepsController
 from .strength import Strength, StrengthAt
 
 __all__ = ["Course"]
@@ -23,6 +24,8 @@ class Course:
     Args:
         strength: what the caller asked for.
         recovery: settings of ``action="rollback"``; None without it.
+        adapt: settings of the number of SGLD steps; None leaves it.
+        steer: moves β* from row to row; None leaves it.
         alarm: whose ERRORs lead to a rollback.
         journal: counts the steps, and rewinds.
         monitor: whose sinks get the audit log.
@@ -35,6 +38,8 @@ class Course:
         self,
         strength: Strength,
         recovery: Recovery | None,
+        adapt: AdaptiveSteps | None,
+        steer: BetaController | None,
         alarm: Alarm,
         journal: Journal,
         monitor: Monitor,
@@ -46,27 +51,41 @@ class Course:
         self._monitor = monitor
         self._now: tuple[int, StrengthAt] | None = None
         self._run = Attached()
+        self._adapt = adapt
+        self._steps: StepsController | None = None
+        self._steer = steer
         self._steps_were_read = False
+        journal.listeners.append(self._observe)
 
     def attach(self, run: Attached) -> None:
         """Take what is attached; before any hook that looks at the optimizer after its step."""
         if self.recoverer is not None and run.optimizer is not None:
             self.recoverer.watch(run.optimizer)
+        if self._adapt is not None and run.sgld_steps not in (None, self._run.sgld_steps):
+            self._steps = self._adapt.start(run.sgld_steps)
         self._run = run
 
     def require(self) -> None:
-        """Refuse to begin a run that could not be taken back.
+        """Refuse to begin a run that could not be taken back, or whose steps nobody can change.
 
         Raises:
             ConfigError: with what must be attached.
         """
         if self.recoverer is not None:
             check_run(self._run)
+        if self._adapt is not None and not self._steps_were_read:
+            raise ConfigError(
+                "adapt= changes the number of SGLD steps, but the sampler has not asked for it. "
+                "Attach the usual number, g.attach(sgld_steps=20), and name the sampler's "
+                'parameter, steps_argument="n_steps", or let it take g.sgld_steps steps.'
+            )
 
     def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
         if self._now is None or self._now[0] != step:
             own = self.recoverer.effect.beta_star if self.recoverer is not None else None
+            if self._steer is not None:
+                own = self._steer.value
             self._now = step, self._strength.overridden(own).at(step)
         return self._now[1]
 
@@ -81,6 +100,14 @@ class Course:
                 "g.sgld_steps needs the usual number of steps: g.attach(sgld_steps=20)."
             )
         self._steps_were_read = True
+        return self._usual_steps() if self._steps is None else self._steps.value
+
+    def refinement(self) -> int:
+        """In how many finer SGLD steps the adaptive sampler splits each one now; 1 without it."""
+        return 1 if self._steps is None else self._steps.factor
+
+    def _usual_steps(self) -> int:
+        assert self._run.sgld_steps is not None
         factor = self.recoverer.effect.sgld_steps if self.recoverer is not None else 1.0
         return max(1, round(self._run.sgld_steps * factor))
 
@@ -95,6 +122,8 @@ class Course:
             self._journal.note({"recovery/attempt": float(self.recoverer.attempt)})
         if self._steps_were_read:
             self._journal.note({"sampler/steps": float(self.sgld_steps())})
+        if self._steps is not None:
+            self._journal.note(self._steps.numbers())
 
     def after_step(self) -> None:
         """At a safe point: raise, take a snapshot, or take the run back.
@@ -114,15 +143,24 @@ class Course:
         rollback = self.recoverer.after_step(
             step,
             self._run,
+            judged=step - self._journal.lag,
             error=error,
             active=self._alarm.detector.active,
             beta_star=beta_star if isinstance(beta_star, float) else None,
             knows_steps=self._steps_were_read,
-            guard_state=lambda: self._journal.state_dict(is_over=False),
+            guard_state=lambda: {
+                **self._journal.state_dict(is_over=False),
+                **self._steering_state(),
+            },
             load_guard_state=self._rewind,
         )
-        if rollback is not None:
-            self._monitor.recovery(rollback.record())
+        if rollback is None:
+            return
+        if self._steps is not None:
+            self._steps.base = self._usual_steps()
+        if self._steer is not None and "beta_star" in rollback.changes:
+            self._steer.move_to(rollback.changes["beta_star"][1])
+        self._monitor.recovery(rollback.record())
 
     def resume(self) -> int | None:
         """Go on from the newest snapshot on the disk; see :meth:`ebmguard.Guard.resume`."""
@@ -137,17 +175,33 @@ class Course:
 
     def _rewind(self, state: Mapping[str, Any]) -> None:
         self._journal.load_state_dict(state)
-        self._now = None
+        self._load_steering(state)
 
-    def observe(self, row: Row) -> None:
-        """A row that was judged."""
+    def _observe(self, row: Row) -> None:
+        for controller in (self._steps, self._steer):
+            if controller is not None:
+                controller.observe(row)
+
+    def _steering_state(self) -> dict[str, Any]:
+        return {
+            "steps": None if self._steps is None else self._steps.state_dict(),
+            "beta": None if self._steer is None else self._steer.state_dict(),
+        }
+
+    def _load_steering(self, state: Mapping[str, Any]) -> None:
+        if self._steps is not None and state["steps"] is not None:
+            self._steps.load_state_dict(state["steps"])
+        if self._steer is not None and state["beta"] is not None:
+            self._steer.load_state_dict(state["beta"])
+        self._now = None
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs."""
-        return {"recovery": None if self.recoverer is None else self.recoverer.state_dict()}
+        recovery = None if self.recoverer is None else self.recoverer.state_dict()
+        return {"recovery": recovery, **self._steering_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         if self.recoverer is not None and state["recovery"] is not None:
             self.recoverer.load_state_dict(state["recovery"])
-        self._now = None
+        self._load_steering(state)

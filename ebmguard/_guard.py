@@ -30,6 +30,7 @@ from .errors import ConfigError, LossError, SamplerError
 from .monitor import Monitor, Row
 from .objective import coefficients, contrastive_loss
 from .recovery import Recovery, Rollback
+from .steering import AdaptiveSteps, BetaController
 from .strength import Strength, StrengthAt
 from .temper import Tempering, find_module, is_capturing, scale
 
@@ -79,6 +80,8 @@ class Guard:
         monitor: Monitor,
         action: Action,
         recovery: Recovery | None,
+        adapt: AdaptiveSteps | None,
+        steer: BetaController | None,
         on_alert: Callable[[Alert], object] | None,
         hold: bool | None,
     ) -> None:
@@ -95,7 +98,7 @@ class Guard:
         members = strength.models.numel() if strength.models else 0
         self._alarm = Alarm(monitor, action, on_alert, members)
         self._journal = Journal(meter, monitor, self._alarm, strength.models, hold)
-        self._course = Course(strength, recovery, self._alarm, self._journal, monitor)
+        self._course = Course(strength, recovery, adapt, steer, self._alarm, self._journal, monitor)
         self._hooks: OptimizerHooks | None = None
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
@@ -159,6 +162,17 @@ class Guard:
             ConfigError: that was not attached.
         """
         return self._course.sgld_steps()
+
+    @property
+    def refinement(self) -> int:
+        """In how many finer SGLD steps ``adapt=`` splits each one now; 1 without it.
+
+        A sampler that asks for :attr:`sgld_steps` should divide its step size by this number, and
+        the standard deviation of its noise by the root of it: the same diffusion, for the same time
+        and with the same output scale. A sampler that has lost the data comes back by finer steps,
+        not by more of the same size (``docs/results/steering.md``).
+        """
+        return self._course.refinement()
 
     def __repr__(self) -> str:
         return f"<ebmguard.Guard step={self.step} alerts={len(self.alerts)}>"
@@ -519,7 +533,7 @@ class Guard:
             ConfigError: not the state of a guard of this version.
         """
         keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "meter"}
-        keys |= {"detector", "members", "recovery"}
+        keys |= {"detector", "members", "recovery", "steps", "beta"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
             raise ConfigError(
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "

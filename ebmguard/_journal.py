@@ -62,6 +62,11 @@ class Journal:
         self.listeners: list[Callable[[Row], None]] = []
 
     @property
+    def lag(self) -> int:
+        """Steps between a row's measurement and its decision."""
+        return self._monitor.lag
+
+    @property
     def is_slow(self) -> bool:
         """Whether the present step has the tier that is not taken at every step."""
         return self.step % _SLOW_EVERY == 0

@@ -20,6 +20,7 @@ from .errors import ConfigError
 from .monitor import Monitor
 from .recovery import Recovery
 from .sinks import as_sink, open_log_dir
+from .steering import AdaptiveSteps, SteerBeta
 from .strength import Schedulable, Strength, number
 
 __all__ = ["guard"]
@@ -46,6 +47,8 @@ def guard(
     flush_every: int = 50,
     action: Action = "warn",
     recovery: Recovery | None = None,
+    adapt: AdaptiveSteps | None = None,
+    steer: SteerBeta | None = None,
     on_alert: Callable[[Alert], object] | None = None,
     hold: bool | None = None,
     reference_beta_star: float = 0.5,
@@ -84,6 +87,8 @@ def guard(
             optimizer step, or before the next sampler call), or "rollback" (after an optimizer
             step; needs ``g.attach(model=..., optimizer=..., ...)``).
         recovery: settings of "rollback": snapshots, what is changed, the budget.
+        adapt: more SGLD steps while GradScale is too low; needs ``g.attach(sgld_steps=...)``.
+        steer: move β*, a number, so that the effective sample size stays inside a band.
         on_alert: called with every alert, as soon as it is known.
         hold: decide on a step inside ``loss()``, before its gradient exists; with "raise" the
             contrastive term is then withheld from an ERROR on. None: on a CPU yes, on a GPU no,
@@ -128,6 +133,17 @@ def guard(
     if recovery is not None and not isinstance(recovery, Recovery):
         raise ConfigError(
             f"recovery= is a {type(recovery).__name__}; expected ebmguard.recovery.Recovery(...)."
+        )
+    for name, setting, kind in (("adapt", adapt, AdaptiveSteps), ("steer", steer, SteerBeta)):
+        if setting is not None and not isinstance(setting, kind):
+            raise ConfigError(
+                f"{name}= is a {type(setting).__name__}; expected ebmguard.steering."
+                f"{kind.__name__}(...)."
+            )
+    if steer is not None and not isinstance(first := strength.at(0).beta_star, float):
+        raise ConfigError(
+            f"steer= moves one number β*, but beta_star is {first!r} at step 0; an ensemble's, and "
+            "the average over several exponents, are not steered."
         )
     if isinstance(loss_fn, GuardedLoss):
         raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
@@ -186,6 +202,8 @@ def guard(
         monitor=Monitor(opened, flush_every=flush_every, lag=0),
         action=action,
         recovery=recovery,
+        adapt=adapt,
+        steer=None if steer is None else steer.start(strength.at(0).beta_star),
         on_alert=on_alert,
         hold=hold,
     )

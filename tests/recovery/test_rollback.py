@@ -229,11 +229,15 @@ def test_changes_out_of_range(change: dict[str, float]) -> None:
 def test_parts_that_cannot_be_taken_back(part: dict[str, Any], words: str) -> None:
     model = torch.nn.Linear(2, 1)
     g = guard(None, lambda f: torch.ones(3, 2), beta_star=0.5, action="rollback")
-    with pytest.raises(ConfigError, match=words):
+
+    def begin() -> None:
         g.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **part)
         g.sampler(model)
         f = model(torch.ones(3, 2)).squeeze(1)
         g.loss_fn(f, f)
+
+    with pytest.raises(ConfigError, match=words):
+        begin()
 
 
 def test_the_sampler_gets_its_steps_by_name() -> None:
