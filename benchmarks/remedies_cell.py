@@ -67,7 +67,8 @@ class Cell:
     def name(self) -> str:
         if self.remedy is None:
             return JUDGE
-        words = "".join(c if c.isalnum() or c == "." else " " for c in self.remedy).split()
+        plain = self.remedy.replace("β", "beta")
+        words = "".join(c if c.isalnum() or c == "." else " " for c in plain).split()
         return "_".join([*words, f"s{self.seed}"])
 
     def command(self, folder: Path) -> Sequence[str]:
