@@ -15,7 +15,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy bench-jem \
   bench-remedies \
-  figures sweep-toy clean
+  screenshots figures sweep-toy clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
+	@echo "make screenshots     pictures of TensorBoard for docs/, with a headless Chromium"
 	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
 	@echo "make sweep-toy       what the paper leaves open on its toys, swept: about an hour"
 	@echo "make clean           remove .venv, caches and builds; results are kept"
@@ -84,6 +85,9 @@ bench-toy: $(VENV)/.train
 
 bench-jem: $(VENV)/.train
 	$(BIN)/python -m benchmarks.jem_gpu
+
+screenshots: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.screenshots
 
 figures: $(VENV)/.train
 	set -e; for name in 2 5 6 7 8 9 10 11 1d; do $(BIN)/ebmguard figure $$name; done

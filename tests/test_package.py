@@ -73,6 +73,7 @@ EXTRAS_ONLY = (
     "pandas",
     "torchmetrics",
     "jinja2",
+    "selenium",
 )
 
 

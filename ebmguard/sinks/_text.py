@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["LEVEL_NUMBERS", "alert_markdown", "recovery_markdown"]
+from .protocol import MARKER_PREFIX
+
+__all__ = ["LEVEL_NUMBERS", "alert_markdown", "marker_tag", "recovery_markdown"]
 
 # Levels as the scalar guard/alert_level counts them.
 LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
+
+
+def marker_tag(record: Mapping[str, Any]) -> str:
+    """The tag of the scalar that marks an alert's step; its value is the level's number.
+
+    Level and rule are words in it, because a page of scalars shows no others, and because points
+    of one tag are joined by a line.
+
+    Args:
+        record: what ``Alert.record()`` returns.
+    """
+    return f"{MARKER_PREFIX}{record['level']}/{record['rule']}"
 
 
 def alert_markdown(record: Mapping[str, Any]) -> str:

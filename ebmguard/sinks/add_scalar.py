@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ._text import LEVEL_NUMBERS, alert_markdown
-from .protocol import MARKER_PREFIX, TAG_PREFIX
+from ._text import LEVEL_NUMBERS, alert_markdown, marker_tag
+from .protocol import TAG_PREFIX
 
 __all__ = ["AddScalarSink"]
 
@@ -18,8 +18,8 @@ class AddScalarSink:
 
     For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
     ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used where it has
-    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<rule>`` (the
-    level: 0 INFO, 1 WARN, 2 ERROR) at its step, and a text under ``guard/alerts``.
+    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<LEVEL>/<rule>``
+    (the level: 0 INFO, 1 WARN, 2 ERROR) at its step, and a text under ``guard/alerts``.
 
     One call per scalar is what such loggers offer, and some 60 of them a step are slow: a
     ``SummaryWriter`` costs several times as much as ``log_dir=``, which writes the row at once.
@@ -56,7 +56,7 @@ class AddScalarSink:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
         step = record["step"]
         level = LEVEL_NUMBERS[record["level"]]
-        self.logger.add_scalar(MARKER_PREFIX + record["rule"], level, step)
+        self.logger.add_scalar(marker_tag(record), level, step)
         if self._add_text is not None:
             self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
 

@@ -10,7 +10,7 @@ __all__ = ["MARKER_PREFIX", "TAG_PREFIX", "Sink"]
 # Sinks that share their name space with the trainer's own scalars put this before every tag.
 TAG_PREFIX = "guard/"
 # Markers of alerts have another: TensorBoard's first page sorts groups of tags by name, those that
-# start with _ before all others, so that no tags of the trainer's push alerts off the screen.
+# start with _ before all others, and opens the first two alone.
 MARKER_PREFIX = "_alerts/"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ._files import prepare_folder
-from ._text import LEVEL_NUMBERS, alert_markdown, recovery_markdown
+from ._text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
 from .protocol import MARKER_PREFIX, TAG_PREFIX
 
 __all__ = ["TensorBoardSink"]
@@ -56,9 +56,9 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
-    - Alerts as text under ``guard/alerts``, and as a marker: the scalar ``_alerts/<rule>`` at the
-      step of the alert, whose value is the level (0 INFO, 1 WARN, 2 ERROR). These are the first
-      charts of TensorBoard's first page.
+    - Alerts as text under ``guard/alerts``, and as a marker: the scalar
+      ``_alerts/<LEVEL>/<rule>`` at the step of the alert, whose value is the level (0 INFO, 1 WARN,
+      2 ERROR). These are the first charts of TensorBoard's first page.
     - Rollbacks as text under ``guard/recovery``: the story of all so far, with the alerts of the
       steps that were abandoned.
     - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
@@ -112,7 +112,7 @@ class TensorBoardSink:
         step = record["step"]
         self._move_to(step)
         self._alerts.append(record)
-        marker = {MARKER_PREFIX + record["rule"]: LEVEL_NUMBERS[record["level"]]}
+        marker = {marker_tag(record): LEVEL_NUMBERS[record["level"]]}
         self._events.add_row(step, marker, {})
         self._events.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
 

@@ -1,0 +1,65 @@
+"""Pictures of what people see, for docs/pictures: made from real runs in a headless Chromium.
+
+    python -m benchmarks.screenshots               # all
+    python -m benchmarks.screenshots tensorboard   # these only
+
+Needs Debian's packages chromium and chromium-driver. Runs are kept under runs/screenshots; those
+that are there already are not trained again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .browser import missing, open_browser, serve_tensorboard
+
+RUNS = Path("runs/screenshots")
+
+
+def dying_run() -> Path:
+    """A JEM on digits without the guard's weights, which blows up at step 716: about a minute."""
+    folder = RUNS / "dying"
+    if not (folder / "results.json").is_file():
+        words = ["train", "jem", "--beta-star", "0", "--seed", "0", "--iterations", "760"]
+        subprocess.run([sys.executable, "-m", "ebmguard", *words, "--out", str(folder)], check=True)
+    return folder
+
+
+def tensorboard(path: Path) -> None:
+    """TensorBoard's first page, with the side pane closed, so that there is room for charts."""
+    with serve_tensorboard(dying_run()) as url, open_browser(1500, 1200) as page:
+        page.open(url)
+        # The charts of both groups that TensorBoard opens are drawn when their tables are there.
+        page.wait_for_text("_alerts/ERROR /energy_blowup", "evaluation /test_accuracy", " 760 ")
+        page.click("Toggle settings side pane")
+        page.settle()
+        page.picture(path)
+
+
+# Name of the picture -> what draws it to a path.
+PICTURES: dict[str, Callable[[Path], None]] = {"tensorboard": tensorboard}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(PICTURES)}; none: all")
+    parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
+    options = parser.parse_args(arguments)
+    if missing():
+        parser.error(f"not installed: {', '.join(missing())} (Debian: chromium, chromium-driver)")
+    unknown = set(options.names) - PICTURES.keys()
+    if unknown:
+        parser.error(f"no pictures: {', '.join(unknown)}; there are {', '.join(PICTURES)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.names or PICTURES:
+        path = options.out / f"{name}.png"
+        PICTURES[name](path)
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
