@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,17 +86,25 @@ class Meter:
         return not self._models
 
     @torch.no_grad()
-    def saw_samples(self, tempering: Tempering | None, samples: object, *, slow: bool) -> None:
+    def saw_samples(
+        self, tempering: Tempering | None, samples: object, *, slow: bool, refinement: int = 1
+    ) -> None:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
         Args:
             tempering: what ran the sampler; None where no energy module is known.
             samples: what the sampler returned.
             slow: include the tier that is not taken at every step.
+            refinement: in how many finer steps the sampler has split each one.
         """
-        seen = sampled(
-            tempering, samples, self.attached, models=self._models, sign=self._sign, slow=slow
-        )
+        run = self.attached
+        if refinement > 1 and run.step_size is not None and run.noise_std is not None:
+            run = replace(
+                run,
+                step_size=run.step_size / refinement,
+                noise_std=run.noise_std / math.sqrt(refinement),
+            )
+        seen = sampled(tempering, samples, run, models=self._models, sign=self._sign, slow=slow)
         if tempering is not None:
             tempering.forget()
         # Now, since another sampler may draw from the same buffer before the loss.
