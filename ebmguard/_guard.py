@@ -367,9 +367,7 @@ class Guard:
                 "does call with model=."
             )
         self._sampler_calls += 1
-        self._meter.saw_samples(
-            tempering, result, slow=slow, refinement=self._course.refinement()
-        )
+        self._meter.saw_samples(tempering, result, slow=slow, refinement=self._course.refinement())
         unused = self._sampler_calls >= _UNUSED_CALLS and not self._journal.losses
         if unused and not strength.is_off and not self._has_warned:
             self._has_warned = True
