@@ -24,6 +24,7 @@ DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
 ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
 VariantName = Literal["default", "no_pos", "batch", "true"]
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
+ActionName = Literal["warn", "raise", "rollback"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,16 @@ class JemConfig(RunConfig):
     """A scenario of the paper's Appendix M.1; None is "digits" for the digits, else "1"."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
+    steer_beta: bool = False
+    """Let the guard steer β*, from beta_star on."""
+    most_steps: int = 1
+    """Up to so many times the SGLD steps, each as much finer, while GradScale is low; a power of
+    two. 1: never more."""
     variant: VariantName = "default"
     """Variant of the guarded loss."""
+    action: ActionName = "warn"
+    """What an alert of level ERROR leads to: raise ends the run; rollback goes back to a certified
+    snapshot, changes something and goes on."""
     p_x_weight: float = 1.0
     """Weight of log p(x); 0 trains a plain classifier, without samples."""
     p_y_x_weight: float = 1.0
@@ -181,6 +190,7 @@ class JemConfig(RunConfig):
                 ("scenario", self.scenario_name, ScenarioName),
                 ("variant", self.variant, VariantName),
                 ("precision", self.precision, PrecisionName),
+                ("action", self.action, ActionName),
                 ("activation", self.activation, ActivationName),
             )
             if value not in get_args(known)
@@ -192,6 +202,16 @@ class JemConfig(RunConfig):
         ]
         if not (self.p_x_weight or self.p_y_x_weight or self.p_x_y_weight):
             problems.append("all three weights are 0, expected at least one term to train")
+        if self.action != "warn" and not self.has_samples:
+            problems.append(
+                f"action is {self.action!r} without samples, of which alone alerts speak; expected "
+                "warn"
+            )
+        elif self.action == "rollback" and (self.p_x_y_weight or not self.p_x_weight):
+            problems.append(
+                "action is 'rollback' with p_x_y_weight, whose guard is one of its own and cannot "
+                "go back together with that of p(x); expected warn or raise"
+            )
         if self.energy_l2 and not self.has_samples:
             problems.append(
                 "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0"

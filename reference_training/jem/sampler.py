@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +16,21 @@ from .scenarios import Scenario
 
 
 def make_sampler(
-    settings: Scenario, count: int, generator: torch.Generator
+    settings: Scenario,
+    count: int,
+    generator: torch.Generator,
+    pace: Callable[[], tuple[int, int]] | None = None,
 ) -> Callable[..., Tensor]:
     """JEM's sampler: persistent chains from the buffer, a few Langevin steps, written back.
 
-    On a GPU all steps of a call are one CUDA graph.
+    On a GPU all steps of a call are one CUDA graph, one for each pace.
 
     Args:
         settings: of the chains.
         count: samples of a call without labels.
         generator: source of the noise, on the device of the chains.
+        pace: asked at every call for the number of steps, and by how much each is finer than the
+            settings' (``Guard.sgld_steps``, ``Guard.refinement``); None: as the settings have it.
 
     Returns:
         a function (network, buffer, labels (n,) int64 or None) -> samples (n, C, H, W). With
@@ -33,7 +39,9 @@ def make_sampler(
     """
     device = generator.device
 
-    def climb(network: nn.Module, x0: Tensor, noise: Tensor, *labels: Tensor) -> Tensor:
+    def climb(
+        refinement: int, network: nn.Module, x0: Tensor, noise: Tensor, *labels: Tensor
+    ) -> Tensor:
         def f(x: Tensor) -> Tensor:
             energy: Tensor = network(x, *labels)
             return energy
@@ -43,19 +51,23 @@ def make_sampler(
             return sgld(
                 f,
                 x0,
-                steps=settings.sgld_steps,
-                step_size=settings.step_size,
-                noise_std=settings.noise_std,
+                steps=len(noise),
+                # The same diffusion for the same time, with the same output scale.
+                step_size=settings.step_size / refinement,
+                noise_std=settings.noise_std / refinement**0.5,
                 noise=noise,
             )
 
-    chains = graphed(climb, device)
+    chains: dict[int, Callable[..., Tensor]] = {}
 
     def sample_q(f: nn.Module, buffer: ReplayBuffer, labels: Tensor | None = None) -> Tensor:
         x0, rows = buffer.sample(count if labels is None else len(labels), labels)
-        shape = (settings.sgld_steps, *x0.shape)
+        steps, refinement = pace() if pace is not None else (settings.sgld_steps, 1)
+        if refinement not in chains:
+            chains[refinement] = graphed(partial(climb, refinement), device)
+        shape = (steps, *x0.shape)
         noise = torch.randn(shape, generator=generator, device=device, dtype=x0.dtype)
-        x = chains(f, x0, noise, *(() if labels is None else (labels,)))
+        x = chains[refinement](f, x0, noise, *(() if labels is None else (labels,)))
         buffer.write(rows, x)
         return x.clone()  # a graph overwrites its result in the next call
 

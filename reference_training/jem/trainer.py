@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ebmguard import Guard, guard
 from ebmguard.alerts import Alert
 from ebmguard.samplers import ReplayBuffer
+from ebmguard.steering import AdaptiveSteps, SteerBeta
 
 from ..data import ImageData
 from ..networks import WideResNet, of_class
@@ -84,22 +85,40 @@ class Trainer:
         )
 
         def guarded(log_dir: Path | None) -> Guard:
-            return guard(
+            def pace() -> tuple[int, int]:
+                return own.sgld_steps, own.refinement
+
+            own = guard(
                 None,
-                make_sampler(settings, ranks.share(settings.n_neg), self.rng),
+                make_sampler(settings, ranks.share(settings.n_neg), self.rng, pace),
                 beta_star=config.beta_star,
                 output_scale=settings.output_scale,
                 variant=config.variant,
+                action=config.action,
                 log_dir=log_dir,
                 on_alert=on_alert,
                 process_group=ranks.group,
+                adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
+                steer=SteerBeta() if config.steer_beta else None,
+            )
+            # Optional: so that the guard can tell whether the sampler's steps are of the right size,
+            # and whether its chains are stale.
+            return own.attach(
+                buffer=self.buffer,
+                step_size=settings.step_size,
+                noise_std=settings.noise_std,
+                sgld_steps=settings.sgld_steps,
             )
 
         # The first line of the guard. The objects it returns are drop-in replacements.
         self.loss_fn, self.sample_q = guarded(log_dir)
         # Optional: the guard's step then ends with the optimizer's, so that checkpoints between
-        # two steps hold no half-recorded one.
-        self.loss_fn.guard.attach(optimizer=self.optimizer)
+        # two steps hold no half-recorded one, and a rollback knows all that a step changes.
+        self.loss_fn.guard.attach(
+            model=network,
+            optimizer=self.optimizer,
+            generators=(self.draws.generator, self.rng),
+        )
         self.guards: dict[str, Guard] = {"p_x": self.loss_fn.guard}
         if config.p_x_y_weight:
             # f(x, y) is another population of energies than f(x): bands and weights of its own.
@@ -115,6 +134,9 @@ class Trainer:
         Returns:
             cross-entropy of the classifier and mean f+ - mean f-, (2,), this rank's part of their
             averages over the ranks; and samples of the step, (n, C, H, W), where it has some.
+
+        Raises:
+            DivergenceError: a guard has ended the run.
         """
         config, settings, ranks = self.config, self.settings, self.ranks
         self.optimizer.param_groups[0]["lr"] = settings.lr_at(step)
@@ -156,6 +178,15 @@ class Trainer:
         self.optimizer.step()
         numbers = torch.stack((cross_entropy, gap)).detach()
         return numbers, parts.get("neg", parts.get("neg_y"))
+
+    @property
+    def steps(self) -> int:
+        """Steps finished so far, as the guard counts them: less after a rollback."""
+        return self.loss_fn.guard.step
+
+    def rollback(self, step: int) -> dict[str, Any] | None:
+        """The record of the guard's rollback at the end of `step`, where there was one."""
+        return self.loss_fn.guard.rollbacks[-1].record() if self.steps <= step else None
 
     def _l2(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
         """This rank's part of the penalty of energies that are far from 0: not the guard's."""

@@ -147,3 +147,21 @@ def test_all_that_is_random_is_the_generators(network):
         torch.rand(3)  # the global one is another matter
         found.append(make_sampler(SETTINGS, 6, rng)(network, chains))
     assert torch.equal(*found)
+
+
+def test_the_pace_is_asked_for_at_every_call_and_finer_steps_are_the_same_diffusion(network):
+    """r steps of step size / r, and noise / sqrt(r): time and output scale stay as they are."""
+    paces = [(3, 1), (12, 4), (6, 1)]
+    rng, twin = generator(), generator()
+    answers = iter(paces)
+    sample_q = make_sampler(SETTINGS, 2, rng, lambda: next(answers))
+    for steps, refinement in paces:
+        chains, same = buffer(rng), buffer(twin)
+        x = sample_q(network, chains)
+        x0, _ = same.sample(2)
+        noise = torch.randn(steps, 2, *SHAPE, generator=twin)
+        for z in noise:
+            x0 = x0.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(network.classify(x0).logsumexp(1).sum(), x0)
+            x0 = (x0 + 0.7 / refinement * gradient + 0.05 / refinement**0.5 * z).detach()
+        torch.testing.assert_close(x, x0, rtol=1e-5, atol=1e-5)

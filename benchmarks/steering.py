@@ -1,0 +1,332 @@
+"""Steering on digits: a sampler that has lost the data, and β* from both ends.
+
+    python -m benchmarks.steering                # all cells, two at a time
+    python -m benchmarks.steering --table-only   # the table of what has been run
+
+Cells that are done are kept, so that an interrupted grid goes on where it was. The page of results
+is written anew after each cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import logging
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebmguard import Guard
+from ebmguard.reference_training.jem import trainer as jem
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.evaluation import Evaluator
+from ebmguard.steering import AdaptiveSteps, SteerBeta
+
+from .cells import commits, is_done, number, percent, read_json, run_cells, write_json, write_page
+
+SEEDS = range(3)
+LOST_AT = 300
+"""From here on arms of a lost sampler are adaptive; GradScale has been 0 for hundreds of steps."""
+WORDS = ("python", "-m", "benchmarks.steering")
+ADAPTIVE = AdaptiveSteps()
+COLUMNS = {
+    "steps": "",
+    "grad_scale": "grad_scale",
+    "ess": "ess",
+    "gap": "energy_gap",
+    "beta_star": "beta_star",
+}
+"""What is kept of every step, and the tag that it has in the guard's row."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to run; what it starts with is the trainer's default otherwise.
+
+    Attributes:
+        adaptive: how the steps adapt; None: they do not.
+        start: step from which they do.
+        finer: whether additional steps are finer ones, or as long as the others.
+    """
+
+    title: str
+    sgld_steps: int
+    beta_star: float
+    iterations: int = 2000
+    adaptive: AdaptiveSteps | None = None
+    start: int = 0
+    finer: bool = True
+    steer: bool = False
+
+
+LOST = {
+    "fixed": Arm("1 step, fixed", 1, 0.5),
+    "adaptive": Arm("adaptive from step 0", 1, 0.5, adaptive=ADAPTIVE),
+    "lost": Arm(f"adaptive from step {LOST_AT}", 1, 0.5, adaptive=ADAPTIVE, start=LOST_AT),
+    "longer": Arm(
+        f"from {LOST_AT}, steps not finer",
+        1,
+        0.5,
+        600,
+        adaptive=ADAPTIVE,
+        start=LOST_AT,
+        finer=False,
+    ),
+    "slow": Arm(
+        f"from {LOST_AT}, 5 rows for a doubling",
+        1,
+        0.5,
+        600,
+        adaptive=dataclasses.replace(ADAPTIVE, rise_after=5),
+        start=LOST_AT,
+    ),
+}
+BETA = {
+    f"{'steered' if steer else 'fixed'}{start:g}": Arm(
+        f"{'from ' if steer else ''}{start:g}", 5, start, steer=steer
+    )
+    for start in (8.0, 0.1)
+    for steer in (False, True)
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    arm: str
+    seed: int
+    words: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}_s{self.seed}"
+
+    def command(self, folder: Path) -> Sequence[str]:
+        return [sys.executable, *WORDS[1:], "--runs", str(folder.parent), "--cell", self.name]
+
+
+GRID = [Cell(arm, seed) for arms in (LOST, BETA) for seed in SEEDS for arm in arms]
+
+
+def run(cell: Cell, root: Path) -> None:
+    """One cell, from its start: they take minutes."""
+    torch.set_num_threads(1)
+    arm = (LOST | BETA)[cell.arm]
+    config = JemConfig(
+        out=root / cell.name,
+        beta_star=arm.beta_star,
+        sgld_steps=arm.sgld_steps,
+        seed=cell.seed,
+        iterations=arm.iterations,
+        steer_beta=arm.steer,
+    )
+    data = config.load_data()
+    network = jem.make_network(config, data)
+    evaluator = Evaluator(data, noise_std=0.0, quality=None)
+    if not arm.finer:
+        Guard.refinement = property(lambda _: 1)  # type: ignore[assignment, method-assign]
+    if arm.adaptive is not None:
+        jem.AdaptiveSteps = lambda **_: arm.adaptive
+    columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    accuracy = []
+    begun = time.perf_counter()
+    trainer = jem.Trainer(config, network, data)
+    for step in range(arm.iterations):
+        if arm.adaptive is not None and step == arm.start:
+            adaptive = dataclasses.replace(config, most_steps=arm.adaptive.most)
+            state = trainer.state_dict()
+            trainer = jem.Trainer(adaptive, network, data)
+            trainer.load_state_dict(state)
+        if step % 25 == 0:
+            accuracy.append([step, evaluator.test_accuracy(network)])
+        guard = trainer.loss_fn.guard
+        columns["steps"].append(guard.sgld_steps)
+        trainer.step(step)
+        for name, tag in COLUMNS.items():
+            if tag:
+                columns[name].append(guard.last[tag])
+    seconds = time.perf_counter() - begun
+    accuracy.append([arm.iterations, evaluator.test_accuracy(network)])
+    alerts = [alert.record() for alert in trainer.loss_fn.guard.alerts]
+    result = {**columns, "accuracy": accuracy, "alerts": alerts, "seconds": seconds}
+    (root / cell.name).mkdir(parents=True, exist_ok=True)
+    write_json(root / cell.name / "result.json", result)
+
+
+@dataclass
+class Result:
+    """What a cell left behind, one value a step."""
+
+    steps: list[int]
+    grad_scale: list[float]
+    ess: list[float]
+    gap: list[float]
+    beta_star: list[float]
+    accuracy: list[tuple[int, float]]
+    alerts: list[dict[str, Any]]
+    seconds: float
+
+    @classmethod
+    def load(cls, cell: Cell, root: Path) -> Result | None:
+        if not is_done(cell, root):
+            return None
+        return cls(**read_json(root / cell.name / "result.json"))
+
+    def first(self, condition: Callable[[float], bool], after: int = 0) -> int | None:
+        """The first step from `after` on whose GradScale is so."""
+        scales = enumerate(self.grad_scale)
+        return next((i for i, x in scales if i >= after and condition(x)), None)
+
+    def median(self, name: str, low: int, high: int | None = None) -> float:
+        return float(statistics.median(getattr(self, name)[low:high]))
+
+    def alert(self, rule: str) -> str:
+        """When the rule spoke first."""
+        own = [f"{each['step']} ({each['level']})" for each in self.alerts if each["rule"] == rule]
+        return own[0] if own else "–"
+
+
+def lost_table(root: Path) -> list[str]:
+    lines = [
+        "| | seed | first under 0.1 | back over 0.5 | of the last 500 over 0.5 | largest factor | "
+        "`sampler_failing` | accuracy: lowest after the return | final | SGLD steps per one of the "
+        "base | seconds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, arm in LOST.items():
+        for seed in SEEDS:
+            result = Result.load(Cell(name, seed), root)
+            if result is None:
+                lines.append(f"| {arm.title} | {seed} | not run |" + " |" * 8)
+                continue
+            low = result.first(lambda x: x < 0.1)
+            back = None
+            if low is not None:
+                back = result.first(lambda x: x > 0.5, max(low, arm.start))
+            over = [x > 0.5 for x in result.grad_scale[-500:]]
+            after = [a for step, a in result.accuracy if back is not None and step > back]
+            spent = result.steps[arm.start :]
+            lines.append(
+                f"| {arm.title} | {seed} | {number(low)} | {number(back, '.0f')} | "
+                f"{percent(sum(over) / len(over))} | {max(result.steps) // arm.sgld_steps} | "
+                f"{result.alert('sampler_failing')} | {percent(min(after)) if after else '–'} | "
+                f"{percent(result.accuracy[-1][1])} | "
+                f"{sum(spent) / len(spent) / arm.sgld_steps:.1f} | {result.seconds:.0f} |"
+            )
+    return lines
+
+
+def beta_table(root: Path) -> list[str]:
+    lines = [
+        "| β* | seed | β* at 500, 1,000, 1,500, 2,000 | ESS / M | GradScale | gap | largest gap | "
+        "first ERROR | final accuracy |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, arm in BETA.items():
+        for seed in SEEDS:
+            result = Result.load(Cell(name, seed), root)
+            if result is None:
+                lines.append(f"| {arm.title} | {seed} | not run |" + " |" * 6)
+                continue
+            marks = ", ".join(f"{result.beta_star[at - 1]:.3g}" for at in range(500, 2001, 500))
+            errors = [each for each in result.alerts if each["level"] == "ERROR"]
+            first = f"{errors[0]['step']} ({errors[0]['rule']})" if errors else "–"
+            lines.append(
+                f"| {arm.title} | {seed} | {marks} | {result.median('ess', -100):.2f} | "
+                f"{result.median('grad_scale', -100):.3f} | {result.median('gap', -100):.3g} | "
+                f"{max(map(abs, result.gap)):.3g} | {first} | "
+                f"{percent(result.accuracy[-1][1])} |"
+            )
+    return lines
+
+
+def trajectory(root: Path) -> list[str]:
+    marks = range(100, 2001, 100)
+    lines = [
+        "| | seed | " + " | ".join(str(mark) for mark in marks) + " |",
+        "|---|---:|" + "---:|" * len(marks),
+    ]
+    for name in ("fixed", "adaptive", "lost"):
+        for seed in SEEDS:
+            result = Result.load(Cell(name, seed), root)
+            if result is None:
+                continue
+            scales = (result.median("grad_scale", mark - 100, mark) for mark in marks)
+            row = " | ".join(f"{scale:.2f}" for scale in scales)
+            lines.append(f"| {LOST[name].title} | {seed} | {row} |")
+    return lines
+
+
+def write_table(root: Path, target: Path) -> None:
+    done = sum(is_done(cell, root) for cell in GRID)
+    settings = json.dumps(dataclasses.asdict(ADAPTIVE))[1:-1].replace('"', "")
+    beta = json.dumps(dataclasses.asdict(SteerBeta()))[1:-1].replace('"', "")
+    lines = [
+        "# Steering: SGLD steps and β* that follow the run",
+        "",
+        f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
+        "one thread a run on a machine shared with other work, "
+        f"`{' '.join(WORDS)}`; {done} of {len(GRID)} runs done.",
+        "",
+        "JEM on digits as `ebmguard train jem` has it (WRN-10-1, 64 positives and negatives, Adam "
+        "3e-3, step size 1.0 and noise 0.01).",
+        "",
+        "## A sampler that has lost the data",
+        "",
+        "One SGLD step, β* = 0.5, 2,000 training steps (600 in the last two groups). Adaptive "
+        f"steps: {settings}; each additional step is finer, unless it says otherwise. Steps of "
+        "GradScale, of the rule's first alert, and evaluations of the energy's gradient for each "
+        "one of the fixed sampler's, from where the arm is adaptive on. Accuracies are of the test "
+        "images, every 25 steps.",
+        "",
+        *lost_table(root),
+        "",
+        "Median GradScale in windows of 100 steps, by their end:",
+        "",
+        *trajectory(root),
+        "",
+        "## β* from both ends",
+        "",
+        f"Five SGLD steps, 2,000 training steps, β* fixed or steered from its start: {beta}. ESS, "
+        "GradScale and gap are medians of the last 100 steps.",
+        "",
+        *beta_table(root),
+        "",
+    ]
+    write_page(target, lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, default=Path("runs/bench-steering"))
+    parser.add_argument("--table", type=Path, default=Path("docs/results/steering.md"))
+    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--table-only", action="store_true")
+    parser.add_argument("--cell", help="run this one only, here, as the grid's processes do")
+    given = parser.parse_args()
+    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
+    if given.cell:
+        run(next(cell for cell in GRID if cell.name == given.cell), given.runs)
+        return
+
+    def table() -> None:
+        write_table(given.runs, given.table)
+
+    if not given.table_only:
+        run_cells(GRID, given.runs, workers=given.workers, after=table)
+    table()
+    print(given.table.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
