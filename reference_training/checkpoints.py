@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import pickle
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ from typing import Any
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.recovery import load_durably, save_durably
 
 from .ranks import ONE_RANK, Ranks
 
@@ -22,16 +19,6 @@ KEPT = 2
 """Checkpoints that stay: the newest, and the one before for the case that it is damaged."""
 
 _NAME = re.compile(r"step-(\d+)(?:\.rank(\d+)of(\d+))?\.pt")
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    pickle.UnpicklingError,
-    EOFError,
-    OSError,
-    RuntimeError,
-    ValueError,
-)
-"""What a file that is not what was written may raise when it is read."""
 _logger = logging.getLogger("ebmguard.train")
 
 
@@ -111,7 +98,7 @@ class Checkpoints:
         for step in reversed(self.steps()):
             problem = ""
             try:
-                state = load_file(self.file(step), device)
+                state = load_durably(self.file(step), device)
             except ConfigError as error:
                 problem = str(error)
             # Ranks go back together, or not at all.
@@ -142,25 +129,9 @@ def load_all_ranks(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
     if not whole:
         return None
     step = max(whole)
-    return step, [load_file(file, torch.device("cpu")) for _, file in sorted(whole[step].items())]
-
-
-def load_file(file: Path, device: torch.device) -> dict[str, Any]:
-    """What :func:`save_durably` wrote, its tensors on `device`.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not what was written.
-    """
-    try:
-        # PyTorch writes checksums and does not look at them again.
-        with zipfile.ZipFile(file) as archive:
-            torn = archive.testzip()
-        if torn is not None:
-            raise zipfile.BadZipFile(f"{torn} in it is not what was written")
-        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
-    except _DAMAGE as error:
-        raise ConfigError(f"{file}: {error}") from error
-    return state
+    return step, [
+        load_durably(file, torch.device("cpu")) for _, file in sorted(whole[step].items())
+    ]
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, int, int]]:
@@ -169,20 +140,3 @@ def _files(folder: Path) -> Iterator[tuple[Path, int, int, int]]:
         match = _NAME.fullmatch(path.name)
         if match:
             yield path, int(match[1]), int(match[2] or 0), int(match[3] or 1)
-
-
-def save_durably(file: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values to a file that has its name only when all of it is there."""
-    partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
-        torch.save(dict(state), stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, file)
-    if os.name != "posix":
-        return
-    descriptor = os.open(file.parent, os.O_RDONLY)  # the name itself
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ebmguard.errors import ConfigError
+from ebmguard.recovery import save_durably
 from ebmguard.sinks import to_json
 
-from .checkpoints import Checkpoints, save_durably
+from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
 
 CONFIG = "config.json"
@@ -20,6 +21,7 @@ FOLDERS = ("figures", "samples", "checkpoints")
 ROW_FILES = (
     "metrics.jsonl",
     "alerts.jsonl",
+    "recovery.jsonl",
     "training.jsonl",
     "accuracy.jsonl",
     "evaluations.jsonl",

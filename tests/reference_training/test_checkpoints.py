@@ -18,13 +18,9 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.recovery import load_durably, save_durably
 from ebmguard.reference_training import checkpoints as checkpoints_module
-from ebmguard.reference_training.checkpoints import (
-    Checkpoints,
-    load_all_ranks,
-    load_file,
-    save_durably,
-)
+from ebmguard.reference_training.checkpoints import Checkpoints, load_all_ranks
 from ebmguard.reference_training.ranks import Ranks
 from tests.reference_training import checkpoints_process
 
@@ -189,7 +185,7 @@ def test_a_file_has_its_name_only_when_all_of_it_is_there(checkpoints, monkeypat
 def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     """Otherwise a loss of power leaves a complete name with an incomplete file."""
     events = []
-    module = sys.modules[Checkpoints.__module__].os
+    module = sys.modules[save_durably.__module__].os
     sync, rename = module.fsync, module.replace
 
     def seen_sync(descriptor):
@@ -319,8 +315,8 @@ def test_a_file_that_cannot_be_read_is_named(checkpoints):
     file = checkpoints.file(checkpoints.steps()[-1])
     file.write_bytes(file.read_bytes()[:-50])
     with pytest.raises(ConfigError, match=file.name):
-        load_file(file, CPU)
+        load_durably(file, CPU)
     with pytest.raises(ConfigError, match=file.name):
         load_all_ranks(file.parent)
     with pytest.raises(ConfigError, match="nowhere"):
-        load_file(file.with_name("nowhere.pt"), CPU)
+        load_durably(file.with_name("nowhere.pt"), CPU)

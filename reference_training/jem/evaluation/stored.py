@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
+from ebmguard.recovery import load_durably
 
-from ...checkpoints import load_all_ranks, load_file
+from ...checkpoints import load_all_ranks
 from ...networks import WideResNet
 from ...run_folder import CONFIG
 
@@ -76,7 +77,7 @@ def load_network(
                 f"{run} has no checkpoint that is the best by validation accuracy: it was not "
                 "evaluated yet, or has no validation images; name the newest by --checkpoint last"
             )
-        state = load_file(file, torch.device("cpu"))
+        state = load_durably(file, torch.device("cpu"))
         step, parameters = int(state["step"]), state["network"]
     network = _build(config, parameters)
     network.requires_grad_(False)

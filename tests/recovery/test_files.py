@@ -1,0 +1,96 @@
+"""Snapshots on the disk: killed at any moment, damaged, and gone on from."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard import Recovery
+from ebmguard.errors import ConfigError
+from tests.recovery.parts import Run, Scripted
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(folder: Path | None) -> Run:
+    recovery = Recovery(every=2, certify_after=2, folder=folder, folder_every=4)
+    return Run(recovery, detector=Scripted([]))
+
+
+def run_of(steps: int, folder: Path) -> tuple[Run, list[dict[str, Any]]]:
+    run, states = make(folder), []
+    for _ in range(steps):
+        run.step()
+        states.append(run.state())
+    return run, states
+
+
+def test_fifty_kills_leave_no_torn_snapshot(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.recovery.kills_process", str(tmp_path), "50"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    kills, torn, last = map(int, done.stdout.split())
+    assert kills == 50
+    assert torn > 0  # some kills hit the writing itself
+    assert last > 0
+
+
+def test_a_new_process_goes_on_as_the_old_one_did(tmp_path: Path) -> None:
+    _, states = run_of(20, tmp_path)
+    for later in sorted(tmp_path.iterdir())[1:]:
+        later.unlink()
+    run = make(tmp_path)
+    step = run.guard.resume()
+    assert step is not None
+    assert 5 < step < 18
+    # A snapshot is taken inside the optimizer's step; what the loop does after it comes again.
+    run.scheduler.step()
+    run.ema.update_parameters(run.model)
+    assert run.state() == states[step - 1]
+    for later in range(2):
+        run.step()
+        assert run.state() == states[step + later]
+
+
+def test_only_the_newest_two_stay(tmp_path: Path) -> None:
+    run_of(30, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_damaged_snapshot_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_of(20, tmp_path)
+    older, newest = sorted(tmp_path.glob("snapshot-*.pt"))
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with caplog.at_level(logging.WARNING, logger="ebmguard"):
+        assert make(tmp_path).guard.resume() == int(older.stem.removeprefix("snapshot-"))
+    assert newest.name in caplog.text
+    older.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="no snapshot can be read"):
+        make(tmp_path).guard.resume()
+
+
+def test_without_snapshots_or_a_folder(tmp_path: Path) -> None:
+    assert make(tmp_path / "empty").guard.resume() is None
+    with pytest.raises(ConfigError, match=r"Recovery\(folder="):
+        make(None).guard.resume()
+    with pytest.raises(ConfigError, match='action="rollback"'):
+        Run(None).guard.resume()
+
+
+def test_reading_a_snapshot_executes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "snapshot-00000003.pt"
+    torch.save({"step": 3, "state": Recovery}, file)
+    with pytest.raises(ConfigError, match="no snapshot can be read"):
+        make(tmp_path).guard.resume()
