@@ -8,7 +8,7 @@ from typing import Any
 from ..alerts import Level
 from .follow import Followed
 
-__all__ = ["Advice", "advice", "outcome"]
+__all__ = ["Advice", "advice", "before_last_rollback", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,34 @@ class Advice:
     remedies: tuple[str, ...]
 
 
+def before_last_rollback(run: Followed) -> int:
+    """How many of the alerts, oldest first, a rollback has answered already.
+
+    They are those up to the one that the last record of the audit log names: steps alone would not
+    tell, since a rollback makes them come again.
+    """
+    if not run.recoveries:
+        return 0
+    last = run.recoveries[-1]
+    named = [
+        i
+        for i, alert in enumerate(run.alerts)
+        if alert["step"] <= last["step"]
+        and all(
+            str(alert[k]) == str(last[k])
+            for k in ("rule", "tag", "value")  # NaN is itself here
+        )
+    ]
+    return named[-1] + 1 if named else 0
+
+
 def advice(run: Followed) -> list[Advice]:
-    """One entry for each rule that fired, the most severe first, then the earliest."""
+    """One entry for each rule that fired, the most severe first, then the earliest.
+
+    Alerts that a rollback has answered are left out.
+    """
     by_rule: dict[str, list[dict[str, Any]]] = {}
-    for alert in run.alerts:
+    for alert in run.alerts[before_last_rollback(run) :]:
         by_rule.setdefault(alert["rule"], []).append(alert)
     found = []
     for rule, alerts in by_rule.items():

@@ -124,6 +124,10 @@ class Bands:
                 self.limits |= {tag: Limits(high=0, error_high=0) for tag in rule.counts}
                 self._owed.update(rule.counts, rule.numbers)
 
+    def owes(self, tag: str) -> bool:
+        """Whether NaN is an alarm, and not just unknown."""
+        return tag in self._owed
+
     def level(self, tag: str, value: float) -> Level | None:
         """What a value of now is worth by itself, without the rules' patience.
 
@@ -131,7 +135,7 @@ class Bands:
         """
         limits = self.limits.get(tag)
         if math.isnan(value):
-            return Level.ERROR if tag in self._owed else None
+            return Level.ERROR if self.owes(tag) else None
         if limits is None or limits.low <= value <= limits.high:
             return None
         inside = limits.error_low <= value <= limits.error_high

@@ -125,6 +125,10 @@ class Followed:
         except FileNotFoundError:
             return True
 
+    def owes(self, tag: str) -> bool:
+        """Whether a NaN of a diagnostic is an alarm, and not just unknown."""
+        return self._bands.owes(tag)
+
     def update(self) -> bool:
         """Read what was written since the last time; say whether there was anything.
 

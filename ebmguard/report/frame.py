@@ -92,7 +92,8 @@ def _state(run: Followed) -> Text:
     said = [f"{counts[kind]} {kind}" for kind in ("ERROR", "WARN", "INFO") if counts[kind]]
     line.append(f"   so far {', '.join(said) or 'no alerts'}")
     if run.recoveries:
-        line.append(f", {len(run.recoveries)} rollbacks", style="magenta")
+        back = len(run.recoveries)
+        line.append(f", {back} rollback{'s' if back > 1 else ''}", style="magenta")
     beta_star = run.latest.get("beta_star")
     if beta_star is not None:
         line.append(f"   β* = {number(beta_star)}")
@@ -127,7 +128,7 @@ def _diagnostics(run: Followed, width: int, tall: int) -> RenderableType:
         name = level.name if level else ""
         lines = sparkline(bins, chart.scale, max(1, min(_WIDEST_SPARK, spark)), tall)
         drawn = Text("\n".join(lines), style=_STYLES[name])
-        drawn.highlight_words([NOT_A_NUMBER], style=_STYLES["ERROR"])
+        drawn.highlight_words([NOT_A_NUMBER], _STYLES["ERROR"] if run.owes(chart.tag) else "dim")
         shown = "unknown" if value is None else number(value)
         lift = "\n" * (tall - 1)  # words stand at the foot of a tall line
         cells = [

@@ -12,7 +12,7 @@ import tyro
 
 from ..errors import ConfigError
 from . import plots
-from .advice import advice, outcome
+from .advice import advice, before_last_rollback, outcome
 from .charts import ACCURACY, CHARTS, MORE_CHARTS, value_of
 from .follow import Followed
 from .scales import number
@@ -144,6 +144,7 @@ def _facts(run: Followed, name: str) -> dict[str, Any]:
         "counts": {level: count for level, count in counts.items() if count},
         "tiles": tiles,
         "advice": advice(run),
+        "answered": before_last_rollback(run),
         "alerts": run.alerts,
         "recoveries": run.recoveries,
     }

@@ -28,7 +28,8 @@ class Plot:
         bands: outlines of the range in which no rule says WARN.
         limits: heights of the rules' fixed limits, with their label.
         lines: of each run its number, whether a rollback has undone these steps, and the path.
-        gaps: of each value that is not finite the position, the run and the step.
+        owed: a value that is not finite is an alarm, and not just unknown.
+        gaps: of each value that is not finite the position and the step.
         markers: alerts of this diagnostic: ``x``, ``y``, ``level``, ``message``, and ``run`` and
             ``index``, which name its line in the table of alerts.
         moments: position and kind of what happened elsewhere: alerts' levels, "diverged".
@@ -43,7 +44,8 @@ class Plot:
     bands: list[str] = field(default_factory=list)
     limits: list[tuple[float, str]] = field(default_factory=list)
     lines: list[tuple[int, bool, str]] = field(default_factory=list)
-    gaps: list[tuple[float, int, int]] = field(default_factory=list)
+    owed: bool = False
+    gaps: list[tuple[float, int]] = field(default_factory=list)
     markers: list[dict[str, Any]] = field(default_factory=list)
     moments: list[tuple[float, str]] = field(default_factory=list)
     rollbacks: list[dict[str, Any]] = field(default_factory=list)
@@ -64,6 +66,7 @@ def draw(chart: Chart, runs: Sequence[Followed]) -> Plot | None:
         chart,
         [(_x(x, tick), f"{tick:,.0f}") for tick in x.ticks() if tick == int(tick)],
         [(_y(y, tick), number(tick)) for tick in y.ticks()],
+        owed=any(run.owes(chart.tag) for run in runs),
         data={"last": end, "runs": [_readout(of_run) for of_run in pieces]},
     )
     if len(runs) == 1:
@@ -81,9 +84,7 @@ def draw(chart: Chart, runs: Sequence[Followed]) -> Plot | None:
             for undone, own in zip((False, True), piece, strict=True):
                 path = _path(own, x, y)
                 plot.lines += [(index, undone, path)] if path else []
-                plot.gaps += [
-                    (_x(x, b.bad_at), index, b.bad_at) for b in own if b.bad_at is not None
-                ]
+                plot.gaps += [(_x(x, b.bad_at), b.bad_at) for b in own if b.bad_at is not None]
         _mark(plot, index, run, x, y)
     return plot
 

@@ -49,8 +49,8 @@ class Axis:
             return cls(scale, max(min(values), high / 10 ** (2 * _DECADES)) / 1.3, high * 1.3)
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         if scale == "symlog":
-            low, high = max(low, -_TALLEST), min(high, _TALLEST)
-        middle = max(abs(low), abs(high), 1e-12)
+            low, high = (min(_TALLEST, max(-_TALLEST, end)) for end in (low, high))
+        middle = max(abs(low), abs(high)) or 1.0
         # A constant is drawn in the middle.
         pad = 0.05 * (high - low) if high - low > 1e-9 * middle else 0.5 * middle
         if scale == "symlog" and high - low > 4:
@@ -73,7 +73,8 @@ class Axis:
             return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
         if self.scale == "symlog" and max(-self.low, self.high) > 20:
             inside = [0.0, *_powers(1.0, self.high), *(-x for x in _powers(1.0, -self.low))]
-            return sorted(tick for tick in inside if self.low <= tick <= self.high)
+            ticks = sorted(tick for tick in inside if self.low <= tick <= self.high)
+            return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
         return _round_values(self.low, self.high)
 
     @property
@@ -94,6 +95,8 @@ def _powers(low: float, high: float) -> list[float]:
     if high < low:
         return []
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last < first:
+        return []
     return [10.0**e for e in range(first, last + 1, 1 + (last - first) // 4)]
 
 
@@ -102,4 +105,5 @@ def _round_values(low: float, high: float) -> list[float]:
     unit = 10.0 ** math.floor(math.log10(rough))
     step = unit * next(s for s in _STEPS if s * unit >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    last = math.floor(high / step + 1e-9)
+    return [float(f"{i * step:.12g}") for i in range(first, last + 1)]

@@ -105,6 +105,7 @@ def _live(run: Followed, console: Console) -> None:
 
     rate = _Rate()
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        live.update(f"reading {run.path}", refresh=True)  # some seconds where it is long
         while True:
             run.update()
             live.update(_frame(run, rate.see(run.rows), console), refresh=True)

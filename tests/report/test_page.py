@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from ebmguard import cli
+from ebmguard.errors import ConfigError
+from ebmguard.report.page import page
+from ebmguard.report.plots import TOP
+from ebmguard.sinks import JsonlSink, read_jsonl
+
+from .folders import BACK_TO, LOST_AT, rows, write
+
+VOID = {"meta", "link", "br", "img", "hr", "input"}
+# Of HTML, these may be left open; the page closes them all the same.
+RAW = {"script", "style"}
+
+
+class Parsed(HTMLParser):
+    """The page as a browser's reader sees it; fails where tags do not match."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.raw: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names))
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        assert "svg" in self.open  # elsewhere HTML has no such tags
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in RAW:
+            self.raw.append((self.open[-1], data))
+        else:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+    def of_class(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "rescued")
+
+
+def test_the_page_is_well_formed_and_needs_nothing_else(folder, tmp_path):
+    parsed = Parsed(page([folder, write(tmp_path / "lost", rescued=False)]))
+    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for tag, attrs in parsed.tags:
+        assert tag not in ("link", "img", "iframe", "object", "base")
+        assert "src" not in attrs
+        for name, value in attrs.items():
+            if name.endswith("href"):
+                assert str(value)[0] == "#"
+                assert str(value)[1:] in ids
+            assert not name.startswith("on")
+    for _, raw in parsed.raw:
+        assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttp|import ", raw)
+    numbers = [raw for tag, raw in parsed.raw if raw.lstrip().startswith("{")]
+    assert len(numbers) == len(parsed.of_class("plot"))
+    for raw in numbers:
+        json.loads(raw, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_alerts_and_rollbacks_are_all_there(folder):
+    parsed = Parsed(page([folder]))
+    alerts = read_jsonl(folder / "alerts.jsonl")
+    assert len(alerts) == 2
+    for alert in alerts:
+        sentence, _, _ = alert["message"].partition(" Likeliest")
+        assert f"{alert['step']} {alert['level']} {alert['rule']}" in parsed.words
+        assert sentence in parsed.words
+        assert "; ".join(alert["remedies"]) in parsed.words
+    (record,) = read_jsonl(folder / "recovery.jsonl")
+    assert record["message"] in parsed.words
+    assert "beta_star 0 → 0.5" in parsed.words
+    assert "No rule has fired since: begin the next run with these settings." in parsed.words
+    # Each is marked in the chart of its own diagnostic, and linked with its line.
+    targets = [attrs["href"] for tag, attrs in parsed.tags if tag == "a"]
+    assert targets.count("#alert-0-0") == targets.count("#alert-0-1") == 1
+    assert targets.count("#rollback-0-0") == len(parsed.of_class("plot"))
+
+
+def test_what_a_rollback_undid_is_drawn_apart(folder, tmp_path):
+    both = Parsed(page([folder]))
+    first_chart = [str(a["class"]) for a in both.of_class("line") if "run0" in str(a["class"])][:3]
+    assert first_chart == ["line run0", "line run0 undone", "line run0"]
+    assert Parsed(page([write(tmp_path / "lost", rescued=False)])).of_class("undone") == []
+
+
+def test_what_is_not_finite_is_a_gap_with_a_mark(tmp_path):
+    sink = JsonlSink(tmp_path / "run")
+    for step, row in rows(range(100), seed=1):
+        if step in (40, 41, 60):
+            row["energy_gap"] = math.nan if step == 40 else math.inf
+        sink.write_row(step, row, {})
+    sink.flush()
+    text = page([tmp_path / "run"])
+    assert re.findall(r"<title>not finite at step (\d+)</title>", text)[:3] == ["40", "41", "60"]
+    (path, *_) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
+    assert str(path).count("M") == 3
+    assert "nan" not in str(path)
+    assert "inf" not in str(path)
+
+
+def test_a_spike_of_one_step_survives_a_long_run(tmp_path):
+    sink = JsonlSink(tmp_path / "run")
+    for step in range(5_000):
+        sink.write_row(step, {"energy_gap": 15.0 if step == 3_456 else 0.1}, {})
+    sink.flush()
+    text = page([tmp_path / "run"])
+    assert len(text) < 150_000
+    (path,) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
+    heights = [float(y) for y in re.findall(r"[ML]\S+ (\S+)", str(path))]
+    # The axis ends 5% above the highest value.
+    assert sum(height < TOP + 10 for height in heights) == 1
+    assert len(heights) <= 1200
+
+
+def test_text_is_escaped(tmp_path):
+    evil = '<script>alert(1)</script> & "quotes" \' </title></svg>'
+    path = write(tmp_path / '<b>run & "co"', rescued=True)
+    (alert, *_) = read_jsonl(path / "alerts.jsonl")
+    alert |= {"rule": "<i>rule", "message": evil, "remedies": [evil, "b"], "value": "NaN"}
+    (record,) = read_jsonl(path / "recovery.jsonl")
+    for name, line in (("alerts", alert), ("recovery", record | {"message": evil})):
+        with (path / f"{name}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    (path / "config.json").write_text(json.dumps({"<u>key": evil}))
+    plain = Parsed(page([write(tmp_path / "plain")]))
+    parsed = Parsed(page([path]))
+    assert not {tag for tag, _ in parsed.tags} & {"i", "u"} - {tag for tag, _ in plain.tags}
+    count = {tag: sum(t == tag for t, _ in parsed.tags) for tag in ("script", "b", "figure")}
+    extra = count["figure"] - sum(tag == "figure" for tag, _ in plain.tags)
+    assert count["script"] == sum(tag == "script" for tag, _ in plain.tags) + extra
+    assert evil in parsed.words
+    assert "<i>rule" in parsed.words
+    assert "<u>key" in parsed.words
+    assert '<b>run & "co"' in parsed.words
+
+
+def test_runs_are_compared_by_what_differs(folder, tmp_path):
+    other = write(tmp_path / "lost", rescued=False)
+    (other / "config.json").write_text(
+        json.dumps({"beta_star": 2.0, "lr": 3e-3, "settings": {"iterations": 300, "new": [1]}})
+    )
+    words = Parsed(page([folder, other])).words
+    _, _, differing = words.partition("What differs")
+    differing, _, _ = differing.partition("Settings and results")
+    assert "beta_star 0 2" in differing
+    assert "settings.sgld_steps 5 —" in differing
+    assert "settings.new — [1]" in differing
+    assert "diverged_at none 180" in differing
+    assert "lr" not in differing
+    assert "accuracy" not in differing
+    assert "What differs" not in Parsed(page([folder])).words
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+    first, second = write(tmp_path / "a" / "run"), write(tmp_path / "b" / "run")
+    assert f"{first} · {second}" in Parsed(page([first, second])).words
+
+
+def test_a_guards_own_folder_that_is_not_over_has_a_page(folder):
+    for name in ("config.json", "results.json", "accuracy.jsonl", "recovery.jsonl"):
+        (folder / name).unlink()
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 300, "energy')
+    words = Parsed(page([folder])).words
+    assert "300 steps so far" in words
+    assert "no config.json" in words
+    assert "energy_blowup" in words
+
+
+def test_the_command_writes_one_file(folder, tmp_path, capsys):
+    out = tmp_path / "page.html"
+    assert cli.main(["report", str(folder), "--out", str(out)]) == 0
+    assert str(out) in capsys.readouterr().out
+    assert f"{LOST_AT}" in Parsed(out.read_text(encoding="utf-8")).words
+    assert f"to {BACK_TO}" in Parsed(out.read_text(encoding="utf-8")).words
+
+
+def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
+    assert cli.main(["report", str(tmp_path / "no")]) == cli.USAGE_ERROR
+    assert "holds no metrics.jsonl with rows" in capsys.readouterr().err
+    assert cli.main(["report", *[str(folder)] * 7]) == cli.USAGE_ERROR
+    assert "1 to 6 run folders; got 7" in capsys.readouterr().err
+    assert cli.main(["report", str(folder), "--out", str(tmp_path)]) == cli.USAGE_ERROR
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_without_jinja2_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"ebmguard\[train\]"):
+        page([folder])
+
+
+def test_no_rows_no_page(tmp_path):
+    with pytest.raises(ConfigError, match="holds no metrics"):
+        page([Path(tmp_path)])

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+
+import pytest
+
+from ebmguard import cli
+from ebmguard.report.watch import WatchConfig, watch
+
+from .folders import BACK_TO, write
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write(tmp_path / "run")
+
+
+def once(folder, monkeypatch, capsys, columns=110):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert watch(WatchConfig(folder, once=True)) == 0
+    return capsys.readouterr().out
+
+
+def test_a_frame_shows_diagnostics_alerts_and_rollbacks(folder, monkeypatch, capsys):
+    shown = once(folder, monkeypatch, capsys)
+    flat = " ".join(shown.split())
+    assert "step 300 of 300" in flat
+    assert "100% over, took 12 s" in flat
+    assert "in bounds now so far 2 ERROR, 1 rollback β* = 0.5" in flat
+    for title in ("energy gap", "GradScale", "ESS / M", "energy overlap", "test accuracy"):
+        assert title in shown
+    assert "≥ 0.1" in shown  # the floors of GradScale and ESS
+    for name in ("alerts", "recovery"):
+        for line in (folder / f"{name}.jsonl").read_text().splitlines():
+            assert json.loads(line)["message"] in flat
+    assert "\x1b" not in shown
+
+
+def test_what_is_out_of_bounds_says_so_without_colour(tmp_path, monkeypatch, capsys):
+    shown = once(write(tmp_path / "run", rescued=False), monkeypatch, capsys)
+    assert "● ERROR now, DIVERGED at step 180" in shown
+    assert re.search(r"ERROR energy gap +inf .*×", shown)
+    assert re.search(r"WARN +GradScale +0 ", shown)
+    assert "at the reference exponent" in shown
+
+
+@pytest.mark.parametrize("columns", [24, 40, 60, 80, 200])
+def test_frames_fit_the_terminal(folder, columns, monkeypatch, capsys):
+    shown = once(folder, monkeypatch, capsys, columns)
+    assert max(map(len, shown.splitlines())) <= columns
+    assert "0.98" in shown
+    assert ("≥ 0.1" in shown) == (columns >= 80)
+
+
+def test_many_alerts_are_cut_to_the_newest(folder, monkeypatch, capsys):
+    (line, *_) = (folder / "alerts.jsonl").read_text().splitlines()
+    alert = json.loads(line)
+    with (folder / "alerts.jsonl").open("a") as file:
+        for step in range(1000, 1200):
+            file.write(json.dumps(alert | {"step": step, "message": f"at {step}."}) + "\n")
+    shown = once(folder, monkeypatch, capsys)
+    assert shown.index("at 1199.") < shown.index("at 1198.")
+    assert "at 1100." not in shown
+    assert len(shown.splitlines()) <= 52
+    count = int(re.findall(r"and (\d+) before", shown)[0])
+    assert count + shown.count("at 11") == 202
+
+
+def test_once_refuses_what_is_no_run(tmp_path, capsys):
+    assert cli.main(["watch", str(tmp_path / "typo"), "--once"]) == cli.USAGE_ERROR
+    assert "typo holds no metrics.jsonl with rows" in capsys.readouterr().err
+
+
+class Stages:
+    """In the place of time.sleep: between two looks at the folder, something happens in it."""
+
+    def __init__(self, *stages):
+        self.stages = list(stages)
+
+    def sleep(self, seconds):
+        if not self.stages:
+            raise KeyboardInterrupt
+        self.stages.pop(0)()
+
+
+@pytest.fixture
+def staged(folder, tmp_path, monkeypatch):
+    """Plays a run into a folder that is not there at first; returns that folder."""
+    live = tmp_path / "live"
+    rows = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+
+    def append(lines):
+        with (live / "metrics.jsonl").open("ab") as file:
+            file.write(b"".join(lines))
+
+    stages = Stages(
+        lambda: live.mkdir(),
+        lambda: shutil.copy(folder / "config.json", live),
+        lambda: append([*rows[:100], rows[100][:30]]),
+        lambda: append([rows[100][30:], *rows[101:]]),
+        lambda: shutil.copy(folder / "alerts.jsonl", live),
+        lambda: shutil.copy(folder / "recovery.jsonl", live),
+        lambda: (live / "results.json").write_text('{"steps": 300, "diverged_at": null}'),
+        lambda: pytest.fail("it goes on after the end"),
+    )
+    clock = iter(range(0, 10**6, 16))
+    monkeypatch.setattr(time, "sleep", stages.sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    return live
+
+
+def test_without_a_terminal_frames_are_appended_until_the_run_is_over(staged, capsys):
+    assert watch(WatchConfig(staged)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "waiting: no such folder yet" in shown
+    assert "waiting for the first row" in shown
+    assert shown.index("step 100 of 300") < shown.index("step 300 of 300")
+    assert "steps/s" in shown
+    last = shown.rpartition("step 300")[2]
+    assert "100% over" in last
+    assert f"back to step {BACK_TO}" in last
+    assert "\x1b" not in shown
+
+
+def test_on_a_terminal_the_frame_is_redrawn_in_place(staged, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "40")
+    assert watch(WatchConfig(staged)) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[1A" in shown  # up a line
+    assert shown.count("energy_blowup at step 180") >= 2
+    assert "\x1b[?25h" in shown  # the cursor is back
+
+
+def test_ctrl_c_is_the_way_out(folder, monkeypatch, capsys):
+    (folder / "results.json").unlink()
+    monkeypatch.setattr(time, "sleep", Stages().sleep)
+    assert cli.main(["watch", str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"last row \d+ s ago", shown.out)
+    assert shown.err == ""
+
+
+def test_without_rich_it_says_what_to_install(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(ImportError, match=r"ebmguard\[train\]"):
+        watch(WatchConfig(folder, once=True))
