@@ -70,7 +70,22 @@ class Cell:
 
 
 # The default first: it is what most people will have.
-GRID = [Cell(policy, seed) for policy in reversed(POLICIES) for seed in SEEDS]
+ORDER = ("default", "none", "beta2", "beta0.5", "reseed", "lr", "steps")
+GRID = [Cell(policy, seed) for policy in ORDER for seed in SEEDS]
+
+
+def result_of(cell: Cell, root: Path) -> dict[str, Any]:
+    """Train a cell, or take the run that it would repeat to the bit.
+
+    The first rung of the default ladder is β* → 2, so that a run that needed no second rollback is
+    also that of β* → 2 alone.
+    """
+    twin = Cell("default", cell.seed)
+    if cell.policy == "beta2" and is_done(twin, root):
+        result = read_json(root / twin.name / "result.json")
+        if len(result["rollbacks"]) <= 1:
+            return result | {"policy": cell.policy}
+    return train(cell, root / cell.name)
 
 
 def train(cell: Cell, folder: Path) -> dict[str, Any]:
@@ -153,7 +168,7 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
 
 def is_saved(result: dict[str, Any]) -> bool:
     """Whether a run reached its end alive, and by more than standing still."""
-    return (
+    return bool(
         result["steps"] >= STEPS
         and result["lr"] >= LEAST_LR
         and result["median_abs_gap"] < LARGEST_GAP
@@ -221,7 +236,7 @@ def page(root: Path) -> list[str]:
 
 def _row(words: str, own: list[dict[str, Any]]) -> str:
     def median(key: str) -> float:
-        return statistics.median(each[key] for each in own)
+        return float(statistics.median(each[key] for each in own))
 
     counts = [len(each["rollbacks"]) for each in own]
     relapses = sum(record["relapse"] for each in own for record in each["rollbacks"])
@@ -251,7 +266,8 @@ def main() -> None:
     if given.cell:
         cell = next(each for each in GRID if each.name == given.cell)
         folder = given.runs / cell.name
-        write_json(folder / "result.json", train(cell, folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / "result.json", result_of(cell, given.runs))
         return
 
     def write() -> None:

@@ -140,11 +140,15 @@ def guard(
                 f"{name}= is a {type(setting).__name__}; expected ebmguard.steering."
                 f"{kind.__name__}(...)."
             )
-    if steer is not None and not isinstance(first := strength.at(0).beta_star, float):
-        raise ConfigError(
-            f"steer= moves one number β*, but beta_star is {first!r} at step 0; an ensemble's, and "
-            "the average over several exponents, are not steered."
-        )
+    controller = None
+    if steer is not None:
+        first = strength.at(0).beta_star
+        if not isinstance(first, float):
+            raise ConfigError(
+                f"steer= moves one number β*, but beta_star is {first!r} at step 0; an ensemble's, "
+                "and the average over several exponents, are not steered."
+            )
+        controller = steer.start(first)
     if isinstance(loss_fn, GuardedLoss):
         raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
     for name, given, wanted in (
@@ -203,7 +207,7 @@ def guard(
         action=action,
         recovery=recovery,
         adapt=adapt,
-        steer=None if steer is None else steer.start(strength.at(0).beta_star),
+        steer=controller,
         on_alert=on_alert,
         hold=hold,
     )

@@ -21,9 +21,10 @@ def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
 
     GPUs that nothing has used yet, and a NumPy that nobody has imported, have none.
     """
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     state: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "cuda": torch.cuda.get_rng_state_all() if on_gpu else [],
         "python": random.getstate(),
         "own": [each.get_state() for each in generators],
     }

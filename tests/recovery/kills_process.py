@@ -30,7 +30,7 @@ def make(folder: Path) -> Run:
 
 
 def train(run: Run) -> None:
-    run.ema.ballast.fill_(float(run.guard.step))
+    run.ema.get_buffer("ballast").fill_(float(run.guard.step))
     run.step()
 
 
@@ -68,7 +68,7 @@ def main(folder: Path, kills: int) -> None:
         assert step is not None
         assert step >= last, "a snapshot was lost"
         # The ballast is the step at which the snapshot's last update began.
-        assert torch.equal(run.ema.ballast, torch.full((200_000,), step - 1.0))
+        assert torch.equal(run.ema.get_buffer("ballast"), torch.full((200_000,), step - 1.0))
         assert run.guard.step == step
         last = step
     print(kills, torn, last)

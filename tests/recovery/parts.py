@@ -68,10 +68,10 @@ class Run:
         )
         self.memory = Memory()
         self.sgld_steps: list[int] = []
-        options = {"beta_star": 0.5, "output_scale": 200.0, "sinks": [self.memory]} | options
+        usual: dict[str, Any] = {"beta_star": 0.5, "output_scale": 200.0, "sinks": [self.memory]}
         if recovery is not None:
-            options |= {"action": "rollback", "recovery": recovery}
-        self.guard: Guard = guard(None, self.sample, **options)
+            usual |= {"action": "rollback", "recovery": recovery}
+        self.guard: Guard = guard(None, self.sample, **(usual | options))
         if detector is not None:
             self.guard._alarm.detector = detector
         self.guard.attach(
@@ -107,7 +107,7 @@ class Run:
 
     def state(self) -> dict[str, Any]:
         """Everything, as independent bytes: torch.save of state_dicts and raw RNG states."""
-        np_state = np.random.get_state()
+        name, keys, *rest = np.random.get_state(legacy=True)
         return {
             "model": _frozen(self.model.state_dict()),
             "optimizer": _frozen(self.optimizer.state_dict()),
@@ -117,7 +117,7 @@ class Run:
             "rng": self.rng.get_state().tolist(),
             "torch": torch.get_rng_state().tolist(),
             "python": random.getstate(),
-            "numpy": [np_state[0], np_state[1].tolist(), *np_state[2:]],
+            "numpy": [name, np.asarray(keys).tolist(), *rest],
             "step": self.guard.step,
         }
 

@@ -47,8 +47,8 @@ def test_fifty_kills_leave_no_torn_snapshot(tmp_path: Path) -> None:
 
 def test_a_new_process_goes_on_as_the_old_one_did(tmp_path: Path) -> None:
     _, states = run_of(20, tmp_path)
-    for later in sorted(tmp_path.iterdir())[1:]:
-        later.unlink()
+    for newer in sorted(tmp_path.iterdir())[1:]:
+        newer.unlink()
     run = make(tmp_path)
     step = run.guard.resume()
     assert step is not None
