@@ -31,10 +31,10 @@ def dying_run() -> Path:
 
 def tensorboard(path: Path) -> None:
     """TensorBoard's first page, with the side pane closed, so that there is room for charts."""
-    with serve_tensorboard(dying_run()) as url, open_browser(1500, 1200) as page:
+    with serve_tensorboard(dying_run()) as url, open_browser(1900, 1250) as page:
         page.open(url)
         # The charts of both groups that TensorBoard opens are drawn when their tables are there.
-        page.wait_for_text("_alerts/ERROR /energy_blowup", "evaluation /test_accuracy", " 760 ")
+        page.wait_for_text("_alerts /ERROR_energy_blowup", "evaluation /test_accuracy", " 760 ")
         page.click("Toggle settings side pane")
         page.settle()
         page.picture(path)

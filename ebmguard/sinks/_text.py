@@ -17,12 +17,13 @@ def marker_tag(record: Mapping[str, Any]) -> str:
     """The tag of the scalar that marks an alert's step; its value is the level's number.
 
     Level and rule are words in it, because a page of scalars shows no others, and because points
-    of one tag are joined by a line.
+    of one tag are joined by a line. Both are behind the last slash: what stands before it is cut
+    where there is little room.
 
     Args:
         record: what ``Alert.record()`` returns.
     """
-    return f"{MARKER_PREFIX}{record['level']}/{record['rule']}"
+    return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
 
 
 def alert_markdown(record: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ class AddScalarSink:
 
     For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
     ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used where it has
-    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<LEVEL>/<rule>``
+    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<LEVEL>_<rule>``
     (the level: 0 INFO, 1 WARN, 2 ERROR) at its step, and a text under ``guard/alerts``.
 
     One call per scalar is what such loggers offer, and some 60 of them a step are slow: a

@@ -107,7 +107,7 @@ def test_a_logger_with_add_scalar_is_wrapped() -> None:
     sink.flush()
     assert logger.calls[0] == ("guard/ess", 0.5, 4)
     assert math.isnan(logger.calls[1][1])
-    assert logger.calls[2] == ("_alerts/WARN/sampler_failing", 1.0, 9)
+    assert logger.calls[2] == ("_alerts/WARN_sampler_failing", 1.0, 9)
     sink.write_recovery(RECOVERY)
     assert len(logger.calls) == 3
 
@@ -133,7 +133,7 @@ def test_a_summary_writer_takes_rows_and_alerts(tmp_path: Path) -> None:
         sink.write_alert(ALERT)
         sink.flush()
     tags = EventAccumulator(str(tmp_path)).Reload().Tags()["tensors"]
-    assert {"guard/ess", "guard/f_pos", "_alerts/WARN/sampler_failing"} <= set(tags)
+    assert {"guard/ess", "guard/f_pos", "_alerts/WARN_sampler_failing"} <= set(tags)
 
 
 def test_log_dir_means_json_lines_and_tensorboard(tmp_path: Path) -> None:

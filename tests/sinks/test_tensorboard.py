@@ -156,7 +156,7 @@ def test_an_alert_is_a_text_and_a_marker(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
     sink.write_alert(ALERT)
     sink.flush()
-    assert scalars(tmp_path, "_alerts/ERROR/energy_blowup") == [(7, 2.0)]
+    assert scalars(tmp_path, "_alerts/ERROR_energy_blowup") == [(7, 2.0)]
     accumulator = load(tmp_path)
     (event,) = accumulator.Tensors("guard/alerts")
     (text,) = (value.decode() for value in event.tensor_proto.string_val)
@@ -196,7 +196,7 @@ def test_the_layout_names_what_belongs_together(tmp_path: Path) -> None:
     # The page matches from the start only, so "guard/loss" would also take "guard/loss_weight".
     patterns = [re.compile(tag) for chart in charts.values() for tag in chart.multiline.tag]
     assert not any(p.match("guard/energy_gap_scaled") for p in patterns)
-    assert any(p.match("_alerts/ERROR/energy_blowup") for p in patterns)
+    assert any(p.match("_alerts/ERROR_energy_blowup") for p in patterns)
 
 
 def test_two_sinks_in_one_folder_write_two_files(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_after_a_rollback_only_what_counts_is_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
     accumulator = load(tmp_path)
     assert [event.step for event in accumulator.Tensors("guard/f_pos")] == list(range(7))
-    assert [event.step for event in accumulator.Tensors("_alerts/ERROR/energy_blowup")] == [1]
+    assert [event.step for event in accumulator.Tensors("_alerts/ERROR_energy_blowup")] == [1]
     assert [event.step for event in accumulator.Tensors("guard/alerts")] == [1]
     (event,) = accumulator.Tensors("guard/recovery")
     text = event.tensor_proto.string_val[0].decode()
