@@ -113,10 +113,14 @@ class Meter:
     @torch.no_grad()
     def saw_update(self, update: Update) -> None:
         """Keep what an optimizer step shows for the next row, that of the network it has made."""
-        self._from_update = {
+        found = {
             "optim/grad_norm": update.gradient_norm,
             "optim/update_norm": update.norm,
             "optim/amplification": amplification(update.relative_norm, self._grad_scale),
+        }
+        # In float32, as a state that is loaded has them.
+        self._from_update = {
+            name: x.float() if isinstance(x, Tensor) else x for name, x in found.items()
         }
 
     @torch.no_grad()
