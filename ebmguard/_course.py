@@ -55,6 +55,7 @@ class Course:
         self._steps: StepsController | None = None
         self._steer = steer
         self._steps_were_read = False
+        self._is_refined = False
         journal.listeners.append(self._observe)
 
     def attach(self, run: Attached) -> None:
@@ -104,7 +105,13 @@ class Course:
 
     def refinement(self) -> int:
         """In how many finer SGLD steps the adaptive sampler splits each one now; 1 without it."""
-        return 1 if self._steps is None else self._steps.factor
+        self._is_refined = True
+        return self.refined_by
+
+    @property
+    def refined_by(self) -> int:
+        """The same; 1 where the sampler has not asked, whose steps are all of the usual size."""
+        return 1 if self._steps is None or not self._is_refined else self._steps.factor
 
     def _usual_steps(self) -> int:
         assert self._run.sgld_steps is not None
@@ -116,14 +123,22 @@ class Course:
         name = self._run.steps_argument
         return {} if name is None else {name: self.sgld_steps()}
 
+    def before_judging(self) -> None:
+        """Note in the step's row how many steps the sampler took; the row may change the number."""
+        if self._steps_were_read:
+            self._journal.note({"sampler/steps": float(self.sgld_steps())})
+        if self._steps is not None:
+            self._journal.note(
+                {
+                    "sampler/steps_factor": float(self._steps.factor),
+                    "steering/extra_compute": self._steps.extra_compute,
+                }
+            )
+
     def before_end_of_step(self) -> None:
         """Note in the step's row what it ran with."""
         if self.recoverer is not None:
             self._journal.note({"recovery/attempt": float(self.recoverer.attempt)})
-        if self._steps_were_read:
-            self._journal.note({"sampler/steps": float(self.sgld_steps())})
-        if self._steps is not None:
-            self._journal.note(self._steps.numbers())
 
     def after_step(self) -> None:
         """At a safe point: raise, take a snapshot, or take the run back.

@@ -295,6 +295,7 @@ class Guard:
         **extra: Tensor | None,
     ) -> None:
         if not self._paused:
+            self._course.before_judging()
             f_pos, f_neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
             self._journal.observe(f_pos, f_neg, groups, strength, extra)
 
@@ -367,7 +368,7 @@ class Guard:
                 "does call with model=."
             )
         self._sampler_calls += 1
-        self._meter.saw_samples(tempering, result, slow=slow, refinement=self._course.refinement())
+        self._meter.saw_samples(tempering, result, slow=slow, refinement=self._course.refined_by)
         unused = self._sampler_calls >= _UNUSED_CALLS and not self._journal.losses
         if unused and not strength.is_off and not self._has_warned:
             self._has_warned = True

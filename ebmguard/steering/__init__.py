@@ -13,7 +13,7 @@ the state of a run::
     sampler(..., n_steps=steps.value)            # with β* = beta.value
 
 The additional steps should be finer ones: a step size divided by ``steps.factor`` and noise divided
-by its root, see :mod:`.steps`. ``numbers()`` of the steps are what to note in the row of a step;
+by its root, see :mod:`.steps`; ``steps.extra_compute`` says what they have cost so far.
 ``state_dict`` and ``load_state_dict`` of both are JSON-able. Equal rows on all ranks give equal
 decisions, and rows without a number (NaN, or absent) change none. In an ensemble the rows are the
 means over its members, who share one sampler; β* of an ensemble is not steered.

@@ -181,15 +181,10 @@ class StepsController:
         """SGLD steps to run now, between base and base * most."""
         return self.base * self.factor
 
-    def numbers(self) -> dict[str, float]:
-        """What belongs into the row of a step, by tag.
-
-        ``sampler/steps_factor`` is the factor, ``steering/extra_compute`` all steps so far over
-        those that the base would have taken, 1 where nothing was added.
-        """
-        state = self.state
-        extra = state.factors / state.rows if state.rows else 1.0
-        return {"sampler/steps_factor": float(self.factor), "steering/extra_compute": extra}
+    @property
+    def extra_compute(self) -> float:
+        """All steps so far over those that the base would have taken; 1 where none was added."""
+        return self.state.factors / self.state.rows if self.state.rows else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON-able data."""
