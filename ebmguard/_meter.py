@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ._attached import Attached
-from ._sampled import sampled
+from ._sampled import known_by, sampled
 from ._update import Update
 from .diagnostics import (
     amplification,
@@ -22,6 +22,7 @@ from .diagnostics import (
     energy_diagnostics,
     nonfinite_diagnostics,
     pareto_k,
+    repeated,
     weight_diagnostics_at,
 )
 from .energies import Groups, Reduce, Variants, per_sample
@@ -71,6 +72,8 @@ class Meter:
         self._output_scale = output_scale
         self._process_group = process_group
         self._from_sampler: list[dict[str, float | Tensor]] = []
+        # By its place in the step, what each sampler call is known by until the next step's.
+        self._known_by: dict[int, Tensor] = {}
         self._from_update: dict[str, float | Tensor] = {}
         self._grad_scale: float | Tensor = math.nan
         self._recent: deque[Tensor] = deque(maxlen=_POOLED_STEPS)
@@ -107,6 +110,13 @@ class Meter:
         seen = sampled(tempering, samples, run, models=self._models, sign=self._sign, slow=slow)
         if tempering is not None:
             tempering.forget()
+        now, call = known_by(samples, self._models), len(self._from_sampler)
+        if now is not None:
+            before = self._known_by.get(call)
+            seen["sampler/repeated"] = (
+                math.nan if before is None else repeated(now, before.to(now.device))
+            )
+            self._known_by[call] = now
         # Now, since another sampler may draw from the same buffer before the loss.
         self._from_sampler.append({**seen, **buffer_diagnostics(self.attached.buffer)})
 
@@ -228,11 +238,12 @@ class Meter:
         return torch.cat([log + math.log(log.shape[-1]) for log in logs], -1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers: energies pooled for the Pareto shape, and what waits for the next row."""
+        """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
         waiting = self._from_update
         return {
             "recent": [f.tolist() for f in self._recent],
             "update": {name: float(x) for name, x in waiting.items()},
+            "known_by": [[call, x.tolist()] for call, x in self._known_by.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -242,6 +253,9 @@ class Meter:
         self._recent = deque(recent, maxlen=_POOLED_STEPS)
         self._from_update = dict(state["update"])
         self._from_sampler = []
+        self._known_by = {
+            call: torch.tensor(x, dtype=torch.float64) for call, x in state["known_by"]
+        }
 
 
 def _tensor(x: float | Tensor, like: Tensor) -> Tensor:

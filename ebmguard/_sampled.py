@@ -12,6 +12,7 @@ from .diagnostics import (
     ChainState,
     clamped,
     drift_to_noise,
+    fingerprint,
     metropolis_acceptance,
     oriented,
 )
@@ -19,7 +20,7 @@ from .energies import has_models
 from .evaluations import Evaluation
 from .temper import Tempering
 
-__all__ = ["sampled"]
+__all__ = ["known_by", "sampled"]
 
 
 def sampled(
@@ -55,6 +56,12 @@ def sampled(
     return found | _of_samples(_first_tensor(samples), attached, models)
 
 
+def known_by(samples: object, models: torch.Size) -> Tensor | None:
+    """The :func:`fingerprint` of what a sampler returned; None where that is no samples."""
+    x = _first_tensor(samples)
+    return None if x is None else fingerprint(_rows(x, models))
+
+
 def _of_gradients(
     tempering: Tempering | None, attached: Attached, models: torch.Size
 ) -> dict[str, float | Tensor]:
@@ -88,8 +95,7 @@ def _of_samples(
 ) -> dict[str, float | Tensor]:
     if x is None:
         return {}
-    leading = len(models) if has_models(x, models) else 0
-    rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
+    rows = _rows(x, models)
     # NaN and the infinities show in the extremes, without a mask of the samples' size.
     highest, lowest = rows.amax(-1), rows.amin(-1)
     largest = torch.finfo(x.dtype).max
@@ -101,6 +107,12 @@ def _of_samples(
     if attached.clamp is not None:
         found["sampler/clamped"] = clamped(rows, attached.clamp)
     return found
+
+
+def _rows(x: Tensor, models: torch.Size) -> Tensor:
+    """Samples with their entries in one dimension: ``(..., B, d)``."""
+    leading = len(models) if has_models(x, models) else 0
+    return x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
 
 
 def _acceptance(

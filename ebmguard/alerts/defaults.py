@@ -32,4 +32,11 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         ),
         reference_prefix="ref/",
     ),
+    MedianRule(
+        "stale_chains",
+        bounds=(
+            # A chain that moves never repeats itself to the last bit.
+            Bound("sampler/repeated", "above", 0.5, clear=0.1, window=5, remedies=words.HUNG),
+        ),
+    ),
 )

@@ -59,3 +59,7 @@ WEIGHTS = Remedies(
     positive=("lower beta_star", _MORE_NEGATIVES),
     negative=(_TOWARDS_ZERO, _MORE_NEGATIVES),
 )
+HUNG = _always(
+    "look for a sampler that returns what it kept, or takes steps of size 0",
+    "draw fresh start points",
+)

@@ -24,7 +24,8 @@ STORY = ("healthy_start", "absorbed_onset", "starved", "near_blowup", "blowup_a"
 @pytest.fixture(scope="session")
 def story(excerpt):
     rows = [row for name in STORY for row in excerpt(name).rows]
-    return [*rows, rows[-1] | {"energy_gap": math.nan}, *rows[:60]]
+    hung = [row | {"sampler/repeated": 1.0} for row in rows[:10]]
+    return [*rows, rows[-1] | {"energy_gap": math.nan}, *hung, *rows[:60]]
 
 
 def feed(detector, rows, start=0):

@@ -25,6 +25,7 @@ JOINED = {
     *("nonfinite/pos", "nonfinite/neg", "nonfinite/energies", "nonfinite/samples"),
     *("nonfinite/gradients", "sampler/grad_norm", "sampler/grad_norm_max", "alert_level"),
     *("sampler/evaluations", "sampler/drift_to_noise", "sampler/clamped", "sampler/acceptance"),
+    "sampler/repeated",
     *("optim/grad_norm", "optim/update_norm", "optim/amplification"),
 }
 AVERAGED = {
