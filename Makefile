@@ -28,7 +28,7 @@ help:
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
-	@echo "make screenshots     pictures of TensorBoard for docs/, with a headless Chromium"
+	@echo "make screenshots     pictures of TensorBoard and of a report for docs/, with a headless Chromium"
 	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
 	@echo "make sweep-toy       what the paper leaves open on its toys, swept: about an hour"
 	@echo "make clean           remove .venv, caches and builds; results are kept"

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ebmguard.report.page import page as page_of
+
 from .browser import missing, open_browser, serve_tensorboard
 
 RUNS = Path("runs/screenshots")
@@ -22,9 +24,19 @@ RUNS = Path("runs/screenshots")
 
 def dying_run() -> Path:
     """A JEM on digits without the guard's weights, which blows up at step 716: about a minute."""
-    folder = RUNS / "dying"
+    return train("dying", "--iterations", "760")
+
+
+def rescued_run() -> Path:
+    """The same run, in which the guard rolls back and goes on with its weights."""
+    return train("rescued", "--iterations", "1000", "--action", "rollback")
+
+
+def train(name: str, *options: str) -> Path:
+    """A run at β* = 0, unless it is there already; its folder."""
+    folder = RUNS / name
     if not (folder / "results.json").is_file():
-        words = ["train", "jem", "--beta-star", "0", "--seed", "0", "--iterations", "760"]
+        words = ["train", "jem", "--beta-star", "0", "--seed", "0", *options]
         subprocess.run([sys.executable, "-m", "ebmguard", *words, "--out", str(folder)], check=True)
     return folder
 
@@ -40,8 +52,18 @@ def tensorboard(path: Path) -> None:
         page.picture(path)
 
 
+def report(path: Path) -> None:
+    """The page of `ebmguard report` about a run that was rescued."""
+    file = RUNS / "report.html"
+    file.write_text(page_of([rescued_run()]), encoding="utf-8")
+    with open_browser(1200, 1450) as page:
+        page.open(file.resolve().as_uri())
+        page.wait_for_text("What to do next")
+        page.picture(path)
+
+
 # Name of the picture -> what draws it to a path.
-PICTURES: dict[str, Callable[[Path], None]] = {"tensorboard": tensorboard}
+PICTURES: dict[str, Callable[[Path], None]] = {"tensorboard": tensorboard, "report": report}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from .charts import Scale
 
 __all__ = ["Axis", "number"]
 
-_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # of the axis, times a power of ten
 # Beyond these a lost run would flatten everything that came before.
 _TALLEST = 1e6
 _DECADES = 6
@@ -67,7 +67,7 @@ class Axis:
         return min(1.0, max(0.0, (x - low) / (high - low)))
 
     def ticks(self) -> list[float]:
-        """Some four round values inside."""
+        """Some five round values inside."""
         if self.scale == "log":
             ticks = _powers(self.low, self.high)
             return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
@@ -101,7 +101,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    rough = (high - low) / 4
+    rough = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(rough))
     step = unit * next(s for s in _STEPS if s * unit >= rough * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
