@@ -1,0 +1,167 @@
+"""Faults on purpose in a guarded loop.
+
+Each is noticed within one flush, by the rule that is its own, and a rollback brings the run back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ebmguard import Guard, Level, Recovery, guard
+from ebmguard.faults import FaultInjector
+from ebmguard.samplers import ReplayBuffer, sgld
+
+BATCH = 32
+AT = 40
+FLUSH = 50
+END = AT + FLUSH + 10
+
+
+class Energy(nn.Module):
+    """A small smooth energy of points in the plane."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1)
+        )
+
+    def forward(self, x):
+        return self.net(x).squeeze(-1)
+
+
+@dataclass
+class World:
+    """One run and what is in it."""
+
+    f: Energy
+    buffer: ReplayBuffer
+    optimizer: torch.optim.Adam
+    guard: Guard
+    faults: FaultInjector
+
+    @property
+    def errors(self) -> list[tuple[str, int]]:
+        return [(a.rule, a.step) for a in self.guard.alerts if a.level is Level.ERROR]
+
+    def is_finite(self) -> bool:
+        parts = [*self.f.parameters(), self.buffer.samples]
+        parts += [
+            value
+            for state in self.optimizer.state.values()
+            for value in state.values()
+            if isinstance(value, Tensor)
+        ]
+        return all(bool(torch.isfinite(part).all()) for part in parts)
+
+
+def run(
+    arm: Any,
+    *,
+    beta_star: float,
+    seed: int = 0,
+    updates: int = END,
+    lr: float = 1e-3,
+    **options: Any,
+) -> World:
+    """Four Gaussians in the plane, persistent chains, Adam; the faults' steps are the guard's."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    f = Energy()
+    buffer = ReplayBuffer(64, (2,), reinit_rate=0.05, generator=generator, low=-2.0, high=2.0)
+    optimizer = torch.optim.Adam(f.parameters(), lr=lr)
+
+    def draw(f: nn.Module) -> Tensor:
+        start, rows = buffer.sample(BATCH)
+        end = sgld(f, start, steps=10, step_size=0.1, noise_std=0.14, generator=generator)
+        buffer.write(rows, end)
+        return end
+
+    def data() -> Tensor:
+        angle = torch.randint(4, (BATCH,), generator=generator) * math.pi / 2
+        centre = torch.stack((angle.cos(), angle.sin()), 1)
+        return centre + 0.1 * torch.randn(BATCH, 2, generator=generator)
+
+    faults = FaultInjector(step=lambda: g.step)
+    g = guard(None, faults.sampler(draw), beta_star=beta_star, output_scale=10.0, **options)
+    world = World(f, buffer, optimizer, g, faults)
+    arm(faults, world)
+    g.attach(model=f, optimizer=optimizer, buffer=buffer, generators=[generator])
+    with faults:
+        for _ in range(updates):
+            samples = g.sampler(f)
+            loss = g.loss_fn(f(data()), f(samples))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return world
+
+
+FAULTS: dict[str, tuple[Any, str, Level]] = {
+    "nan_sample": (lambda x, w: x.nan_sample(AT), "nonfinite", Level.ERROR),
+    "frozen_sampler": (lambda x, w: x.frozen_sampler(AT), "stale_chains", Level.WARN),
+    "energy_spike": (lambda x, w: x.energy_spike(AT, w.f), "energy_blowup", Level.ERROR),
+    "nan in a row": (lambda x, w: x.corrupt_buffer(AT, w.buffer), "nonfinite", Level.ERROR),
+    "a huge row": (
+        lambda x, w: x.corrupt_buffer(AT, w.buffer, value=1e6),
+        "energy_blowup",
+        Level.ERROR,
+    ),
+    "exploding_lr": (lambda x, w: x.exploding_lr(AT, w.optimizer), "energy_blowup", Level.ERROR),
+}
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 0.5])
+@pytest.mark.parametrize("name", FAULTS)
+def test_is_noticed_within_one_flush_by_its_own_rule(name, beta_star):
+    arm, rule, level = FAULTS[name]
+    world = run(arm, beta_star=beta_star)
+    (record,) = world.faults.records
+    assert record.step == AT
+    noticed = [
+        alert.step
+        for alert in world.guard.alerts
+        if alert.rule == rule and alert.level is level and alert.step >= AT
+    ]
+    assert noticed
+    assert noticed[0] - AT < FLUSH
+    # No other rule was louder before it.
+    first = next(a for a in world.guard.alerts if a.step >= AT and a.level >= level)
+    assert first.rule == rule
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 0.5, 2.0])
+def test_without_a_fault_there_is_no_error(beta_star):
+    world = run(lambda x, w: None, beta_star=beta_star)
+    assert world.errors == []
+    assert "stale_chains" not in {alert.rule for alert in world.guard.alerts}
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 0.5])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_rollback_brings_the_run_back(name, beta_star):
+    arm, rule, level = FAULTS[name]
+    world = run(
+        arm,
+        beta_star=beta_star,
+        updates=END + 60,
+        action="rollback",
+        recovery=Recovery(every=10, certify_after=20, budget=3),
+    )
+    assert [record.step for record in world.faults.records] == [AT]
+    assert world.is_finite()
+    if level is Level.ERROR:
+        first = world.guard.rollbacks[0]
+        assert first.alert.rule == rule
+        assert first.restored_step <= AT
+        assert AT < world.guard.step < END + 60
+    # The fault does not come again, and neither does its alarm.
+    recent = world.guard.step - 20
+    last = world.guard.rollbacks[-1].alert if world.guard.rollbacks else None
+    assert all(a.step < recent or a is last for a in world.guard.alerts if a.level is Level.ERROR)
