@@ -71,6 +71,13 @@ class AccuracyWatch:
         self.network.load_state_dict(now)
         return [past for past, _ in missing]
 
+    def forget(self, step: int) -> None:
+        """The run goes back to `step`: nothing is watched, and later copies are of no use."""
+        kept = [(past, copy) for past, copy in self._past if past < step]
+        self._past.clear()
+        self._past.extend(kept)
+        self._watched_until = -1
+
     def state_dict(self) -> dict[str, Any]:
         """The copies and what is being watched; the results belong to the caller."""
         return {"past": list(self._past), "watched_until": self._watched_until}

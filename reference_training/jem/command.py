@@ -16,7 +16,7 @@ def run(config: JemConfig) -> int:
     """`ebmguard train jem`: open the run folder, train, and say how it went.
 
     Returns:
-        Exit status: 0, or 130 where Ctrl-C stopped the run.
+        Exit status: 0, 1 where the guard ended the run, or 130 where Ctrl-C stopped it.
 
     Raises:
         ConfigError: the settings, the folder or the device cannot be meant.
@@ -33,13 +33,18 @@ def run(config: JemConfig) -> int:
             print(f"stopped; go on with: {config.command()} --resume{by}")
         else:
             print(summary(results, folder.path))
-    return INTERRUPTED if results is None else 0
+    if results is None:
+        return INTERRUPTED
+    return 0 if results["ended"] is None else 1
 
 
 def summary(results: dict[str, Any], path: Path) -> str:
     """How the run went, in a few lines."""
     lines = [f"results in {path}"]
-    if results["diverged_at"] is None:
+    lines += [rollback["message"] for rollback in results["rollbacks"]]
+    if results["ended"] is not None:
+        lines.append(f"ENDED by the guard after {results['steps']} steps: {results['ended']}")
+    elif results["diverged_at"] is None:
         lines.append(f"finished {results['steps']} steps without divergence")
     else:
         lines.append(f"DIVERGED at step {results['diverged_at']}")

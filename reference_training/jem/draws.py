@@ -23,6 +23,9 @@ class Draws:
         seed: of the run.
         ranks: who trains.
 
+    Attributes:
+        generator: source of all that is random here, but for the order of epochs.
+
     Raises:
         ConfigError: a batch has more images than there are.
     """
@@ -32,7 +35,7 @@ class Draws:
         self._data = data
         self._settings = settings
         self._ranks = ranks
-        self._generator = torch.Generator(device).manual_seed(2 * seed)
+        self.generator = torch.Generator(device).manual_seed(2 * seed)
         sizes = [size for size in (settings.n_pos, settings.n_labelled) if size]
         self._orders = [
             EpochOrder(len(data.train_x), size, 2 * seed + i, device)
@@ -56,11 +59,11 @@ class Draws:
     def _rows(self, step: int, which: int, size: int) -> Tensor:
         if self._settings.epochs:
             return self._orders[which].rows(step)
-        count, generator = len(self._data.train_x), self._generator
+        count, generator = len(self._data.train_x), self.generator
         return torch.randint(count, (size,), generator=generator, device=generator.device)
 
     def _noisy(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        data, generator = self._data, self._generator
+        data, generator = self._data, self.generator
         x = augment(data.train_x[rows], pad=data.pad, flip=data.flip, generator=generator)
         x = data.scale(x)
         noise = torch.randn(x.shape, generator=generator, device=x.device)
@@ -69,8 +72,8 @@ class Draws:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The state of the generator; epochs need none."""
-        return {"generator": self._generator.get_state()}
+        return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go back to a saved state."""
-        self._generator.set_state(state["generator"].cpu())
+        self.generator.set_state(state["generator"].cpu())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,8 @@ class Logbook:
 
     training.jsonl has a line for each step (`cross_entropy`, `energy_gap`), evaluations.jsonl one
     for each evaluation, accuracy.jsonl one wherever the test accuracy is known. Numbers, and
-    samples as pictures, also go to TensorBoard, as the run "trainer".
+    samples as pictures, also go to TensorBoard, as the run "trainer". After a rollback steps come
+    again: their rows have an entry "attempt", the number of rollbacks before them.
 
     Args:
         config: the settings.
@@ -81,11 +82,14 @@ class Logbook:
         self._rows: list[dict[str, Any]] = []
         self._started = time.monotonic()
         self._writer: SummaryWriter | None = None
+        self._events_from = 0
 
     @property
     def finished(self) -> bool:
-        """All steps are done, or the run diverged long enough ago."""
+        """All steps are done, the guard ended the run, or it diverged long enough ago."""
         record = self.record
+        if record.ended is not None:
+            return True
         lost = record.diverged_at
         stopped = lost is not None and record.next_step > lost + self.settings.stop_after
         return stopped or record.next_step >= self.settings.iterations
@@ -112,6 +116,7 @@ class Logbook:
         row = self.evaluator.evaluate(
             self.network, step=step, epoch=step / self.epoch, buffer=buffer
         )
+        row |= self.record.attempt
         self.folder.append_rows("evaluations.jsonl", [row])
         if self.record.see_evaluation(row):
             self.folder.save(
@@ -158,11 +163,34 @@ class Logbook:
         state: dict[str, float | str] = {k: v for k, v in shown.items() if v is not None}
         self.reporter.step(step + 1, {**state, "alert": self._last_alert})
 
+    def roll_back(self, rollback: Mapping[str, Any]) -> None:
+        """The guard has gone back to an earlier step, after a finished one.
+
+        Args:
+            rollback: its record.
+        """
+        self.flush()
+        self._take_alerts()
+        settings, step = self.settings, rollback["restored_step"]
+        self.record.see_rollback(
+            rollback, before=settings.alert_context, after=settings.alert_window
+        )
+        self.watch.forget(step)
+        self.samples.forget(step)
+        self._close_writer()
+        self._events_from = step
+
+    def end(self, steps: int, why: str) -> None:
+        """The guard has ended the run, after so many steps."""
+        self.record.next_step = steps
+        self.record.ended = why
+        self.reporter.note(f"ended after {steps} steps: {why}")
+
     def _take(self, found: list[tuple[int, list[float]]]) -> None:
         """Numbers that have reached the host."""
         for step, (cross_entropy, gap, interrupted) in found:
             self._gap = gap if self.config.has_samples else None
-            row = {"step": step, "cross_entropy": cross_entropy}
+            row = {"step": step, **self.record.attempt, "cross_entropy": cross_entropy}
             self._rows.append(row if self._gap is None else {**row, "energy_gap": gap})
             self.interrupted |= interrupted > 0
             if self.record.see_step(step, cross_entropy, self._gap):
@@ -182,14 +210,14 @@ class Logbook:
         self._new_alerts.clear()
 
     def finish(
-        self, rows: list[dict[str, Any]], device: str, buffer: Tensor | None
+        self, rows: Sequence[Mapping[str, Any]], device: str, buffer: Tensor | None
     ) -> dict[str, Any]:
         """Evaluate the final parameters, draw the figures and write results.json.
 
         Call it when the guard has judged all of its rows.
 
         Args:
-            rows: the guard's rows, oldest first.
+            rows: the guard's rows, oldest first, of the last course.
             device: the device in words.
             buffer: as for :meth:`evaluate`.
 
@@ -229,9 +257,7 @@ class Logbook:
     def close(self) -> None:
         """Write what is pending and let go of the files."""
         self.flush()
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._close_writer()
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint. Call :meth:`flush` first."""
@@ -245,6 +271,7 @@ class Logbook:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state."""
         self.record.load_state_dict(state["record"])
+        self._events_from = self.record.next_step
         self.watch.results = self.record.accuracy
         self.watch.load_state_dict(state["watch"])
         self.samples.load_state_dict(state["samples"])
@@ -262,7 +289,8 @@ class Logbook:
             self._writer.add_images("samples", pixels, step)
 
     def _write_accuracy(self, steps: list[int]) -> None:
-        rows = [{"step": step, "test_accuracy": self.record.accuracy[step]} for step in steps]
+        known, attempt = self.record.accuracy, self.record.attempt
+        rows = [{"step": step, **attempt, "test_accuracy": known[step]} for step in steps]
         if rows:
             self.folder.append_rows("accuracy.jsonl", rows)
         for row in rows:
@@ -277,6 +305,11 @@ class Logbook:
         if self._writer is not None:
             self._writer.flush()
 
+    def _close_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
     def _scalar(self, tag: str, value: float, step: int) -> None:
         if not self.folder.writes:
             return
@@ -284,8 +317,8 @@ class Logbook:
             from torch.utils.tensorboard import SummaryWriter
 
             # A folder of its own: TensorBoard reads one growing event file for each folder.
-            # purge_step hides the steps that a resumed run goes through again.
+            # purge_step hides the steps that a run goes through again, resumed or rolled back.
             self._writer = SummaryWriter(
-                str(self.folder.path / "trainer"), purge_step=self.record.next_step
+                str(self.folder.path / "trainer"), purge_step=self._events_from
             )
         self._writer.add_scalar(tag, value, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ class RunRecord:
         best: rows of evaluations.jsonl that are the best by a number, by its name.
         alerts: records of the first alert that reached WARN and ERROR, by level name.
         elapsed: seconds of training in earlier sessions of a resumed run.
+        rollbacks: records of the guard's rollbacks, oldest first.
+        ended: why the guard ended the run, or None.
     """
 
     next_step: int = 0
@@ -41,6 +43,13 @@ class RunRecord:
     alerts: dict[str, dict[str, Any]] = field(default_factory=dict)
     best: dict[str, dict[str, Any]] = field(default_factory=dict)
     elapsed: float = 0.0
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)
+    ended: str | None = None
+
+    @property
+    def attempt(self) -> dict[str, int]:
+        """What a row says about rollbacks: how many there were before it; nothing without any."""
+        return {"attempt": len(self.rollbacks)} if self.rollbacks else {}
 
     def see_step(self, step: int, cross_entropy: float, gap: float | None) -> bool:
         """Take in the numbers of a step; true at the one that diverges.
@@ -82,8 +91,32 @@ class RunRecord:
         """Take in an alert; true for the first of level WARN or more, and the first ERROR."""
         reached = [level for level in (Level.WARN, Level.ERROR) if alert.level >= level]
         new = [level.name for level in reached if level.name not in self.alerts]
-        self.alerts.update({name: alert.record() for name in new})
+        self.alerts.update({name: {**alert.record(), **self.attempt} for name in new})
         return bool(new)
+
+    def see_rollback(self, rollback: Mapping[str, Any], *, before: int, after: int) -> None:
+        """Go back to an earlier step. What was steps after it belongs to a course given up.
+
+        The accuracy around the first alerts stays with them; evaluations that were the best stay
+        too, as checkpoints/best.pt does.
+
+        Args:
+            rollback: its record.
+            before, after: as for :meth:`results`.
+        """
+        for alert in self.alerts.values():
+            if "accuracy_around" not in alert:
+                around = self.accuracy_around(alert["step"], before=before, after=after)
+                alert["accuracy_around"] = around
+        step = int(rollback["restored_step"])
+        for late in [at for at in self.accuracy if at > step]:
+            del self.accuracy[late]
+        for _ in range(min(len(self.gaps), self.next_step - step)):
+            self.gaps.pop()
+        if self.diverged_at is not None and self.diverged_at >= step:
+            self.diverged_at = None
+        self.next_step = step
+        self.rollbacks.append(dict(rollback))
 
     def best_accuracy(self) -> tuple[int, float] | None:
         """Step and value of the best test accuracy before the divergence, the first of equals."""
@@ -106,7 +139,7 @@ class RunRecord:
         """The entries of results.json that describe how the run went.
 
         Args:
-            rows: the guard's rows, oldest first (metrics.jsonl).
+            rows: the guard's rows, oldest first (metrics.jsonl), of the last course.
             before: steps before an alert that are listed with their accuracy.
             after: steps after it.
         """
@@ -120,6 +153,8 @@ class RunRecord:
             "best_accuracy_step": best[0] if best else None,
             "median_abs_gap_last_100": median([abs(gap) for gap in self.gaps]),
             "best_evaluations": self.best,
+            "rollbacks": self.rollbacks,
+            "ended": self.ended,
         }
         for tag in ("grad_scale", "ess", "ref/grad_scale", "ref/ess", "energy_gap"):
             name = tag.replace("ref/", "reference_")
@@ -132,7 +167,7 @@ class RunRecord:
             entry = None
             if record is not None:
                 around = self.accuracy_around(record["step"], before=before, after=after)
-                entry = {**record, "accuracy_around": around}
+                entry = {"accuracy_around": around, **record}
             results[f"first_{level.lower()}"] = entry
         if self.diverged_at is not None:
             results["accuracy_around_divergence"] = self.accuracy_around(
@@ -150,6 +185,8 @@ class RunRecord:
             "alerts": dict(self.alerts),
             "best": dict(self.best),
             "elapsed": self.elapsed,
+            "rollbacks": list(self.rollbacks),
+            "ended": self.ended,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,3 +198,18 @@ class RunRecord:
         self.alerts = dict(state["alerts"])
         self.best = dict(state["best"])
         self.elapsed = state["elapsed"]
+        self.rollbacks = list(state["rollbacks"])
+        self.ended = state["ended"]
+
+
+def last_course(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows in the order of a file, without those of steps that a rollback gave up.
+
+    A step that comes again takes the place of what there was from it on.
+    """
+    kept: list[Mapping[str, Any]] = []
+    for row in rows:
+        while kept and kept[-1]["step"] >= row["step"]:
+            kept.pop()
+        kept.append(row)
+    return kept

@@ -17,7 +17,7 @@ from ebmguard.sinks import read_jsonl
 
 from ..run_folder import CONFIG, RESULTS
 from .paper import TABLE_2
-from .record import RunRecord
+from .record import RunRecord, last_course
 from .scenarios import SCENARIOS
 
 METRICS_FILE = "metrics.jsonl"
@@ -35,10 +35,14 @@ PUBLISHED_CONFIG: dict[str, Any] = {
     "energy_l2": 0.0,
     "clip_norm": None,
     "activation": "leaky_relu",
+    "action": "warn",
+    "steer_beta": False,
+    "most_steps": 1,
 }
 """What the published runs have in common beside their scenario's settings."""
 
-ADDED = {name: PUBLISHED_CONFIG[name] for name in ("energy_l2", "clip_norm", "activation")}
+_ADDED = ("energy_l2", "clip_norm", "activation", "action", "steer_beta", "most_steps")
+ADDED = {name: PUBLISHED_CONFIG[name] for name in _ADDED}
 """Settings that older folders do not name: what all runs had before there was a choice."""
 
 PUBLISHED_SCENARIOS = tuple(TABLE_2)
@@ -164,9 +168,11 @@ class JemRun:
 
     @property
     def complete(self) -> bool:
-        """Whether the run is over: all updates done, or diverged and ended for that."""
+        """Whether the run is over: all updates done, or diverged or ended by its guard."""
         return self.results is not None and (
-            self.diverged_at is not None or self.steps >= self.iterations
+            self.diverged_at is not None
+            or self.results.get("ended") is not None
+            or self.steps >= self.iterations
         )
 
     @property
@@ -257,7 +263,8 @@ def load_run(path: Path) -> JemRun:
         # The results are those of a shorter run, which is being made longer.
         results = None
     errors = [alert for alert in _lines(path / "alerts.jsonl") if alert["level"] == "ERROR"]
-    evaluations = {row["step"]: _evaluation(row) for row in _lines(path / EVALUATIONS_FILE)}
+    found = last_course(_lines(path / EVALUATIONS_FILE))
+    evaluations = {row["step"]: _evaluation(row) for row in found}
     steps, lost = _so_far(path) if results is None else (results["steps"], results["diverged_at"])
     return JemRun(
         path=path,
@@ -283,9 +290,11 @@ def series(
         tags: names of diagnostics, such as "energy_gap".
 
     Returns:
-        (T,) steps, ascending, and for each tag (T,) values, NaN where it was not recorded.
+        (T,) steps, ascending, and for each tag (T,) values, NaN where it was not recorded. Of a run
+        that was rolled back, those of its last course.
     """
     values: dict[int, list[float]] = {}
+    last = -1
     file = run.path / METRICS_FILE
     if file.is_file():
         with file.open(encoding="utf-8") as lines:
@@ -293,7 +302,11 @@ def series(
                 # A line in the making has no end yet.
                 if line.endswith("\n"):
                     row = json.loads(line)
-                    values[row["step"]] = [float(row.get(tag, math.nan)) for tag in tags]
+                    step = row["step"]
+                    if step <= last:  # a rollback: what came after it is of a course given up
+                        values = {s: kept for s, kept in values.items() if s < step}
+                    values[step] = [float(row.get(tag, math.nan)) for tag in tags]
+                    last = step
     steps = sorted(values)
     table = np.array([values[step] for step in steps], dtype=np.float64).reshape(-1, len(tags))
     return np.array(steps, dtype=np.int64), {tag: table[:, i] for i, tag in enumerate(tags)}
@@ -335,7 +348,7 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation:
 def _so_far(path: Path) -> tuple[int, int | None]:
     """Updates done and the step that was lost, of a run without results."""
     record = RunRecord()
-    for row in _lines(path / TRAINING_FILE):
+    for row in last_course(_lines(path / TRAINING_FILE)):
         record.see_step(row["step"], row["cross_entropy"], row.get("energy_gap"))
         record.next_step = row["step"] + 1
     return record.next_step, record.diverged_at

@@ -71,6 +71,12 @@ class KeptSamples:
         for step, pixels in self._recent:
             self._write(step, pixels)
 
+    def forget(self, step: int) -> None:
+        """The run goes back to `step`: the samples after it are of a course given up."""
+        kept = [(at, pixels) for at, pixels in self._recent if at < step]
+        self._recent.clear()
+        self._recent.extend(kept)
+
     def draw(self) -> None:
         """Draw the first, last and last healthy samples beside the data, into figures/."""
         if self.folder.writes:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ebmguard.errors import DivergenceError
 from ebmguard.sinks import read_jsonl
 
 from ..data import ImageData
@@ -19,6 +20,7 @@ from ..run_folder import RunFolder
 from .config import JemConfig
 from .evaluation import Evaluator, SampleQuality, load_features
 from .logbook import Logbook
+from .record import last_course
 from .trainer import Trainer, make_network, set_precision
 
 
@@ -66,13 +68,13 @@ def train(
         trainer.load_state_dict(state)
         logbook.load_state_dict(state["logbook"])
     del state
-    done = logbook.record.next_step
+    record = logbook.record
 
     def checkpoint() -> None:
         trainer.flush()
         logbook.flush()
         folder.checkpoints.save(
-            logbook.record.next_step,
+            record.next_step,
             {
                 **trainer.state_dict(),
                 "row_sizes": folder.row_sizes(),
@@ -84,16 +86,19 @@ def train(
         count = settings.quality_samples
         return trainer.chains(count) if count and config.has_samples else None
 
-    reporter.start(f"beta* = {config.beta_star:g}", done, settings.iterations)
+    reporter.start(f"beta* = {config.beta_star:g}", record.next_step, settings.iterations)
     try:
         with DeferredInterrupt() as interrupt:
-            for step in range(done, settings.iterations):
-                if logbook.finished or logbook.interrupted:
-                    break
+            while not (logbook.finished or logbook.interrupted):
+                step = record.next_step
                 if logbook.is_due(step):
                     logbook.evaluate(step, judged())
                 logbook.before_step(step)
-                numbers, x_neg = trainer.step(step)
+                try:
+                    numbers, x_neg = trainer.step(step)
+                except DivergenceError as error:
+                    logbook.end(trainer.steps, str(error))
+                    break
                 stopped = torch.full_like(numbers[:1], float(interrupt.requested))
                 logbook.after_step(
                     step,
@@ -102,15 +107,20 @@ def train(
                     x_neg=x_neg,
                     guard=trainer.loss_fn.guard.last,
                 )
-                if logbook.record.next_step % config.checkpoint_every == 0:
+                rollback = trainer.rollback(step)
+                if rollback is not None:
+                    logbook.roll_back(rollback)
+                # Checkpoints of the course that a rollback gives up are not to be resumed.
+                if rollback is not None or record.next_step % config.checkpoint_every == 0:
                     checkpoint()
-            checkpoint()
+            if record.ended is None:  # else it may be the middle of a step
+                checkpoint()
             if not logbook.finished:
                 return None
             trainer.close()
             metrics = folder.path / "metrics.jsonl"
             rows = read_jsonl(metrics) if folder.writes and metrics.is_file() else []
-            return logbook.finish(rows, describe(device), judged())
+            return logbook.finish(last_course(rows), describe(device), judged())
     finally:
         reporter.stop()
         logbook.close()

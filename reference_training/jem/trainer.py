@@ -101,8 +101,8 @@ class Trainer:
                 adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
                 steer=SteerBeta() if config.steer_beta else None,
             )
-            # Optional: so that the guard can tell whether the sampler's steps are of the right size,
-            # and whether its chains are stale.
+            # Optional: so that the guard can tell whether the sampler's steps are of the right
+            # size, and whether its chains are stale.
             return own.attach(
                 buffer=self.buffer,
                 step_size=settings.step_size,
@@ -182,11 +182,11 @@ class Trainer:
     @property
     def steps(self) -> int:
         """Steps finished so far, as the guard counts them: less after a rollback."""
-        return self.loss_fn.guard.step
+        return self.guards["p_x"].step
 
     def rollback(self, step: int) -> dict[str, Any] | None:
         """The record of the guard's rollback at the end of `step`, where there was one."""
-        return self.loss_fn.guard.rollbacks[-1].record() if self.steps <= step else None
+        return self.guards["p_x"].rollbacks[-1].record() if self.steps <= step else None
 
     def _l2(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
         """This rank's part of the penalty of energies that are far from 0: not the guard's."""

@@ -3,9 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebmguard.alerts import Alert, Level
-from ebmguard.reference_training.jem.record import RunRecord
+from ebmguard.reference_training.jem.record import RunRecord, last_course
 
 
 def alert(level, step):
@@ -135,3 +137,50 @@ def test_state_round_trip():
     other = RunRecord()
     other.load_state_dict(record.state_dict())
     assert other == record
+
+
+def test_a_rollback_gives_up_what_came_after_the_step_it_goes_back_to():
+    record = RunRecord()
+    for step in range(120):
+        record.see_step(step, 0.1, float(step))
+        record.next_step = step + 1
+    assert record.see_step(120, 0.1, 2e4)
+    record.next_step = 121
+    record.accuracy.update({step: step / 1000 for step in (0, 50, 60, 100, 119, 120)})
+    kept = record.accuracy
+    record.see_alert(alert(Level.ERROR, 119))
+    rollback = {"step": 120, "restored_step": 60, "message": "back"}
+    record.see_rollback(rollback, before=20, after=5)
+    assert record.next_step == 60
+    assert record.diverged_at is None
+    assert record.rollbacks == [rollback]
+    assert record.attempt == {"attempt": 1}
+    # That of step 60 is of the parameters that were restored. The object is the one that is shared.
+    assert kept is record.accuracy
+    assert kept == {0: 0.0, 50: 0.05, 60: 0.06}
+    # Of the last 100 gaps, those of steps 21 to 120, the steps before 60 are left.
+    assert list(record.gaps) == [float(step) for step in range(21, 60)]
+    record.see_alert(alert(Level.ERROR, 119))
+    results = record.results([], before=20, after=5)
+    assert results["first_error"]["accuracy_around"] == [(100, 0.1), (119, 0.119), (120, 0.12)]
+    again = RunRecord()
+    again.load_state_dict(record.state_dict())
+    assert again == record
+
+
+def test_an_alert_of_a_later_attempt_says_so():
+    record = RunRecord()
+    record.see_rollback({"restored_step": 0}, before=1, after=1)
+    record.see_alert(alert(Level.WARN, 7))
+    assert record.alerts["WARN"]["attempt"] == 1
+
+
+@given(st.lists(st.integers(0, 9), max_size=30))
+def test_the_last_course_is_what_a_reader_with_an_array_would_keep(steps):
+    rows = [{"step": step, "row": i} for i, step in enumerate(steps)]
+    kept: dict[int, int] = {}
+    for row in rows:
+        kept = {step: i for step, i in kept.items() if step < row["step"]}
+        kept[row["step"]] = row["row"]
+    assert {row["step"]: row["row"] for row in last_course(rows)} == kept
+    assert [row["step"] for row in last_course(rows)] == sorted(kept)

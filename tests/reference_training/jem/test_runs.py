@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.jem.runs import find_runs, load_run, series
+from ebmguard.reference_training.jem.runs import ADDED, find_runs, load_run, series
 from tests.reference_training.jem.table.fabricate import INCEPTION, OWN, write_lines, write_run
 
 SMALL: dict[str, Any] = {
@@ -119,13 +119,15 @@ def test_series_are_the_lines_with_what_is_not_finite(tmp_path):
         [
             {"step": 0, "energy_gap": 0.5, "ess": 1.0},
             {"step": 1, "energy_gap": math.inf},
-            {"step": 2, "energy_gap": math.nan, "ess": 0.5},
+            {"step": 2, "energy_gap": 7.0},
+            {"step": 3, "energy_gap": 8.0},
             {"step": 1, "energy_gap": -math.inf, "ess": 0.25},
+            {"step": 2, "energy_gap": math.nan, "ess": 0.5},
         ],
     )
     steps, values = series(load_run(path), ["energy_gap", "ess"])
     assert steps.tolist() == [0, 1, 2]
-    # The later line of a step counts.
+    # The later line of a step counts, and gives up what came after the earlier one.
     np.testing.assert_array_equal(values["energy_gap"], [0.5, -math.inf, math.nan])
     np.testing.assert_array_equal(values["ess"], [1.0, 0.25, 0.5])
 
@@ -154,6 +156,9 @@ def test_a_published_run_deviates_in_nothing(tmp_path):
         ({"noise_std": 0.0}, "noise std 0.0, not 0.01"),
         ({"energy_l2": 0.1}, "energy l2 0.1, not 0.0"),
         ({"clip_norm": 1.0}, "clip norm 1.0, not None"),
+        ({"action": "rollback"}, "action rollback, not warn"),
+        ({"steer_beta": True}, "steer beta True, not False"),
+        ({"most_steps": 4}, "most steps 4, not 1"),
         ({"activation": "silu"}, "activation silu, not leaky_relu"),
     ],
 )
@@ -174,7 +179,8 @@ def test_what_is_not_recorded_counts_as_a_deviation(tmp_path):
 def test_what_runs_had_before_it_was_a_setting_is_no_deviation(tmp_path):
     path = write_run(tmp_path / "x", finished=False, steps=0)
     config = json.loads((path / "config.json").read_text())
-    del config["energy_l2"], config["clip_norm"], config["activation"]
+    for name in ADDED:
+        del config[name]
     (path / "config.json").write_text(json.dumps(config))
     assert load_run(path).deviations() == ()
 

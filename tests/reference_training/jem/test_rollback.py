@@ -1,0 +1,204 @@
+"""Runs whose guard takes them back, or ends them: what they leave, and what a resume finds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ebmguard.faults import FaultInjector
+from ebmguard.reference_training.jem import trainer
+from ebmguard.reference_training.jem.command import run
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.record import last_course
+from ebmguard.reference_training.jem.runs import load_run, series
+from ebmguard.reference_training.jem.sampler import make_sampler
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.jem.parts import (
+    Silent,
+    assert_same_run,
+    config_for,
+    go,
+    results_of,
+    saved,
+    steps_of,
+)
+
+STEPS, AT = 24, 10
+
+
+@contextmanager
+def nan_samples(*calls: int) -> Iterator[None]:
+    """Each of these sampler calls of a run, counted from 0, returns a NaN."""
+    faults = FaultInjector()
+    for call in calls:
+        faults.nan_sample(at=call)
+
+    def faulty(*args: Any) -> Any:
+        return faults.sampler(make_sampler(*args))
+
+    with pytest.MonkeyPatch.context() as patched, faults:
+        patched.setattr(trainer, "make_sampler", faulty)
+        yield
+
+
+def rollback_config(out: Path, **settings: Any) -> JemConfig:
+    return config_for(out, **{"action": "rollback", "iterations": STEPS, **settings})
+
+
+@pytest.fixture(scope="module")
+def rolled_back(tmp_path_factory):
+    """The folder of a run with a NaN at step 10, which went back to step 1."""
+    out = tmp_path_factory.mktemp("runs") / "rolled-back"
+    with nan_samples(AT):
+        go(rollback_config(out))
+    return out
+
+
+def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
+    results = results_of(rolled_back)
+    (rollback,) = results["rollbacks"]
+    assert (rollback["step"], rollback["restored_step"], rollback["attempt"]) == (AT, 1, 1)
+    assert rollback["rule"] == "nonfinite"
+    assert rollback in read_jsonl(rolled_back / "recovery.jsonl")
+    assert results["steps"] == STEPS
+    # The gap of step 10 was NaN; that step came again.
+    assert results["diverged_at"] is results["ended"] is None
+    assert math.isfinite(results["median_abs_gap_last_100"])
+    state = saved(rolled_back)
+    assert all(torch.isfinite(value).all() for value in state["network"].values())
+    assert len(state["logbook"]["record"]["gaps"]) == STEPS
+
+
+def test_rows_of_steps_that_come_again_say_so(rolled_back):
+    again = [*range(AT + 1), *range(1, STEPS)]
+    for name, steps in (
+        ("training.jsonl", again),
+        ("metrics.jsonl", again),
+        ("evaluations.jsonl", [0, 3, 6, 9, *range(3, STEPS + 1, 3)]),
+    ):
+        assert steps_of(rolled_back, name) == steps, name
+        counted = last_course(read_jsonl(rolled_back / name))
+        assert [row["step"] for row in counted] == sorted(set(steps)), name
+        if name != "metrics.jsonl":
+            given_up = next(i for i in range(1, len(steps)) if steps[i] < steps[i - 1])
+            attempts = [row.get("attempt") for row in read_jsonl(rolled_back / name)]
+            assert set(attempts[:given_up]) == {None}, name
+            assert set(attempts[given_up:]) == {1}, name
+    gaps = {row["step"]: row["energy_gap"] for row in read_jsonl(rolled_back / "training.jsonl")}
+    steps, values = series(load_run(rolled_back), ["energy_gap"])
+    assert steps.tolist() == list(range(STEPS))
+    assert values["energy_gap"].tolist() == pytest.approx(
+        [gaps[step] for step in range(STEPS)], abs=1e-5
+    )
+
+
+def test_the_accuracy_around_an_alert_is_that_of_its_own_course(rolled_back):
+    error = results_of(rolled_back)["first_error"]
+    assert error["step"] == AT
+    assert "attempt" not in error
+    rows = read_jsonl(rolled_back / "accuracy.jsonl")
+    before = {row["step"]: row["test_accuracy"] for row in rows if "attempt" not in row}
+    around = dict(error["accuracy_around"])
+    assert {AT - 1, AT} <= set(around)  # two copies of parameters are kept
+    assert around == {step: before[step] for step in around}
+
+
+def test_tensorboard_shows_the_course_that_counts(rolled_back):
+    events = EventAccumulator(str(rolled_back / "trainer"))
+    events.Reload()
+    scalars = [scalar.step for scalar in events.Scalars("train/cross_entropy")]
+    assert scalars == list(range(STEPS))
+
+
+@pytest.mark.parametrize("stopped", [AT + 5, 4])
+def test_a_run_stopped_after_its_rollback_resumes_to_the_same_bits(tmp_path, rolled_back, stopped):
+    class After(Silent):
+        """Presses Ctrl-C at a step of the second course."""
+
+        def step(self, done, state):
+            if self.states and done < self.states[-1][0]:
+                self.interrupt_after = stopped
+            super().step(done, state)
+
+    out = tmp_path / "cut"
+    with nan_samples(AT):
+        assert go(rollback_config(out), After()) is None
+    assert saved(out)["guards"]["p_x"]["recovery"]["attempt"] == 1
+    assert go(JemConfig(out=out, resume=True)) is not None
+    assert_same_run(rolled_back, out)
+
+
+def test_no_checkpoint_of_a_course_given_up_is_left(tmp_path):
+    """A run killed right after its rollback goes on from there, and not from before the fault."""
+
+    class Killed(Exception):
+        pass
+
+    class Kill(Silent):
+        def step(self, done, state):
+            if self.states and done <= self.states[-1][0]:
+                raise Killed
+            super().step(done, state)
+
+    out = tmp_path / "killed"
+    with nan_samples(AT), pytest.raises(Killed):
+        go(rollback_config(out), Kill())
+    assert [file.name for file in (out / "checkpoints").glob("step-*")] == ["step-00000001.pt"]
+    results = go(JemConfig(out=out, resume=True))
+    assert results is not None
+    assert results["steps"] == STEPS
+    assert len(results["rollbacks"]) == 1
+
+
+def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
+    with nan_samples(*range(5, 5 + 3 * 6, 3)):
+        assert run(rollback_config(tmp_path / "run")) == 1
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert len(results["rollbacks"]) == 5
+    assert "budget of rollbacks is spent" in results["ended"]
+    assert results["steps"] < STEPS
+    printed = capsys.readouterr().out
+    assert printed.count("Rollback ") == 5
+    assert "ENDED by the guard" in printed
+    assert load_run(tmp_path / "run").complete
+
+
+def test_raise_ends_a_run_at_its_first_error(tmp_path):
+    with nan_samples(AT):
+        results = go(rollback_config(tmp_path, action="raise"))
+    assert results is not None
+    assert (results["steps"], results["rollbacks"]) == (AT + 1, [])
+    assert results["ended"] == results["first_error"]["message"]
+    assert results["accuracy"] is not None
+    # With warn nothing but the alert comes of it.
+    with nan_samples(AT):
+        warned = go(rollback_config(tmp_path / "warn", action="warn"))
+    assert warned is not None
+    assert warned["first_error"]["step"] == AT
+    assert warned["ended"] is None
+
+
+def test_without_an_error_the_action_changes_nothing(tmp_path):
+    for action in ("warn", "raise", "rollback"):
+        go(rollback_config(tmp_path / action, action=action, seed=2))
+    one = saved(tmp_path / "warn")
+    for action in ("raise", "rollback"):
+        other = saved(tmp_path / action)
+        for part in ("network", "optimizer", "buffer"):
+            pairs = zip(_tensors(one[part]), _tensors(other[part]), strict=True)
+            assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree
+    return [x for v in values if isinstance(v, dict | list | torch.Tensor) for x in _tensors(v)]
