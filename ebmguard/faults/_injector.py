@@ -183,7 +183,7 @@ class FaultInjector:
         self._check(at, steps=(steps, 1))
         self._faults.append(FrozenSampler("frozen_sampler", at, steps))
 
-    def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e4) -> None:
+    def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
         """The model's outputs are multiplied by a factor in one step, and so are their gradients.
 
         Calls inside a wrapped sampler are left alone; calls of ``model.forward``, which pass hooks

@@ -113,7 +113,11 @@ FAULTS: dict[str, tuple[Any, str, Level]] = {
         "energy_blowup",
         Level.ERROR,
     ),
-    "exploding_lr": (lambda x, w: x.exploding_lr(AT, w.optimizer), "energy_blowup", Level.ERROR),
+    "exploding_lr": (
+        lambda x, w: x.exploding_lr(AT, w.optimizer, steps=3),
+        "energy_blowup",
+        Level.ERROR,
+    ),
 }
 
 
