@@ -43,7 +43,7 @@ def train(name: str, *options: str) -> Path:
 
 def tensorboard(path: Path) -> None:
     """TensorBoard's first page, with the side pane closed, so that there is room for charts."""
-    with serve_tensorboard(dying_run()) as url, open_browser(1900, 1250) as page:
+    with serve_tensorboard(dying_run()) as url, open_browser(1500, 1700) as page:
         page.open(url)
         # The charts of both groups that TensorBoard opens are drawn when their tables are there.
         page.wait_for_text("_alerts /ERROR_energy_blowup", "evaluation /test_accuracy", " 760 ")

@@ -45,22 +45,14 @@ def alert_markdown(record: Mapping[str, Any]) -> str:
 
 
 def recovery_markdown(record: Mapping[str, Any], abandoned: Sequence[Mapping[str, Any]]) -> str:
-    """A heading, why, a table of what changed, and the alerts of the steps that come again.
+    """A heading, what was done, and the alerts of the steps that come again.
 
     Args:
         record: one of the audit log's.
         abandoned: records of alerts.
     """
-    changes = [
-        f"| {name} | {before} | {after} |" for name, (before, after) in record["changes"].items()
-    ]
-    if changes:
-        changes = ["| changed | before | after |", "|---|---|---|", *changes, ""]
-    alerts = [f"- {alert['message']}" for alert in abandoned]
-    if alerts:
-        alerts = ["Alerts of the abandoned steps:", "", *alerts, ""]
-    heading = (
-        f"**Rollback {record['attempt']}** at step {record['step']}, back to step "
-        f"{record['restored_step']}"
-    )
-    return "\n".join((heading, "", record["message"], "", *changes, *alerts, ""))
+    parts = [f"**Rollback {record['attempt']}**", record["message"]]
+    if abandoned:
+        parts.append("Alerts of the abandoned steps:")
+        parts.append("\n".join(f"- {alert['message']}" for alert in abandoned))
+    return "\n\n".join(parts) + "\n\n"

@@ -44,7 +44,8 @@ class Sink(Protocol):
     def write_recovery(self, record: Mapping[str, Any]) -> None:
         """Take one rollback, as the plain dict of the audit log.
 
-        Rows of the steps from ``record["restored_step"]`` on come again afterwards.
+        Rows of the steps from ``record["restored_step"]`` on come again afterwards; where rows are
+        read late, those of a few steps before it as well.
         """
 
     def flush(self) -> None:

@@ -94,6 +94,7 @@ class TensorBoardSink:
         self._last_step = math.inf if self._events.is_continued else -math.inf
         self._alerts: list[Mapping[str, Any]] = []
         self._story = ""
+        self._story_step = -1
         self._events.add_layout(_LAYOUT)
         self._events.flush()
 
@@ -118,12 +119,10 @@ class TensorBoardSink:
 
     def write_recovery(self, record: Mapping[str, Any]) -> None:
         """Keep the story of all rollbacks; the steps that come again are void."""
-        step = record["restored_step"]
-        self._move_to(step)
-        abandoned = [alert for alert in self._alerts if alert["step"] >= step]
-        self._alerts = [alert for alert in self._alerts if alert["step"] < step]
+        abandoned = self._move_to(record["restored_step"])
         self._story += recovery_markdown(record, abandoned)
-        self._events.add_text(record["step"], TAG_PREFIX + "recovery", self._story)
+        self._story_step = record["step"]
+        self._tell_story()
 
     def flush(self) -> None:
         """Append the kept events to the event file.
@@ -133,7 +132,17 @@ class TensorBoardSink:
         """
         self._events.flush()
 
-    def _move_to(self, step: int) -> None:
+    def _move_to(self, step: int) -> list[Mapping[str, Any]]:
+        """Void what was written of this step and later ones; return its alerts."""
+        abandoned = []
         if step < self._last_step:
             self._events.add_restart(step)
+            abandoned = [alert for alert in self._alerts if alert["step"] >= step]
+            self._alerts = [alert for alert in self._alerts if alert["step"] < step]
+            if self._story_step >= step:
+                self._tell_story()
         self._last_step = step
+        return abandoned
+
+    def _tell_story(self) -> None:
+        self._events.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
