@@ -61,6 +61,7 @@ MORE_CHARTS = (
     Chart("sampler/drift_to_noise", "SGLD drift to noise", "log", "how much a step is gradient"),
     Chart("sampler/acceptance", "Metropolis acceptance", "share", "of the last SGLD step"),
     Chart("sampler/clamped", "share at the clamp", "share", "near 0"),
+    Chart("sampler/repeated", "repeated samples", "share", "0; samples of a step that came before"),
     Chart("sampler/steps_factor", "SGLD steps, factor", "linear", "1 unless they are adapted"),
     Chart("sampler/evaluations", "SGLD steps", "linear", "energy gradients spent in a step"),
     Chart("buffer/age", "age of the chains", "linear", "training steps since they began"),

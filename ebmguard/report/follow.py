@@ -10,7 +10,7 @@ from typing import Any
 
 from ..alerts import Level
 from ..errors import ConfigError
-from .charts import Bands, Limits, value_of
+from .charts import ACCURACY, Bands, Limits, value_of
 from .tail import Tail
 from .thin import Bin, Thinned
 
@@ -67,7 +67,6 @@ class Followed:
         limits: of each diagnostic at the last row.
         rows: how many there were.
         alerts, recoveries: records, oldest first.
-        accuracy: test accuracy by step.
         config, results: what the trainer wrote, or None.
     """
 
@@ -76,7 +75,8 @@ class Followed:
         self.tags = tuple(tags)
         self.alerts: list[dict[str, Any]] = []
         self.recoveries: list[dict[str, Any]] = []
-        self.accuracy: dict[int, float] = {}
+        # By attempt and step: evaluations come late, and out of order.
+        self._accuracy: dict[int, dict[int, float]] = {}
         self.config: dict[str, Any] | None = None
         self.results: dict[str, Any] | None = None
         self._tails = {
@@ -156,6 +156,8 @@ class Followed:
 
         The latter are the steps that a rollback took back, which come again in a later attempt.
         """
+        if tag == ACCURACY.tag:
+            return [self._evaluations(number) for number in sorted(self._accuracy)]
         pieces: list[tuple[list[Bin], list[Bin]]] = []
         end = math.inf
         for attempt in reversed(self.attempts):
@@ -169,11 +171,17 @@ class Followed:
         """The series of the steps that led to the present state."""
         return [own for kept, _ in self.pieces(tag) for own in kept]
 
+    def _evaluations(self, number: int) -> tuple[list[Bin], list[Bin]]:
+        end = min((a.first for a in self.attempts if a.number > number), default=math.inf)
+        bins = [_bin(step, value) for step, value in sorted(self._accuracy[number].items())]
+        kept = [own for own in bins if own.step < end]
+        return kept, bins[len(kept) :]
+
     def _void(self, name: str) -> None:
         if name == "metrics":
             self._start()
         elif name == "accuracy":
-            self.accuracy.clear()
+            self._accuracy.clear()
         else:
             (self.alerts if name == "alerts" else self.recoveries).clear()
 
@@ -182,7 +190,8 @@ class Followed:
             if name == "metrics":
                 self._take_row(record)
             elif name == "accuracy":
-                self.accuracy[int(record["step"])] = float(record["test_accuracy"])
+                attempt = self._accuracy.setdefault(int(record.get("attempt", 0)), {})
+                attempt[int(record["step"])] = float(record["test_accuracy"])
             else:
                 (self.alerts if name == "alerts" else self.recoveries).append(record)
         except KeyError as error:
@@ -200,6 +209,10 @@ class Followed:
         self.attempts[-1].take(row, self.tags, self._bands.read(row))
         self.latest = row
         self.rows += 1
+
+
+def _bin(step: int, value: float) -> Bin:
+    return Bin(step, value, step, value, step) if math.isfinite(value) else Bin(step, bad_at=step)
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,6 @@ from .charts import ACCURACY, CHARTS, Limits, value_of
 from .follow import Followed
 from .scales import number
 from .spark import NOT_A_NUMBER, sparkline
-from .thin import Bin
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -43,7 +42,7 @@ def frame(run: Followed, rate: float | None, width: int, height: int) -> Rendera
     if not run.rows:
         there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
         return Group(Text(str(run.path), style="bold"), Text(there, style="dim"))
-    charts = len(CHARTS) + bool(run.accuracy)
+    charts = len(CHARTS) + bool(run.surviving(ACCURACY.tag))
     tall = 2 if height >= _TALL else 1
     head = [_headline(run, rate), _state(run), Text()]
     left = height - sum(_lines(part, width) for part in head) - charts * tall
@@ -107,10 +106,8 @@ def _diagnostics(run: Followed, width: int, tall: int) -> RenderableType:
     from rich.text import Text
 
     rows = [(chart, value_of(run.latest, chart.tag), run.surviving(chart.tag)) for chart in CHARTS]
-    if run.accuracy:
-        steps = sorted(run.accuracy)
-        bins = [Bin(s, run.accuracy[s], s, run.accuracy[s], s) for s in steps]
-        rows.append((ACCURACY, run.accuracy[steps[-1]], bins))
+    evaluated = run.surviving(ACCURACY.tag)
+    rows += [(ACCURACY, evaluated[-1].low, evaluated)] if evaluated else []
     bands = [_band(run.limits.get(chart.tag, Limits())) for chart, *_ in rows]
     words = _LEVELS + max(len(chart.title) for chart, *_ in rows) + _VALUES
     # In a narrow terminal the bands make room for the lines.

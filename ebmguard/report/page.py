@@ -11,9 +11,10 @@ from typing import Any
 import tyro
 
 from ..errors import ConfigError
+from ..sinks import read_jsonl
 from . import plots
 from .advice import advice, before_last_rollback, outcome
-from .charts import ACCURACY, CHARTS, MORE_CHARTS, value_of
+from .charts import ACCURACY, CHARTS, MORE_CHARTS, Chart, value_of
 from .follow import Followed
 from .scales import number
 
@@ -75,7 +76,8 @@ def page(folders: Sequence[Path]) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise ImportError('reports need jinja2: pip install "ebmguard[train]"') from error
-    runs = [_read(folder) for folder in folders]
+    more_charts = (*MORE_CHARTS, *_other_charts(folders))
+    runs = [_read(folder, (*CHARTS, *more_charts)) for folder in folders]
     environment = Environment(
         loader=PackageLoader("ebmguard.report", "templates"),
         autoescape=True,
@@ -86,7 +88,7 @@ def page(folders: Sequence[Path]) -> str:
     environment.filters["number"] = _cell
     names = _names(folders)
     main = [plots.draw(chart, runs) for chart in (*CHARTS, ACCURACY)]
-    more = [plots.draw(chart, runs) for chart in MORE_CHARTS]
+    more = [plots.draw(chart, runs) for chart in more_charts]
     configs = [_flat(run.config or {}) for run in runs]
     results = [_flat(run.results or {}) for run in runs]
     return environment.get_template("report.html").render(
@@ -103,8 +105,17 @@ def page(folders: Sequence[Path]) -> str:
     )
 
 
-def _read(folder: Path) -> Followed:
-    run = Followed(folder, [chart.tag for chart in (*CHARTS, *MORE_CHARTS)])
+def _other_charts(folders: Sequence[Path]) -> list[Chart]:
+    """Charts of what alerts name and no chart of ours shows: rules may be anybody's."""
+    files = [folder / "alerts.jsonl" for folder in folders]
+    alerts = [alert for file in files if file.is_file() for alert in read_jsonl(file)]
+    tags = dict.fromkeys(alert["tag"].removeprefix("ref/") for alert in alerts)
+    known = {chart.tag for chart in (*CHARTS, *MORE_CHARTS)}
+    return [Chart(tag, tag, "symlog", "") for tag in tags if tag not in known]
+
+
+def _read(folder: Path, charts: Sequence[Chart]) -> Followed:
+    run = Followed(folder, [chart.tag for chart in charts])
     run.update()
     if not run.rows:
         raise ConfigError(
@@ -126,8 +137,9 @@ def _facts(run: Followed, name: str) -> dict[str, Any]:
         counts[alert["level"]] += 1
     results = run.results or {}
     tiles = [(title, results[key]) for key, title in _RESULTS if results.get(key) is not None]
-    if "accuracy" not in results and run.accuracy:
-        tiles.insert(0, (ACCURACY.title, run.accuracy[max(run.accuracy)]))
+    evaluated = run.surviving(ACCURACY.tag)
+    if "accuracy" not in results and evaluated:
+        tiles.insert(0, (ACCURACY.title, evaluated[-1].low))
     tiles += [
         (chart.title, value)
         for chart in CHARTS

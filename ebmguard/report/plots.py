@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .charts import ACCURACY, Chart
+from .charts import Chart
 from .follow import Followed
 from .scales import Axis, number
 from .thin import Bin
@@ -54,7 +54,7 @@ class Plot:
 
 def draw(chart: Chart, runs: Sequence[Followed]) -> Plot | None:
     """The chart of a diagnostic, the runs over each other; None where no run has a finite value."""
-    pieces = [_pieces(run, chart) for run in runs]
+    pieces = [run.pieces(chart.tag) for run in runs]
     bins = [own for of_run in pieces for kept, undone in of_run for own in (*kept, *undone)]
     values = [value for own in bins for _, value in own.points()]
     if not values:
@@ -87,16 +87,6 @@ def draw(chart: Chart, runs: Sequence[Followed]) -> Plot | None:
                 plot.gaps += [(_x(x, b.bad_at), b.bad_at) for b in own if b.bad_at is not None]
         _mark(plot, index, run, x, y)
     return plot
-
-
-def _pieces(run: Followed, chart: Chart) -> list[tuple[list[Bin], list[Bin]]]:
-    if chart is not ACCURACY:
-        return run.pieces(chart.tag)
-    return [([_bin(step, run.accuracy[step]) for step in sorted(run.accuracy)], [])]
-
-
-def _bin(step: int, value: float) -> Bin:
-    return Bin(step, value, step, value, step) if math.isfinite(value) else Bin(step, bad_at=step)
 
 
 def _mark(plot: Plot, of: int, run: Followed, x: Axis, y: Axis) -> None:

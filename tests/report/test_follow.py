@@ -43,6 +43,18 @@ def test_attempts_are_kept_apart_and_the_surviving_one_is_whole(tmp_path):
     assert undone[-2].bad_at == LOST_AT + 10
 
 
+def test_evaluations_of_steps_that_were_undone_are_kept_apart(tmp_path):
+    path = write(tmp_path / "run")
+    at = [(120, 0), (150, 0), (170, 0), (140, 1), (160, 1), (110, 0)]  # late ones out of order
+    rows = [{"step": s, "test_accuracy": s / 1000, "attempt": n} for s, n in at]
+    (path / "accuracy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = follow(path)
+    assert [own.step for own in run.surviving("accuracy")] == [110, 120, 140, 160]
+    (_, undone), (kept, _) = run.pieces("accuracy")
+    assert [(own.step, own.low) for own in undone] == [(150, 0.15), (170, 0.17)]
+    assert [own.step for own in kept] == [140, 160]
+
+
 def test_at_beta_star_zero_weights_are_those_of_the_reference():
     row = {"beta_star": 0.0, "ess": 1.0, "ref/ess": 0.3, "energy_gap": 2.0}
     assert value_of(row, "ess") == 0.3
@@ -154,7 +166,8 @@ def test_a_folder_of_the_guard_alone_is_enough(tmp_path):
     for name in ("config.json", "results.json", "accuracy.jsonl"):
         (path / name).unlink()
     run = follow(path)
-    assert (run.config, run.results, run.accuracy, run.iterations) == (None, None, {}, None)
+    assert (run.config, run.results, run.iterations) == (None, None, None)
+    assert run.surviving("accuracy") == []
     assert outcome(run) == "300 steps so far after 1 rollback"
 
 

@@ -106,6 +106,15 @@ def test_alerts_and_rollbacks_are_all_there(folder):
     assert targets.count("#rollback-0-0") == len(parsed.of_class("plot"))
 
 
+def test_an_alert_of_anybodys_rule_has_a_chart(folder):
+    (alert, *_) = read_jsonl(folder / "alerts.jsonl")
+    with (folder / "alerts.jsonl").open("a") as file:
+        file.write(json.dumps(alert | {"rule": "mine", "tag": "f_pos/std", "value": 0.5}) + "\n")
+    parsed = Parsed(page([folder]))
+    assert "f_pos/std by step" in [attrs.get("aria-label") for _, attrs in parsed.tags]
+    assert [attrs["href"] for tag, attrs in parsed.tags if tag == "a"].count("#alert-0-2") == 1
+
+
 def test_what_a_rollback_undid_is_drawn_apart(folder, tmp_path):
     both = Parsed(page([folder]))
     first_chart = [str(a["class"]) for a in both.of_class("line") if "run0" in str(a["class"])][:3]
