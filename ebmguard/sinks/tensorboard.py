@@ -47,6 +47,17 @@ _LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
         "gradient norm of the sampler, mean and max": _lines(
             "sampler/grad_norm", "sampler/grad_norm_max"
         ),
+        "length of a step's drift over that of its noise": _lines("sampler/drift_to_noise"),
+        "Metropolis acceptance of the last step": _lines("sampler/acceptance"),
+        "share of the samples' entries at the clamp": _lines("sampler/clamped"),
+        "age of the drawn chains": _lines("buffer/age"),
+        "draws that repeat a chain, and that start afresh": _lines(
+            "buffer/duplicates", "buffer/reinit"
+        ),
+    },
+    "Optimizer": {
+        "update over learning rate and GradScale": _lines("optim/amplification"),
+        "norms of gradient and update": _lines("optim/grad_norm", "optim/update_norm"),
     },
 }
 
