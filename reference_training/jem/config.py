@@ -220,6 +220,13 @@ class JemConfig(RunConfig):
             problems.append(f"clip_norm is {self.clip_norm}, expected a positive number, or none")
         if not math.isfinite(self.beta_star):
             problems.append(f"beta_star is {self.beta_star}, expected a finite number, such as 2")
+        if self.steer_beta and not self.beta_star > 0:
+            problems.append(
+                f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
+                "expected a positive number to start from"
+            )
+        if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
+            problems.append(f"most_steps is {self.most_steps}, expected a power of two, such as 16")
         if self.checkpoint_every < 1:
             problems.append(f"checkpoint_every is {self.checkpoint_every}, expected at least 1")
         if self.threads < 0:
