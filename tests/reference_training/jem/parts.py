@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 
+from ebmguard.faults import FaultInjector
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.jem import trainer
 from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.progress import Reporter
 from ebmguard.reference_training.run_folder import ROW_FILES
@@ -138,6 +140,21 @@ def assert_same_run(one: Path, other: Path, part: str = "") -> None:
     ):
         assert x.files == y.files
         assert all(np.array_equal(x[name], y[name]) for name in x.files)
+
+
+@contextmanager
+def nan_samples(*calls: int) -> Iterator[None]:
+    """Each of these sampler calls of a run, counted from 0, returns a NaN."""
+    faults = FaultInjector()
+    for call in calls:
+        faults.nan_sample(at=call)
+
+    def faulty(*args: Any) -> Any:
+        return faults.sampler(make_sampler(*args))
+
+    with pytest.MonkeyPatch.context() as patched, faults:
+        patched.setattr(trainer, "make_sampler", faulty)
+        yield
 
 
 @contextmanager

@@ -21,7 +21,13 @@ from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.reference_training.ranks import Ranks, joined_ranks
-from tests.reference_training.jem.parts import Silent, config_for, in_float64, newest
+from tests.reference_training.jem.parts import (
+    Silent,
+    config_for,
+    in_float64,
+    nan_samples,
+    newest,
+)
 
 WORLD = 2
 STEPS = 5
@@ -35,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "labels of the positives": {"n_labelled": 0},
     "weights": {"p_x_weight": 0.6, "p_y_x_weight": 0.3, "class_conditional": True},
     "a classifier": {"p_x_weight": 0.0},
+    "what holds energies and gradients": {"energy_l2": 0.3, "clip_norm": 0.6},
     "no guard": {"beta_star": 0.0, "n_pos": 8, "n_neg": 6},
 }
 RUN: dict[str, Any] = {
@@ -107,6 +114,9 @@ def runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
         (killed / "results.json").unlink()
     ranks.wait()
     go(killed, resume=True, **RUN)
+    # A NaN among the samples of the second rank takes both back.
+    with nan_samples(*[5] * ranks.rank):
+        found["rollbacks"] = go(folder / "back", action="rollback", **RUN)["rollbacks"]
     found["refused"] = []
     for wrong in (
         {"p_x_y_weight": 1.0, "buffer_size": 30},

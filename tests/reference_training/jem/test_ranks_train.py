@@ -77,7 +77,7 @@ def test_two_ranks_train_as_one_process_with_the_joined_batch(seen, tmp_path, mo
 
     steps = iter(range(STEPS))
 
-    def sampler(settings, count, generator):
+    def sampler(settings, count, generator, pace):
         def sample_q(network, buffer, labels=None):
             step = next(steps)
             network(buffer.samples[:1])  # the guard is right to ask for it
@@ -146,6 +146,20 @@ def test_ctrl_c_on_one_rank_stops_both_after_the_same_step(seen):
     for rank, one in enumerate(seen):
         assert one["runs"]["stopped"] is None
         assert one["runs"]["stopped at"] == f"step-00000005.rank{rank}of2.pt"
+
+
+def test_ranks_go_back_together_and_go_on_with_the_same_network(seen, folder):
+    for one in seen:
+        (rollback,) = one["runs"]["rollbacks"]
+        assert (rollback["step"], rollback["restored_step"]) == (5, 1)
+        assert rollback["rule"] == "nonfinite"
+    first, second = (saved(folder / "back", f".rank{rank}of2") for rank in (0, 1))
+    for part in ("network", "optimizer", "draws"):
+        assert same(first[part], second[part]), part
+    assert all(torch.isfinite(value).all() for value in first["network"].values())
+    # Their chains are apart after the reseeding too.
+    assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
+    assert steps_of(folder / "back", "training.jsonl") == [*range(6), *range(1, 8)]
 
 
 @pytest.mark.parametrize("how", ["cut", "killed"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +11,23 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ebmguard.faults import FaultInjector
-from ebmguard.reference_training.jem import trainer
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.record import last_course
 from ebmguard.reference_training.jem.runs import load_run, series
-from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
     Silent,
     assert_same_run,
     config_for,
     go,
+    nan_samples,
     results_of,
     saved,
     steps_of,
 )
 
 STEPS, AT = 24, 10
-
-
-@contextmanager
-def nan_samples(*calls: int) -> Iterator[None]:
-    """Each of these sampler calls of a run, counted from 0, returns a NaN."""
-    faults = FaultInjector()
-    for call in calls:
-        faults.nan_sample(at=call)
-
-    def faulty(*args: Any) -> Any:
-        return faults.sampler(make_sampler(*args))
-
-    with pytest.MonkeyPatch.context() as patched, faults:
-        patched.setattr(trainer, "make_sampler", faulty)
-        yield
 
 
 def rollback_config(out: Path, **settings: Any) -> JemConfig:
