@@ -164,7 +164,9 @@ class BandWatcher:
             beyond_cap = abs(value) > self._cap(track)
             left = track.take(x, z, beyond_cap)
             absorbed = absorbing and series.absorbed == ("up" if signed > 0 else "down")
-            share = 0.0 if absorbed else max(0.0, z / series.error)
+            # Where gap and gradient have no say, they cannot bear out what the positives say.
+            most = math.inf if absorbing else series.most
+            share = 0.0 if absorbed else min(max(0.0, z / series.error), most)
             found.append(_Distance(track, value, x, z, share, left, beyond_cap))
         return found
 

@@ -63,3 +63,13 @@ HUNG = _always(
     "look for a sampler that returns what it kept, or takes steps of size 0",
     "draw fresh start points",
 )
+OVERSHOOT = Remedies(
+    zero=("fewer SGLD steps or a smaller step size", "a negative beta_star"),
+    positive=("fewer SGLD steps or a smaller step size", "lower beta_star, below 0 if need be"),
+    negative=("fewer SGLD steps or a smaller step size", "a more negative beta_star"),
+)
+CROWDED = _always("a larger replay buffer", "fewer negatives per step")
+OLD = _always("raise the reinitialisation rate (JEM: 0.05)", "a larger replay buffer")
+SATURATED = _always("a smaller SGLD step size", "a wider clamp, or none as in JEM")
+TOO_LONG = _always("a smaller SGLD step size", "more noise")
+TOO_SHORT = _always("a larger SGLD step size", "less noise")

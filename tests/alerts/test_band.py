@@ -60,8 +60,8 @@ def test_a_smaller_step_is_a_warning(noise, make_row):
 @pytest.mark.parametrize(
     ("tag", "value", "level"),
     [
-        ("f_pos__median", 9.0, Level.ERROR),
-        ("f_pos__median", -5.0, Level.ERROR),
+        ("f_pos__median", 9.0, Level.WARN),
+        ("f_pos__median", -5.0, Level.WARN),
         ("f_pos__median", 4.2, Level.WARN),
         ("f_neg__min", -9.0, Level.WARN),
         ("f_neg__min", -1e3, Level.WARN),
@@ -100,6 +100,13 @@ def test_shares_of_an_error_add_up_to_one():
     assert BAND.series[1].warn >= 0.5 * pos
 
 
+def test_a_shift_of_all_energies_is_a_warning_unless_something_else_moves(noise, make_row):
+    shift = make_row(f_pos__median=40.0)
+    assert levels(run([*noise(50), shift])) == [(Level.WARN, 50)]
+    # Half of an ERROR is the positives' own; a gap at half of its distance is the other half.
+    assert levels(run([*noise(50), shift | {"energy_gap": 1.2}])) == [(Level.ERROR, 50)]
+
+
 def test_the_limit_is_where_the_sum_would_reach_one():
     past = [{"energy_gap": 0.0, "f_pos/median": 0.0, "f_pos/std": 1.0}] * 50
     (alert,) = run([*past, {"energy_gap": 1.5, "f_pos/median": 0.8, "f_pos/std": 1.0}])
@@ -107,7 +114,7 @@ def test_the_limit_is_where_the_sum_would_reach_one():
     assert (alert.tag, alert.limit) == ("energy_gap", pytest.approx(1.0))
 
 
-def test_a_series_that_only_warns_has_no_vote(noise, make_row):
+def test_a_series_that_only_warns_has_no_share(noise, make_row):
     both = make_row(energy_gap=1.6, f_neg__min=-100.0)
     alerts = run([*noise(50), both])
     assert levels(alerts) == [(Level.WARN, 50)]

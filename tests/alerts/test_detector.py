@@ -25,7 +25,9 @@ STORY = ("healthy_start", "absorbed_onset", "starved", "near_blowup", "blowup_a"
 def story(excerpt):
     rows = [row for name in STORY for row in excerpt(name).rows]
     hung = [row | {"sampler/repeated": 1.0} for row in rows[:10]]
-    return [*rows, rows[-1] | {"energy_gap": math.nan}, *hung, *rows[:60]]
+    wild = {"energy_overlap": 0.99, "sampler/clamped": 1.0, "sampler/drift_to_noise": 500.0}
+    rushed = [row | wild for row in rows[:60]]
+    return [*rows, rows[-1] | {"energy_gap": math.nan}, *hung, *rushed, *rows[:60]]
 
 
 def feed(detector, rows, start=0):
