@@ -123,6 +123,26 @@ def test_of_the_sampler(monkeypatch):
     assert numbers["nonfinite/samples"].item() == pytest.approx(2 / 14)
 
 
+def test_means_over_samples_count_each_sample_once(monkeypatch):
+    """Of ranks with 4 and 10 negatives."""
+    tags = (
+        *("sampler/drift_to_noise", "sampler/acceptance", "sampler/clamped"),
+        *("buffer/age", "buffer/reinit", "buffer/duplicates"),
+    )
+    each = {tag: [torch.rand(4), torch.rand(10)] for tag in tags}
+    seen = {tag: [x.mean() for x in own] for tag, own in each.items()}
+    _, numbers = across(monkeypatch, draw((3, 4), (3, 10)), (0.5,), **seen)
+    for tag in tags:
+        assert numbers[tag].item() == pytest.approx(torch.cat(each[tag]).mean().item()), tag
+
+
+def test_what_all_ranks_share_stays_as_it_is(monkeypatch):
+    tags = ("sampler/evaluations", "optim/grad_norm", "optim/update_norm", "optim/amplification")
+    seen = {tag: [torch.tensor(1.5)] * 2 for tag in tags}
+    _, numbers = across(monkeypatch, draw((3, 4), (3, 10)), (0.5,), **seen)
+    assert [numbers[tag].item() for tag in tags] == [1.5] * 4
+
+
 def test_members_are_as_if_alone(monkeypatch):
     stars = torch.tensor([0.0, 0.5, -2.0], dtype=torch.float64)
     batches = draw((4, 3), (2, 5), models=(3,))
