@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ebmguard
+from ebmguard import Recovery
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import ReplayBuffer, sgld
+from ebmguard.steering import AdaptiveSteps
 
 BETA_STAR = 2.0
 STEP_SIZE, NOISE_STD = 1.0, 0.01
@@ -87,12 +89,12 @@ class Trainer:
         self.labels = torch.arange(scenario.batch, device=device) % 10
         self.scenario = scenario
 
-    def sample(self, f: nn.Module) -> Tensor:
+    def sample(self, f: nn.Module, n_steps: int | None = None) -> Tensor:
         start, rows = self.buffer.sample(self.scenario.batch)
         x = sgld(
             f,
             start,
-            steps=self.scenario.sgld_steps,
+            steps=n_steps or self.scenario.sgld_steps,
             step_size=STEP_SIZE,
             noise_std=NOISE_STD,
             generator=self.rng,
@@ -131,6 +133,32 @@ def guarded(trainer: Trainer, log_dir: str, **options: Any) -> ebmguard.Guard:
         reference_beta_star=REFERENCE,
         **options,
     )
+
+
+def with_everything(trainer: Trainer, log_dir: str) -> ebmguard.Guard:
+    """A guard with all that there is, which watches an optimizer of its own."""
+    guard = guarded(
+        trainer,
+        log_dir,
+        action="rollback",
+        # Snapshots are measured apart.
+        recovery=Recovery(every=10**9),
+        adapt=AdaptiveSteps(),
+    )
+    # The unguarded steps in between must not reach the hooks.
+    own = torch.optim.Adam(trainer.network.parameters(), lr=1e-12, fused=True)
+    guard.attach(
+        model=trainer.network,
+        optimizer=own,
+        buffer=trainer.buffer,
+        generators=[trainer.rng],
+        step_size=STEP_SIZE,
+        noise_std=NOISE_STD,
+        clamp=(-3.0, 3.0),
+        sgld_steps=trainer.scenario.sgld_steps,
+        steps_argument="n_steps",
+    )
+    return guard
 
 
 def build(scenario: Scenario, device: torch.device) -> Trainer:
