@@ -325,7 +325,8 @@ def test_rollbacks_of_a_real_run(tmp_path: Path, hold: bool) -> None:
     later = {step: row["energy_gap"] for step, row in memory.rows}  # of equal steps the last
     drawn = scalars(tmp_path, "guard/energy_gap")
     assert [step for step, _ in drawn] == list(range(run.guard.step))
-    np.testing.assert_array_equal([y for _, y in drawn], np.float32([later[x] for x, _ in drawn]))
+    expected = np.array([later[step] for step, _ in drawn], dtype=np.float32)
+    np.testing.assert_array_equal([value for _, value in drawn], expected)
     events = load(tmp_path).Tensors("guard/recovery")
     assert [event.step for event in events] == [rollback.step for rollback in run.guard.rollbacks]
     text = events[-1].tensor_proto.string_val[0].decode()
