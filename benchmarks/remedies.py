@@ -25,6 +25,7 @@ from .remedies_cell import (
     CLIP_NORM,
     COMMAND,
     JUDGE,
+    LONGER,
     REMEDIES,
     SEEDS,
     STEPS,
@@ -95,9 +96,9 @@ def summary(cells: Sequence[Cell], root: Path) -> list[str]:
 
 def every_run(cells: Sequence[Cell], root: Path) -> list[str]:
     lines = [
-        "| remedy | seed | diverged at | first ERROR | fit | final accuracy | best accuracy | "
+        "| remedy | seed | steps | diverged at | first ERROR | fit | final accuracy | best | "
         "median gap | GradScale | ESS / M | FID | IS | ms a step |",
-        "|---|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for remedy in REMEDIES:
         for cell in cells:
@@ -108,7 +109,8 @@ def every_run(cells: Sequence[Cell], root: Path) -> list[str]:
                 results[name] for name in ("diverged_at", "first_error", "seconds_per_step")
             )
             lines.append(
-                f"| {remedy} | {cell.seed} | {'–' if lost is None else lost} | "
+                f"| {remedy} | {cell.seed} | {results['steps']:,} | "
+                f"{'–' if lost is None else lost} | "
                 f"{'–' if error is None else error['step']} | "
                 f"{'yes' if is_fit(results) else 'no'} | {percent(results['accuracy'])} | "
                 f"{percent(results['best_accuracy'])} | "
@@ -121,8 +123,11 @@ def every_run(cells: Sequence[Cell], root: Path) -> list[str]:
     return lines
 
 
-def write_results(cells: Sequence[Cell], root: Path, target: Path, workers: int) -> None:
-    done = sum(is_done(cell, root) for cell in cells)
+def write_results(
+    cells: Sequence[Cell], longer: Sequence[Cell], root: Path, target: Path, workers: int
+) -> None:
+    every = [*cells, *longer]
+    done = sum(is_done(cell, root) for cell in every)
     scale = [
         f"{name}: FID {scores['fid']:.3g}, IS {scores['is']:.3g} ({scores['samples']:,} images)"
         for name, scores in yardsticks(root).items()
@@ -134,7 +139,7 @@ def write_results(cells: Sequence[Cell], root: Path, target: Path, workers: int)
         "",
         f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
         f"one thread a run, {workers} runs at a time on two cores that others use too, "
-        f"`python -m {COMMAND}`; {done} of {len(cells)} runs done.",
+        f"`python -m {COMMAND}`; {done} of {len(every)} runs done.",
         "",
         "Settings are the defaults of `ebmguard train jem` (WRN-10-1, 64 positives and negatives, "
         f"Adam {DIGITS.lr:g}, {DIGITS.sgld_steps} SGLD steps of step size {DIGITS.step_size:g} and "
@@ -167,6 +172,12 @@ def write_results(cells: Sequence[Cell], root: Path, target: Path, workers: int)
         "",
         *every_run(cells, root),
         "",
+        f"## {LONGER} times the compute",
+        "",
+        "Some of those that survive: whether they hold, or only take longer.",
+        "",
+        *every_run(longer, root),
+        "",
     ]
     write_page(target, lines)
 
@@ -180,19 +191,20 @@ def main() -> None:
     parser.add_argument("--table-only", action="store_true")
     parser.add_argument("--cell", help="run this cell alone, in this process")
     given = parser.parse_args()
-    judge_cell, cells = grid(given.steps)
+    judge_cell, cells, longer = grid(given.steps)
 
     if given.cell is not None:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
-        run_cell({c.name: c for c in (judge_cell, *cells)}[given.cell], given.runs)
+        every = {cell.name: cell for cell in (judge_cell, *cells, *longer)}
+        run_cell(every[given.cell], given.runs)
         return
 
     def write() -> None:
-        write_results(cells, given.runs, given.table, given.workers)
+        write_results(cells, longer, given.runs, given.table, given.workers)
 
     if not given.table_only:
         run_cells([judge_cell], given.runs)
-        run_cells(cells, given.runs, workers=given.workers, after=write)
+        run_cells([*cells, *longer], given.runs, workers=given.workers, after=write)
     write()
     print(given.table.read_text(encoding="utf-8"))
 
