@@ -56,7 +56,7 @@ def report(path: Path) -> None:
     """The page of `ebmguard report` about a run that was rescued."""
     file = RUNS / "report.html"
     file.write_text(page_of([rescued_run()]), encoding="utf-8")
-    with open_browser(1200, 1450) as page:
+    with open_browser(1200, 1505) as page:
         page.open(file.resolve().as_uri())
         page.wait_for_text("What to do next")
         page.picture(path)

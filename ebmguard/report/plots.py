@@ -55,8 +55,13 @@ class Plot:
 def draw(chart: Chart, runs: Sequence[Followed]) -> Plot | None:
     """The chart of a diagnostic, the runs over each other; None where no run has a finite value."""
     pieces = [run.pieces(chart.tag) for run in runs]
-    bins = [own for of_run in pieces for kept, undone in of_run for own in (*kept, *undone)]
-    values = [value for own in bins for _, value in own.points()]
+    values = [
+        value
+        for of_run in pieces
+        for kept, undone in of_run
+        for own in (*kept, *undone)
+        for _, value in own.points()
+    ]
     if not values:
         return None
     y = Axis.around(chart.scale, values)
@@ -80,11 +85,12 @@ def draw(chart: Chart, runs: Sequence[Followed]) -> Plot | None:
             if y.low < at < y.high
         ]
     for index, (run, of_run) in enumerate(zip(runs, pieces, strict=True)):
-        for piece in of_run:
-            for undone, own in zip((False, True), piece, strict=True):
-                path = _path(own, x, y)
-                plot.lines += [(index, undone, path)] if path else []
-                plot.gaps += [(_x(x, b.bad_at), b.bad_at) for b in own if b.bad_at is not None]
+        # What rollbacks undid lies below the one line of what led to the present state.
+        kept = [own for piece, _ in of_run for own in piece]
+        for undone, bins in (*((True, piece) for _, piece in of_run), (False, kept)):
+            path = _path(bins, x, y)
+            plot.lines += [(index, undone, path)] if path else []
+            plot.gaps += [(_x(x, own.bad_at), own.bad_at) for own in bins if own.bad_at is not None]
         _mark(plot, index, run, x, y)
     return plot
 

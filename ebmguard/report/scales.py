@@ -71,8 +71,9 @@ class Axis:
         if self.scale == "log":
             ticks = _powers(self.low, self.high)
             return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
-        if self.scale == "symlog" and max(-self.low, self.high) > 20:
+        if self.scale == "symlog" and max(-self.low, self.high) > 4:
             inside = [0.0, *_powers(1.0, self.high), *(-x for x in _powers(1.0, -self.low))]
+            inside += [5 * x for x in inside if x] if len(inside) < 5 else []
             ticks = sorted(tick for tick in inside if self.low <= tick <= self.high)
             return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
         return _round_values(self.low, self.high)

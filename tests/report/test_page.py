@@ -118,7 +118,7 @@ def test_an_alert_of_anybodys_rule_has_a_chart(folder):
 def test_what_a_rollback_undid_is_drawn_apart(folder, tmp_path):
     both = Parsed(page([folder]))
     first_chart = [str(a["class"]) for a in both.of_class("line") if "run0" in str(a["class"])][:3]
-    assert first_chart == ["line run0", "line run0 undone", "line run0"]
+    assert first_chart == ["line run0 undone", "line run0", "line run0 undone"]
     assert Parsed(page([write(tmp_path / "lost", rescued=False)])).of_class("undone") == []
 
 
