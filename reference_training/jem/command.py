@@ -16,7 +16,7 @@ def run(config: JemConfig) -> int:
     """`ebmguard train jem`: open the run folder, train, and say how it went.
 
     Returns:
-        Exit status: 0, 1 where the guard ended the run, or 130 where Ctrl-C stopped it.
+        Exit status: 0, or 130 where Ctrl-C stopped the run. That the guard ended it is a result.
 
     Raises:
         ConfigError: the settings, the folder or the device cannot be meant.
@@ -33,9 +33,7 @@ def run(config: JemConfig) -> int:
             print(f"stopped; go on with: {config.command()} --resume{by}")
         else:
             print(summary(results, folder.path))
-    if results is None:
-        return INTERRUPTED
-    return 0 if results["ended"] is None else 1
+    return INTERRUPTED if results is None else 0
 
 
 def summary(results: dict[str, Any], path: Path) -> str:

@@ -211,6 +211,8 @@ class JemRun:
     def state(self) -> str:
         """How far the run got, in a few words."""
         so_far = "finished" if self.complete else "stopped or still running,"
+        if self.results is not None and self.results.get("ended") is not None:
+            so_far = "ended by its guard after"
         words = f"{so_far} {self.steps:,} of {self.iterations:,} iterations"
         if self.diverged_at is None:
             return words

@@ -42,7 +42,8 @@ class Cell:
     def results(self) -> dict[str, Any] | None:
         """The results of a run that has come to the end of these settings; None otherwise.
 
-        A run with fewer steps than are asked for now has not, unless it has diverged.
+        A run with fewer steps than are asked for now has not, unless it has diverged or its guard
+        has ended it.
 
         Raises:
             ConfigError: the finished run has other settings.
@@ -53,7 +54,8 @@ class Cell:
         stored = json.loads((self.config.out / CONFIG).read_text(encoding="utf-8"))
         wanted = self.config.resumed(stored).settings.iterations
         results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        if results["diverged_at"] is None and results["iterations"] < wanted:
+        over = results["diverged_at"] is not None or results.get("ended") is not None
+        if not over and results["iterations"] < wanted:
             return None
         return results
 
@@ -62,4 +64,6 @@ def outcome(results: dict[str, Any]) -> str:
     """How a run went, in a few words."""
     diverged_at, accuracy = results["diverged_at"], results.get("accuracy")
     words = f"diverged at {diverged_at}" if diverged_at is not None else "finished"
+    if results.get("ended") is not None:
+        words = f"ended by its guard after {results['steps']}"
     return words if accuracy is None else f"{words}, accuracy {accuracy:.1%}"

@@ -15,6 +15,7 @@ from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.record import last_course
 from ebmguard.reference_training.jem.runs import load_run, series
+from ebmguard.reference_training.jem.sweep.cell import Cell, outcome
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
     Silent,
@@ -141,7 +142,7 @@ def test_no_checkpoint_of_a_course_given_up_is_left(tmp_path):
 
 def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
     with nan_samples(*range(5, 5 + 3 * 6, 3)):
-        assert run(rollback_config(tmp_path / "run")) == 1
+        assert run(rollback_config(tmp_path / "run")) == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert len(results["rollbacks"]) == 5
     assert "budget of rollbacks is spent" in results["ended"]
@@ -149,7 +150,13 @@ def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("Rollback ") == 5
     assert "ENDED by the guard" in printed
-    assert load_run(tmp_path / "run").complete
+    found = load_run(tmp_path / "run")
+    assert found.complete
+    assert found.state().startswith("ended by its guard after ")
+    assert outcome(results).startswith("ended by its guard after ")
+    # A sweep that asks for more does not try again.
+    longer = rollback_config(tmp_path / "run", iterations=2 * STEPS)
+    assert Cell(("unused",), longer).results() == results
 
 
 def test_raise_ends_a_run_at_its_first_error(tmp_path):
