@@ -37,7 +37,7 @@ def setup_of(guard: Guard, example: Tensor | None) -> Setup:
     strength = guard._course.strength_at(guard.step)
     return Setup(
         **attached,
-        model=guard._model,
+        model=guard._sampling.model,
         has_sampler=guard.sampler is not None or guard._inline,
         beta_star=_numbers(strength.beta_star),
         output_scale=guard._strength.output_scale,

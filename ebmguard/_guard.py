@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 
 from ._alarm import Action, Alarm
 from ._attached import Attached
-from ._callables import GuardedLoss, check_takes, refuse_deferred, wrap_sampler
+from ._callables import GuardedLoss, check_takes, wrap_sampler
 from ._checks import setup_of
 from ._course import Course
 from ._journal import Journal
 from ._meter import Meter
+from ._sampling import Sampling
 from ._steps import OptimizerHooks
 from .alerts import Alert
 from .check import Problem, find_problems
@@ -32,7 +33,7 @@ from .objective import coefficients, contrastive_loss
 from .recovery import Recovery, Rollback
 from .steering import AdaptiveSteps, BetaController
 from .strength import Strength, StrengthAt
-from .temper import Tempering, find_module, is_capturing, scale
+from .temper import is_capturing, scale
 
 __all__ = ["Guard", "Options"]
 
@@ -91,7 +92,6 @@ class Guard:
 
         self._strength = strength
         self._difference = difference
-        self._model = model
         self._sign = sign
         self._options = options
         self._meter = meter
@@ -100,12 +100,9 @@ class Guard:
         self._journal = Journal(meter, monitor, self._alarm, strength.models, hold)
         self._course = Course(strength, recovery, adapt, steer, self._alarm, self._journal, monitor)
         self._hooks: OptimizerHooks | None = None
-        # Kept while their modules live: what a CUDA graph has captured is theirs.
-        self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
+        self._sampling = Sampling(strength, model, meter, self._course)
         self._paused = False
-        self._sampling = False
         self._inline = False
-        self._sampler_calls = 0
         self._has_warned = False
         # Runs at exit too; the monitor holds no reference to the guard.
         weakref.finalize(self, _write_the_rest, monitor)
@@ -266,7 +263,7 @@ class Guard:
             variant=self._options.variant,
             groups=groups,
         )
-        if self.sampler is not None and not self._sampler_calls and not self._paused:
+        if self.sampler is not None and not self._sampling.calls and not self._paused:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
                 "elsewhere. Draw them with the sampler that guard() returned (is the name still "
@@ -321,7 +318,7 @@ class Guard:
         """
         if self._paused:
             return output
-        if self._sampling:
+        if self._sampling.is_running:
             raise SamplerError(
                 "g.temper was called inside a guarded sampler, whose energy would be tempered "
                 "twice. Temper inline with guard(loss_fn, None, ...), or leave g.temper out."
@@ -342,37 +339,16 @@ class Guard:
     def _sample(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self._paused or self._sampling:
+        if self._paused or self._sampling.is_running:
             return call(*args, **kwargs)
         self._before_sampling()
         strength = self._course.strength_at(self.step)
-        tempering = self._tempering_of(call, args, kwargs)
-        kwargs = {**kwargs, **self._course.steps_for_call()}
-        slow = self._journal.is_slow
-        remember = slow and self._meter.watches_steps
-        self._sampling = True
-        try:
-            if tempering is None:
-                result = call(*args, **kwargs)
-            else:
-                result = tempering.run(call, args, kwargs, strength.factor, remember=remember)
-        finally:
-            self._sampling = False
-        refuse_deferred(result)
-        if tempering is not None and not tempering.reached and self._strength.tempers:
-            raise SamplerError(
-                f"The sampler never called {type(tempering.module).__name__}.forward, so it ran on "
-                "the untempered energy (it calls another method such as `classify`, a copy, or a "
-                "CUDA graph that no guarded call has captured, or takes no step). Temper inside it "
-                "with g.temper(energy) and guard(loss_fn, None, ...), or name the module that it "
-                "does call with model=."
-            )
-        self._sampler_calls += 1
-        self._meter.saw_samples(tempering, result, slow=slow, refinement=self._course.refined_by)
-        unused = self._sampler_calls >= _UNUSED_CALLS and not self._journal.losses
+        result = self._sampling.run(call, args, kwargs, strength, slow=self._journal.is_slow)
+        calls = self._sampling.calls
+        unused = calls >= _UNUSED_CALLS and not self._journal.losses
         if unused and not strength.is_off and not self._has_warned:
             self._has_warned = True
-            _log.warning(_UNUSED, self._sampler_calls)
+            _log.warning(_UNUSED, calls)
         return result
 
     def _before_sampling(self) -> None:
@@ -386,22 +362,6 @@ class Guard:
         if self._hooks is None and self._journal.losses_in_step:
             self._journal.end_step()
         self._alarm.safe_point()
-
-    def _tempering_of(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Tempering | None:
-        if self._model is not None:
-            module = self._model
-        else:
-            try:
-                module = find_module(call, args, kwargs)
-            except SamplerError:
-                if self._strength.tempers:
-                    raise
-                return None  # the sampler stays as it is, so nothing needs to be found
-        if module not in self._temperings:
-            self._temperings[module] = Tempering(module, self._strength.models)
-        return self._temperings[module]
 
     # -- attaching, state, end --------------------------------------------------------------
 
@@ -448,7 +408,7 @@ class Guard:
                 without an optimizer.
         """
         attached = self.attached.extended(
-            energy=self._model,
+            energy=self._sampling.model,
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
@@ -466,7 +426,7 @@ class Guard:
             check_takes(self.sampler, attached.steps_argument)
         self._course.attach(attached)
         if model is not None:
-            self._model = model
+            self._sampling.model = model
         if attached.optimizer is not None:
             if self._hooks is not None:
                 self._hooks.remove()
@@ -522,7 +482,7 @@ class Guard:
         is_over = self._hooks is None and self._journal.losses_in_step > 0
         return {
             "version": _STATE_VERSION,
-            "sampler_calls": self._sampler_calls,
+            "sampler_calls": self._sampling.calls,
             **self._journal.state_dict(is_over=is_over),
             **self._course.state_dict(),
         }
@@ -542,7 +502,7 @@ class Guard:
             )
         self._journal.load_state_dict(state)
         self._course.load_state_dict(state)
-        self._sampler_calls = int(state["sampler_calls"])
+        self._sampling.calls = int(state["sampler_calls"])
 
     def flush(self) -> None:
         """Flush the sinks now."""

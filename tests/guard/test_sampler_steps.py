@@ -286,7 +286,7 @@ def test_nothing_is_copied_on_other_steps():
 def test_nothing_of_the_samples_is_kept_after_the_call():
     f, g = Steep(), attached(Recorded())
     g.sampler(f, X)
-    (tempering,) = g._temperings.values()
+    (tempering,) = g._sampling._temperings.values()
     assert tempering.last_step is None
 
 
