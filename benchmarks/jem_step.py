@@ -81,7 +81,9 @@ class Trainer:
     ) -> None:
         network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.network = network
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=0.0, fused=True)
+        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
+            network.parameters(), lr=0.0, fused=True
+        )
         self.rng = torch.Generator(device).manual_seed(0)
         self.buffer = ReplayBuffer(1000, scenario.shape, reinit_rate=0.05, generator=self.rng)
         size = (scenario.batch, *scenario.shape)

@@ -86,7 +86,7 @@ def by_densities(start: ChainState, end: ChainState, step_size: float, noise_std
         mean = from_.x + step_size * from_.gradient
         return Normal(mean, noise_std).log_prob(to.x).sum(-1)
 
-    ratio = scale * (end.h - start.h) + proposal(end, start) - proposal(start, end)
+    ratio: Tensor = scale * (end.h - start.h) + proposal(end, start) - proposal(start, end)
     return ratio.clamp(max=0).exp()
 
 

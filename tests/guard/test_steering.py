@@ -154,6 +154,6 @@ def test_a_beta_star_that_cannot_be_steered_is_refused(steer, beta_star, message
 
 def test_settings_of_another_kind_are_refused():
     with pytest.raises(ConfigError, match="adapt="):
-        guard(None, gradient_at, beta_star=0.5, adapt=STEER)
+        guard(None, gradient_at, beta_star=0.5, adapt=STEER)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="steer="):
-        guard(None, gradient_at, beta_star=0.5, steer=True)
+        guard(None, gradient_at, beta_star=0.5, steer=True)  # type: ignore[arg-type]

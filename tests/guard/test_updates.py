@@ -57,7 +57,7 @@ class Run:
 
     def gradient(self) -> float:
         grads = [p.grad for p in self.parameters if p.grad is not None]
-        return torch.cat(grads).norm().item()
+        return float(torch.cat(grads).norm())
 
     def rows(self) -> dict[int, dict[str, float]]:
         self.guard.close()
