@@ -1,0 +1,69 @@
+"""Grids of cells: what is run again, what is not, and what the pages keep."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cells import NOTES, commits, is_done, read_json, run_cells, write_page
+from benchmarks.remedies_cell import REMEDIES, grid, iterations
+
+
+@dataclass(frozen=True)
+class Fake:
+    """Appends a line to a file of its own; fails if told so."""
+
+    name: str
+    fails: bool = False
+
+    def command(self, folder: Path) -> Sequence[str]:
+        program = "import sys, pathlib; folder = pathlib.Path(sys.argv[1]); folder.mkdir("
+        program += "exist_ok=True); (folder / 'runs').open('a').write('x'); print('said'); sys.exit"
+        return [sys.executable, "-c", f"{program}({3 * self.fails})", str(folder)]
+
+
+def times(root: Path, name: str) -> int:
+    file = root / name / "runs"
+    return len(file.read_text()) if file.is_file() else 0
+
+
+def test_cells_that_are_done_are_kept_and_failed_ones_are_run_again(tmp_path):
+    root, tables = tmp_path / "grid", []
+    cells = [Fake("a"), Fake("b", fails=True), Fake("c")]
+    with pytest.raises(SystemExit, match="b: exit status 3"):
+        run_cells(cells, root, after=lambda: tables.append([is_done(c, root) for c in cells]))
+    assert len(tables) == 2  # one for each that is done
+    assert [is_done(cell, root) for cell in cells] == [True, False, True]
+    assert (root / "a.log").read_text().strip() == "said"
+    assert read_json(root / "a.done").keys() == {"commit"}
+    assert len(commits(root)) == 1
+    run_cells([Fake("a"), Fake("b"), Fake("c")], root, workers=1)
+    assert [times(root, name) for name in "abc"] == [1, 2, 1]
+
+
+def test_what_people_wrote_below_a_table_stays(tmp_path):
+    page = tmp_path / "docs" / "page.md"
+    write_page(page, ["# Title", "", "old"])
+    assert page.read_text().endswith(f"{NOTES}\n")
+    page.write_text(page.read_text() + "\nWhat it means.\n")
+    write_page(page, ["# Title", "", "new"])
+    assert page.read_text() == f"# Title\n\nnew\n{NOTES}\n\nWhat it means.\n"
+
+
+def test_all_remedies_have_the_compute_of_the_default_steps(tmp_path):
+    judge, cells, longer = grid()
+    assert len(cells) == 40
+    assert len({cell.name for cell in [judge, *cells, *longer]}) == 1 + 40 + 6
+    for cell in [*cells, *longer]:
+        settings = cell.config(tmp_path / cell.name).settings
+        # A batch of 64 chains for each Langevin step, one of positives and one of negatives.
+        spent = settings.iterations * (settings.sgld_steps + 2)
+        budget = 2000 * (5 + 2) * cell.times
+        assert budget - cell.times * (settings.sgld_steps + 2) < spent <= budget
+    assert iterations({}) == 2000
+    changed = [cell.config(tmp_path / cell.name) for cell in cells[: len(REMEDIES)]]
+    assert len({str(config.to_json()) for config in changed}) == len(REMEDIES)
