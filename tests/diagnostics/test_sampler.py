@@ -87,7 +87,8 @@ def by_densities(start: ChainState, end: ChainState, step_size: float, noise_std
         return Normal(mean, noise_std).log_prob(to.x).sum(-1)
 
     ratio: Tensor = scale * (end.h - start.h) + proposal(end, start) - proposal(start, end)
-    return ratio.clamp(max=0).exp()
+    probability: Tensor = ratio.clamp(max=0).exp()
+    return probability
 
 
 @given(
