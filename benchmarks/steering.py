@@ -38,6 +38,7 @@ LOST_AT = 300
 """From here on arms of a lost sampler are adaptive; GradScale has been 0 for hundreds of steps."""
 WORDS = ("python", "-m", "benchmarks.steering")
 ADAPTIVE = AdaptiveSteps()
+STRETCH = 50
 COLUMNS = {
     "steps": "",
     "grad_scale": "grad_scale",
@@ -138,13 +139,13 @@ def run(cell: Cell, root: Path) -> None:
     if arm.adaptive is not None:
         jem.AdaptiveSteps = lambda **_: arm.adaptive
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
-    accuracy = []
-    begun = time.perf_counter()
+    accuracy, alerts = [], []
+    begun = time.process_time()
     trainer = jem.Trainer(config, network, data)
     for step in range(arm.iterations):
         if arm.adaptive is not None and step == arm.start:
             adaptive = dataclasses.replace(config, most_steps=arm.adaptive.most)
-            state = trainer.state_dict()
+            state, alerts = trainer.state_dict(), trainer.loss_fn.guard.alerts
             trainer = jem.Trainer(adaptive, network, data)
             trainer.load_state_dict(state)
         if step % 25 == 0:
@@ -155,10 +156,10 @@ def run(cell: Cell, root: Path) -> None:
         for name, tag in COLUMNS.items():
             if tag:
                 columns[name].append(guard.last[tag])
-    seconds = time.perf_counter() - begun
+    seconds = time.process_time() - begun
     accuracy.append([arm.iterations, evaluator.test_accuracy(network)])
-    alerts = [alert.record() for alert in trainer.loss_fn.guard.alerts]
-    result = {**columns, "accuracy": accuracy, "alerts": alerts, "seconds": seconds}
+    records = [alert.record() for alert in (*alerts, *trainer.loss_fn.guard.alerts)]
+    result = {**columns, "accuracy": accuracy, "alerts": records, "seconds": seconds}
     (root / cell.name).mkdir(parents=True, exist_ok=True)
     write_json(root / cell.name / "result.json", result)
 
@@ -187,6 +188,11 @@ class Result:
         scales = enumerate(self.grad_scale)
         return next((i for i, x in scales if i >= after and condition(x)), None)
 
+    def back(self, after: int) -> int | None:
+        """The first step over 0.5, from `after` on, in whose next steps the median is so too."""
+        starts = (i for i in range(after, len(self.grad_scale)) if self.grad_scale[i] > 0.5)
+        return next((i for i in starts if self.median("grad_scale", i, i + STRETCH) > 0.5), None)
+
     def median(self, name: str, low: int, high: int | None = None) -> float:
         return float(statistics.median(getattr(self, name)[low:high]))
 
@@ -200,7 +206,7 @@ def lost_table(root: Path) -> list[str]:
     lines = [
         "| | seed | first under 0.1 | back over 0.5 | of the last 500 over 0.5 | largest factor | "
         "`sampler_failing` | accuracy: lowest after the return | final | SGLD steps per one of the "
-        "base | seconds |",
+        "base | CPU seconds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, arm in LOST.items():
@@ -210,9 +216,7 @@ def lost_table(root: Path) -> list[str]:
                 lines.append(f"| {arm.title} | {seed} | not run |" + " |" * 8)
                 continue
             low = result.first(lambda x: x < 0.1)
-            back = None
-            if low is not None:
-                back = result.first(lambda x: x > 0.5, max(low, arm.start))
+            back = None if low is None else result.back(max(low, arm.start))
             over = [x > 0.5 for x in result.grad_scale[-500:]]
             after = [a for step, a in result.accuracy if back is not None and step > back]
             spent = result.steps[arm.start :]
@@ -284,10 +288,10 @@ def write_table(root: Path, target: Path) -> None:
         "## A sampler that has lost the data",
         "",
         "One SGLD step, β* = 0.5, 2,000 training steps (600 in the last two groups). Adaptive "
-        f"steps: {settings}; each additional step is finer, unless it says otherwise. Steps of "
-        "GradScale, of the rule's first alert, and evaluations of the energy's gradient for each "
-        "one of the fixed sampler's, from where the arm is adaptive on. Accuracies are of the test "
-        "images, every 25 steps.",
+        f"steps: {settings}; each additional step is finer, unless it says otherwise. The columns "
+        f"are steps of GradScale (back: with a median over 0.5 in the {STRETCH} from there on), of "
+        "the rule's first alert, test accuracies (taken every 25 steps), and gradient evaluations "
+        "in the place of one of the fixed sampler's, from where the arm is adaptive on.",
         "",
         *lost_table(root),
         "",
