@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from typing import Any
 
@@ -121,6 +122,28 @@ def test_factor_acts_at_all():
     (x, _), *_ = run(Captured(), f, (5, 2), 0.5)
     (plain, _), *_ = run(Captured(), again, (5, 2), 0.0)
     assert (x - plain).abs().max() > 1e-3
+
+
+def test_what_a_replay_does_not_show_is_unknown():
+    """Of a replay only the gradient norm can be read; what was captured is not what has run."""
+    f, again = networks()
+    rows: list[list[dict[str, float]]] = []
+    for sampler, network in ((Captured(), f), (eager, again)):
+        g = guard(None, sampler, beta_star=0.5, **SCALE).attach(step_size=0.3, noise_std=0.1)
+        rows.append([])
+        for step in range(2):
+            x = torch.full((5, 2), 0.5 + step, dtype=torch.float64)
+            g.sampler(network, x)
+            g.loss_fn(*energies(dtype=torch.float64))
+            rows[-1].append(g.last)
+    captured, reference = rows
+    for row, right in zip(captured, reference, strict=True):
+        assert right["sampler/evaluations"] == 4
+        assert math.isnan(row["sampler/evaluations"])
+        ratio = right["sampler/drift_to_noise"]
+        assert row["sampler/drift_to_noise"] == pytest.approx(ratio, rel=1e-6)
+    assert math.isnan(captured[0]["sampler/acceptance"])
+    assert 0 < reference[0]["sampler/acceptance"] <= 1
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
