@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy bench-jem \
-  bench-remedies bench-steering \
+  bench-remedies bench-rollback bench-steering \
   screenshots figures sweep-toy clean
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make demo            the same training run without and with the guard, one picture"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
 	@echo "make bench-remedies  the field's remedies and beta_star on the digits, at equal compute"
+	@echo "make bench-rollback  runs that save themselves: each policy, 20 seeds"
 	@echo "make bench-steering  a sampler that has lost the data, and beta_star from both ends"
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
@@ -77,6 +78,9 @@ bench-digits: $(VENV)/.train
 
 bench-remedies: $(VENV)/.train
 	$(BIN)/python -m benchmarks.remedies
+
+bench-rollback: $(VENV)/.train
+	$(BIN)/python -m benchmarks.rollback
 
 bench-steering: $(VENV)/.train
 	$(BIN)/python -m benchmarks.steering
