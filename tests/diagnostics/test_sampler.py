@@ -84,7 +84,8 @@ def by_densities(start: ChainState, end: ChainState, step_size: float, noise_std
 
     def proposal(from_: ChainState, to: ChainState) -> Tensor:
         mean = from_.x + step_size * from_.gradient
-        return Normal(mean, noise_std).log_prob(to.x).sum(-1)
+        log_q: Tensor = Normal(mean, noise_std).log_prob(to.x).sum(-1)
+        return log_q
 
     ratio: Tensor = scale * (end.h - start.h) + proposal(end, start) - proposal(start, end)
     probability: Tensor = ratio.clamp(max=0).exp()
