@@ -84,6 +84,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.report.page:report",
         summary="runs as one HTML file: charts, alerts, rollbacks, what to do next",
     ),
+    ("doctor",): Command(
+        config="ebmguard.doctor.command:DoctorConfig",
+        run="ebmguard.doctor.command:doctor",
+        summary="every problem of a trainer's file or of a run, each with its fix",
+    ),
     ("compare",): Command(
         config="ebmguard.report.compare:CompareConfig",
         run="ebmguard.report.compare:compare",

@@ -59,8 +59,9 @@ ROOMS: dict[str, set[str]] = {
         "recovery",
         "steering",
     },
+    "doctor": {"alerts", "check", "sinks"},
     "report": {"alerts", "sinks"},
-    "cli": {"alerts", "report", "sinks", "reference_training"},
+    "cli": {"alerts", "doctor", "report", "sinks", "reference_training"},
 }
 EXTRAS_ONLY = (
     "tensorboard",

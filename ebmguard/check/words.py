@@ -12,9 +12,9 @@ from .problem import Problem
 __all__ = ["show", "to_text"]
 
 _HEADS = {
-    Level.ERROR: "errors: the wrong thing is trained, or the run will stop",
-    Level.WARN: "warnings: often goes wrong",
-    Level.INFO: "worth knowing",
+    Level.ERROR: ("error", "errors"),
+    Level.WARN: ("warning", "warnings"),
+    Level.INFO: ("note", "notes"),
 }
 _COLOURS = {Level.ERROR: "bold red", Level.WARN: "yellow", Level.INFO: "cyan"}
 _WIDTH = 100
@@ -65,7 +65,8 @@ def _lines(problems: Sequence[Problem], width: int) -> list[tuple[str, Any]]:
             continue
         if lines:
             lines.append(("", ""))
-        lines.append((f"{len(group)} {_HEADS[level]}", _COLOURS[level]))
+        one, many = _HEADS[level]
+        lines.append((f"{len(group)} {one if len(group) == 1 else many}", _COLOURS[level]))
         for problem in group:
             lines.append((f"  {problem.where}  {problem.name}", "bold"))
             wrapped(problem.what, "    ", "    ", "")

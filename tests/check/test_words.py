@@ -18,11 +18,11 @@ PROBLEMS = [
 
 def test_groups_come_worst_first_and_lines_are_short():
     lines = to_text(PROBLEMS).splitlines()
-    assert lines[0].startswith("1 errors")
+    assert lines[0] == "1 error"
     assert lines[1].split() == ["train.py:9", "large"]
     assert max(map(len, lines)) <= 100
     assert any(line.strip() == "fix: replace `f(x).mean()`." for line in lines)
-    assert lines.index("1 worth knowing") > lines.index("  train.py:9  large")
+    assert lines.index("1 note") > lines.index("  train.py:9  large")
 
 
 def test_nothing_found_is_said():

@@ -1,0 +1,234 @@
+"""Problems of run folders: of what a real run wrote, and of rows with one thing wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ebmguard import Alert, Level
+from ebmguard.doctor import problems_of_run
+from ebmguard.doctor.run import read_run
+from ebmguard.errors import ConfigError
+from ebmguard.sinks import JsonlSink
+
+STEPS = 300
+HEALTHY = {
+    "beta_star": 0.5,
+    "grad_scale": 0.98,
+    "ref/grad_scale": 0.98,
+    "ess": 0.6,
+    "ref/ess": 0.6,
+    "energy_gap": 0.2,
+    "energy_gap_scaled": 4000.0,
+    "energy_overlap": 0.45,
+    "f_neg/std": 0.5,
+    "sampler/drift_to_noise": 1.5,
+    "sampler/clamped": 0.01,
+    "sampler/acceptance": 0.7,
+    "sampler/repeated": 0.0,
+    "buffer/reinit": 0.05,
+    "optim/amplification": 1.0,
+    "nonfinite/energies": 0.0,
+    "nonfinite/samples": 0.0,
+    "nonfinite/gradients": 0.0,
+    "scaler/skipped": 0.0,
+}
+CONFIG = {"iterations": STEPS, "settings": {"step_size": 1.0, "noise_std": 0.01}}
+ALERT = Alert("energy_blowup", Level.ERROR, 200, "energy_gap", 9.0, 3.0, 64, ("one", "two"))
+ROLLBACK = {
+    "step": 200,
+    "restored_step": 150,
+    "rule": "energy_blowup",
+    "certified": True,
+    "relapse": False,
+    "changes": {"beta_star": [0.0, 2.0]},
+    "budget_left": 4,
+}
+
+
+def write(path, rows=None, *, alerts=(), rollbacks=(), config=CONFIG, results=None, accuracy=()):
+    sink = JsonlSink(path)
+    for row in rows_with() if rows is None else rows:
+        sink.write_row(row["step"], {k: v for k, v in row.items() if k != "step"}, {})
+    for alert in alerts:
+        sink.write_alert(alert.record())
+    for record in rollbacks:
+        sink.write_recovery(record)
+    sink.flush()
+    for name, content in (("config", config), ("results", results or {"diverged_at": None})):
+        (path / f"{name}.json").write_text(json.dumps(content))
+    lines = [json.dumps({"step": step, "test_accuracy": value}) for step, value in accuracy]
+    (path / "accuracy.jsonl").write_text("\n".join(lines))
+    return path
+
+
+def rows_with(**changes: Any) -> list[dict[str, Any]]:
+    """Rows with other values, or functions of the step, under tags written with two underscores."""
+    found = []
+    for step in range(STEPS):
+        own = {
+            tag.replace("__", "/"): value(step) if callable(value) else value
+            for tag, value in changes.items()
+        }
+        found.append(HEALTHY | {"step": step} | own)
+    return found
+
+
+def test_a_healthy_run_has_no_problems(tmp_path):
+    assert problems_of_run(write(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "level", "words"),
+    [
+        ({"ess": 0.02}, "weights_collapse", Level.WARN, "2.0% of the negatives"),
+        ({"beta_star": 0.0, "ref__ess": 0.02}, None, None, ""),
+        ({"grad_scale": 0.01}, "sampler_lost", Level.ERROR, "for 300 steps, to the end"),
+        (
+            {"grad_scale": lambda step: 0.01 if step < 250 else 0.9},
+            "sampler_lost",
+            Level.WARN,
+            "for 250 steps:",
+        ),
+        ({"grad_scale": lambda step: 0.01 if step < 150 else 0.9}, None, None, ""),
+        (
+            {"beta_star": 0.0, "ref__grad_scale": 0.01},
+            "sampler_lost",
+            Level.WARN,
+            "ref/grad_scale stayed under",
+        ),
+        ({"energy_overlap": 0.97}, "overshoot", Level.WARN, "97% of the pairs"),
+        ({"energy_gap_scaled": 400.0}, "output_scale", Level.ERROR, "output_scale = 2000"),
+        ({"sampler__drift_to_noise": 90.0}, "step_size", Level.WARN, "gradient ascent"),
+        ({"sampler__drift_to_noise": 0.001}, "step_size", Level.WARN, "random walk"),
+        ({"sampler__clamped": 0.8}, "saturated", Level.WARN, "80% of the samples"),
+        ({"sampler__acceptance": 0.02}, "step_size", Level.INFO, "accept 2.0%"),
+        ({"sampler__repeated": 1.0}, "stale_chains", Level.WARN, "100% of the samples"),
+        ({"buffer__reinit": 0.0}, "stale_chains", Level.WARN, "whole run"),
+        (
+            {"optim__amplification": lambda step: 1.0 + step * step},
+            "amplification",
+            Level.WARN,
+            "Appendix H",
+        ),
+        (
+            {"nonfinite__samples": lambda step: float(step in (7, 9))},
+            "nonfinite",
+            Level.ERROR,
+            "Samples were NaN or infinite in 2 steps",
+        ),
+        (
+            {"nonfinite__gradients": lambda step: float(step == 3)},
+            "nonfinite",
+            Level.ERROR,
+            "Gradients",
+        ),
+        (
+            {"scaler__skipped": lambda step: float(step % 5 == 0)},
+            "scaler_skips",
+            Level.WARN,
+            "20% of the steps",
+        ),
+    ],
+)
+def test_rows_with_one_thing_wrong(changes, name, level, words, tmp_path):
+    problems = problems_of_run(write(tmp_path, rows_with(**changes)))
+    assert [problem.name for problem in problems] == ([name] if name else [])
+    for problem in problems:
+        assert problem.severity is level
+        assert words in problem.what
+
+
+def test_the_suggested_exponent_is_one_over_the_spread(tmp_path):
+    (problem,) = problems_of_run(write(tmp_path, rows_with(ess=0.02, f_neg__std=8.0)))
+    assert "beta_star of about 0.12" in problem.fix
+
+
+def test_what_was_not_attached_is_said(tmp_path):
+    rows = [
+        {tag: x for tag, x in row.items() if not tag.startswith(("sampler/", "buffer/"))}
+        for row in rows_with()
+    ]
+    (problem,) = problems_of_run(write(tmp_path, rows))
+    assert (problem.name, problem.severity) == ("unknown", Level.INFO)
+
+
+def test_how_it_ended(tmp_path):
+    accuracy = [(100, 0.97), (290, 0.4)]
+    problems = problems_of_run(write(tmp_path, results={"diverged_at": 280}, accuracy=accuracy))
+    assert [problem.name for problem in problems] == ["diverged", "accuracy_lost"]
+    assert "from 97.0% (step 100) to 40.0%" in problems[1].what
+
+
+def test_a_run_that_is_not_over(tmp_path):
+    path = write(tmp_path, rows_with()[:120])
+    (path / "results.json").unlink()
+    (problem,) = problems_of_run(path)
+    assert problem.name == "not_over"
+    assert "120 of 300 steps" in problem.what
+
+
+def test_alerts_with_their_own_remedies(tmp_path):
+    warn = Alert("weights_degenerate", Level.WARN, 10, "ess", 0.05, 0.1, 50, ("a", "b"))
+    problems = problems_of_run(write(tmp_path, alerts=[warn, ALERT, warn]))
+    assert [(each.name, each.severity) for each in problems] == [
+        ("energy_blowup", Level.ERROR),
+        ("weights_degenerate", Level.WARN),
+    ]
+    assert problems[0].fix == "one; two."
+    assert problems[0].where == "step 200"
+    assert "fired 2 times" in problems[1].what
+
+
+def test_what_a_rollback_has_answered_is_told_once(tmp_path):
+    (problem,) = problems_of_run(write(tmp_path, alerts=[ALERT], rollbacks=[ROLLBACK]))
+    assert (problem.name, problem.severity) == ("rollbacks", Level.INFO)
+    assert "beta_star 2" in problem.fix
+    later = ALERT.record() | {"step": 180}
+    path = tmp_path / "later"
+    problems = problems_of_run(
+        write(path, alerts=[ALERT, Alert.from_record(later)], rollbacks=[ROLLBACK])
+    )
+    assert [each.name for each in problems] == ["energy_blowup", "rollbacks"]
+
+
+def test_rollbacks_that_did_not_hold(tmp_path):
+    spent = ROLLBACK | {"step": 210, "relapse": True, "certified": False, "budget_left": 0}
+    problems = problems_of_run(write(tmp_path, rollbacks=[ROLLBACK, spent]))
+    assert [(each.name, each.severity) for each in problems] == [
+        ("rollbacks", Level.WARN),
+        ("uncertified", Level.WARN),
+        ("relapse", Level.WARN),
+    ]
+
+
+def test_steps_that_a_rollback_took_back_do_not_count(tmp_path):
+    rows = rows_with()[:200]
+    rows += [row | {"nonfinite/energies": 1.0} for row in rows_with()[200:210]]
+    rows += rows_with()[150:]
+    assert problems_of_run(write(tmp_path, rows)) == []
+    # Also where the second attempt has not come as far.
+    again = tmp_path / "again"
+    run = read_run(write(again, [*rows[:210], *rows_with()[150:160]]))
+    assert [row["step"] for row in run.rows] == list(range(160))
+
+
+def test_an_empty_run(tmp_path):
+    JsonlSink(tmp_path).flush()
+    (tmp_path / "metrics.jsonl").touch()
+    (problem,) = problems_of_run(tmp_path)
+    assert problem.severity is Level.ERROR
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl"):
+        problems_of_run(tmp_path)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    path = write(tmp_path)
+    (path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
+        problems_of_run(path)
