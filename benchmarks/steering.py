@@ -116,7 +116,12 @@ class Cell:
         return [sys.executable, *WORDS[1:], "--runs", str(folder.parent), "--cell", self.name]
 
 
-GRID = [Cell(arm, seed) for arms in (LOST, BETA) for seed in SEEDS for arm in arms]
+GRID = [
+    Cell(arm, seed)
+    for arms in (("fixed", "adaptive", "lost"), BETA, ("longer", "slow"))
+    for seed in SEEDS
+    for arm in arms
+]
 
 
 def run(cell: Cell, root: Path) -> None:

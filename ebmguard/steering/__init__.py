@@ -3,7 +3,7 @@
 Pure functions (settings, state, row) -> state, without torch, around which two small objects keep
 the state of a run::
 
-    steps = AdaptiveSteps(most=16).start(5)      # the sampler's usual number of steps
+    steps = AdaptiveSteps().start(5)             # the sampler's usual number of steps
     beta = SteerBeta(most=4.0).start(0.5)        # β* at the start
 
     # once for every judged row, in the order of the steps:

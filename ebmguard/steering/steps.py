@@ -43,7 +43,8 @@ class AdaptiveSteps:
     likely: more steps would be wrong, so that nothing changes there.
 
     Attributes:
-        most: largest multiple of the base number of steps; a power of two.
+        most: largest multiple of the base number of steps; a power of two. It is the bound of the
+            cost: a sampler that stays lost at it stays at it.
         floor: GradScale under which more steps are run.
         clear: GradScale over which the sampler counts as healthy. Its value for a sampler that is
             right is M/(M+1) for M negatives: for fewer than 10, lower both by that factor.
@@ -55,7 +56,7 @@ class AdaptiveSteps:
         ConfigError: names a setting out of range and what was expected.
     """
 
-    most: int = 16
+    most: int = 64
     floor: float = 0.8
     clear: float = 0.9
     rise_after: int = 1
