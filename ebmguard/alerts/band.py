@@ -164,14 +164,14 @@ class BandWatcher:
             beyond_cap = abs(value) > self._cap(track)
             left = track.take(x, z, beyond_cap)
             absorbed = absorbing and series.absorbed == ("up" if signed > 0 else "down")
-            # Where gap and gradient have no say, they cannot bear out what the positives say.
-            most = math.inf if absorbing else series.most
-            share = 0.0 if absorbed else min(max(0.0, z / series.error), most)
+            share = 0.0 if absorbed else min(max(0.0, z / series.error), series.most)
             found.append(_Distance(track, value, x, z, share, left, beyond_cap))
         return found
 
     def _cap(self, track: _Track) -> float:
-        return track.series.cap * (1.0 if self.unit is None else self.unit)
+        unit = 1.0 if self.unit is None else self.unit
+        has_band = len(track.window) >= self.rule.min_count
+        return unit * min(track.series.cap, math.inf if has_band else track.series.early_cap)
 
     def _set_unit(self, row: Mapping[str, float]) -> None:
         """Energies of the first row set the unit of the caps; 1 for energies of order 1 to 10.

@@ -17,7 +17,15 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     NonFiniteRule(),
     BandRule(
         series=(
-            Series("energy_gap", warn=8, error=20, floor_tag="f_pos/std", absorbed="up", cap=1e4),
+            Series(
+                "energy_gap",
+                warn=8,
+                error=20,
+                floor_tag="f_pos/std",
+                absorbed="up",
+                cap=1e4,
+                early_cap=100,
+            ),
             # f is known up to a constant only. All energies shift together when a network begins to
             # learn, slowly or quickly, so that the positives alone never make an ERROR.
             Series("f_pos/median", warn=8, error=16, floor_tag="f_pos/std", cap=1e4, most=0.5),

@@ -75,8 +75,8 @@ class Series:
         absorbed: the direction in which beta* > 0 takes the excess out of the loss, because the
             negatives responsible get no weight; None if no direction is harmless.
         cap: |x| from which it is an ERROR whatever the past; times the unit of the run.
-        most: the largest share of an ERROR that it has; below 1, it makes none alone. It does not
-            hold where beta* > 0 absorbs the excess of others.
+        early_cap: a tighter one while there is no past to make a band of.
+        most: the largest share of an ERROR that it has; below 1, it makes none alone.
     """
 
     tag: str
@@ -88,6 +88,7 @@ class Series:
     floor: float = 0.1
     absorbed: Literal["up", "down"] | None = None
     cap: float = math.inf
+    early_cap: float = math.inf
     most: float = math.inf
 
     def __post_init__(self) -> None:

@@ -156,8 +156,8 @@ def test_absorption_needs_a_deep_tail_for_the_share_that_competes(noise, make_ro
     assert levels(run([*noise(50), surge])) == [(level, 50)]
 
 
-def test_weights_do_not_absorb_what_happens_to_the_positives(noise, make_row):
-    surge = make_row(**ABSORBED, f_pos__median=40.0)
+def test_weights_do_not_absorb_positives_that_leave_all_negatives_behind(noise, make_row):
+    surge = make_row(**(ABSORBED | {"energy_overlap": 0.0}), f_pos__median=40.0, energy_gap=38.0)
     assert levels(run([*noise(50, **ABSORBED), surge])) == [(Level.ERROR, 50)]
 
 
@@ -204,13 +204,18 @@ def test_the_remedies_follow_level_and_beta(noise, make_row, beta_star, gap, wor
         assert remedy.startswith(start)
 
 
-@pytest.mark.parametrize("tag", ["energy_gap", "f_pos__median"])
-def test_the_cap_holds_from_the_first_step(make_row, tag):
-    rows = [make_row(), make_row(**{tag: -1.1e4})]
-    alerts = run(rows)
+@pytest.mark.parametrize(("tag", "cap"), [("energy_gap", 100.0), ("f_pos__median", 1e4)])
+def test_a_cap_holds_from_the_first_step(make_row, tag, cap):
+    alerts = run([make_row(), make_row(**{tag: -1.1 * cap})])
     assert levels(alerts) == [(Level.ERROR, 1)]
-    assert alerts[0].limit == 1e4
-    assert run([make_row(), make_row(**{tag: 9e3})]) == []
+    assert alerts[0].limit == cap
+    assert run([make_row(), make_row(**{tag: 0.9 * cap})]) == []
+
+
+def test_the_early_cap_ends_where_the_band_begins(make_row):
+    wide = [make_row(energy_gap=0.0 if t % 2 else 90.0) for t in range(20)]
+    assert run([*wide, make_row(energy_gap=110.0)]) == []
+    assert levels(run([*wide[1:], make_row(energy_gap=110.0)])) == [(Level.ERROR, 19)]
 
 
 def test_the_cap_holds_where_weights_absorb(make_row):
@@ -218,9 +223,9 @@ def test_the_cap_holds_where_weights_absorb(make_row):
 
 
 def test_the_cap_grows_with_the_energies_of_the_first_row(make_row):
-    rows = [make_row(f_pos__median=2300.0), make_row(f_pos__median=2300.0, energy_gap=2e6)]
+    rows = [make_row(f_pos__median=2300.0), make_row(f_pos__median=2300.0, energy_gap=2.2e4)]
     assert run(rows) == []
-    assert len(run([*rows, make_row(f_pos__median=2300.0, energy_gap=2.4e6)])) == 1
+    assert len(run([*rows, make_row(f_pos__median=2300.0, energy_gap=2.4e4)])) == 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -115,7 +115,9 @@ def test_the_unit_of_the_energies_does_not_matter(excerpt, exponent):
     """f in other units: same alerts at the same steps, with values and limits in these units."""
     unit = 2.0**exponent
     # Caps follow the unit through the run's very first row, which these excerpts do not have.
-    rule = replace(BAND, series=tuple(replace(s, cap=math.inf) for s in BAND.series))
+    rule = replace(
+        BAND, series=tuple(replace(s, cap=math.inf, early_cap=math.inf) for s in BAND.series)
+    )
     energies = ("energy_gap", "f_pos/median", "f_pos/std", "f_neg/min", "f_neg/q95")
     for name in ("blowup_b", "weak_beta", "absorbed_surge"):
         recorded = excerpt(name).rows[:-4]
