@@ -113,6 +113,7 @@ class Alarm:
             detector.load_state_dict(own)
         self.detector.load_state_dict(state["detector"])
         self.members = members
+        self._pending = None  # of a course that is left
 
     def safe_point(self) -> None:
         """Raise what is waiting with ``action="raise"``.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor
+
 from ._alarm import Alarm
 from ._attached import Attached
 from ._journal import Journal
@@ -74,6 +76,7 @@ class Course:
         """
         if self.recoverer is not None:
             check_run(self._run)
+            self.recoverer.check_folder()
         if self._adapt is not None and not self._steps_were_read:
             raise ConfigError(
                 "adapt= changes the number of SGLD steps, but the sampler has not asked for it. "
@@ -84,10 +87,15 @@ class Course:
     def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
         if self._now is None or self._now[0] != step:
+            values = self._strength.at(step)
             own = self.recoverer.effect.beta_star if self.recoverer is not None else None
             if self._steer is not None:
                 own = self._steer.value
-            self._now = step, self._strength.overridden(own).at(step)
+            elif own is not None and isinstance(values.beta_star, float):
+                own = max(own, values.beta_star)  # a schedule that has come further goes on
+            if own is not None:
+                values = self._strength.overridden(own).at(step)
+            self._now = step, values
         return self._now[1]
 
     def sgld_steps(self) -> int:
@@ -101,7 +109,11 @@ class Course:
                 "g.sgld_steps needs the usual number of steps: g.attach(sgld_steps=20)."
             )
         self._steps_were_read = True
-        return self._usual_steps() if self._steps is None else self._steps.value
+        usual = self._usual_steps()
+        if self._steps is None:
+            return usual
+        self._steps.base = usual  # which a rollback, also one before a resume, may have changed
+        return self._steps.value
 
     def refinement(self) -> int:
         """In how many finer SGLD steps the adaptive sampler splits each one now; 1 without it."""
@@ -152,7 +164,6 @@ class Course:
             return
         error = self._alarm.take()
         step = self._journal.step
-        beta_star = self.strength_at(step).beta_star
         if error is not None:
             self._journal.write_unjudged()
         rollback = self.recoverer.after_step(
@@ -161,20 +172,18 @@ class Course:
             judged=step - self._journal.lag,
             error=error,
             active=self._alarm.detector.active,
-            beta_star=beta_star if isinstance(beta_star, float) else None,
+            beta_star=self._beta_star,
             knows_steps=self._steps_were_read,
-            guard_state=lambda: {
-                **self._journal.state_dict(is_over=False),
-                **self._steering_state(),
-            },
+            guard_state=self._own_state,
             load_guard_state=self._rewind,
         )
         if rollback is None:
             return
-        if self._steps is not None:
-            self._steps.base = self._usual_steps()
-        if self._steer is not None and "beta_star" in rollback.changes:
-            self._steer.move_to(rollback.changes["beta_star"][1])
+        self._now = None
+        least = self.recoverer.effect.beta_star
+        if self._steer is not None and least is not None and self._steer.value < least:
+            self._steer.move_to(least)  # an older snapshot knows nothing of a former change
+        self.recoverer.save_restored(self._run, self._own_state)
         self._monitor.recovery(rollback.record())
 
     def resume(self) -> int | None:
@@ -187,6 +196,15 @@ class Course:
     def rollbacks(self) -> list[Rollback]:
         """The audit log."""
         return [] if self.recoverer is None else self.recoverer.rollbacks
+
+    def _beta_star(self) -> float | None:
+        now = self.strength_at(self._journal.step).beta_star
+        if isinstance(now, Tensor):
+            return None if now.ndim else float(now)
+        return now if isinstance(now, float) else None
+
+    def _own_state(self) -> dict[str, Any]:
+        return {**self._journal.state_dict(is_over=False), **self._steering_state()}
 
     def _rewind(self, state: Mapping[str, Any]) -> None:
         self._journal.load_state_dict(state)

@@ -148,7 +148,9 @@ class Monitor:
         rows = list(self._queue)
         if with_open:
             rows.append(_Pending.start(self.step, self._open))
-        return [list(pending.read()) for pending in rows]
+        found = [pending.read() for pending in rows]
+        # A row gets its level later on; a copy does not.
+        return [list(each._replace(row=dict(each.row))) for each in found]
 
     def put_back(self, rows: Sequence[Sequence[Any]]) -> None:
         """The inverse of :meth:`under_way`."""

@@ -16,7 +16,8 @@ class Change:
     """What one rollback changes in the run, beside the random numbers.
 
     Attributes:
-        beta_star: β* from then on, where the run's is lower; None leaves it.
+        beta_star: β* from then on, wherever the run's is lower and not on the other side of 0; None
+            leaves it.
         sgld_steps: factor on the number of SGLD steps.
         lr: factor on the learning rate, on top of any scheduler.
     """

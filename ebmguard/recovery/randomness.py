@@ -53,22 +53,33 @@ def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Ge
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
     """Give every generator a seed that follows from its own and the attempt.
 
-    So a run that rolls back is still a function of its seed, and ranks stay apart.
+    So a run that rolls back is still a function of its seed, and ranks stay apart by whatever
+    generator they were told apart.
 
     Returns:
         how many were reseeded.
     """
     seeds = [torch.default_generator.initial_seed()]
     seeds += [each.initial_seed() for each in generators]
-    new = [(seed + attempt * _SPREAD + i) % _WORD for i, seed in enumerate(seeds)]
-    torch.manual_seed(new[0])
-    random.seed(new[0])
+    new = [_next_seed(seed, attempt, i) for i, seed in enumerate(seeds)]
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = torch.cuda.default_generators if on_gpu else ()
+    of_gpus = [_next_seed(each.initial_seed(), attempt, 0) for each in gpus]
+    torch.manual_seed(new[0])  # gives its seed to all GPUs
+    for generator, seed in zip(gpus, of_gpus, strict=True):
+        generator.manual_seed(seed)
+    # These do not tell their seed.
+    random.seed(new[0] + random.getrandbits(63))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(new[0] % (1 << 32))
+        numpy.random.seed((new[0] + int(numpy.random.randint(1 << 31))) % (1 << 32))
     for generator, seed in zip(generators, new[1:], strict=True):
         generator.manual_seed(seed)
     return len(new) + 1 + (numpy is not None)
+
+
+def _next_seed(seed: int, attempt: int, i: int) -> int:
+    return (seed + attempt * _SPREAD + i) % _WORD
 
 
 def _cpu(state: Tensor) -> Tensor:

@@ -62,7 +62,9 @@ class Effect:
         """
         new = self
         found: dict[str, tuple[float, float]] = {}
-        if change.beta_star is not None and beta_star is not None and beta_star < change.beta_star:
+        if _is_raised(beta_star, change.beta_star):
+            assert beta_star is not None
+            assert change.beta_star is not None
             new = replace(new, beta_star=change.beta_star)
             found["beta_star"] = (beta_star, change.beta_star)
         if change.sgld_steps != 1 and knows_steps:
@@ -72,6 +74,11 @@ class Effect:
             new = replace(new, lr=self.lr * change.lr)
             found["lr"] = (self.lr, new.lr)
         return new, found
+
+
+def _is_raised(beta_star: float | None, to: float | None) -> bool:
+    """Whether a change raises β*; none takes it to the other side of 0, where all is reversed."""
+    return beta_star is not None and to is not None and beta_star < to and beta_star * to >= 0
 
 
 class Recoverer:
@@ -94,6 +101,7 @@ class Recoverer:
         self._restored: int | None = None
         self._snapshots = Snapshots(settings.keep, settings.certify_after)
         self._saved: int | None = None
+        self._has_begun = False
         self._rate = _LearningRate()
 
     @property
@@ -122,7 +130,7 @@ class Recoverer:
         judged: int,
         error: Alert | None,
         active: Mapping[str, Level],
-        beta_star: float | None,
+        beta_star: Callable[[], float | None],
         knows_steps: bool,
         guard_state: Callable[[], Any],
         load_guard_state: Callable[[Any], None],
@@ -135,7 +143,8 @@ class Recoverer:
             judged: the step before which all rows have been judged.
             error: an alert that asks for a rollback.
             active: the rules whose episode is not over.
-            beta_star: as it is now, or None where it is no single number.
+            beta_star: asked for its value at the present step of the guard, which a rollback has
+                rewound by then; None where it is no single number.
             knows_steps: whether the guard can change the number of SGLD steps.
             guard_state, load_guard_state: of the guard's own part.
 
@@ -154,7 +163,7 @@ class Recoverer:
             if level >= Level.ERROR or (rule in _UNSETTLING and level >= Level.WARN)
         ]
         if unsettled:
-            snapshots.disquiet(judged)
+            snapshots.disquiet(judged - 1)
             return None
         for ripe in snapshots.certify(judged):
             self._save(ripe)
@@ -168,7 +177,7 @@ class Recoverer:
         step: int,
         run: Run,
         error: Alert,
-        beta_star: float | None,
+        beta_star: Callable[[], float | None],
         knows_steps: bool,
         load_guard_state: Callable[[Any], None],
     ) -> Rollback:
@@ -184,10 +193,10 @@ class Recoverer:
         if snapshot is None:
             raise BudgetSpentError(error, self._attempt, nothing_to_go_back_to=True)
         self._attempt += 1
-        self.effect, changes = self._next_effect(beta_star, knows_steps)
-        self._rate.factor = self.effect.lr
         restore(run, snapshot.state)
         load_guard_state(snapshot.state["guard"])
+        self.effect, changes = self._next_effect(beta_star(), knows_steps)
+        self._rate.factor = self.effect.lr
         generators = generators_of(run)
         reseeded = reseed(self._attempt, generators) if settings.reseed else 0
         rows, purged = buffer_rows(run), 0
@@ -226,21 +235,55 @@ class Recoverer:
 
     def _save(self, snapshot: Snapshot) -> None:
         folder, saved = self.settings.folder, self._saved
-        if folder is None or (
-            saved is not None and snapshot.step - saved < self.settings.folder_every
-        ):
-            return
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
+        due = saved is None or snapshot.step - saved >= self.settings.folder_every
+        if folder is not None and due:
+            self._write(Path(folder), snapshot.step, snapshot.state)
+
+    def save_restored(self, run: Run, guard_state: Callable[[], Any]) -> None:
+        """Write the run as a rollback has left it, where snapshots are written at all.
+
+        Else a process that dies soon would go on from a snapshot that was given up, without the
+        changes, and with a budget that is not spent.
+
+        Args:
+            run: what was attached.
+            guard_state: of the guard's own part.
+        """
+        if self.settings.folder is not None and self._restored is not None:
+            state = capture(run, guard_state())
+            self._write(Path(self.settings.folder), self._restored, state)
+
+    def _write(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         save_durably(
-            path / f"snapshot-{snapshot.step:08d}.pt",
-            {"step": snapshot.step, "state": snapshot.state, "recovery": self.state_dict()},
+            folder / f"snapshot-{step:08d}.pt",
+            {"step": step, "state": state, "recovery": self.state_dict()},
         )
-        self._saved = snapshot.step
-        for _, old in snapshot_files(path)[:-_FILES_KEPT]:
-            old.unlink()
+        self._saved = step
+        found = snapshot_files(folder)
+        older = [path for at, path in found if at <= step]
+        # Later ones are of a course that was given up.
+        for path in [*older[:-_FILES_KEPT], *(path for at, path in found if at > step)]:
+            path.unlink()
+
+    def check_folder(self) -> None:
+        """Refuse to begin a run over the snapshots of another, which could go on.
+
+        Raises:
+            ConfigError: with what to do.
+        """
+        folder = self.settings.folder
+        if self._has_begun or folder is None:
+            return
+        found = snapshot_files(Path(folder))
+        if found:
+            raise ConfigError(
+                f"{folder} holds snapshots of a run, the newest of step {found[-1][0]}. Go on with "
+                "it by g.resume() before the first step, or name another Recovery(folder=...)."
+            )
+        self._has_begun = True
 
     def resume(self, run: Run, load_guard_state: Callable[[Any], None]) -> int | None:
         """Go on from the newest snapshot on the disk that can be read.
@@ -267,7 +310,7 @@ class Recoverer:
             restore(run, found["state"])
             load_guard_state(found["state"]["guard"])
             self.load_state_dict(found["recovery"])
-            self._saved = found["step"]
+            self._saved = int(found["step"])
             self._snapshots.certified = [Snapshot(found["step"], found["state"], certified=True)]
             return int(found["step"])
         if damaged:
@@ -293,6 +336,8 @@ class Recoverer:
         self.effect = Effect(state["beta_star"], float(state["sgld_steps"]), float(state["lr"]))
         self._rate.factor = self.effect.lr
         self._snapshots = Snapshots(self.settings.keep, self.settings.certify_after)
+        self._saved = None
+        self._has_begun = True
 
 
 def snapshot_files(folder: Path) -> list[tuple[int, Path]]:

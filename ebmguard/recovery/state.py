@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from .randomness import random_state, restore_random_state
-from .trees import copied, fresh
+from .trees import copied, devices_of, fresh
 
 __all__ = ["Run", "buffer_rows", "capture", "check_run", "generators_of", "restore"]
 
@@ -96,7 +96,12 @@ def capture(run: Run, guard: Any, into: Mapping[str, Any] | None = None) -> dict
         name: copied(_without_shared_values(part), into.get(name))
         for name, part in parts.items()
     }
-    return {**state, "random": random_state(generators_of(run)), "guard": guard}
+    return {
+        **state,
+        "devices": {name: devices_of(part) for name, part in parts.items()},
+        "random": random_state(generators_of(run)),
+        "guard": guard,
+    }
 
 
 @torch.no_grad()
@@ -106,21 +111,32 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
     assert run.optimizer is not None
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far
-    run.model.load_state_dict(state["model"])
-    # An optimizer keeps the very tensors that it is given.
-    run.optimizer.load_state_dict(fresh(state["optimizer"]))
+    # Whoever loads a state may keep the very objects that it is given, as optimizers do, and expect
+    # them where they were.
+    devices = state["devices"]
+    # Not the modules, which copy: but for what their set_extra_state keeps.
+    run.model.load_state_dict(fresh(state["model"]))
+    run.optimizer.load_state_dict(fresh(state["optimizer"], devices["optimizer"]))
     for name in _STATEFUL:
         if getattr(run, name) is not None:
-            getattr(run, name).load_state_dict(copy.deepcopy(state[name]))
+            getattr(run, name).load_state_dict(fresh(state[name], devices[name]))
     buffer = run.buffer
     if isinstance(buffer, Tensor):
         buffer.copy_(state["buffer"])
     elif isinstance(buffer, list):
-        for own, kept in zip(buffer, state["buffer"], strict=True):
-            own.copy_(kept)
+        _put_back(buffer, fresh(state["buffer"], devices["buffer"]))
     elif buffer is not None:
-        buffer.load_state_dict(fresh(state["buffer"]))
+        buffer.load_state_dict(fresh(state["buffer"], devices["buffer"]))
     restore_random_state(state["random"], generators_of(run))
+
+
+def _put_back(rows: list[Tensor], kept: list[Tensor]) -> None:
+    """Into the same tensors where they are the same; a list that has grown is cut again."""
+    if [x.shape for x in rows] == [x.shape for x in kept]:
+        for own, before in zip(rows, kept, strict=True):
+            own.copy_(before)
+    else:
+        rows[:] = kept
 
 
 def generators_of(run: Run) -> Sequence[torch.Generator]:

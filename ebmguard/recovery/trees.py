@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-__all__ = ["copied", "fresh"]
+__all__ = ["copied", "devices_of", "fresh"]
 
 
 def copied(tree: Any, into: Any = None) -> Any:
@@ -30,9 +32,36 @@ def copied(tree: Any, into: Any = None) -> Any:
     return tree_unflatten([_copied(x, y) if isinstance(x, Tensor) else x for x, y in pairs], shape)
 
 
-def fresh(tree: Any) -> Any:
-    """The same tree with tensors of its own, so that who keeps them cannot change the original."""
-    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tree)
+def devices_of(tree: Any) -> list[str]:
+    """Where the tensors of a tree are, in the order of its leaves."""
+    return [str(x.device) for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def fresh(tree: Any, devices: Sequence[str] = ()) -> Any:
+    """The same tree with leaves of its own, so that who keeps them cannot change the original.
+
+    Args:
+        tree: what :func:`copied` returned.
+        devices: where its tensors go, as :func:`devices_of` listed them. None are given, or one
+            that this machine lacks: they stay on the host.
+    """
+    leaves, shape = tree_flatten(tree)
+    places = iter(devices)
+    return tree_unflatten(
+        [
+            x.to(_existing(next(places, "cpu")), copy=True)
+            if isinstance(x, Tensor)
+            else copy.deepcopy(x)
+            for x in leaves
+        ],
+        shape,
+    )
+
+
+def _existing(device: str) -> torch.device:
+    found = torch.device(device)
+    lacks = found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count()
+    return torch.device("cpu") if lacks else found
 
 
 def _copied(x: Tensor, old: Any) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from ebmguard import Recovery
 from ebmguard.errors import ConfigError
+from ebmguard.recovery import Change
 from tests.recovery.parts import Run, Scripted
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,50 @@ def test_a_new_process_goes_on_as_the_old_one_did(tmp_path: Path) -> None:
     for later in range(2):
         run.step()
         assert run.state() == states[step + later]
+
+
+def test_a_process_that_dies_after_a_rollback_does_not_begin_it_again(tmp_path: Path) -> None:
+    recovery = Recovery(
+        ladder=(Change(beta_star=2.0),),
+        every=4,
+        certify_after=4,
+        relapse_within=30,
+        folder=tmp_path,
+        folder_every=1,
+    )
+    run = Run(recovery, detector=Scripted([24, 27]))
+    while len(run.guard.rollbacks) < 2:
+        run.step()
+    restored = run.guard.rollbacks[-1].restored_step
+    assert run.guard.rollbacks[-1].condemned
+    wanted = []
+    for _ in range(3):
+        wanted.append(run.state())
+        run.step()
+    other = Run(recovery, detector=Scripted([]))
+    assert other.guard.resume() == restored
+    assert other.guard.attempt == 2
+    other.scheduler.step()  # what the loop does after the optimizer's step comes again
+    other.ema.update_parameters(other.model)
+    for state in wanted:
+        assert other.state() == state  # with the same new random numbers
+        other.step()
+    assert other.guard.last["beta_star"] == 2.0
+
+
+def test_a_folder_with_another_runs_snapshots_is_refused(tmp_path: Path) -> None:
+    run, _ = run_of(20, tmp_path)
+    files = sorted(tmp_path.iterdir())
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"holds snapshots of a run.*g\.resume\(\)"):
+            make(tmp_path).step()
+    assert sorted(tmp_path.iterdir()) == files
+    # A trainer with checkpoints of its own goes on; what came later than those is given up.
+    other = make(tmp_path)
+    other.guard.load_state_dict({**run.guard.state_dict(), "step": 8})
+    for _ in range(6):
+        other.step()
+    assert all(int(path.stem.removeprefix("snapshot-")) <= 14 for path in tmp_path.iterdir())
 
 
 def test_only_the_newest_two_stay(tmp_path: Path) -> None:

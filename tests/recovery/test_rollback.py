@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from ebmguard import BudgetSpentError, Level, Recovery, guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
+from ebmguard.recovery.randomness import reseed
+from ebmguard.steering import AdaptiveSteps, SteerBeta
 from tests.recovery.parts import Run, Scripted
 
 SAME: dict[str, Any] = {"ladder": (Change(),), "reseed": False, "purge": False}
@@ -164,6 +168,184 @@ def test_poisoned_rows_are_replaced() -> None:
     assert rollback.purged_rows <= 2  # a chain that was drawn since has been written over
     assert torch.isfinite(run.buffer.samples).all()
     assert run.buffer.samples.abs().max() < 100
+
+
+# -- state that a trainer keeps in its own way ---------------------------------------------------
+
+
+class Counter(torch.nn.Module):
+    """A module whose extra state is the very object that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = {"steps": 0}
+
+    def get_extra_state(self) -> dict[str, int]:
+        return self.seen
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state
+
+
+class Average:
+    """An average outside of torch that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.x = np.zeros(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.x = state["x"]
+
+
+def test_a_snapshot_that_is_restored_twice_gives_the_same_twice() -> None:
+    settings = {**SAME, **QUICK, "every": 12, "relapse_within": 0}
+    run = Run(Recovery(**settings), detector=Scripted([18, 21]))
+    counter, average = Counter(), Average()
+    run.model.add_module("counter", counter)
+    run.guard.attach(ema=average)
+    found: list[tuple[Any, ...]] = []
+    for _ in range(22):
+        run.step()
+        if len(run.guard.rollbacks) > len(found):
+            found.append((counter.seen["steps"], average.x.tolist(), {**run.state(), "ema": None}))
+        counter.seen["steps"] += 1
+        average.x += 1
+    first, second = run.guard.rollbacks
+    assert first.restored_step == second.restored_step == 12
+    assert found[0] == found[1]
+
+
+def test_a_list_that_has_grown_is_cut_again() -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]))
+    rows = [torch.zeros(2)]
+    first = rows[0]
+    run.guard.attach(buffer=rows)
+    for i in range(19):
+        run.step()
+        if not run.guard.rollbacks:
+            rows.append(torch.full((2,), float(i)))
+    assert run.guard.rollbacks[0].restored_step == 12
+    assert [float(x[0]) for x in rows] == [0.0, *map(float, range(11))]
+    assert first[0] == 0
+
+
+def test_a_list_of_tensors_stays_the_same_tensors() -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]))
+    rows = [torch.zeros(2), torch.zeros(3)]
+    first, second = rows
+    run.guard.attach(buffer=rows)
+    for _ in range(19):
+        first.add_(1)
+        run.step()
+    assert rows[0] is first
+    assert rows[1] is second
+    assert first.tolist() == [12.0, 12.0]
+
+
+def test_loading_a_state_forgets_an_error_of_the_course_that_is_left() -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([10]))
+    run_until(run, 9)
+    state = run.guard.state_dict()
+    run.step()
+    loss_fn, sample_q = run.guard
+    x = sample_q(run.model, run.buffer)
+    loss_fn(run.model(x), run.model(x))  # the ERROR waits for the optimizer
+    run.guard.load_state_dict(state)
+    run_until(run, 3)
+    assert not run.guard.rollbacks
+
+
+def test_a_row_on_its_way_is_the_snapshots_own() -> None:
+    """With every=1 a row that was put back can be on its way a second time."""
+    settings: dict[str, Any] = {"every": 1, "certify_after": 4, "relapse_within": 0, "keep": 8}
+    run = Run(Recovery(**SAME, **settings), detector=Scripted([18]), hold=False)
+    run_until(run, 24)
+    assert run.guard.rollbacks
+    recoverer = run.guard._course.recoverer
+    assert recoverer is not None
+    for each in recoverer._snapshots.certified:
+        assert not any("alert_level" in row for _, row, *_ in each.state["guard"]["rows"])
+
+
+# -- changes that add up -----------------------------------------------------------------------
+
+
+def test_steering_goes_on_from_the_changes_so_far() -> None:
+    ladder = (Change(beta_star=2.0), Change(sgld_steps=2.0))
+    run = Run(
+        Recovery(ladder=ladder, **QUICK),
+        detector=Scripted([24, 27]),
+        steer=SteerBeta(window=1000),
+    )
+    run_until(run, 30)
+    assert [each.changes for each in run.guard.rollbacks] == [
+        {"beta_star": (0.5, 2.0)},
+        {"sgld_steps": (1.0, 2.0)},
+    ]
+    assert run.guard.last["beta_star"] == 2.0
+
+
+def test_adaptive_steps_keep_a_rollbacks_number_through_a_checkpoint() -> None:
+    def make(errors: list[int]) -> Run:
+        recovery = Recovery(ladder=(Change(sgld_steps=2.0),), **QUICK)
+        return Run(recovery, detector=Scripted(errors), adapt=AdaptiveSteps(most=1))
+
+    run, other = make([10]), make([])
+    run_until(run, 15)
+    other.guard.load_state_dict(run.guard.state_dict())
+    assert other.guard.sgld_steps == run.guard.sgld_steps == 6
+
+
+@pytest.mark.parametrize(
+    ("beta_star", "changes"),
+    [
+        (torch.tensor(0.5), {"beta_star": (0.5, 2.0)}),
+        (-0.5, {"sgld_steps": (1.0, 2.0)}),  # never over to the side where all is reversed
+        (lambda step: 0.125 * step, {"beta_star": (1.0, 2.0)}),  # as it is where the run goes on
+    ],
+)
+def test_beta_star_is_raised_where_it_is_lower(beta_star: Any, changes: dict[str, Any]) -> None:
+    run = Run(Recovery(**QUICK), detector=Scripted([12]), beta_star=beta_star)
+    run_until(run, 20)
+    assert run.guard.rollbacks[0].changes == changes
+
+
+def test_a_schedule_that_has_come_further_goes_on() -> None:
+    run = Run(Recovery(**QUICK), detector=Scripted([12]), beta_star=lambda step: 0.125 * step)
+    seen: dict[int, float] = {}
+    for _ in range(40):
+        step = run.guard.step
+        run.step()
+        seen[step] = run.guard.last["beta_star"]
+    assert seen[10] == 2.0
+    assert seen[24] == 3.0
+
+
+def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -> None:
+    trouble = {12: {"energy_blowup": Level.WARN}}
+    settings: dict[str, Any] = {"every": 4, "certify_after": 1}
+    run = Run(Recovery(**SAME, **settings), detector=Scripted([], trouble))
+    run_until(run, 15)
+    recoverer = run.guard._course.recoverer
+    assert recoverer is not None
+    assert recoverer.snapshot_steps == [1, 4, 8]
+
+
+def test_ranks_that_only_numpy_or_python_tell_apart_stay_apart() -> None:
+    def after(rank: int) -> tuple[float, float]:
+        torch.manual_seed(0)
+        random.seed(rank)
+        np.random.seed(rank)
+        reseed(1, ())
+        return random.random(), float(np.random.rand())
+
+    first, second = after(0), after(1)
+    assert first == after(0)
+    assert first[0] != second[0]
+    assert first[1] != second[1]
 
 
 # -- what is refused ---------------------------------------------------------------------------
