@@ -7,17 +7,18 @@ from torch import Tensor
 
 __all__ = ["poisoned_rows", "purge"]
 
-# As far out as no chain of a healthy buffer: its largest entries differ by factors, not tens.
+# As far out as no chain of a healthy buffer.
 _FAR = 10.0
 _MAD_TO_SIGMA = 1.4826
-# Chains that end at a clamp all have the same largest entry, and a MAD of 0.
-_FLOOR = 0.1
+# Fresh rows and chains at a clamp all have about the same largest entry, and a MAD near 0; chains
+# that have moved lie a few times farther out.
+_FLOOR = 0.3
 
 
 def poisoned_rows(samples: Tensor) -> Tensor:
     """Which rows are not finite, or whose largest entry lies far outside that of the others.
 
-    Far is 10 robust standard deviations (1.4826 MAD, at least a tenth of the median) above the
+    Far is 10 robust standard deviations (1.4826 MAD, at least 0.3 of the median) above the
     median of the rows' largest absolute entries.
 
     Args:
@@ -36,21 +37,24 @@ def poisoned_rows(samples: Tensor) -> Tensor:
     return ~finite | (largest > centre + _FAR * scale)
 
 
-def purge(samples: Tensor, generator: torch.Generator) -> int:
-    """Overwrite the poisoned rows with copies of healthy ones, drawn at random.
+def purge(samples: Tensor, generator: torch.Generator, classes: int = 1) -> int:
+    """Overwrite the poisoned rows with copies of healthy ones of their class, drawn at random.
 
     Args:
         samples: the buffer, ``(rows, ...)``, changed in place.
         generator: of the draws, on the CPU.
+        classes: number of equal blocks of rows that stay among themselves.
 
     Returns:
-        how many rows were replaced; all remain as they are where none is healthy.
+        how many rows were replaced; those of a class without a healthy row remain as they are.
     """
     poisoned = poisoned_rows(samples)
-    count = int(poisoned.sum())
-    if not count or count == len(samples):
-        return 0
-    healthy = (~poisoned).nonzero().squeeze(1)
-    chosen = torch.randint(len(healthy), (count,), generator=generator).to(samples.device)
-    samples[poisoned] = samples[healthy[chosen]]
+    count = 0
+    for own, bad in zip(samples.chunk(classes), poisoned.chunk(classes), strict=True):
+        healthy = (~bad).nonzero().squeeze(1)
+        replaced = int(bad.sum())
+        if replaced and len(healthy):
+            chosen = torch.randint(len(healthy), (replaced,), generator=generator)
+            own[bad] = own[healthy[chosen.to(own.device)]]
+            count += replaced
     return count

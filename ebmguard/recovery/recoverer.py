@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..alerts import Alert, Level
 from ..errors import BudgetSpentError, ConfigError
 from .files import load_durably, save_durably
+from .learning_rate import LearningRate
 from .policy import Change, Recovery
 from .purge import purge
 from .randomness import reseed
@@ -102,7 +103,7 @@ class Recoverer:
         self._snapshots = Snapshots(settings.keep, settings.certify_after)
         self._saved: int | None = None
         self._has_begun = False
-        self._rate = _LearningRate()
+        self._rate = LearningRate()
 
     @property
     def attempt(self) -> int:
@@ -201,7 +202,8 @@ class Recoverer:
         reseeded = reseed(self._attempt, generators) if settings.reseed else 0
         rows, purged = buffer_rows(run), 0
         if settings.purge and rows is not None:
-            purged = purge(rows, torch.Generator().manual_seed(self._attempt))
+            classes = getattr(run.buffer, "classes", 1)
+            purged = purge(rows, torch.Generator().manual_seed(self._attempt), classes)
         snapshots.restart_from(snapshot)
         self._restored = snapshot.step
         rollback = Rollback(
@@ -344,32 +346,3 @@ def snapshot_files(folder: Path) -> list[tuple[int, Path]]:
     """Steps and paths of the snapshots in a folder, oldest first."""
     found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("snapshot-*.pt"))
     return sorted((int(match[1]), path) for match, path in found if match)
-
-
-class _LearningRate:
-    """A factor on the learning rate that no scheduler and no assignment of the trainer undoes."""
-
-    def __init__(self) -> None:
-        self.factor = 1.0
-        self._given: list[Any] = []
-        self._undo: list[Callable[[], None]] = []
-
-    def watch(self, optimizer: Optimizer) -> None:
-        for undo in self._undo:
-            undo()
-        self._undo = [
-            optimizer.register_step_pre_hook(self._before).remove,
-            optimizer.register_step_post_hook(self._after).remove,
-        ]
-
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.factor == 1:
-            return
-        self._given = [group["lr"] for group in optimizer.param_groups]
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * self.factor
-
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group, lr in zip(optimizer.param_groups, self._given, strict=False):
-            group["lr"] = lr
-        self._given = []

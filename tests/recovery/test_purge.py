@@ -33,3 +33,18 @@ def test_chains_at_a_clamp_are_healthy() -> None:
 def test_a_buffer_without_a_healthy_row_stays() -> None:
     samples = torch.full((4, 2), torch.nan)
     assert purge(samples, torch.Generator()) == 0
+
+
+def test_rows_stay_within_their_class() -> None:
+    samples = torch.arange(4.0).repeat_interleave(5).unsqueeze(1).repeat(1, 3) + 1
+    before = samples.clone()
+    samples[7, 1] = torch.nan
+    samples[16, 0] = 1e9
+    assert purge(samples, torch.Generator().manual_seed(0), classes=4) == 2
+    assert torch.equal(samples, before)
+
+
+def test_chains_among_mostly_fresh_rows_are_healthy() -> None:
+    samples = torch.rand(10_000, 64) * 2 - 1
+    samples[:300] = 0.8 * torch.randn(300, 64)
+    assert not poisoned_rows(samples).any()
