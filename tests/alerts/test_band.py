@@ -191,10 +191,10 @@ def test_heavy_tails_do_not_make_errors(make_row):
 @pytest.mark.parametrize(
     ("beta_star", "gap", "words"),
     [
-        (0.0, 1.6, ("train with beta_star above 0", "lower the learning rate")),
-        (2.0, 1.6, ("raise beta_star", "lower the learning rate")),
-        (0.0, 9.0, ("roll back", "train with beta_star above 0")),
-        (2.0, 9.0, ("roll back", "raise beta_star or lower")),
+        (0.0, 1.6, ("train with beta_star above 0", "more SGLD steps")),
+        (2.0, 1.6, ("raise beta_star", "more SGLD steps")),
+        (0.0, 9.0, ("roll back to the last good snapshot and train", "more SGLD steps")),
+        (2.0, 9.0, ("roll back to the last good snapshot and raise", "more SGLD steps")),
     ],
 )
 def test_the_remedies_follow_level_and_beta(noise, make_row, beta_star, gap, words):
