@@ -33,7 +33,8 @@ def plan(grid: Path, **does: str) -> None:
 
 def calls(grid: Path, event: str = "begin") -> list[dict[str, Any]]:
     file = grid / "calls.jsonl"
-    lines = file.read_text().splitlines() if file.is_file() else []
+    written = file.read_text() if file.is_file() else ""
+    lines = written[: written.rfind("\n") + 1].splitlines()  # a run may be in the middle of a line
     return [call for call in map(json.loads, lines) if call["event"] == event]
 
 
