@@ -43,28 +43,31 @@ class AdaptiveSteps:
     likely: more steps would be wrong, so that nothing changes there.
 
     Attributes:
-        most: largest multiple of the base number of steps; a power of two. It is the bound of the
-            cost: a sampler that stays lost at it stays at it.
+        most: largest multiple of the base number of steps; a power of two.
         floor: GradScale under which more steps are run.
         clear: GradScale over which the sampler counts as healthy. Its value for a sampler that is
             right is M/(M+1) for M negatives: for fewer than 10, lower both by that factor.
         rise_after: rows in a row under the floor that double the number.
         fall_after: rows over ``clear`` since the last change that halve it.
         longest: rows to which the patience may grow.
+        give_up_after: rows under the floor at the most, after which the base is run again, until a
+            row over ``clear``: what has not helped by then is not paid for any longer. The run is
+            one for a rollback.
 
     Raises:
         ConfigError: names a setting out of range and what was expected.
     """
 
-    most: int = 64
+    most: int = 16
     floor: float = 0.8
     clear: float = 0.9
     rise_after: int = 1
     fall_after: int = 100
     longest: int = 10_000
+    give_up_after: int = 100
 
     def __post_init__(self) -> None:
-        for name in ("most", "rise_after", "fall_after", "longest"):
+        for name in ("most", "rise_after", "fall_after", "longest", "give_up_after"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"AdaptiveSteps: {name}={value!r}; expected a whole number >= 1.")
@@ -106,6 +109,7 @@ class StepsState:
         healthy: rows over ``clear`` since the last halving or row under the floor.
         patience: healthy rows that the next halving waits for; 0 for ``fall_after``.
         since_fall: rows since the last halving; None before any, and once it has proved right.
+        in_vain: rows under the floor at the most; from ``give_up_after`` on nothing rises.
         rows: all rows.
         factors: sum of 2**level over them.
     """
@@ -115,6 +119,7 @@ class StepsState:
     healthy: int = 0
     patience: int = 0
     since_fall: int | None = None
+    in_vain: int = 0
     rows: int = 0
     factors: int = 0
 
@@ -140,14 +145,18 @@ def next_state(settings: AdaptiveSteps, state: StepsState, row: Mapping[str, flo
         state = replace(state, since_fall=None if since > patience else since)
     if scale < settings.floor:
         state = replace(state, low=state.low + 1, healthy=0)
-        if state.low < settings.rise_after or 2**state.level >= settings.most:
+        if 2**state.level >= settings.most:
+            state = replace(state, in_vain=state.in_vain + 1)
+            given_up = state.in_vain >= settings.give_up_after
+            return replace(state, level=0, low=0, since_fall=None) if given_up else state
+        if state.low < settings.rise_after or state.in_vain >= settings.give_up_after:
             return state
         if state.since_fall is not None:
             patience = min(2 * patience, settings.longest)
         return replace(state, level=state.level + 1, low=0, patience=patience, since_fall=None)
     if scale <= settings.clear:
         return replace(state, low=0)
-    state = replace(state, low=0, healthy=state.healthy + 1)
+    state = replace(state, low=0, healthy=state.healthy + 1, in_vain=0)
     if state.healthy < patience or not state.level:
         return state
     return replace(state, level=state.level - 1, healthy=0, since_fall=0)

@@ -122,6 +122,15 @@ def test_at_beta_star_0_the_reference_is_read_and_below_it_nothing():
         assert controller.value == expected
 
 
+def test_what_does_not_help_is_given_up_until_the_sampler_is_well_again():
+    settings = AdaptiveSteps(most=4, rise_after=1, fall_after=4, give_up_after=3)
+    controller = settings.start(1)
+    assert run(controller, [0.0] * 4) == [2, 4, 4, 4]
+    assert run(controller, [0.85] + [0.0] * 50) == [4] + [1] * 50
+    assert run(controller, [0.85] * 5 + [0.0] * 5) == [1] * 10  # not yet over `clear`
+    assert run(controller, [0.95, 0.0, 0.0]) == [1, 2, 4]
+
+
 def test_what_was_spent_is_reported_over_what_the_base_would_have_spent():
     controller = QUICK.start(5)
     assert controller.extra_compute == 1.0
@@ -168,6 +177,7 @@ def test_a_plant_whose_grad_scale_follows_the_steps_settles(need):
         ({"floor": 0.9, "clear": 0.8}, "0 < floor <= clear < 1"),
         ({"floor": math.nan}, "floor=nan"),
         ({"fall_after": 100, "longest": 50}, "longest=50"),
+        ({"give_up_after": 0}, "give_up_after=0"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong, named):
