@@ -1,0 +1,29 @@
+"""One error for a framework that is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["requires"]
+
+
+@contextmanager
+def requires(package: str, *, extra: str) -> Iterator[None]:
+    """Say what to install where an import inside the block finds nothing.
+
+    Args:
+        package: the name under which the framework is installed.
+        extra: the extra of ebmguard that brings it.
+
+    Raises:
+        ImportError: the block raised one; its cause is kept.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(
+            f"This adapter needs the package {package}, which cannot be imported: {error}. Run "
+            f'`pip install "ebmguard[{extra}]"`, or install {package} itself.',
+            name=error.name,
+        ) from error
