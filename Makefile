@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+# The frameworks bring a hundred packages; the guard and its own tests must do without them.
+FRAMEWORKS := .venv-adapters
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROJECT := pyproject.toml constraints.txt
@@ -13,13 +15,15 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow lint format demo bench-digits bench-overhead bench-toy bench-jem \
+.PHONY: help test test-slow test-adapters lint format demo \
+  bench-digits bench-overhead bench-toy bench-jem \
   bench-alerts bench-remedies bench-rollback bench-steering \
   screenshots figures sweep-toy clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
 	@echo "make test-slow       the tests that train for minutes or build the wheel"
+	@echo "make test-adapters   the adapters against the real frameworks, in .venv-adapters"
 	@echo "make lint            format check, lint and types alone"
 	@echo "make format          format the code and sort its imports"
 	@echo "make demo            the same training run without and with the guard, one picture"
@@ -60,11 +64,23 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 test: lint
-	$(PYTEST) -m "not slow" --cov=ebmguard --cov-report=term-missing:skip-covered \
+	$(PYTEST) -m "not slow" --ignore=tests/frameworks --cov=ebmguard --cov-report=term-missing:skip-covered \
 	  --cov-fail-under=95
 
 test-slow: $(VENV)/.dev
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --ignore=tests/frameworks
+
+# The same set-up, from the same pins, with every framework; coverage is that of the adapters alone.
+$(FRAMEWORKS)/.ready: $(VENV)/.created $(PROJECT)
+	$(PYTHON) -m venv --clear $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
+	  -c constraints.txt -e ".[adapters]"
+	@touch $@
+
+test-adapters: $(FRAMEWORKS)/.ready
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/adapters tests/frameworks \
+	  --cov=ebmguard.adapters --cov-config=tests/frameworks/coverage.ini \
+	  --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -108,6 +124,6 @@ sweep-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy_settings
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
 	  .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

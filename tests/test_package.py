@@ -75,6 +75,15 @@ EXTRAS_ONLY = (
     "torchmetrics",
     "jinja2",
     "selenium",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "torchebm",
+    "jax",
+    "optax",
+    "wandb",
+    "mlflow",
+    "trackio",
 )
 
 
