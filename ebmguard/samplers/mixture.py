@@ -1,0 +1,114 @@
+"""Several samplers that contribute to one set of negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, SamplerError
+
+__all__ = ["Mixture"]
+
+
+class Mixture:
+    """A sampler that asks several samplers, and puts their samples side by side.
+
+    The weights of the robust objective go to the negatives that are likely under the model, whoever
+    drew them: one sampler that delivers is enough, and the others cost time but do little harm. At
+    β* = 0 all negatives weigh the same. (The discussion of the paper proposes such mixtures.)
+
+    Every sampler gets the arguments of the call, and its share of the negatives is the number of
+    samples that it returns. What samplers do not have in common, such as a replay buffer each, they
+    bring with them, as closures or partials. ::
+
+        sample_q = Mixture({
+            "buffer": lambda f: sgld(f, *from_buffer(64), ...),
+            "noise": lambda f: sgld(f, torch.rand(16, 3, 32, 32) * 2 - 1, ...),
+        })
+
+    :func:`ebmguard.guard` takes it as any sampler object, and then all samplers run on the tempered
+    energy. Class-conditional samplers that are all called with labels y return negatives of labels
+    y each: those of the mixture are ``torch.cat([y] * len(samplers))``.
+
+    Args:
+        samplers: callables by name; each returns one tensor of samples. The names become part of
+            the tags of the diagnostics.
+        dim: the batch dimension of the samples; 1 for an ensemble's (models, B, ...).
+
+    Attributes:
+        samplers: as given.
+        dim: as given.
+        parts: of the latest call, which samples along ``dim`` are whose; empty before it.
+
+    Raises:
+        ConfigError: no sampler, a name that is no text, or what cannot be called.
+    """
+
+    def __init__(self, samplers: Mapping[str, Callable[..., Tensor]], *, dim: int = 0) -> None:
+        if not isinstance(samplers, Mapping) or not samplers:
+            raise ConfigError(
+                f"Mixture: samplers is {samplers!r}; expected at least one sampler by its name, as "
+                'in {"buffer": ..., "noise": ...}.'
+            )
+        if dim < 0:
+            raise ConfigError(f"Mixture: dim is {dim}; expected a dimension from the left, from 0.")
+        for name, sampler in samplers.items():
+            if not isinstance(name, str) or not name:
+                raise ConfigError(f"Mixture: {name!r} is no name; expected text.")
+            if not callable(sampler):
+                raise ConfigError(
+                    f"Mixture: the sampler {name!r} is a {type(sampler).__name__}, which cannot be "
+                    "called. Pass its method that draws samples."
+                )
+        self.samplers = dict(samplers)
+        self.dim = dim
+        self.parts: dict[str, slice] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Draw negatives from every sampler, in their order.
+
+        Returns:
+            their samples, joined along ``dim``.
+
+        Raises:
+            SamplerError: what a sampler returned is no tensor, or does not fit the others'.
+        """
+        drawn = {name: sampler(*args, **kwargs) for name, sampler in self.samplers.items()}
+        for name, x in drawn.items():
+            self._check(name, x)
+        first_name, first = next(iter(drawn.items()))
+        parts, start = {}, 0
+        for name, x in drawn.items():
+            if self._kind(x) != self._kind(first):
+                raise SamplerError(
+                    f"Mixture: the sampler {name!r} returned {_described(x)}, and {first_name!r} "
+                    f"{_described(first)}; expected the same but for dimension {self.dim}, that of "
+                    "the batch."
+                )
+            parts[name] = slice(start, start + x.shape[self.dim])
+            start = parts[name].stop
+        self.parts = parts
+        return torch.cat(list(drawn.values()), self.dim)
+
+    def _check(self, name: str, x: object) -> None:
+        if not isinstance(x, Tensor):
+            raise SamplerError(
+                f"Mixture: the sampler {name!r} returned a {type(x).__name__}; expected one tensor "
+                "of samples. Wrap it in a function that returns that alone."
+            )
+        if x.ndim <= self.dim:
+            raise SamplerError(
+                f"Mixture: the sampler {name!r} returned {_described(x)}, which has no dimension "
+                f"{self.dim} for the batch."
+            )
+
+    def _kind(self, x: Tensor) -> tuple[object, ...]:
+        """What the samples of all samplers have in common."""
+        return x.shape[: self.dim], x.shape[self.dim + 1 :], x.dtype, x.device
+
+
+def _described(x: Tensor) -> str:
+    return f"samples of shape {tuple(x.shape)} ({x.dtype} on {x.device})"

@@ -1,0 +1,125 @@
+"""Several samplers, one set of negatives."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from ebmguard import guard
+from ebmguard.errors import ConfigError, SamplerError
+from ebmguard.samplers import Mixture, ReplayBuffer, sgld
+from tests.guard.parts import QUARTER, Bowl, X, gradient_at, is_tempered
+
+
+def test_samples_stand_side_by_side_in_the_order_of_their_samplers():
+    given: list[object] = []
+
+    def sampler(name, size, value):
+        def sample(*args, **kwargs):
+            given.append((name, args, kwargs))
+            return torch.full((size, 2), value)
+
+        return sample
+
+    mixture = Mixture({"b": sampler("b", 3, 1.0), "a": sampler("a", 2, 2.0)})
+    assert mixture.parts == {}
+    x = mixture("f", y=7)
+    assert given == [("b", ("f",), {"y": 7}), ("a", ("f",), {"y": 7})]
+    assert mixture.parts == {"b": slice(0, 3), "a": slice(3, 5)}
+    assert torch.equal(x[:, 0], torch.tensor([1.0, 1.0, 1.0, 2.0, 2.0]))
+
+
+def test_ensembles_join_along_their_batch_dimension():
+    parts = [torch.randn(4, n, 2) for n in (3, 0, 5)]
+    mixture = Mixture(
+        {name: partial(torch.clone, x) for name, x in zip("abc", parts, strict=True)}, dim=1
+    )
+    x = mixture()
+    assert x.shape == (4, 8, 2)
+    for name, part in zip("abc", parts, strict=True):
+        assert torch.equal(x[:, mixture.parts[name]], part)
+
+
+def test_all_parts_run_on_the_tempered_energy():
+    f = Bowl()
+    _, sample_q = guard(None, Mixture({"one": gradient_at, "other": gradient_at}), **QUARTER)
+    grad = sample_q(f, X)
+    assert is_tempered(grad[sample_q.parts["one"]])
+    assert is_tempered(grad[sample_q.parts["other"]])
+    assert not is_tempered(sample_q.original(f, X)[:3])
+
+
+def test_each_part_may_bring_a_replay_buffer_of_its_own():
+    rng = torch.Generator().manual_seed(0)
+    buffers = {
+        "fresh": ReplayBuffer(50, (2,), reinit_rate=1.0, generator=rng),
+        "old": ReplayBuffer(9, (2,), reinit_rate=0.0, generator=rng),
+    }
+    sizes = {"fresh": 4, "old": 6}
+
+    def persistent(name: str, f: Bowl) -> Tensor:
+        x0, rows = buffers[name].sample(sizes[name])
+        x = sgld(f, x0, steps=2, step_size=0.1, noise_std=0.1, generator=rng)
+        buffers[name].write(rows, x)
+        return x
+
+    mixture = Mixture({name: partial(persistent, name) for name in buffers})
+    for _ in range(3):
+        x = mixture(Bowl(torch.float32))
+        assert x.shape == (10, 2)
+    for name, part in mixture.parts.items():
+        chains = buffers[name].samples
+        assert (chains == x[part][-1]).all(1).any()  # the last write of a row stays
+    assert buffers["old"].ages.max() == 3
+
+
+def test_a_call_that_fails_leaves_the_parts_of_the_last_one():
+    samplers = {"a": lambda n: torch.zeros(n, 2), "b": lambda n: torch.zeros(1, n)}
+    mixture = Mixture(samplers)
+    mixture(2)
+    before = mixture.parts
+    with pytest.raises(SamplerError):
+        mixture(3)
+    assert mixture.parts is before == {"a": slice(0, 2), "b": slice(2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (None, "'b' returned a NoneType; expected one tensor"),
+        ((torch.zeros(2, 3), 1), "'b' returned a tuple"),
+        (torch.tensor(1.0), r"shape \(\) .*, which has no dimension 0"),
+        (torch.zeros(2, 4), r"'b' returned samples of shape \(2, 4\) .*'a' .*\(5, 3\)"),
+        (torch.zeros(2, 3, 1), r"\(2, 3, 1\)"),
+        (torch.zeros(2, 3, dtype=torch.float64), "torch.float64 on cpu"),
+        (torch.zeros(2, 3, device="meta"), "torch.float32 on meta"),
+    ],
+)
+def test_refuses_samples_that_do_not_fit(second, message):
+    mixture = Mixture({"a": lambda: torch.zeros(5, 3), "b": lambda: second})
+    with pytest.raises(SamplerError, match=message):
+        mixture()
+    assert mixture.parts == {}
+
+
+@pytest.mark.parametrize(
+    ("samplers", "message"),
+    [
+        ({}, "at least one sampler"),
+        ([gradient_at], "at least one sampler by its name"),
+        ({"": gradient_at}, "'' is no name"),
+        ({1: gradient_at}, "1 is no name"),
+        ({"a": Bowl().height}, "'a' is a Parameter, which cannot be called"),
+    ],
+)
+def test_refuses_samplers(samplers, message):
+    with pytest.raises(ConfigError, match=message):
+        Mixture(samplers)
+
+
+def test_refuses_a_dimension_from_the_right():
+    with pytest.raises(ConfigError, match="dim is -2"):
+        Mixture({"a": gradient_at}, dim=-2)
