@@ -1,0 +1,73 @@
+"""Which sampler of a mixture delivers the negatives that the objective learns from.
+
+Everything is per loss call, from detached energies, without waiting for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..energies import Groups
+from ..objective import coefficients
+
+__all__ = ["mixture_gaps", "mixture_weights"]
+
+
+def mixture_weights(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    parts: Mapping[str, slice],
+    beta_star: float | Tensor,
+    groups: Groups | None = None,
+) -> dict[str, Tensor]:
+    """Share of the whole weight that each sampler's negatives carry (Eq. 5).
+
+    A sampler whose share is far below that of its samples draws what the model does not believe in,
+    or has lost energies: those that are not finite weigh nothing, as in the objective.
+
+    Args:
+        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
+        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
+        parts: which negatives are whose, by the sampler's name; between them all M.
+        beta_star: number, 0-dim tensor, or tensor over the model dimensions. At 0 the share of the
+            weight is that of the samples.
+        groups: class labels ``(y_pos, y_neg)``: shares of the weights within each positive's class,
+            averaged over the positives that have a partner.
+
+    Returns:
+        ``mixture/<name>/weight``, 0-dim or ``(*models,)``; they add up to 1. NaN where no negative
+        has a weight, and where the parts are not those of M negatives.
+    """
+    # Of all variants the one without GradScale, whose shares are defined where that underflows.
+    _, pull = coefficients(f_pos, f_neg, beta_star, variant="no_pos", groups=groups)
+    total, joined = pull.sum(-1), _joined(pull, parts, torch.sum)
+    return {f"mixture/{name}/weight": x / total for name, x in joined.items()}
+
+
+def mixture_gaps(f_pos: Tensor, f_neg: Tensor, parts: Mapping[str, slice]) -> dict[str, Tensor]:
+    """How far each sampler's negatives lie below the positives: mean f⁺ - mean f⁻ of the part.
+
+    Args:
+        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
+        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
+        parts: which negatives are whose, by the sampler's name; between them all M.
+
+    Returns:
+        ``mixture/<name>/energy_gap``, 0-dim or ``(*models,)``. NaN for a part without samples,
+        where energies leave it undefined, and where the parts are not those of M negatives.
+    """
+    top, joined = f_pos.mean(-1), _joined(f_neg, parts, torch.mean)
+    return {f"mixture/{name}/energy_gap": top - x for name, x in joined.items()}
+
+
+def _joined(
+    x: Tensor, parts: Mapping[str, slice], join: Callable[[Tensor, int], Tensor]
+) -> dict[str, Tensor]:
+    """Numbers of negatives, joined within each part; NaN where the parts are of more or fewer."""
+    if sum(part.stop - part.start for part in parts.values()) == x.shape[-1]:
+        return {name: join(x[..., part], -1) for name, part in parts.items()}
+    unknown = x.new_full(x.shape[:-1], torch.nan)
+    return dict.fromkeys(parts, unknown)
