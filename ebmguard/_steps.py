@@ -5,6 +5,10 @@ A weight of 0 does not stop ``0 * inf`` inside the network's own backward pass, 
 gradients are not finite is skipped: on the device where the optimizer honours ``found_inf`` (the
 fused Adam), else after one read by the host. An AMP GradScaler does the same by itself and is left
 to it; its skips are reported.
+
+A closure computes the gradients inside the step. Optimizers of ``torch.optim`` call it once, before
+all else, so that the same can be done at its end; L-BFGS calls it often, and what others do between
+its calls is not known, so their gradients are left alone.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
 from ._update import PendingUpdate, Update, dense
 
@@ -53,27 +57,48 @@ class OptimizerHooks:
         self._stepped = False
         self._undo: list[Callable[[], None]] = [
             optimizer.register_step_post_hook(self._after).remove,
-            # Before the other one, which may withhold the gradients.
-            optimizer.register_step_pre_hook(self._watch).remove,
+            optimizer.register_step_pre_hook(self._before).remove,
         ]
         if scaler is not None and self._scaled:
             self._watch_scaler(optimizer, scaler)
-        else:
-            self._undo.append(optimizer.register_step_pre_hook(self._before).remove)
 
     def remove(self) -> None:
         """Take every hook off again."""
         for undo in self._undo:
             undo()
 
-    def _watch(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._update = None
-        if self._is_watched():
-            self._update = PendingUpdate(optimizer, has_gradients=not _has_closure(args, kwargs))
+    def _before(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._update, self._skipped = None, 0.0
+        closure = next((x for x in (*args, *kwargs.values()) if callable(x)), None)
+        if closure is None:
+            self._watch(optimizer, has_gradients=True)
+            self._withhold(optimizer)
+            return None
+        if not _calls_closure_first(optimizer):
+            self._watch(optimizer, has_gradients=False)
+            return None
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._skipped = 0.0
-        if _has_closure(args, kwargs):
+        def then_look() -> Any:
+            loss = closure()
+            self._watch(optimizer, has_gradients=True)
+            self._withhold(optimizer)
+            return loss
+
+        return (
+            tuple(then_look if x is closure else x for x in args),
+            {name: then_look if x is closure else x for name, x in kwargs.items()},
+        )
+
+    def _watch(self, optimizer: Optimizer, *, has_gradients: bool) -> None:
+        if self._is_watched():
+            self._update = PendingUpdate(optimizer, has_gradients=has_gradients)
+
+    @torch.no_grad()
+    def _withhold(self, optimizer: Optimizer) -> None:
+        """Make the optimizer leave the step out where a gradient is not finite."""
+        if self._scaled:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [dense(p.grad) for p in parameters if p.grad is not None and p.grad.numel()]
@@ -129,6 +154,6 @@ class OptimizerHooks:
         self._undo.append(lambda: scaler.__dict__.pop("step", None))
 
 
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the gradients are computed later, inside the step."""
-    return any(callable(arg) for arg in (*args, *kwargs.values()))
+def _calls_closure_first(optimizer: Optimizer) -> bool:
+    own = type(optimizer).__module__.startswith("torch.optim.")
+    return own and not isinstance(optimizer, LBFGS)

@@ -188,7 +188,32 @@ def test_no_gradients_at_all():
     assert memory.column("nonfinite/gradients") == [0.0]
 
 
-def test_closure_is_left_alone():
+@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_gradients_that_a_closure_computes(name, bad):
+    """As Lightning calls its optimizers: backward is inside of the step."""
+    g, opt, parameters, memory = make(OPTIMIZERS[name])
+    twins = [nn.Parameter(p.detach().clone()) for p in parameters]
+    twin = OPTIMIZERS[name](twins)
+    for kind in (None, bad, None):
+
+        def closure(kind=kind):
+            set_gradients(parameters, bad=kind)
+            for p, q in zip(parameters, twins, strict=True):
+                q.grad = None if p.grad is None else p.grad.clone()
+            return torch.tensor(3.0)
+
+        assert opt.step(closure) == 3.0
+        if kind is None:
+            twin.step()
+    for p, q in zip(parameters, twins, strict=True):
+        assert torch.equal(p, q)
+    assert g.step == 3
+    assert memory.column("nonfinite/gradients") == [0.0, 1.0, 0.0]
+    assert "found_inf" not in vars(opt)
+
+
+def test_closure_that_is_called_often_is_left_alone():
     g, opt, parameters, _ = make(lambda ps: torch.optim.LBFGS(ps, max_iter=2))
     parameters[0].grad = torch.full((3,), torch.nan)  # stale: the closure computes new ones
 

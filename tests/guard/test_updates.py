@@ -185,7 +185,25 @@ def test_a_step_that_the_scaler_left_out_says_nothing():
     assert run.rows() == {}
 
 
-def test_gradients_of_a_closure_are_not_known_before():
+def test_gradients_of_a_closure_that_is_called_first_of_all():
+    run = Run(adam)
+    run.guard.loss_fn(*energies())
+
+    def closure():
+        for p in run.parameters:
+            p.grad = torch.full_like(p, 2.0)
+        return torch.tensor(0.0)
+
+    before = torch.cat([p.detach().clone() for p in run.parameters])
+    run.optimizer.step(closure)
+    moved = (torch.cat([p.detach() for p in run.parameters]) - before).norm().item()
+    run.step()
+    row = run.rows()[1]
+    assert row["optim/grad_norm"] == pytest.approx(2 * math.sqrt(6))
+    assert row["optim/update_norm"] == pytest.approx(moved, rel=1e-5)
+
+
+def test_gradients_of_a_closure_that_is_called_often_are_not_known():
     run = Run(lambda groups: torch.optim.LBFGS(groups[0]["params"], lr=0.1, max_iter=2))
 
     def closure():
