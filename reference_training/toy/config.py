@@ -26,7 +26,8 @@ class ToyConfig(RunConfig):
     """
 
     scenario: str = "gmm-default"
-    """{gmm,circles,mixture1d}-{default,long,shifted,restricted,degenerate,proposal}."""
+    """{gmm,circles,mixture1d}-{default,long,shifted,restricted,degenerate,proposal}, and with
+    broken samplers: -{exploding,lost,stuck}, -good+{exploding,lost,stuck}."""
     betas: tuple[str, ...] = ("0", "0.1", "0.3", "0.5", "0.7", "0.9")
     """β of the members: numbers up to 1, negative ones included; linear schedules such as 0:0.9;
     averages of the losses of several β such as 0.1+0.5+0.9."""

@@ -101,6 +101,8 @@ class Record:
         rows = evaluator.measure(evaluator.log_density(network))
         for row, diagnostics in zip(rows, guarded, strict=False):
             row.update({tag: diagnostics[tag] for tag in WATCHED})
+            # Of a mixture: who drew what counts.
+            row.update({tag: x for tag, x in diagnostics.items() if tag.startswith("mixture/")})
         if self.evaluation > self.config.evaluations - AVERAGED:
             samples = evaluator.samples(network, self.next_step)
             found = evaluator.measure_samples(samples)

@@ -1,32 +1,57 @@
-"""The sampler of the toys, in training and in evaluation."""
+"""The sampler of the toys, in training and in evaluation, and the broken ones beside it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
-from ebmguard.samplers import sgld
+from ebmguard.samplers import Mixture, sgld
 
+from ..graphs import graphed
+from .broken import GOOD, SAMPLERS
 from .scenario import Scenario
 
+Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""A function of the network, start points (G, n, dim) and standard normal noise
+(sgld_steps, G, n, dim) that returns detached samples (G, n, dim)."""
 
-def make_sampler(settings: Scenario) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
+
+def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
     """Short-run SGLD with its noise given; the start points where a scenario has no step.
 
-    Returns:
-        a function of the network, start points (G, n, dim) and standard normal noise
-        (sgld_steps, G, n, dim) that returns detached samples (G, n, dim).
+    Args:
+        settings: the scenario.
+        name: one of :data:`.broken.SAMPLERS`.
     """
+    fault = SAMPLERS[name]
 
     def sample_q(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
         return sgld(
             f,
-            x0,
+            x0 + fault.away * settings.init_std if fault.away else x0,
             steps=settings.sgld_steps,
-            step_size=settings.step_size,
-            noise_std=settings.noise_std,
+            step_size=fault.step * settings.step_size,
+            # The step of the Langevin equation is the noise's variance.
+            noise_std=math.sqrt(fault.step) * settings.noise_std,
             noise=noise,
         )
 
     return sample_q
+
+
+def make_training_sampler(settings: Scenario, device: torch.device) -> Sampler | None:
+    """What draws the negatives of the training; on a GPU as CUDA graphs.
+
+    The samplers of a mixture get the same start points and the same noise.
+
+    Returns:
+        a sampler, (G, n_neg, dim) -> (G, negatives, dim); None where a scenario has no step: a
+        guarded sampler must evaluate the network, and those negatives are the start points.
+    """
+    if not settings.sgld_steps:
+        return None
+    each = {name: graphed(make_sampler(settings, name), device) for name in settings.sampler_names}
+    return Mixture(each, dim=1) if len(each) > 1 else each.popitem()[1]

@@ -14,6 +14,8 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
+from .broken import GOOD, SAMPLERS
+
 DATA = ("gmm", "circles", "mixture1d")
 
 
@@ -23,13 +25,15 @@ class Scenario:
 
     Attributes:
         data: name of the distribution, see :data:`.distributions.DISTRIBUTIONS`.
-        n_pos, n_neg: positives and negatives of an update.
+        n_pos: positives of an update.
+        n_neg: negatives of an update, of each sampler.
         sgld_steps: Langevin steps from the Gaussian to the negatives; 0 takes its draws as they
             are.
         step_size, noise_std: x += step_size * df/dx + noise_std * randn.
         init_mean, init_std: of the Gaussian, equal in every coordinate.
         lr: Adam's learning rate at the first update; it decays exponentially to ``lr_end``.
         iterations: updates.
+        samplers: who draws the negatives: names of :data:`.broken.SAMPLERS`, joined by "+".
     """
 
     data: str
@@ -43,6 +47,17 @@ class Scenario:
     lr: float
     lr_end: float
     iterations: int
+    samplers: str = GOOD
+
+    @property
+    def sampler_names(self) -> tuple[str, ...]:
+        """Who draws the negatives."""
+        return tuple(self.samplers.split("+"))
+
+    @property
+    def negatives(self) -> int:
+        """Negatives of an update, of all samplers together."""
+        return self.n_neg * len(self.sampler_names)
 
     @property
     def output_scale(self) -> float:
@@ -62,7 +77,7 @@ class Scenario:
         """
         problems = []
         for name, value in asdict(self).items():
-            if name == "data":
+            if name in ("data", "samplers"):
                 continue
             least = 0 if name == "sgld_steps" else 1
             if isinstance(value, int) and value < least:
@@ -71,6 +86,17 @@ class Scenario:
                 problems.append(f"{name} is {value}, expected a positive number")
         if not math.isfinite(self.init_mean):
             problems.append(f"init_mean is {self.init_mean}, expected a finite number")
+        names = self.sampler_names
+        if len(set(names)) < len(names) or not SAMPLERS.keys() >= set(names):
+            problems.append(
+                f"samplers is {self.samplers!r}, expected different ones of {', '.join(SAMPLERS)}, "
+                'joined by "+"'
+            )
+        elif names != (GOOD,) and not self.sgld_steps:
+            problems.append(
+                f"samplers is {self.samplers!r} and sgld_steps is 0: without a step nobody but "
+                f"{GOOD!r} can draw"
+            )
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
 
@@ -112,6 +138,8 @@ def _shifted(data: str) -> Scenario:
 def _build(data: str) -> dict[str, Scenario]:
     base = _default(data)
     proposal = replace(base, sgld_steps=0)
+    broken = [name for name in SAMPLERS if name != GOOD]
+    halved = replace(base, n_neg=base.n_neg // 2)
     return {
         "default": base,
         "long": replace(base, iterations=2 * base.iterations),
@@ -130,6 +158,11 @@ def _build(data: str) -> dict[str, Scenario]:
             lr_end=3e-5,
             iterations=(4 if data == "circles" else 2) * base.iterations,
         ),
+        # Not in the paper but for a sentence of its discussion: one good negative is enough.
+        **{name: replace(base, samplers=name) for name in broken},
+        **{f"{GOOD}+{name}": replace(base, samplers=f"{GOOD}+{name}") for name in broken},
+        "halved": halved,
+        f"{GOOD}+exploding-halved": replace(halved, samplers=f"{GOOD}+exploding"),
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from ebmguard import guard
 
 from ..device import describe, find_device
-from ..graphs import graphed, graphed_energies
+from ..graphs import graphed_energies
 from ..interrupt import DeferredInterrupt
 from ..progress import Reporter, default_reporter
 from ..run_folder import RunFolder
@@ -22,7 +22,7 @@ from .draws import Draws
 from .evaluate import Evaluator
 from .network import EnsembleMLP
 from .record import Record
-from .sampler import make_sampler
+from .sampler import make_training_sampler
 
 
 def train(
@@ -57,8 +57,7 @@ def train(
     state = folder.checkpoints.load(device)
     folder.cut_rows(state["row_sizes"] if state else {})
 
-    # A guarded sampler must evaluate the network: one without a step stays outside of the guard.
-    sample_q = graphed(make_sampler(settings), device) if settings.sgld_steps else None
+    sample_q = make_training_sampler(settings, device)
     # One guard for the whole ensemble: beta* is a vector over the members, and so is the variant.
     loss_fn, sample_q = guard(
         None,
@@ -72,7 +71,7 @@ def train(
         network,
         *(
             torch.zeros(len(members), n, distribution.dim, device=device)
-            for n in (settings.n_pos, settings.n_neg)
+            for n in (settings.n_pos, settings.negatives)
         ),
     )
 

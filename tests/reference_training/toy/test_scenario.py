@@ -13,7 +13,10 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.scenario import DATA, SCENARIOS, find_scenario
 
-SETUPS = ("default", "long", "shifted", "restricted", "degenerate", "proposal")
+PUBLISHED = ("default", "long", "shifted", "restricted", "degenerate", "proposal")
+BROKEN = ("exploding", "lost", "stuck")
+MIXTURES = ("good+exploding", "good+lost", "good+stuck")
+SETUPS = (*PUBLISHED, *BROKEN, *MIXTURES, "halved", "good+exploding-halved")
 
 
 def differences(name, base):
@@ -25,7 +28,7 @@ def test_every_data_set_has_every_setup():
     assert tuple(SCENARIOS) == tuple(f"{data}-{setup}" for data in DATA for setup in SETUPS)
     assert set(DATA) == set(DISTRIBUTIONS)
     for name, scenario in SCENARIOS.items():
-        assert scenario.data == name.split("-")[0]
+        assert scenario.data == name.partition("-")[0]
         scenario.check()
         assert find_scenario(name) is scenario
 
@@ -70,6 +73,19 @@ def test_the_published_changes_and_no_others(data):
     assert proposal.iterations == (4 if data == "circles" else 2) * base.iterations
     assert proposal.output_scale == pytest.approx(200)
     assert proposal.lr_end == pytest.approx(proposal.lr / 100)
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_a_mixture_is_the_default_but_for_who_draws(data):
+    base = SCENARIOS[f"{data}-default"]
+    assert base.samplers == "good"
+    for setup in (*BROKEN, *MIXTURES):
+        assert differences(f"{data}-{setup}", f"{data}-default") == {"samplers": setup}
+        assert SCENARIOS[f"{data}-{setup}"].negatives == base.n_neg * (1 + ("+" in setup))
+    assert differences(f"{data}-halved", f"{data}-default") == {"n_neg": base.n_neg // 2}
+    equal = SCENARIOS[f"{data}-good+exploding-halved"]
+    assert equal.negatives == base.negatives
+    assert equal.sampler_names == ("good", "exploding")
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -124,6 +140,23 @@ def test_all_problems_are_in_one_error():
     for name, value in wrong.items():
         assert text.count(f"\n  {name} is {value}, expected ") == 1
     assert text.count("expected") == len(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        (
+            {"samplers": "good+best"},
+            "samplers is 'good\\+best', expected different ones of good, exp",
+        ),
+        ({"samplers": "good+good"}, "samplers is 'good\\+good', expected different ones"),
+        ({"samplers": ""}, "samplers is '', expected"),
+        ({"samplers": "good+lost", "sgld_steps": 0}, "sgld_steps is 0: without a step nobody but"),
+    ],
+)
+def test_samplers_that_cannot_draw(changes, match):
+    with pytest.raises(ConfigError, match=match):
+        dataclasses.replace(SCENARIOS["gmm-default"], **changes).check()
 
 
 def test_what_is_unusual_can_be_meant():
