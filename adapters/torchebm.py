@@ -128,12 +128,13 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         """
         options = {name: kwargs.get(name, getattr(self, name)) for name in self._CD_OPTION_KEYS}
         conditions = model_kwargs or {}
+        groups = self._groups(conditions)
         x, pred_x = x.to(self.device, self.dtype), pred_x.to(self.device, self.dtype)
         with torch.enable_grad():
             if options["add_noise_to_real"]:
                 x = x + options["noise_scale"] * torch.randn_like(x, generator=generator)
             energy, pred_energy = self.model(x, **conditions), self.model(pred_x, **conditions)
-        loss = self.guard.loss(energy, pred_energy, self._groups(conditions))
+        loss = self.guard.loss(energy, pred_energy, groups)
         if options["energy_reg_weight"] > 0:
             size = torch.mean(energy**2) + torch.mean(pred_energy**2)
             loss = loss + options["energy_reg_weight"] * size
