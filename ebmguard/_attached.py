@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from .errors import ConfigError
+from .recovery.shards import check_shards
 from .recovery.state import Run
 from .strength import number
 
@@ -26,16 +28,24 @@ class Attached(Run):
     sgld_steps: int | None = None
     steps_argument: str | None = None
 
-    def extended(self, *, energy: nn.Module | None, **given: Any) -> Attached:
+    def extended(
+        self,
+        *,
+        energy: nn.Module | None,
+        process_group: dist.ProcessGroup | None = None,
+        **given: Any,
+    ) -> Attached:
         """This and what is given now; None leaves a field as it was.
 
         Args:
             energy: the energy module that the guard knows of without an attached model.
+            process_group: the ranks that the guard speaks with.
             given: new values of the fields.
 
         Raises:
             ConfigError: a field of another type, an optimizer that trains none of the model's
-                parameters, or a scaler without an optimizer.
+                parameters, or parameters that are sharded over other ranks; a scaler without an
+                optimizer.
         """
         new = {name: value for name, value in given.items() if value is not None}
         for name, kind, wanted in (
@@ -71,13 +81,14 @@ class Attached(Run):
             )
         if result.scaler is not None and result.optimizer is None:
             raise ConfigError("attach: scaler= needs the optimizer that it scales.")
+        if result.optimizer is None:
+            return result
+        trained = [p for group in result.optimizer.param_groups for p in group["params"]]
+        check_shards(trained, process_group)
         energy = new.get("model", energy)
-        if energy is not None and result.optimizer is not None:
-            groups = result.optimizer.param_groups
-            trained = {id(p) for group in groups for p in group["params"]}
-            if not any(id(p) in trained for p in energy.parameters()):
-                raise ConfigError(
-                    "attach: the optimizer trains none of the model's parameters; is it the "
-                    "optimizer of another network, or was the model rebuilt after it?"
-                )
+        if energy is not None and not {*map(id, trained)} & {*map(id, energy.parameters())}:
+            raise ConfigError(
+                "attach: the optimizer trains none of the model's parameters; is it the "
+                "optimizer of another network, or was the model rebuilt after it?"
+            )
         return result

@@ -409,6 +409,7 @@ class Guard:
         """
         attached = self.attached.extended(
             energy=self._sampling.model,
+            process_group=self._options.process_group,
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
@@ -436,6 +437,7 @@ class Guard:
                 self._after_optimizer,
                 is_watched=lambda: self._journal.is_slow and self._meter.watches_updates,
                 on_update=self._meter.saw_update,
+                process_group=self._options.process_group,
             )
         self.attached = self._meter.attached = attached
         return self

@@ -122,7 +122,7 @@ class Journal:
         tag = "scaler/skipped" if by_scaler else "nonfinite/gradients"
         row: Row | None = None
         if isinstance(skipped, Tensor):
-            rows = self._monitor.add({tag: self._meter.of_any_rank(skipped)}, {})
+            rows = self._monitor.add({tag: skipped}, {})
             row = None if rows is None else rows[0]
         else:
             self._monitor.note({tag: skipped})

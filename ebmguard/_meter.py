@@ -198,13 +198,6 @@ class Meter:
         numbers = {**weights, **{f"ref/{name}": x for name, x in reference.items()}, **numbers}
         return numbers, samples
 
-    def of_any_rank(self, number: Tensor) -> Tensor:
-        """The largest over ranks of a number; without ranks, the number itself."""
-        if self._process_group is not None:
-            number = number.detach().clone()
-            dist.all_reduce(number, dist.ReduceOp.MAX, self._process_group)
-        return number
-
     def _in_force(self, grad_scale: Tensor, strength: StrengthAt) -> float | Tensor:
         """The factor that the loss has put on the contrastive gradient."""
         if strength.is_off or self._variant == "no_pos":

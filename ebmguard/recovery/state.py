@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 from .randomness import random_state, restore_random_state
-from .trees import copied, devices_of, fresh
+from .trees import copied, fresh, places_of
 
 __all__ = ["Run", "buffer_rows", "capture", "check_run", "generators_of", "restore"]
 
@@ -98,7 +98,7 @@ def capture(run: Run, guard: Any, into: Mapping[str, Any] | None = None) -> dict
     }
     return {
         **state,
-        "devices": {name: devices_of(part) for name, part in parts.items()},
+        "places": {name: places_of(part) for name, part in parts.items()},
         "random": random_state(generators_of(run)),
         "guard": guard,
     }
@@ -113,20 +113,23 @@ def restore(run: Run, state: Mapping[str, Any]) -> None:
         torch.cuda.synchronize()  # the copies to the host have come so far
     # Whoever loads a state may keep the very objects that it is given, as optimizers do, and expect
     # them where they were.
-    devices = state["devices"]
-    # Not the modules, which copy: but for what their set_extra_state keeps.
-    run.model.load_state_dict(fresh(state["model"]))
-    run.optimizer.load_state_dict(fresh(state["optimizer"], devices["optimizer"]))
-    for name in _STATEFUL:
+    places = state["places"]
+    # The module itself may show its gathered parameters.
+    parameters = [p for group in run.optimizer.param_groups for p in group["params"]]
+    # Not the modules, which copy: but for what their set_extra_state keeps, and sharded parameters.
+    of_model = [place if isinstance(place, dict) else "cpu" for place in places["model"]]
+    run.model.load_state_dict(fresh(state["model"], of_model, parameters))
+    for name in ("optimizer", *_STATEFUL):
         if getattr(run, name) is not None:
-            getattr(run, name).load_state_dict(fresh(state[name], devices[name]))
+            part = fresh(state[name], places[name], parameters)
+            getattr(run, name).load_state_dict(part)
     buffer = run.buffer
     if isinstance(buffer, Tensor):
         buffer.copy_(state["buffer"])
     elif isinstance(buffer, list):
-        _put_back(buffer, fresh(state["buffer"], devices["buffer"]))
+        _put_back(buffer, fresh(state["buffer"], places["buffer"], parameters))
     elif buffer is not None:
-        buffer.load_state_dict(fresh(state["buffer"], devices["buffer"]))
+        buffer.load_state_dict(fresh(state["buffer"], places["buffer"], parameters))
     restore_random_state(state["random"], generators_of(run))
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ebmguard.recovery.trees import copied, devices_of, fresh
+from ebmguard.recovery.trees import copied, fresh, places_of
 
 
 def test_leaves_go_back_to_where_they_were() -> None:
     tree: dict[str, Any] = {"a": torch.ones(2), "b": [3, torch.zeros(1, dtype=torch.float64)]}
-    assert devices_of(tree) == ["cpu", "cpu"]
+    assert places_of(tree) == ["cpu", "cpu"]
     back = fresh(copied(tree), ["meta", "cpu"])
     assert back["a"].device.type == "meta"
     assert back["b"][0] == 3
