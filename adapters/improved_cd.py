@@ -1,0 +1,67 @@
+"""Settings for ``yilundu/improved_contrastive_divergence`` (Du et al. 2021, arXiv:2012.01316).
+
+``train.py`` (commit 7d3d4ee): energies (low on data) of shape ``(B, heads)``, three heads where
+``FLAGS.multiscale``. The sampler descends the *sum* of the heads, hence weights are those of the
+sum; the loss is a mean over the heads too, a third of that difference, and :func:`difference` keeps
+this factor::
+
+    cd_loss, gen_image = guard(
+        improved_cd.difference, gen_image, beta_star=0.5, **improved_cd.settings(FLAGS)
+    )
+    loss = cd_loss(energy_pos, energy_neg)
+
+Of the KL term: it differentiates the energy of the last Langevin step's sample with respect to the
+parameters inside that step, and the sampler runs on (1 - β) E. So the term is taken at the tempered
+sampler's samples, and its gradient has the factor 1 - β. It is no part of the robust objective and
+stays as the trainer has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+__all__ = ["difference", "settings"]
+
+
+def difference(energy_pos: Tensor, energy_neg: Tensor) -> Tensor:
+    """The trainer's own contrastive part: the difference of means over samples and heads.
+
+    Args:
+        energy_pos: ``(N, heads)``, or any other shape.
+        energy_neg: ``(M, heads)``.
+
+    Returns:
+        0-dim tensor.
+    """
+    return energy_pos.mean() - energy_neg.mean()
+
+
+def settings(FLAGS: Any, *, noise_std: float = 0.001) -> dict[str, Any]:
+    """Keywords for :func:`ebmguard.guard`.
+
+    The update is ``x += noise_std * randn``, then ``x -= step_lr * dE/dx``. With ``FLAGS.anneal``
+    the noise falls to 0 within each call, and there is no one output scale: the weights then act,
+    and the sampler stays as it is.
+
+    Args:
+        FLAGS: the trainer's flags; read are ``step_lr``, ``anneal`` and ``hmc``.
+        noise_std: in units of the images, which are in [0, 1]; a literal of the published
+            ``gen_image``.
+
+    Raises:
+        ConfigError: ``FLAGS.hmc``.
+    """
+    if FLAGS.hmc:
+        raise ConfigError(
+            "FLAGS.hmc draws with gen_hmc_image, leapfrog steps without a Metropolis test, for "
+            "which an output scale is not defined. Turn hmc off and guard gen_image; or guard "
+            "gen_hmc_image with beta_star alone, which leaves the sampler as it is: "
+            'guard(improved_cd.difference, gen_hmc_image, beta_star=0.5, convention="energy").'
+        )
+    if FLAGS.anneal:
+        return {"convention": "energy"}
+    return {"convention": "energy", "step_size": FLAGS.step_lr, "noise_std": noise_std}
