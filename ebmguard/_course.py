@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from ._alarm import Alarm
@@ -31,6 +32,7 @@ class Course:
         alarm: whose ERRORs lead to a rollback.
         journal: counts the steps, and rewinds.
         monitor: whose sinks get the audit log.
+        process_group: ranks that roll back together.
 
     Attributes:
         recoverer: None without ``action="rollback"``.
@@ -45,8 +47,9 @@ class Course:
         alarm: Alarm,
         journal: Journal,
         monitor: Monitor,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self.recoverer = None if recovery is None else Recoverer(recovery)
+        self.recoverer = None if recovery is None else Recoverer(recovery, process_group)
         self._strength = strength
         self._alarm = alarm
         self._journal = journal

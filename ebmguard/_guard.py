@@ -26,7 +26,7 @@ from ._steps import OptimizerHooks
 from .alerts import Alert
 from .check import Problem, find_problems
 from .difference import Difference
-from .energies import Groups, Reduce, Variants, check_energies
+from .energies import Groups, LogQ, Reduce, Variants, check_energies
 from .errors import ConfigError, LossError, SamplerError
 from .monitor import Monitor, Row
 from .objective import coefficients, contrastive_loss
@@ -62,7 +62,7 @@ class Guard:
     """What :func:`guard` returns; unpacks into ``loss, sampler``.
 
     Attributes:
-        loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None)``.
+        loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None, log_q=None)``.
         sampler: the guarded sampler, or None.
         attached: what :meth:`attach` was given.
     """
@@ -98,7 +98,16 @@ class Guard:
         members = strength.models.numel() if strength.models else 0
         self._alarm = Alarm(monitor, action, on_alert, members)
         self._journal = Journal(meter, monitor, self._alarm, strength.models, hold)
-        self._course = Course(strength, recovery, adapt, steer, self._alarm, self._journal, monitor)
+        self._course = Course(
+            strength,
+            recovery,
+            adapt,
+            steer,
+            self._alarm,
+            self._journal,
+            monitor,
+            options.process_group,
+        )
         self._hooks: OptimizerHooks | None = None
         self._sampling = Sampling(strength, model, meter, self._course)
         self._paused = False
@@ -176,7 +185,13 @@ class Guard:
 
     # -- the loss ---------------------------------------------------------------------------
 
-    def loss(self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None) -> Tensor:
+    def loss(
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        groups: Groups | None = None,
+        log_q: LogQ | None = None,
+    ) -> Tensor:
         """The contrastive loss to minimise, in the place of ``-(f_pos.mean() - f_neg.mean())``.
 
         Args:
@@ -184,6 +199,10 @@ class Guard:
                 ``(*models, N)`` where β* has model dimensions. In the guard's ``convention``.
             f_neg: the same on negatives; M may differ from N.
             groups: class labels ``(y_pos, y_neg)`` of class-conditional chains.
+            log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
+                that knows its own, up to a constant: the weights divide them out (Eq. 6). High
+                where the proposal draws often, in either ``convention``; detached. See
+                :func:`ebmguard.objective.contrastive_loss`.
 
         Returns:
             0-dim tensor; with model dimensions, the sum over the models.
@@ -191,12 +210,13 @@ class Guard:
         Raises:
             EnergyTypeError, ShapeError: means instead of vectors, integers, shapes that would
                 broadcast.
+            ConfigError: ``log_q`` at β* = 0, where there are no weights.
             LossError: ``loss_fn`` is not an affine contrastive difference, or a CUDA graph is being
                 captured.
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
-        strength = self._enter_loss(f_pos, f_neg, groups)
+        strength = self._enter_loss(f_pos, f_neg, groups, log_q)
         if strength.is_off:
             loss, weight = self._difference.plain(f_pos, f_neg), None
         else:
@@ -205,17 +225,22 @@ class Guard:
                 self._upright(f_neg),
                 strength.beta_star,
                 groups=groups,
+                log_q=log_q,
                 **vars(self._options),
             )
             weight = self._difference.weight(f_pos, f_neg, self._strength.models)
             if weight is not None:
                 loss = weight * loss
-        self._observe(f_pos, f_neg, groups, strength, loss=loss, loss_weight=weight)
+        self._observe(f_pos, f_neg, groups, log_q, strength, loss=loss, loss_weight=weight)
         loss = loss.sum() if loss.ndim else loss
         return loss if not self._alarm.is_ringing else _nothing(f_pos) + _nothing(f_neg)
 
     def reweight(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        groups: Groups | None = None,
+        log_q: LogQ | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The energies themselves, whose backward pass applies the weights.
 
@@ -225,8 +250,8 @@ class Guard:
 
         Args, Raises: as for :meth:`loss`.
         """
-        strength = self._enter_loss(f_pos, f_neg, groups)
-        self._observe(f_pos, f_neg, groups, strength)
+        strength = self._enter_loss(f_pos, f_neg, groups, log_q)
+        self._observe(f_pos, f_neg, groups, log_q, strength)
         if self._alarm.is_ringing:
             zero = f_pos.new_zeros(())
             return _scale_gradient(f_pos, zero), _scale_gradient(f_neg, zero)
@@ -237,6 +262,7 @@ class Guard:
             self._upright(f_neg),
             strength.beta_star,
             groups=groups,
+            log_q=log_q,
             **vars(self._options),
         )
         return (
@@ -244,7 +270,9 @@ class Guard:
             _scale_gradient(f_neg, to_neg * to_neg.shape[-1]),
         )
 
-    def _enter_loss(self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None) -> StrengthAt:
+    def _enter_loss(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> StrengthAt:
         if is_capturing():
             raise LossError(
                 "The guarded loss was called while a CUDA graph is captured; the guard would miss "
@@ -262,6 +290,7 @@ class Guard:
             strength.beta_star,
             variant=self._options.variant,
             groups=groups,
+            log_q=log_q,
         )
         if self.sampler is not None and not self._sampling.calls and not self._paused:
             raise SamplerError(
@@ -288,13 +317,14 @@ class Guard:
         f_pos: Tensor,
         f_neg: Tensor,
         groups: Groups | None,
+        log_q: LogQ | None,
         strength: StrengthAt,
         **extra: Tensor | None,
     ) -> None:
         if not self._paused:
             self._course.before_judging()
             f_pos, f_neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
-            self._journal.observe(f_pos, f_neg, groups, strength, extra)
+            self._journal.observe(f_pos, f_neg, groups, log_q, strength, extra)
 
     def _upright(self, f: Tensor) -> Tensor:
         """The negative energy, high on data, whatever the caller's convention."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,6 @@ import torch
 from torch import Tensor
 
 __all__ = ["random_state", "reseed", "restore_random_state"]
-
-_SPREAD = 0x9E3779B97F4A7C15
-_WORD = 1 << 63
 
 
 def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
@@ -51,35 +49,40 @@ def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Ge
 
 
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
-    """Give every generator a seed that follows from its own and the attempt.
+    """Give every generator a seed that follows from its state and the attempt.
 
-    So a run that rolls back is still a function of its seed, and ranks stay apart by whatever
-    generator they were told apart.
+    So a run that rolls back is still a function of its seed; ranks that drew different numbers
+    go on doing so, and generators that drew the same on all ranks (the order of the data, say) do
+    too.
 
     Returns:
         how many were reseeded.
     """
-    seeds = [torch.default_generator.initial_seed()]
-    seeds += [each.initial_seed() for each in generators]
-    new = [_next_seed(seed, attempt, i) for i, seed in enumerate(seeds)]
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()
-    of_gpus = [_next_seed(each.initial_seed(), attempt, 0) for each in gpus]
-    torch.manual_seed(new[0])  # gives its seed to all GPUs
-    for generator, seed in zip(gpus, of_gpus, strict=True):
+    # All seeds first, since the global one is given to the GPUs too. Of these each rank may use
+    # another one, which is no reason to tell them apart.
+    seed = _seed_of(torch.default_generator, attempt)
+    of_gpus = [_seed_of(each, attempt) for each in gpus]
+    of_own = [_seed_of(each, attempt, i) for i, each in enumerate(generators, 1)]
+    torch.manual_seed(seed)
+    for generator, seed in zip((*gpus, *generators), (*of_gpus, *of_own), strict=True):
         generator.manual_seed(seed)
-    # These do not tell their seed.
-    random.seed(new[0] + random.getrandbits(63))
+    # These do not tell their state as bytes.
+    random.seed(_seed_after(random.randbytes(32), attempt))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed((new[0] + int(numpy.random.randint(1 << 31))) % (1 << 32))
-    for generator, seed in zip(generators, new[1:], strict=True):
-        generator.manual_seed(seed)
-    return len(new) + 1 + (numpy is not None)
+        numpy.random.seed(_seed_after(numpy.random.bytes(32), attempt) % (1 << 32))
+    return 2 + len(generators) + (numpy is not None)
 
 
-def _next_seed(seed: int, attempt: int, i: int) -> int:
-    return (seed + attempt * _SPREAD + i) % _WORD
+def _seed_of(generator: torch.Generator, attempt: int, i: int = 0) -> int:
+    return _seed_after(bytes(generator.get_state().tolist()), attempt, i)
+
+
+def _seed_after(state: bytes, attempt: int, i: int = 0) -> int:
+    digest = hashlib.blake2b(state + f"{attempt} {i}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1  # the sign of PyTorch's seeds
 
 
 def _cpu(state: Tensor) -> Tensor:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ..alerts import Alert, Level
 from ..errors import BudgetSpentError, ConfigError
-from .files import load_durably, save_durably
+from .archive import Archive
 from .learning_rate import LearningRate
 from .policy import Change, Recovery
 from .purge import purge
 from .randomness import reseed
+from .ranks import Ranks
 from .rollback import Rollback
 from .snapshots import Snapshot, Snapshots
 from .state import Run, buffer_rows, capture, check_run, generators_of, restore
@@ -30,8 +31,6 @@ _log = logging.getLogger("ebmguard")
 # Rules that speak of a blow-up under way. The others are about states that may last, in which a run
 # would never have a snapshot.
 _UNSETTLING = ("nonfinite", "energy_blowup")
-_NAME = re.compile(r"snapshot-(\d+)\.pt")
-_FILES_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -85,23 +84,29 @@ def _is_raised(beta_star: float | None, to: float | None) -> bool:
 class Recoverer:
     """Watches the end of every step; see :class:`Recovery` for what it does.
 
+    Ranks that are told the same decide the same: each takes its own part of the run back.
+
     Args:
         settings: the policy.
+        process_group: the ranks that train together.
 
     Attributes:
         effect: what has been changed so far.
         rollbacks: the audit log.
     """
 
-    def __init__(self, settings: Recovery) -> None:
+    def __init__(self, settings: Recovery, process_group: dist.ProcessGroup | None = None) -> None:
         self.settings = settings
+        self._ranks = Ranks(process_group)
+        self._archive: Archive | None = None
+        if settings.folder is not None:
+            self._archive = Archive(Path(settings.folder), settings.folder_every, self._ranks)
         self.effect = Effect()
         self.rollbacks: list[Rollback] = []
         self._attempt = 0
         self._rung = 0
         self._restored: int | None = None
         self._snapshots = Snapshots(settings.keep, settings.certify_after)
-        self._saved: int | None = None
         self._has_begun = False
         self._rate = LearningRate()
 
@@ -167,7 +172,8 @@ class Recoverer:
             snapshots.disquiet(judged - 1)
             return None
         for ripe in snapshots.certify(judged):
-            self._save(ripe)
+            if self._archive is not None and self._archive.is_due(ripe.step):
+                self._archive.write(ripe.step, ripe.state, self.state_dict())
         if step % settings.every == 0 or (not snapshots.certified and not snapshots.waiting):
             state = capture(run, guard_state(), snapshots.spare())
             snapshots.add(Snapshot(step, state))
@@ -204,6 +210,7 @@ class Recoverer:
         if settings.purge and rows is not None:
             classes = getattr(run.buffer, "classes", 1)
             purged = purge(rows, torch.Generator().manual_seed(self._attempt), classes)
+        purged = sum(self._ranks.from_all(purged))
         snapshots.restart_from(snapshot)
         self._restored = snapshot.step
         rollback = Rollback(
@@ -235,12 +242,6 @@ class Recoverer:
             if found or change == Change() or self._rung >= len(ladder):
                 return effect, found
 
-    def _save(self, snapshot: Snapshot) -> None:
-        folder, saved = self.settings.folder, self._saved
-        due = saved is None or snapshot.step - saved >= self.settings.folder_every
-        if folder is not None and due:
-            self._write(Path(folder), snapshot.step, snapshot.state)
-
     def save_restored(self, run: Run, guard_state: Callable[[], Any]) -> None:
         """Write the run as a rollback has left it, where snapshots are written at all.
 
@@ -251,24 +252,9 @@ class Recoverer:
             run: what was attached.
             guard_state: of the guard's own part.
         """
-        if self.settings.folder is not None and self._restored is not None:
+        if self._archive is not None and self._restored is not None:
             state = capture(run, guard_state())
-            self._write(Path(self.settings.folder), self._restored, state)
-
-    def _write(self, folder: Path, step: int, state: Mapping[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
-        save_durably(
-            folder / f"snapshot-{step:08d}.pt",
-            {"step": step, "state": state, "recovery": self.state_dict()},
-        )
-        self._saved = step
-        found = snapshot_files(folder)
-        older = [path for at, path in found if at <= step]
-        # Later ones are of a course that was given up.
-        for path in [*older[:-_FILES_KEPT], *(path for at, path in found if at > step)]:
-            path.unlink()
+            self._archive.write(self._restored, state, self.state_dict())
 
     def check_folder(self) -> None:
         """Refuse to begin a run over the snapshots of another, which could go on.
@@ -276,19 +262,12 @@ class Recoverer:
         Raises:
             ConfigError: with what to do.
         """
-        folder = self.settings.folder
-        if self._has_begun or folder is None:
-            return
-        found = snapshot_files(Path(folder))
-        if found:
-            raise ConfigError(
-                f"{folder} holds snapshots of a run, the newest of step {found[-1][0]}. Go on with "
-                "it by g.resume() before the first step, or name another Recovery(folder=...)."
-            )
-        self._has_begun = True
+        if self._archive is not None and not self._has_begun:
+            self._archive.check_empty()
+            self._has_begun = True
 
     def resume(self, run: Run, load_guard_state: Callable[[Any], None]) -> int | None:
-        """Go on from the newest snapshot on the disk that can be read.
+        """Go on from the newest snapshot on the disk that all ranks can read.
 
         Returns:
             the step that comes next; None where there is no snapshot.
@@ -296,28 +275,21 @@ class Recoverer:
         Raises:
             ConfigError: there are snapshots, and none can be read; or no ``folder`` was given.
         """
-        if self.settings.folder is None:
+        if self._archive is None:
             raise ConfigError(
                 "There is no folder to resume from: pass recovery=Recovery(folder=...)."
             )
         check_run(run)
-        damaged = []
-        for _, path in reversed(snapshot_files(Path(self.settings.folder))):
-            try:
-                found = load_durably(path)
-            except ConfigError as problem:
-                _log.warning("a snapshot cannot be read and is passed over: %s", problem)
-                damaged.append(str(problem))
-                continue
-            restore(run, found["state"])
-            load_guard_state(found["state"]["guard"])
-            self.load_state_dict(found["recovery"])
-            self._saved = int(found["step"])
-            self._snapshots.certified = [Snapshot(found["step"], found["state"], certified=True)]
-            return int(found["step"])
-        if damaged:
-            raise ConfigError("no snapshot can be read:\n  " + "\n  ".join(damaged))
-        return None
+        found = self._archive.newest()
+        if found is None:
+            return None
+        step, state = int(found["step"]), found["state"]
+        restore(run, state)
+        load_guard_state(state["guard"])
+        self.load_state_dict(found["recovery"])
+        self._archive.saved = step
+        self._snapshots.certified = [Snapshot(step, state, certified=True)]
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain values. Snapshots in memory are not part of it."""
@@ -338,11 +310,6 @@ class Recoverer:
         self.effect = Effect(state["beta_star"], float(state["sgld_steps"]), float(state["lr"]))
         self._rate.factor = self.effect.lr
         self._snapshots = Snapshots(self.settings.keep, self.settings.certify_after)
-        self._saved = None
         self._has_begun = True
-
-
-def snapshot_files(folder: Path) -> list[tuple[int, Path]]:
-    """Steps and paths of the snapshots in a folder, oldest first."""
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.glob("snapshot-*.pt"))
-    return sorted((int(match[1]), path) for match, path in found if match)
+        if self._archive is not None:
+            self._archive.saved = None

@@ -1,0 +1,145 @@
+"""The snapshots of a run on the disk."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from .files import load_durably, save_durably
+from .ranks import Ranks
+
+__all__ = ["Archive"]
+
+_log = logging.getLogger("ebmguard")
+
+_NAME = re.compile(r"snapshot-(\d+)\.pt")
+_KEPT = 2
+_KEYS = {"step", "ranks", "state", "recovery"}
+
+
+class Archive:
+    """The newest snapshots of a run, for the process that goes on with it.
+
+    Each rank has a folder of its own in it, ``rank0`` and so on.
+
+    Args:
+        folder: its path.
+        every: steps from one snapshot to the next.
+        ranks: who train together, and go on together.
+
+    Attributes:
+        saved: the step of the snapshot that this run has written last, or goes on from.
+    """
+
+    def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:
+        self._folder = folder
+        self._own = ranks.own(folder)
+        self._every = every
+        self._ranks = ranks
+        self.saved: int | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether a snapshot of this step is to be written."""
+        return self.saved is None or step - self.saved >= self._every
+
+    def write(self, step: int, state: Mapping[str, Any], recovery: Mapping[str, Any]) -> None:
+        """Write a snapshot, and remove what it replaces.
+
+        Args:
+            step: the step that comes next.
+            state: what :func:`.state.capture` returned.
+            recovery: of the :class:`.Recoverer`.
+        """
+        self._own.mkdir(parents=True, exist_ok=True)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        save_durably(
+            self._own / f"snapshot-{step:08d}.pt",
+            {"step": step, "ranks": self._ranks.count, "state": state, "recovery": recovery},
+        )
+        self.saved = step
+        older = [path for at, path in self._files() if at <= step]
+        later = [path for at, path in self._files() if at > step]  # of a course that was given up
+        for path in [*older[:-_KEPT], *later]:
+            path.unlink()
+
+    def check_empty(self) -> None:
+        """Refuse to begin a run over the snapshots of another, which could go on.
+
+        Raises:
+            ConfigError: with what to do, on all ranks.
+        """
+        own = self._files()
+        newest = max(self._ranks.from_all(own[-1][0] if own else -1))
+        if newest >= 0:
+            raise ConfigError(
+                f"{self._folder} holds snapshots of a run, the newest of step {newest}. Go on with "
+                "it by g.resume() before the first step, or name another Recovery(folder=...)."
+            )
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest snapshot that every rank has and can read; None where there is none at all.
+
+        A run that was killed may have written its last one on some of the ranks only.
+
+        Raises:
+            ConfigError: there are some, but none that all ranks can read; or they were written by
+                another number of ranks. The same on all ranks.
+        """
+        before: int | None = None
+        damaged: list[str] = []
+        while True:
+            found = self._newest_readable(before, damaged)
+            mine = None if found is None else {x: found[x] for x in ("step", "ranks", "recovery")}
+            marks = self._ranks.from_all(mine)
+            if all(mark == mine for mark in marks):
+                break
+            if None in marks:
+                self._refuse(marks)
+            # Of one step but of two courses, where a rollback was written on some ranks only.
+            steps = [mark["step"] for mark in marks]
+            before = min(steps) + (len(set(steps)) > 1)
+        if found is None:
+            problems = [each for rank in self._ranks.from_all(damaged) for each in rank]
+            if problems:
+                raise ConfigError("no snapshot can be read:\n  " + "\n  ".join(problems))
+            return None
+        if found["ranks"] != self._ranks.count:
+            raise ConfigError(
+                f"{self._folder} holds snapshots of a run on {found['ranks']} ranks, but this one "
+                f"is on {self._ranks.count}. Go on with as many."
+            )
+        return found
+
+    def _refuse(self, marks: list[Any]) -> None:
+        steps = ", ".join("none" if mark is None else str(mark["step"]) for mark in marks)
+        raise ConfigError(
+            f"{self._folder} has no snapshot that all {len(marks)} ranks can read: rank by rank "
+            f"the next one to try is of step {steps}. Give every rank its files again, or begin "
+            "a new run in another folder."
+        )
+
+    def _newest_readable(self, before: int | None, damaged: list[str]) -> dict[str, Any] | None:
+        for step, path in reversed(self._files()):
+            if before is not None and step >= before:
+                continue
+            try:
+                found = load_durably(path)
+                if set(found) != _KEYS:
+                    raise ConfigError(f"{path}: not a snapshot of this version")
+                return found
+            except ConfigError as problem:
+                _log.warning("a snapshot cannot be read and is passed over: %s", problem)
+                damaged.append(str(problem))
+        return None
+
+    def _files(self) -> list[tuple[int, Path]]:
+        """Steps and paths of this rank's snapshots, oldest first."""
+        found = ((_NAME.fullmatch(path.name), path) for path in self._own.glob("snapshot-*.pt"))
+        return sorted((int(match[1]), path) for match, path in found if match)
