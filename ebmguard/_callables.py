@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .energies import Groups
+from .energies import Groups, LogQ
 from .errors import ConfigError, SamplerError
 
 if TYPE_CHECKING:
@@ -37,9 +37,15 @@ class GuardedLoss:
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
 
-    def __call__(self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None) -> Tensor:
+    def __call__(
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        groups: Groups | None = None,
+        log_q: LogQ | None = None,
+    ) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
-        return self.guard.loss(f_pos, f_neg, groups)
+        return self.guard.loss(f_pos, f_neg, groups, log_q)
 
 
 class GuardedFunction:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ._alarm import Alarm
 from ._meter import Meter
-from .energies import Groups
+from .energies import Groups, LogQ
 from .monitor import Finished, Monitor, Row
 from .strength import StrengthAt
 
@@ -76,6 +76,7 @@ class Journal:
         f_pos: Tensor,
         f_neg: Tensor,
         groups: Groups | None,
+        log_q: LogQ | None,
         strength: StrengthAt,
         extra: Mapping[str, Tensor | None],
     ) -> None:
@@ -85,6 +86,7 @@ class Journal:
             f_pos: detached energies, high on data.
             f_neg: the same for negatives.
             groups: class labels, as for the loss.
+            log_q: log-densities of the proposal, as for the loss.
             strength: the exponent in use.
             extra: further numbers by tag, those that are known.
         """
@@ -101,7 +103,9 @@ class Journal:
                 self.losses_in_step,
             )
         known = {name: x.detach() for name, x in extra.items() if x is not None}
-        numbers, samples = self._meter.measure(f_pos, f_neg, strength, groups, known, slow=slow)
+        numbers, samples = self._meter.measure(
+            f_pos, f_neg, strength, groups, log_q, known, slow=slow
+        )
         rows = self._monitor.add(numbers, samples, self._models)
         if rows is not None:
             self._monitor.note({"alert_level": self._judge(self.step, *rows)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,8 @@ from .diagnostics import (
     repeated,
     weight_diagnostics_at,
 )
-from .energies import Groups, Reduce, Variants, per_sample
-from .errors import ConfigError
+from .diagnostics.weights import exponentiated
+from .energies import Groups, LogQ, Reduce, Variants, per_sample
 from .strength import StrengthAt
 from .temper import Tempering
 
@@ -76,7 +76,8 @@ class Meter:
         self._known_by: dict[int, Tensor] = {}
         self._from_update: dict[str, float | Tensor] = {}
         self._grad_scale: float | Tensor = math.nan
-        self._recent: deque[Tensor] = deque(maxlen=_POOLED_STEPS)
+        # Energies of the negatives of each step, and log q where it was given.
+        self._recent: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=_POOLED_STEPS)
 
     @property
     def watches_steps(self) -> bool:
@@ -140,6 +141,7 @@ class Meter:
         f_neg: Tensor,
         strength: StrengthAt,
         groups: Groups | None,
+        log_q: LogQ | None,
         extra: Mapping[str, Tensor],
         *,
         slow: bool,
@@ -152,18 +154,14 @@ class Meter:
             f_neg: the same for negatives.
             strength: the exponent in use.
             groups: class labels, as for the loss.
+            log_q: log-densities of the proposal, as for the loss.
             extra: further numbers by tag.
             slow: include the tier that is not taken at every step.
 
         Returns:
             0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
             energies by tag. Across ranks the numbers are every rank's, the energies this rank's.
-
-        Raises:
-            ConfigError: groups across ranks.
         """
-        if groups is not None and self._process_group is not None:
-            raise ConfigError("groups across ranks are not defined; leave process_group out.")
         star = strength.beta_star
         if isinstance(star, tuple):
             star = sum(star) / len(star)
@@ -172,25 +170,25 @@ class Meter:
         pos, neg = per_sample(f_pos, star, self._reduce), per_sample(f_neg, star, self._reduce)
         numbers = {
             **energy_diagnostics(pos, neg),
-            **nonfinite_diagnostics(pos, neg, star),
+            **nonfinite_diagnostics(pos, neg, star, log_q),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
             **self._take_from_sampler(neg),
             **self._take_from_update(neg),
             **extra,
         }
         # A copy: a compiled network may write its next output into the same memory.
-        self._recent.append(neg.clone())
+        self._recent.append((neg.clone(), None if log_q is None else log_q[1].detach().clone()))
+        stars = star, self._reference
         samples: dict[str, Tensor] = {}
         if slow:
-            numbers["pareto_k"] = pareto_k(self._pooled_log_weights(star, neg))
-            numbers["ref/pareto_k"] = pareto_k(self._pooled_log_weights(self._reference, neg))
+            shapes = pareto_k(self._pooled_log_weights(stars, neg)).unbind()
+            numbers["pareto_k"], numbers["ref/pareto_k"] = shapes
             samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
-        stars = star, self._reference
         if self._process_group is None:
-            weights, reference = weight_diagnostics_at(pos, neg, stars, groups)
+            weights, reference = weight_diagnostics_at(pos, neg, stars, groups, log_q)
         else:
             (weights, reference), numbers = diagnostics_of_ranks(
-                pos, neg, stars, numbers, self._process_group
+                pos, neg, stars, numbers, self._process_group, groups, log_q
             )
         self._grad_scale = self._in_force(weights["grad_scale"], strength)
         if self._output_scale is not None:
@@ -223,35 +221,38 @@ class Meter:
         found, self._from_update = self._from_update, {}
         return {name: _tensor(x, like) for name, x in found.items()}
 
-    def _pooled_log_weights(self, beta_star: float | Tensor, like: Tensor) -> Tensor:
-        if isinstance(beta_star, Tensor):
-            beta_star = beta_star.to(like).unsqueeze(-1)
-        logs = [torch.log_softmax(beta_star * f.to(like), -1) for f in self._recent]
+    def _pooled_log_weights(self, beta_stars: Sequence[float | Tensor], like: Tensor) -> Tensor:
+        logs = [
+            exponentiated(f.to(like), beta_stars, None if q is None else q.to(like.device))
+            for f, q in self._recent
+        ]
         # Each step's weights relative to their mean: batches of any size pool.
-        return torch.cat([log + math.log(log.shape[-1]) for log in logs], -1)
+        return torch.cat([x.log_softmax(-1) + math.log(x.shape[-1]) for x in logs], -1)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
         waiting = self._from_update
         return {
-            "recent": [f.tolist() for f in self._recent],
+            "recent": [[f.tolist(), None if q is None else q.tolist()] for f, q in self._recent],
             "update": {name: float(x) for name, x in waiting.items()},
             "known_by": [[call, x.tolist()] for call, x in self._known_by.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        # Float64 holds any of them exactly; they are turned back where they are used.
-        recent = (torch.tensor(f, dtype=torch.float64) for f in state["recent"])
+        recent = ((_restored(f), None if q is None else _restored(q)) for f, q in state["recent"])
         self._recent = deque(recent, maxlen=_POOLED_STEPS)
         self._from_update = dict(state["update"])
         self._from_sampler = []
-        self._known_by = {
-            call: torch.tensor(x, dtype=torch.float64) for call, x in state["known_by"]
-        }
+        self._known_by = {call: _restored(x) for call, x in state["known_by"]}
 
 
 def _tensor(x: float | Tensor, like: Tensor) -> Tensor:
     if isinstance(x, Tensor):
         return x.to(like.device, non_blocking=like.is_cuda)
     return like.new_full((), x, dtype=torch.float32)
+
+
+def _restored(numbers: list[Any]) -> Tensor:
+    # Float64 holds any of them exactly; they are turned back where they are used.
+    return torch.tensor(numbers, dtype=torch.float64)

@@ -96,7 +96,7 @@ def guard(
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, which say something
             at β* = 0 too.
         process_group: the loss and the rows are those of all ranks' samples; see
-            :func:`ebmguard.objective.contrastive_loss`. Not with groups.
+            :func:`ebmguard.objective.contrastive_loss`.
 
     Returns:
         the guard, which unpacks into the two callables.

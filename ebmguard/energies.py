@@ -19,12 +19,15 @@ from .errors import ConfigError, EnergyTypeError, ShapeError
 
 __all__ = [
     "ONE_MODEL",
+    "SMALLEST",
     "BetaStar",
     "Groups",
+    "LogQ",
     "Reduce",
     "Variant",
     "Variants",
     "check_energies",
+    "check_log_q",
     "check_variants",
     "exponents",
     "has_models",
@@ -35,12 +38,16 @@ __all__ = [
 
 BetaStar: TypeAlias = float | Tensor
 Groups: TypeAlias = tuple[Tensor, Tensor]
+LogQ: TypeAlias = tuple[Tensor, Tensor]
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
 Variants: TypeAlias = Variant | Sequence[Variant]
 Reduce: TypeAlias = Literal["sum", "mean"]
 
 ONE_MODEL = torch.Size()
 """Model dimensions of a single model: none."""
+
+SMALLEST = 1e-35
+"""Below this β* counts as 0: 1/β* would overflow float32."""
 
 
 def check_energies(
@@ -50,6 +57,7 @@ def check_energies(
     *,
     variant: str | Sequence[str] = "default",
     groups: Groups | None = None,
+    log_q: LogQ | None = None,
     reduce: str = "sum",
 ) -> None:
     """Refuse energies that are not per-sample vectors of matching layout. Reads no tensor's values.
@@ -57,9 +65,10 @@ def check_energies(
     Raises:
         EnergyTypeError: not tensors, or not floating point.
         ShapeError: means instead of vectors, empty sides, shapes that would broadcast, model
-            dimensions that do not match β*, labels that do not match the energies.
+            dimensions that do not match β*, labels or log-densities that do not match the energies.
         ConfigError: an exponent that is no finite number, an unknown variant or reduction, variants
-            that do not match the models, or groups with a variant that has none.
+            that do not match the models, groups with a variant that has none, or ``log_q`` with an
+            exponent of 0.
     """
     _check_exponent(beta_star)
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
@@ -116,6 +125,60 @@ def check_energies(
                     f"groups: {name} has shape {tuple(labels.shape)}; expected ({n},), one label "
                     "per sample."
                 )
+    if log_q is not None:
+        if not isinstance(log_q, tuple | list) or len(log_q) != 2:
+            raise ShapeError(
+                "log_q must be a pair (log_q_pos, log_q_neg): the log-density of the proposal at "
+                "each positive and at each negative."
+            )
+        for name, side, f in (
+            ("log_q_pos", log_q[0], f_pos),
+            ("log_q_neg", log_q[1], f_neg),
+        ):
+            check_log_q(side, f, beta_star, name=name)
+
+
+def check_log_q(
+    log_q: Tensor,
+    f: Tensor,
+    beta_star: BetaStar | Sequence[BetaStar],
+    *,
+    name: str = "log_q",
+) -> None:
+    """Refuse log-densities of a proposal that are not one number for each energy.
+
+    Args:
+        log_q: the log-densities.
+        f: energies, in a layout of this module.
+        beta_star: exponent, or several.
+        name: what messages call the log-densities.
+
+    Raises:
+        EnergyTypeError: not a tensor, or not floating point.
+        ShapeError: another shape or device than the energies', heads apart.
+        ConfigError: an exponent that is the number 0: there are no weights to divide q out of.
+    """
+    if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
+        kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__
+        raise EnergyTypeError(
+            f"{name} is {kind}; expected a floating-point tensor, one log-density per sample."
+        )
+    shape = f.shape[: len(model_dimensions(beta_star)) + 1]
+    if log_q.shape != shape:
+        raise ShapeError(
+            f"{name} has shape {tuple(log_q.shape)}; expected {tuple(shape)}, one log-density per "
+            "sample: log q(x), summed over the dimensions of x."
+        )
+    if log_q.device != f.device:
+        raise ShapeError(f"{name} is on {log_q.device} and the energies on {f.device}; use one.")
+    for each in beta_star if isinstance(beta_star, Sequence) else (beta_star,):
+        if not isinstance(each, Tensor) and abs(each) < SMALLEST:
+            raise ConfigError(
+                "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 "
+                "there are none. Pass beta_star=, the exponent that is missing in the proposal "
+                "(1 for p = exp(f) and a proposal of its own; see docs/proposals.md), or leave "
+                "log_q= out for the standard loss."
+            )
 
 
 def _check_exponent(beta_star: object) -> None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..energies import LogQ
 from ..objective import usable
 
 __all__ = ["energy_diagnostics", "nonfinite_diagnostics"]
@@ -44,9 +45,9 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
 
 
 def nonfinite_diagnostics(
-    f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor
+    f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, log_q: LogQ | None = None
 ) -> dict[str, Tensor]:
-    """Samples that the objective leaves out: not finite, or |β* f| > 1e30.
+    """Samples that the objective leaves out: f or log q not finite, or |β* f| > 1e30.
 
     Returns:
         ``nonfinite/pos`` and ``nonfinite/neg`` as counts, ``nonfinite/energies`` as a fraction;
@@ -55,8 +56,9 @@ def nonfinite_diagnostics(
     if isinstance(beta_star, Tensor):
         beta_star = beta_star.unsqueeze(-1)
     n, m = f_pos.shape[-1], f_neg.shape[-1]
-    pos = n - usable(f_pos, beta_star).to(f_pos.dtype).sum(-1)
-    neg = m - usable(f_neg, beta_star).to(f_neg.dtype).sum(-1)
+    q_pos, q_neg = log_q or (None, None)
+    pos = n - usable(f_pos, beta_star, q_pos).to(f_pos.dtype).sum(-1)
+    neg = m - usable(f_neg, beta_star, q_neg).to(f_neg.dtype).sum(-1)
     return {
         "nonfinite/pos": pos,
         "nonfinite/neg": neg,

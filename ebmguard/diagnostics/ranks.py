@@ -2,7 +2,8 @@
 
 A weight in the joined batch is the weight in the rank's own times the rank's share, so that sums
 over weights join exactly, in logarithms; so do means, standard deviations, extremes and counts.
-Quantiles, the overlap and Pareto shapes do not: of these the row has averages over ranks.
+Quantiles, the overlap and Pareto shapes do not: of these the row has averages over ranks. With
+classes no such sums exist, and the ranks exchange their energies.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..energies import Groups, LogQ
+from ..objective._joined import join
 from ..objective._ranks import gathered
-from .weights import Shares, exponentiated, named
+from .weights import Shares, exponentiated, named, weight_diagnostics_at
 
 __all__ = ["diagnostics_of_ranks"]
 
@@ -28,8 +31,12 @@ def diagnostics_of_ranks(
     beta_stars: Sequence[float | Tensor],
     own: Mapping[str, Tensor],
     process_group: dist.ProcessGroup,
+    groups: Groups | None = None,
+    log_q: LogQ | None = None,
 ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
     """The numbers of the joined batch, from two messages that no batch size makes longer.
+
+    With ``groups`` from four: the ranks exchange their energies and labels.
 
     Args:
         f_pos: this rank's detached negative energies of positives, ``(N,)`` or ``(*models, N)``;
@@ -39,6 +46,8 @@ def diagnostics_of_ranks(
         own: this rank's other numbers, 0-dim or ``(*models,)``, with those of
             :func:`energy_diagnostics` among them. All ranks have the same names.
         process_group: the ranks.
+        groups: class labels ``(y_pos, y_neg)``, as in the objective.
+        log_q: log-densities of the proposal, as in the objective, for the first exponent.
 
     Returns:
         the same tensors on every rank:
@@ -49,21 +58,48 @@ def diagnostics_of_ranks(
           sampler's samples, where each rank has as many of them as negatives. Averages over ranks
           are the quantiles, ``energy_overlap``, the Pareto shapes, and all that is unknown here.
     """
-    models, dtype = f_neg.shape[:-1], reduce(torch.promote_types, (x.dtype for x in own.values()))
-    pos, neg = exponentiated(f_pos, f_neg, beta_stars)
-    # NaN where an energy is not finite, and then on all ranks; else 0.
-    spoiler = 0.0 * (neg.sum(-1) + pos.sum(-1))
     names = sorted(own, key=_how)
-    numbers, n, m, largest, *of_neg = gathered(
-        process_group,
+    models, dtype = f_neg.shape[:-1], reduce(torch.promote_types, (x.dtype for x in own.values()))
+    counted = (
         torch.stack([own[name].to(dtype).expand(models) for name in names]),
         f_pos.new_full((), f_pos.shape[-1]),
         f_neg.new_full((), f_neg.shape[-1]),
-        neg.amax(-1),
-        *_moments(neg + spoiler.unsqueeze(-1)),
     )
-    joined = _joined(names, numbers, n, m)
-    n, m = n.sum(), m.sum()
+    if groups is None:
+        weights, counts = _weights(f_pos, f_neg, beta_stars, log_q, counted, process_group)
+    else:
+        counts = gathered(process_group, *counted)
+        batch = join(f_pos, f_neg, groups, log_q, process_group)
+        weights = weight_diagnostics_at(
+            batch.f_pos, batch.f_neg, beta_stars, batch.groups, batch.log_q
+        )
+    joined = _joined(names, *counts)
+    return weights, {name: joined[name] for name in own}
+
+
+def _weights(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_stars: Sequence[float | Tensor],
+    log_q: LogQ | None,
+    counted: Sequence[Tensor],
+    process_group: dist.ProcessGroup,
+) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
+    """What :func:`weight_diagnostics_at` gives for the joined batch, from its ranks' sums.
+
+    Args: those of :func:`diagnostics_of_ranks`, and
+        counted: further tensors of this rank, the numbers of positives and negatives last.
+
+    Returns:
+        also those tensors of all ranks, which come with the first message.
+    """
+    q_pos, q_neg = log_q or (None, None)
+    pos, neg = exponentiated(f_pos, beta_stars, q_pos), exponentiated(f_neg, beta_stars, q_neg)
+    # NaN where an energy is not finite, and then on all ranks; else 0.
+    spoiler = 0.0 * (neg.sum(-1) + pos.sum(-1))
+    found = gathered(process_group, *counted, neg.amax(-1), *_moments(neg + spoiler.unsqueeze(-1)))
+    counts, (largest, *of_neg) = found[: len(counted)], found[len(counted) :]
+    n, m = counts[-2].sum(), counts[-1].sum()
     log_sum, w = _merged(of_neg, m)
     log_pull = F.logsigmoid(log_sum.unsqueeze(-1) - pos)
     log_total, v = _merged(gathered(process_group, *_moments(log_pull)), n)
@@ -75,7 +111,7 @@ def diagnostics_of_ranks(
         paired=n,
     )
     rows = zip(*(value.unbind() for value in weights.values()), strict=True)
-    return [dict(zip(weights, row, strict=True)) for row in rows], {x: joined[x] for x in own}
+    return [dict(zip(weights, row, strict=True)) for row in rows], counts
 
 
 def _moments(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,13 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import Groups
+from ..energies import Groups, LogQ
+from ..objective._usable import in_force
 
 __all__ = ["Shares", "exponentiated", "named", "weight_diagnostics", "weight_diagnostics_at"]
 
 
 def weight_diagnostics(
-    f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, groups: Groups | None = None
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: float | Tensor,
+    groups: Groups | None = None,
+    log_q: LogQ | None = None,
 ) -> dict[str, Tensor]:
     """Diagnostics of the weights at exponent β* (which may be 0: uniform weights).
 
@@ -29,6 +34,7 @@ def weight_diagnostics(
         beta_star: number, 0-dim tensor, or tensor over the model dimensions.
         groups: class labels ``(y_pos, y_neg)``, as in the objective: w is then the share of each
             negative in the gradient, and positives without a negative of their class are left out.
+        log_q: log-densities of the proposal, as in the objective.
 
     Returns:
         0-dim tensors, or ``(*models,)``:
@@ -41,9 +47,9 @@ def weight_diagnostics(
         - ``reweighting_angle``: cosine between the gradient coefficients at β* and at β* = 0.
         - ``unpaired``, with groups only: number of positives left out.
 
-        All are NaN where an energy is not finite: a weight among NaNs means nothing.
+        All are NaN where an energy or log q is not finite: a weight among NaNs means nothing.
     """
-    (found,) = weight_diagnostics_at(f_pos, f_neg, (beta_star,), groups)
+    (found,) = weight_diagnostics_at(f_pos, f_neg, (beta_star,), groups, log_q)
     return found
 
 
@@ -52,11 +58,16 @@ def weight_diagnostics_at(
     f_neg: Tensor,
     beta_stars: Sequence[float | Tensor],
     groups: Groups | None = None,
+    log_q: LogQ | None = None,
 ) -> list[dict[str, Tensor]]:
-    """:func:`weight_diagnostics` at several exponents, at hardly more than the price of one."""
+    """:func:`weight_diagnostics` at several exponents, at hardly more than the price of one.
+
+    ``log_q`` is divided out at the first of them only, the exponent in force.
+    """
     # Small tensors between two passes of a network: the first use of each kind of kernel costs as
     # much as ten more of it, so a few kinds do everything here.
-    pos, neg = exponentiated(f_pos, f_neg, beta_stars)
+    q_pos, q_neg = log_q or (None, None)
+    pos, neg = exponentiated(f_pos, beta_stars, q_pos), exponentiated(f_neg, beta_stars, q_neg)
     n, m = f_pos.shape[-1], f_neg.shape[-1]
     if groups is None:
         paired: int | Tensor = n
@@ -144,14 +155,13 @@ def named(
 
 
 def exponentiated(
-    f_pos: Tensor, f_neg: Tensor, beta_stars: Sequence[float | Tensor]
-) -> tuple[Tensor, Tensor]:
-    """β* f of both sides for each exponent, ``(exponents, *models, samples)``."""
+    f: Tensor, beta_stars: Sequence[float | Tensor], log_q: Tensor | None = None
+) -> Tensor:
+    """β* f for each exponent, less log q for the first: ``(exponents, *models, samples)``."""
     betas = [
-        beta.to(f_neg.dtype).unsqueeze(-1) if isinstance(beta, Tensor) else beta
-        for beta in beta_stars
+        beta.to(f.dtype).unsqueeze(-1) if isinstance(beta, Tensor) else beta for beta in beta_stars
     ]
-    return (
-        torch.stack([beta * f_pos for beta in betas]),
-        torch.stack([beta * f_neg for beta in betas]),
-    )
+    logits = [beta * f for beta in betas]
+    if log_q is not None:
+        logits[0] = (logits[0] - in_force(log_q, betas[0])).to(f.dtype)
+    return torch.stack(logits)

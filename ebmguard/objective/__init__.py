@@ -13,7 +13,7 @@ out. If a side is then empty the loss is 0 with zero gradients. Nothing is dropp
 guard counts these samples and raises an alert.
 """
 
-from ._terms import usable
+from ._usable import usable
 from .losses import coefficients, contrastive_loss, grad_scale, positive_weights, weights
 
 __all__ = [

@@ -9,47 +9,26 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import BetaStar, Groups, Reduce, Variant, per_sample
-from ..errors import ConfigError
-from ._ranks import ProcessGroup, gathered, summed
+from ..energies import SMALLEST, BetaStar, Groups, LogQ, Reduce, Variant, per_sample
+from ._anchor import Anchor
+from ._ranks import ProcessGroup, summed
+from ._usable import in_force, kept, void
 
-__all__ = ["SMALLEST", "Terms", "usable", "usable_softmax"]
-
-# Beyond this a product with β* is as good as infinite.
-_LARGEST = 1e30
-# Below this β* counts as 0: 1/β* would overflow float32.
-SMALLEST = 1e-35
+__all__ = ["Terms", "usable_softmax"]
 
 
-def usable(f: Tensor, beta: float | Tensor) -> Tensor:
-    """Which energies the objective uses: finite ones with ``|β* f| <= 1e30``.
-
-    Args:
-        f: energies, ``(..., samples)``.
-        beta: β*, broadcastable against ``f``.
-
-    Returns:
-        boolean tensor of ``f``'s shape.
-    """
-    # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow. The
-    # second limit keeps sums and differences of energies finite where β* is tiny.
-    f, limit = f.detach(), 1e-4 * torch.finfo(f.dtype).max
-    if isinstance(beta, Tensor):
-        return ((beta * f).abs() <= _LARGEST) & (f.abs() <= limit)
-    return f.abs() <= (min(_LARGEST / abs(beta), limit) if beta else limit)
-
-
-def usable_softmax(neg: Tensor, beta: float | Tensor) -> Tensor:
+def usable_softmax(neg: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
     """Weights of usable negatives, 0 of the others.
 
     Args:
         neg: energies, ``(..., samples)``.
         beta: β*, broadcastable against ``neg``.
+        log_q: log-density of the proposal, of ``neg``'s shape.
     """
-    valid = usable(neg, beta)
-    neg = torch.where(valid, neg, 0.0)
-    neg = beta * (neg - _dominant(neg, valid, beta))
-    return torch.softmax(torch.where(valid, neg, _void(neg)), dim=-1) * valid
+    valid, neg, log_q = kept(neg, beta, None if log_q is None else in_force(log_q, beta))
+    anchor = Anchor.of(neg, valid, beta, log_q)
+    exponent = anchor.exponent(neg - anchor.f, log_q, beta)
+    return torch.softmax(torch.where(valid, exponent, void(exponent)), dim=-1) * valid
 
 
 @dataclass
@@ -58,8 +37,8 @@ class Terms:
 
     Energies are this rank's; the shift and S are those of all ranks' negatives.
 
-    Energies are shifted by the negative of the largest weight *before* β* multiplies them: the
-    objective does not depend on a common offset, but float32 does.
+    Energies are shifted by the negative of the largest weight *before* β* multiplies them, see
+    :class:`Anchor`.
     """
 
     pos: Tensor
@@ -68,9 +47,9 @@ class Terms:
     valid_neg: Tensor
     beta: float | Tensor  # with a trailing dimension for samples where it is a tensor
     zero: Tensor | None  # entries of a β* tensor that are 0, computed at 1
-    exponent: Tensor  # β* f⁻, (*models, M), or (*models, N, M) with groups
+    exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (*models, M), or (*models, N, M) with groups
     log_sum: Tensor  # S, (*models, 1), or (*models, N) with groups
-    margin: Tensor  # S - β* f⁺
+    margin: Tensor  # S - r⁺
 
     @classmethod
     def of(
@@ -80,12 +59,11 @@ class Terms:
         beta_star: BetaStar,
         *,
         groups: Groups | None = None,
+        log_q: LogQ | None = None,
         reduce: Reduce = "sum",
         process_group: ProcessGroup = None,
         zero_at: float = 1.0,
     ) -> Terms:
-        if groups is not None and process_group is not None:
-            raise ConfigError("groups across ranks are not defined; leave process_group out.")
         pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
         beta: float | Tensor
         zero = None
@@ -95,15 +73,19 @@ class Terms:
             beta = torch.where(zero, zero_at, beta_star).unsqueeze(-1)
         else:
             beta = beta_star if beta_star != 0 else zero_at
-        valid_pos, valid_neg = usable(pos, beta), usable(neg, beta)
-        pos, neg = torch.where(valid_pos, pos, 0.0), torch.where(valid_neg, neg, 0.0)
+        q_pos = q_neg = None
+        if log_q is not None:
+            given = beta_star.unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
+            q_pos, q_neg = (in_force(side, given) for side in log_q)
+        valid_pos, pos, q_pos = kept(pos, beta, q_pos)
+        valid_neg, neg, q_neg = kept(neg, beta, q_neg)
         log_sum: Tensor | None = None
         if process_group is None:
-            shift = _dominant(neg, valid_neg, beta)
+            anchor = Anchor.of(neg, valid_neg, beta, q_neg)
         else:
-            shift, log_sum = _normaliser_of_all(neg, valid_neg, beta, process_group)
-        pos, neg = pos - shift, neg - shift
-        exponent, visible = beta * neg, valid_neg
+            anchor, log_sum = Anchor.of_ranks(neg, valid_neg, beta, q_neg, process_group)
+        pos, neg = pos - anchor.f, neg - anchor.f
+        exponent, visible = anchor.exponent(neg, q_neg, beta), valid_neg
         if groups is not None:
             visible = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
             exponent = exponent.unsqueeze(-2)
@@ -111,7 +93,7 @@ class Terms:
             if zero is not None:  # β* = 0 sets nobody against anybody
                 partnered = partnered | zero.unsqueeze(-1)
             valid_pos = valid_pos & partnered
-        exponent = torch.where(visible, exponent, _void(exponent))
+        exponent = torch.where(visible, exponent, void(exponent))
         if log_sum is None:
             log_sum = torch.logsumexp(exponent, -1, keepdim=groups is None)
         return cls(
@@ -123,7 +105,7 @@ class Terms:
             zero,
             exponent,
             log_sum,
-            log_sum - beta * pos,
+            log_sum - anchor.exponent(pos, q_pos, beta),
         )
 
     def count(self, valid: Tensor) -> Tensor:
@@ -150,14 +132,15 @@ class Terms:
         return self.valid_pos.any(-1) & self.valid_neg.any(-1)
 
     def no_pos(self, valid: Tensor) -> Tensor:
-        return self.mean(self.log_sum / self.beta - self.pos, valid)
+        return self.mean(self.margin / self.beta, valid)
 
     def loss(self, variant: Variant) -> Tensor:
+        """The loss; 0 where a side has no usable sample."""
         loss = self._loss(variant)
-        if self.zero is None:
-            return loss
-        plain = self.mean(self.neg, self.valid_neg) - self.mean(self.pos, self.valid_pos)
-        return torch.where(self.zero, plain, loss)
+        if self.zero is not None:
+            plain = self.mean(self.neg, self.valid_neg) - self.mean(self.pos, self.valid_pos)
+            loss = torch.where(self.zero, plain, loss)
+        return torch.where(self.both_sides(), loss, 0.0)
 
     def _loss(self, variant: Variant) -> Tensor:
         if variant == "default":
@@ -172,7 +155,7 @@ class Terms:
         return 0.5 * (scale_second * self.no_pos(first) + scale_first * self.no_pos(second))
 
     def coefficients(self, variant: Variant) -> tuple[Tensor, Tensor]:
-        """Gradient of the loss with respect to each energy."""
+        """Gradient of the loss with respect to each energy; 0 where a side is empty."""
         pull = self._pull(variant)
         if self.exponent.ndim > self.neg.ndim:  # groups: each positive weighs its own class
             weight = torch.exp(self.exponent - self.log_sum.unsqueeze(-1))
@@ -180,13 +163,13 @@ class Terms:
         else:
             weight = torch.exp(self.exponent - self.log_sum)
             to_neg = pull.sum(-1).unsqueeze(-1) * weight * self.valid_neg
-        if self.zero is None:
-            return -pull, to_neg
-        zero = self.zero.unsqueeze(-1)
-        return (
-            torch.where(zero, -self.share(self.valid_pos), -pull),
-            torch.where(zero, self.share(self.valid_neg), to_neg),
-        )
+        to_pos = -pull
+        if self.zero is not None:
+            zero = self.zero.unsqueeze(-1)
+            to_pos = torch.where(zero, -self.share(self.valid_pos), to_pos)
+            to_neg = torch.where(zero, self.share(self.valid_neg), to_neg)
+        defined = self.both_sides().unsqueeze(-1)
+        return torch.where(defined, to_pos, 0.0), torch.where(defined, to_neg, 0.0)
 
     def share(self, valid: Tensor) -> Tensor:
         """1/N on each of the N usable samples."""
@@ -223,7 +206,7 @@ class Terms:
         if variant == "default":
             cost, pull = F.logsigmoid(-self.margin) / -self.beta, scale
         else:
-            cost, pull = self.log_sum / self.beta - self.pos, one
+            cost, pull = self.margin / self.beta, one
         counts, scales, costs, m, sum_neg, sum_pos = summed(
             process_group,
             *(torch.where(parts, x, 0.0).sum(-1) for x in (one, scale, cost)),
@@ -255,47 +238,3 @@ class Terms:
             torch.where(defined, to_pos, 0.0),
             torch.where(defined, to_neg, 0.0),
         )
-
-
-def _dominant(neg: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
-    """The usable negative of the largest weight, detached, ``(*models, 1)``.
-
-    That is the lowest one where β* is negative. 0 stands in where no negative is usable.
-    """
-    return _or_zero(_largest(neg, valid, beta), beta)
-
-
-def _largest(neg: Tensor, valid: Tensor, beta: float | Tensor) -> Tensor:
-    void = torch.finfo(neg.dtype).min
-    return torch.where(valid, _ascending(neg.detach(), beta), void).amax(-1, keepdim=True)
-
-
-def _or_zero(largest: Tensor, beta: float | Tensor) -> Tensor:
-    void = torch.finfo(largest.dtype).min
-    return torch.where(largest == void, 0.0, _ascending(largest, beta))
-
-
-def _ascending(neg: Tensor, beta: float | Tensor) -> Tensor:
-    """±neg, in the order of their weights; its own inverse."""
-    if isinstance(beta, Tensor):
-        return torch.where(beta < 0, -neg, neg)
-    return -neg if beta < 0 else neg
-
-
-def _void(x: Tensor) -> float:
-    # In the place of -inf, whose differences are NaN in the backward pass.
-    return torch.finfo(x.dtype).min / 16
-
-
-@torch.no_grad()
-def _normaliser_of_all(
-    neg: Tensor, valid: Tensor, beta: float | Tensor, process_group: dist.ProcessGroup
-) -> tuple[Tensor, Tensor]:
-    """The dominant negative of all ranks, and S of energies shifted by it, ``(*models, 1)``."""
-    largest = _largest(neg, valid, beta)
-    exponent = beta * (neg - _or_zero(largest, beta))
-    exponent = torch.where(valid, exponent, _void(exponent))
-    log_sum = torch.logsumexp(exponent, -1, keepdim=True)
-    largest, log_sum = gathered(process_group, largest, log_sum)
-    shift = _or_zero(largest.amax(0), beta)
-    return shift, torch.logsumexp(beta * (_or_zero(largest, beta) - shift) + log_sum, 0)

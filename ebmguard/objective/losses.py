@@ -10,17 +10,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..energies import (
+    SMALLEST,
     BetaStar,
     Groups,
+    LogQ,
     Reduce,
+    Variant,
     Variants,
     check_energies,
+    check_log_q,
     exponents,
     per_sample,
     variant_runs,
 )
+from ._joined import join
 from ._ranks import ProcessGroup
-from ._terms import SMALLEST, Terms, usable_softmax
+from ._terms import Terms, usable_softmax
 
 __all__ = [
     "coefficients",
@@ -31,47 +36,80 @@ __all__ = [
 ]
 
 
-def weights(f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum") -> Tensor:
-    """Self-normalised importance weights of the negatives: softmax of β* f⁻ (Eq. 5 and 7).
+def weights(
+    f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None, reduce: Reduce = "sum"
+) -> Tensor:
+    """Self-normalised importance weights of the negatives: softmax of β* f⁻ - log q (Eq. 5 to 7).
 
     Args:
         f_neg: negative energies of the negatives, ``(M,)``, ``(M, *heads)`` or ``(*models, M)``.
         beta_star: exponent on raw outputs; 0 gives uniform weights.
+        log_q: log-density of the proposal at the negatives, ``(M,)`` or ``(*models, M)``, see
+            :func:`contrastive_loss`.
         reduce: how heads become one energy.
 
     Returns:
         ``(M,)`` or ``(*models, M)``, summing to one unless no negative is finite.
+
+    Raises:
+        EnergyTypeError, ShapeError, ConfigError: ``log_q`` that is not one number per negative, or
+            with ``beta_star=0``.
     """
+    if log_q is not None:
+        check_log_q(log_q, f_neg, beta_star)
     neg = per_sample(f_neg, beta_star, reduce)
     beta = beta_star.to(neg).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
-    return usable_softmax(neg, beta)
+    return usable_softmax(neg, beta, log_q)
 
 
 def positive_weights(
-    f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum"
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: BetaStar,
+    *,
+    log_q: LogQ | None = None,
+    reduce: Reduce = "sum",
 ) -> Tensor:
-    """Weight that each positive would get as one more negative: sigmoid(β* f⁺ - S) (Eq. 8).
+    """Weight each positive would get as one more negative: sigmoid(β* f⁺ - log q⁺ - S) (Eq. 8).
+
+    Args: as for :func:`contrastive_loss`.
 
     Returns:
-        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy is not usable. At β* = 0 it is
-        1 / (M + 1).
+        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy or log q is not usable. At
+        β* = 0 it is 1 / (M + 1).
+
+    Raises:
+        EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
     """
-    terms = Terms.of(f_pos, f_neg, beta_star, reduce=reduce, zero_at=0.0)
+    check_energies(f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce)
+    terms = Terms.of(f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce, zero_at=0.0)
     return torch.where(terms.valid_pos, torch.sigmoid(-terms.margin), torch.nan)
 
 
 def grad_scale(
-    f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, reduce: Reduce = "sum"
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: BetaStar,
+    *,
+    log_q: LogQ | None = None,
+    reduce: Reduce = "sum",
 ) -> Tensor:
     """GradScale, mean_i (1 - w⁺_i) (Eq. 30): the factor on the whole contrastive gradient.
 
     M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive.
-    Computed as mean sigmoid(S - β* f⁺): ``1 - sigmoid`` has no digits left where it matters.
+    Computed as mean sigmoid(S - r⁺), r = β* f - log q: ``1 - sigmoid`` has no digits left where it
+    matters.
+
+    Args: as for :func:`contrastive_loss`.
 
     Returns:
         0-dim, or ``(*models,)``.
+
+    Raises:
+        EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
     """
-    terms = Terms.of(f_pos, f_neg, beta_star, reduce=reduce, zero_at=0.0)
+    check_energies(f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce)
+    terms = Terms.of(f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce, zero_at=0.0)
     return terms.scale_of(terms.valid_pos)
 
 
@@ -82,6 +120,7 @@ def contrastive_loss(
     *,
     variant: Variants = "default",
     groups: Groups | None = None,
+    log_q: LogQ | None = None,
     reduce: Reduce = "sum",
     process_group: ProcessGroup = None,
 ) -> Tensor:
@@ -89,12 +128,14 @@ def contrastive_loss(
 
     ======== =============================================================================
     β* = 0   mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given
-    default  (1/β*) mean_i softplus(S - β* f⁺_i) (Eq. 8, Algorithm 1 without its cancellation)
-    no_pos   (1/β*) S - mean f⁺ (Eq. 7)
+    default  (1/β*) mean_i softplus(S - r⁺_i) (Eq. 8, Algorithm 1 without its cancellation)
+    no_pos   (1/β*) (S - mean r⁺) (Eq. 7)
     batch    GradScale, detached, times no_pos (Eq. 33; its positive sum is a mean)
     true     halves A and B of the positives: ½ [GradScale_B no_pos(A) + GradScale_A no_pos(B)],
              all negatives in both (Eq. 34); the order of the batch must be random
     ======== =============================================================================
+
+    with r = β* f, or r = β* f - log q, and S = logsumexp_j r⁻_j.
 
     Args:
         f_pos: negative energies of the positives, ``(N,)``, ``(N, *heads)`` or ``(*models, N)``.
@@ -107,11 +148,20 @@ def contrastive_loss(
             set against the negatives of its own class, since class-conditional chains have one
             normaliser per class. Positives without a partner are left out. For "default" and
             "no_pos" only.
+        log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
+            both sides' samples: ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``. Up
+            to a constant that both sides share; high where the proposal draws often, whatever the
+            sign of f. The weights then hold p / q (Eq. 6). Only the part of the proposal that β*
+            leaves to be divided out: for negatives from q(x) exp(a f) of a model exp(o f), β* is
+            o - a. No gradient flows into it. A sample whose log q is not finite is left out.
+            Entries of a β* tensor that are 0 do not look at it.
         reduce: "sum" or "mean": how heads become one energy (whatever the sampler uses).
         process_group: sums and logsumexp run over all ranks' samples; after an averaging
             all-reduce of the gradients the result is that of one process with the joined batch.
-            "true" halves each rank's positives. Each loss of one β* takes two messages, of two and
-            of at most nine numbers per model. First-order only.
+            "true" halves each rank's positives. Each loss of one β* takes two messages, of two
+            (with ``log_q`` three) and of at most nine numbers per model. With ``groups`` the ranks
+            exchange their energies and labels instead: the messages grow with the batch, and the
+            host waits for the batch sizes. First-order only.
 
     Returns:
         0-dim, or ``(*models,)``.
@@ -119,15 +169,19 @@ def contrastive_loss(
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
     """
-    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
+    check_energies(
+        f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q, reduce=reduce
+    )
     part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
     if isinstance(beta_star, Sequence):
-        losses = [part(f_pos, f_neg, each, variant=variant) for each in exponents(beta_star)]
+        losses = [
+            part(f_pos, f_neg, each, variant=variant, log_q=log_q) for each in exponents(beta_star)
+        ]
         return torch.stack(losses).mean(0)
     if not isinstance(variant, str):
         assert isinstance(beta_star, Tensor)
         losses = [
-            part(f_pos[i], f_neg[i], beta_star[i], variant=name)
+            part(f_pos[i], f_neg[i], beta_star[i], variant=name, log_q=_of_models(log_q, i))
             for name, i in variant_runs(variant)
         ]
         return torch.cat(losses)
@@ -135,15 +189,15 @@ def contrastive_loss(
         if process_group is None:
             return _mean(f_neg, reduce) - _mean(f_pos, reduce)
         beta_star = torch.zeros((), device=f_pos.device)
-    terms = Terms.of(
-        f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
-    )
     if process_group is None:
-        return torch.where(terms.both_sides(), terms.loss(variant), 0.0)
+        terms = Terms.of(f_pos, f_neg, beta_star, groups=groups, log_q=log_q, reduce=reduce)
+        return terms.loss(variant)
     # The value is every rank's; the gradient is this rank's share of it, times the world size that
     # averaging divides by.
-    value, to_pos, to_neg = terms.over_ranks(variant, process_group)
-    share = (to_pos * terms.pos).sum(-1) + (to_neg * terms.neg).sum(-1)
+    value, (to_pos, to_neg), (pos, neg) = _over_ranks(
+        f_pos, f_neg, beta_star, variant, groups, log_q, reduce, process_group
+    )
+    share = (to_pos * pos).sum(-1) + (to_neg * neg).sum(-1)
     return value + dist.get_world_size(process_group) * (share - share.detach())
 
 
@@ -154,6 +208,7 @@ def coefficients(
     *,
     variant: Variants = "default",
     groups: Groups | None = None,
+    log_q: LogQ | None = None,
     reduce: Reduce = "sum",
     process_group: ProcessGroup = None,
 ) -> tuple[Tensor, Tensor]:
@@ -165,30 +220,69 @@ def coefficients(
     Returns:
         detached tensors of shapes ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``.
     """
-    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, reduce=reduce)
+    check_energies(
+        f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q, reduce=reduce
+    )
     part = partial(coefficients, groups=groups, reduce=reduce, process_group=process_group)
     if isinstance(beta_star, Sequence):
-        sides = [part(f_pos, f_neg, each, variant=variant) for each in exponents(beta_star)]
+        sides = [
+            part(f_pos, f_neg, each, variant=variant, log_q=log_q) for each in exponents(beta_star)
+        ]
         to_pos, to_neg = (torch.stack(side).mean(0) for side in zip(*sides, strict=True))
         return to_pos, to_neg
     if not isinstance(variant, str):
         assert isinstance(beta_star, Tensor)
         sides = [
-            part(f_pos[i], f_neg[i], beta_star[i], variant=name)
+            part(f_pos[i], f_neg[i], beta_star[i], variant=name, log_q=_of_models(log_q, i))
             for name, i in variant_runs(variant)
         ]
         return torch.cat([pos for pos, _ in sides]), torch.cat([neg for _, neg in sides])
     with torch.no_grad():
         if not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
             beta_star = torch.zeros((), device=f_pos.device)
-        terms = Terms.of(
-            f_pos, f_neg, beta_star, groups=groups, reduce=reduce, process_group=process_group
-        )
         if process_group is not None:
-            return terms.over_ranks(variant, process_group)[1:]
-        defined = terms.both_sides().unsqueeze(-1)
-        to_pos, to_neg = terms.coefficients(variant)
-        return torch.where(defined, to_pos, 0.0), torch.where(defined, to_neg, 0.0)
+            return _over_ranks(
+                f_pos, f_neg, beta_star, variant, groups, log_q, reduce, process_group
+            )[1]
+        terms = Terms.of(f_pos, f_neg, beta_star, groups=groups, log_q=log_q, reduce=reduce)
+        return terms.coefficients(variant)
+
+
+def _over_ranks(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: BetaStar,
+    variant: Variant,
+    groups: Groups | None,
+    log_q: LogQ | None,
+    reduce: Reduce,
+    process_group: dist.ProcessGroup,
+) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The loss of all ranks' samples, and its coefficients of this rank's: both are detached.
+
+    Returns:
+        also this rank's energies, which are not, with 0 in the place of those that have no part.
+    """
+    if groups is None:
+        terms = Terms.of(
+            f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce, process_group=process_group
+        )
+        value, to_pos, to_neg = terms.over_ranks(variant, process_group)
+        return value, (to_pos, to_neg), (terms.pos, terms.neg)
+    # What a positive needs of its class cannot be had from sums: every rank computes it all.
+    pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
+    batch = join(pos, neg, groups, log_q, process_group)
+    terms = Terms.of(batch.f_pos, batch.f_neg, beta_star, groups=batch.groups, log_q=batch.log_q)
+    to_pos, to_neg = batch.own(*terms.coefficients(variant))
+    return (
+        terms.loss(variant),
+        (to_pos, to_neg),
+        (torch.where(to_pos == 0, 0.0, pos), torch.where(to_neg == 0, 0.0, neg)),
+    )
+
+
+def _of_models(log_q: LogQ | None, models: slice) -> LogQ | None:
+    return None if log_q is None else (log_q[0][models], log_q[1][models])
 
 
 def _mean(f: Tensor, reduce: Reduce) -> Tensor:
