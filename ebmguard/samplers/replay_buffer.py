@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
+
 __all__ = ["ReplayBuffer"]
 
 
@@ -42,7 +44,7 @@ class ReplayBuffer:
         ages: how many draws each has lived through since it started afresh, (size,) int64.
 
     Raises:
-        ValueError: a setting is out of range.
+        ConfigError: a setting is out of range.
     """
 
     def __init__(
@@ -58,16 +60,16 @@ class ReplayBuffer:
         classes: int = 1,
     ) -> None:
         if size < 1:
-            raise ValueError(f"size is {size}, expected at least one chain")
+            raise ConfigError(f"size is {size}, expected at least one chain")
         if classes < 1 or size % classes:
-            raise ValueError(
+            raise ConfigError(
                 f"size is {size} and classes is {classes}, expected as many chains for each class: "
                 "a size that is a multiple of a positive number of classes"
             )
         if not 0 <= reinit_rate <= 1:
-            raise ValueError(f"reinit_rate is {reinit_rate}, expected a probability in [0, 1]")
+            raise ConfigError(f"reinit_rate is {reinit_rate}, expected a probability in [0, 1]")
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError(f"low is {low} and high is {high}, expected finite low < high")
+            raise ConfigError(f"low is {low} and high is {high}, expected finite low < high")
         self.reinit_rate = reinit_rate
         self.low = low
         self.high = high
@@ -95,11 +97,11 @@ class ReplayBuffer:
             Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
 
         Raises:
-            ValueError: n is not positive, the labels have another shape or type, or the buffer
+            ConfigError: n is not positive, the labels have another shape or type, or the buffer
                 does not tell classes apart.
         """
         if n < 1:
-            raise ValueError(f"n is {n}, expected at least 1")
+            raise ConfigError(f"n is {n}, expected at least 1")
         if labels is not None:
             self._check(labels, n)
         device = self.samples.device
@@ -123,11 +125,11 @@ class ReplayBuffer:
             samples: (n, *sample_shape).
 
         Raises:
-            ValueError: the shapes do not fit the buffer.
+            ConfigError: the shapes do not fit the buffer.
         """
         expected = (*indices.shape, *self._sample_shape)
         if indices.ndim != 1 or samples.shape != expected:
-            raise ValueError(
+            raise ConfigError(
                 f"samples have shape {tuple(samples.shape)} for indices of shape "
                 f"{tuple(indices.shape)}, expected (n, {', '.join(map(str, self._sample_shape))}) "
                 "and (n,)"
@@ -176,17 +178,17 @@ class ReplayBuffer:
         """Go back to a saved state, generator included.
 
         Raises:
-            ValueError: the state is of a buffer of another shape, or not that of a buffer. Nothing
+            ConfigError: the state is of a buffer of another shape, or not that of a buffer. Nothing
                 has changed then.
         """
         if set(state) != {"samples", "ages", "generator"}:
-            raise ValueError(
+            raise ConfigError(
                 f"the state holds {', '.join(sorted(map(str, state)))}; expected samples, ages and "
                 "generator, as state_dict() returns them (of a buffer saved before it had ages the "
                 "samples alone can be used)"
             )
         if state["samples"].shape != self.samples.shape:
-            raise ValueError(
+            raise ConfigError(
                 f"the state holds samples of shape {tuple(state['samples'].shape)}, this buffer "
                 f"{tuple(self.samples.shape)}; build the buffer with the settings of the saved run"
             )
@@ -197,12 +199,12 @@ class ReplayBuffer:
 
     def _check(self, labels: Tensor, n: int) -> None:
         if self.classes == 1:
-            raise ValueError(
+            raise ConfigError(
                 "labels were given to a buffer that does not tell classes apart; build it with "
                 "classes=..."
             )
         if labels.shape != (n,) or labels.dtype != torch.int64:
-            raise ValueError(
+            raise ConfigError(
                 f"labels have shape {tuple(labels.shape)} and type {labels.dtype}, expected "
                 f"({n},) and torch.int64"
             )

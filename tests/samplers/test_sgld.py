@@ -6,14 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from ebmguard.samplers import sgld, sgld_step
+from ebmguard import guard
+from ebmguard.errors import ConfigError
+from ebmguard.samplers import annealed, sgld, sgld_step
 
 STEP, NOISE = 0.1, 0.5
 
 
 def quadratic(precision):
     return lambda x: -0.5 * torch.einsum("bi,ij,bj->b", x, precision, x)
+
+
+class Quadratic(nn.Module):
+    def __init__(self, precision: Tensor) -> None:
+        super().__init__()
+        self.precision = precision
+
+    def forward(self, x: Tensor) -> Tensor:
+        f: Tensor = quadratic(self.precision)(x)
+        return f
 
 
 def test_step_is_drift_then_noise():
@@ -42,36 +55,33 @@ def test_chain_without_noise_is_the_power_of_a_matrix():
     torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
 
 
-def test_moments_follow_the_closed_form():
-    """On a quadratic energy the chain is a linear map of its start and its noise."""
-    precision = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
-    contraction = torch.eye(2, dtype=torch.float64) - STEP * precision
-    x0 = torch.tensor([[1.0, -2.0]], dtype=torch.float64)
-    steps, count = 4, 200_000
-    rng = torch.Generator().manual_seed(3)
-    x = sgld(
-        quadratic(precision),
-        x0.expand(count, 2),
-        steps=steps,
-        step_size=STEP,
-        noise_std=NOISE,
-        generator=rng,
-    )
-    # Replay the very noise through the recursion x_k+1 = A x_k + s z_k, written out by hand.
-    rng = torch.Generator().manual_seed(3)
-    by_hand = x0.expand(count, 2)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("beta", [0.0, 0.25])
+def test_mean_and_covariance_after_k_steps(dtype, atol, beta):
+    """On a quadratic the chain is a linear map of its start and its noise, so its law is exact.
+
+    Without noise it is the mean; started at 0, with a unit impulse as noise, it is one column of
+    the factor of its covariance. Under a guard the slope is that of (1 - β) f.
+    """
+    steps, dim = 6, 3
+    precision = torch.tensor([[2.0, 0.5, 0.1], [0.5, 1.0, -0.3], [0.1, -0.3, 4.0]], dtype=dtype)
+    start = torch.tensor([1.0, -2.0, 0.7], dtype=dtype)
+    settings: Any = {"steps": steps, "step_size": STEP, "noise_std": NOISE}
+    f = Quadratic(precision)
+    _, sample_q = guard(None, sgld, beta=beta, step_size=STEP, noise_std=NOISE)
+    still = torch.zeros(steps, 1, dim, dtype=dtype)
+    mean = sample_q(f, start[None], **settings, noise=still)[0]
+    # One chain for each step and each direction of its noise.
+    impulses = torch.eye(steps * dim, dtype=dtype).view(steps * dim, steps, dim).transpose(0, 1)
+    columns = sample_q(f, torch.zeros(steps * dim, dim, dtype=dtype), **settings, noise=impulses)
+    contraction = torch.eye(dim, dtype=torch.float64) - STEP * (1 - beta) * precision.double()
+    expected_mean, expected_cov = start.double(), torch.zeros(dim, dim, dtype=torch.float64)
     for _ in range(steps):
-        noise = torch.randn(count, 2, dtype=torch.float64, generator=rng)
-        by_hand = by_hand @ contraction.T + NOISE * noise
-    torch.testing.assert_close(x.mean(0), by_hand.mean(0), rtol=0, atol=1e-6)
-    torch.testing.assert_close(x.T.cov(), by_hand.T.cov(), rtol=0, atol=1e-6)
-    # And the law itself: mean A^k x0, covariance s^2 sum_j A^j A^jT, within sampling error.
-    mean = x0[0] @ torch.linalg.matrix_power(contraction, steps)
-    powers = [torch.linalg.matrix_power(contraction, j) for j in range(steps)]
-    cov = NOISE**2 * torch.stack([p @ p.T for p in powers]).sum(0)
-    error = 5 * cov.diagonal().max().sqrt() / count**0.5
-    assert (x.mean(0) - mean).abs().max() < error
-    assert (x.T.cov() - cov).abs().max() < 5 * cov.max() * (2 / count) ** 0.5
+        expected_mean = contraction @ expected_mean
+        expected_cov = contraction @ expected_cov @ contraction.T + NOISE**2 * torch.eye(dim)
+    torch.testing.assert_close(mean.double(), expected_mean, rtol=0, atol=atol)
+    cov = columns.double().T @ columns.double()
+    torch.testing.assert_close(cov, expected_cov, rtol=0, atol=atol)
 
 
 def test_touches_neither_parameters_nor_start():
@@ -107,18 +117,51 @@ def test_same_seed_same_samples_and_clamp():
         ({"steps": -1}, "steps is -1"),
         ({"step_size": float("nan")}, "step_size is nan"),
         ({"noise_std": -0.1}, "noise_std is -0.1"),
+        ({"step_size": [0.1, -0.1]}, "step_size is -0.1"),
+        ({"noise_std": [0.1]}, "noise_std has 1 entries for 2 steps"),
+        ({"step_size": (0.1, 0.1, 0.1)}, "step_size has 3 entries for 2 steps"),
         ({"clamp": (1.0, -1.0)}, "low < high"),
+        ({"grad_clip": 0.0}, "grad_clip is 0.0"),
+        ({"grad_clip": float("inf")}, "grad_clip is inf"),
     ],
 )
 def test_refuses(settings, message):
-    settings = {"steps": 1, "step_size": 0.1, "noise_std": 0.1, **settings}
-    with pytest.raises(ValueError, match=message):
+    settings = {"steps": 2, "step_size": 0.1, "noise_std": 0.1, **settings}
+    with pytest.raises(ConfigError, match=message):
         sgld(lambda x: x.sum(1), torch.zeros(2, 2), **settings)
 
 
 def test_refuses_a_gradient_of_another_shape():
     with pytest.raises(ValueError, match=r"grad has shape \(2,\)"):
         sgld_step(torch.zeros(2, 2), torch.zeros(2), step_size=0.1, noise_std=0.0)
+
+
+# -- steps of several sizes, and a clipped gradient ------------------------------------------
+
+
+def test_every_step_may_have_its_own_sizes():
+    """Against the recursion with another matrix and another noise at every step."""
+    precision = torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64)
+    sizes, stds = annealed(0.3, 0.01, 5, shape="linear"), annealed(1.0, 0.1, 5)
+    x0, noise = torch.randn(4, 2).double(), torch.randn(5, 4, 2).double()
+    x = sgld(quadratic(precision), x0, steps=5, step_size=sizes, noise_std=stds, noise=noise)
+    expected = x0
+    for size, std, z in zip(sizes, stds, noise, strict=True):
+        expected = expected - size * expected @ precision + std * z
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
+    same = sgld(quadratic(precision), x0, steps=5, step_size=[0.1] * 5, noise_std=0.2, noise=noise)
+    one = sgld(quadratic(precision), x0, steps=5, step_size=0.1, noise_std=0.2, noise=noise)
+    assert torch.equal(same, one)
+
+
+def test_gradient_is_clipped_entry_by_entry_before_the_step():
+    slope = torch.tensor([3.0, -0.02, 0.0, -7.0, torch.nan])
+    settings: Any = {"steps": 2, "step_size": 10.0, "noise_std": 0.0}
+    x = sgld(lambda x: x @ slope, torch.zeros(1, 5), **settings, grad_clip=0.05)
+    expected = torch.tensor([[1.0, -0.4, 0.0, -1.0, torch.nan]])
+    torch.testing.assert_close(x, expected, equal_nan=True)
+    wide = sgld(lambda x: x @ slope, torch.zeros(1, 5), **settings, grad_clip=10.0)
+    assert torch.equal(wide[:, :4], sgld(lambda x: x @ slope, torch.zeros(1, 5), **settings)[:, :4])
 
 
 # -- given noise -----------------------------------------------------------------------------
