@@ -15,6 +15,7 @@ from ..command import train_run
 from . import table
 from .collect import collect
 from .config import FigureConfig
+from .curves import draw_curves
 from .draw import draw_images
 from .lines import draw_lines
 from .panels import pictures
@@ -42,7 +43,7 @@ def run(config: FigureConfig) -> int:
         return INTERRUPTED
     said = statements(config.spec, runs)
     files = publish(config.spec, runs, said, config.folder)
-    print(f"\n{table.text(config.spec, runs)}\n\n{table.legend(runs)}\n")
+    print(f"\n{table.text(config.spec, runs)}\n\n{table.legend(config.spec, runs)}\n")
     print("\n".join(said))
     print("\npictures: " + ", ".join(map(str, files)))
     return 0
@@ -66,7 +67,10 @@ def publish(
         else draw_images(spec, picture)
         for picture in pictures(spec, runs)
     }
-    drawn["tradeoff"] = draw_tradeoff(spec, runs)
+    if spec.samplers:
+        drawn["curves"] = draw_curves(spec, runs)
+    else:
+        drawn["tradeoff"] = draw_tradeoff(spec, runs)
     files = [folder / f"{name}.png" for name in drawn]
     for file, figure in zip(files, drawn.values(), strict=True):
         figure.savefig(file)

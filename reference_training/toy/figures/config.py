@@ -15,15 +15,18 @@ from .specs import FIGURES, FigureSpec
 
 @dataclass(frozen=True)
 class FigureConfig:
-    """Draw a toy figure of the paper, with its numbers; train what it needs first.
+    """Draw a toy figure of the paper, or one of ours, with its numbers; train what it needs first.
 
     The folder holds one run for each scenario of the figure. A finished run is used as it is, an
-    unfinished one is resumed, a missing one is trained. Then the pictures, tradeoff.png, table.md
-    and results.json are written.
+    unfinished one is resumed, a missing one is trained. Then the pictures, tradeoff.png (of several
+    samplers: curves.png), table.md and results.json are written.
     """
 
-    name: tyro.conf.Positional[Literal["2", "5", "6", "7", "8", "9", "10", "11", "1d"]]
-    """Number in the paper; 1d is the same comparison in one dimension."""
+    name: tyro.conf.Positional[
+        Literal["2", "5", "6", "7", "8", "9", "10", "11", "1d", "mixture", "broken"]
+    ]
+    """Number in the paper; 1d is the same comparison in one dimension, mixture and broken are of
+    several samplers at once."""
     out: Path | None = None
     """Folder of the figure; the default is figures/NAME."""
     seeds: int | None = None

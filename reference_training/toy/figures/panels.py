@@ -17,7 +17,7 @@ from ..metrics import log_masses
 from .runs import Member, ToyRun
 from .specs import FigureSpec
 from .spread import spread
-from .words import DATA, VARIANT, negatives, short
+from .words import DATA, VARIANT, negatives, short, who_draws
 
 FLOOR = 1e-10
 """Added to a density before its logarithm is drawn, as in the code of Nijkamp et al. (2020)."""
@@ -129,6 +129,7 @@ def _band(spec: FigureSpec, run: ToyRun, line: str) -> Band:
         "updates": f"{DATA[run.data]}, {run.settings['iterations']:,} updates",
         "variant": VARIANT.get(line, line),
         "negatives": f"{DATA[run.data]}\n{negatives(run)}",
+        "samplers": f"{DATA[run.data]}\n{who_draws(run)}",
     }
     members = [run.of(*spec.member(line, column))[0] for column in spec.columns]
     return Band(

@@ -16,8 +16,12 @@ from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
 from ...run_folder import CONFIG, RESULTS
+from ..broken import GOOD
 from ..distributions import DISTRIBUTIONS, Distribution
 from ..record import GRIDS, MEMBERS
+
+GOOD_WEIGHT = f"mixture/{GOOD}/weight"
+"""Share of the whole weight that the negatives of the good sampler carry; of mixtures only."""
 
 METRICS = (
     "kl",
@@ -28,6 +32,8 @@ METRICS = (
     "energy_scale",
     "energy_r2",
     "oracle_r2",
+    "grad_scale",
+    GOOD_WEIGHT,
 )
 """What results.json says of every member, each a mean over the run's last evaluations."""
 
@@ -108,6 +114,11 @@ class ToyRun:
     def fixed_proposal(self) -> bool:
         """Whether negatives are draws of the initial Gaussian: then the optimum of F is known."""
         return not self.settings["sgld_steps"]
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """Who draws the negatives."""
+        return tuple(str(self.settings["samplers"]).split("+"))
 
     @property
     def seeds(self) -> int:

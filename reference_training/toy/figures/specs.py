@@ -13,14 +13,14 @@ FOUR = ("0", "0.1", "0.5", "0.9")
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """One figure of the paper.
+    """One figure of the paper, or one of ours.
 
     A figure is made of bands, one for each of its scenarios and of its β or variants, whichever
     does not run across it. A band is a row of densities over a row of log densities: the truth,
     then for every column the learned p_θ and the kernel density estimate of SGLD(p_θ).
 
     Attributes:
-        name: its number in the paper, or "1d".
+        name: its number in the paper, or a word.
         title: what it shows.
         scenarios: one run each.
         betas: β of every run.
@@ -30,6 +30,8 @@ class FigureSpec:
         band: what tells the bands apart, written at their left.
         split: whether each scenario gets a picture of its own.
         optimum: whether sentences say how close F came to the optimum under a fixed proposal.
+        samplers: whether the runs differ in who draws the negatives, and are compared with the
+            first one.
     """
 
     name: str
@@ -39,9 +41,10 @@ class FigureSpec:
     seeds: int
     variants: tuple[str, ...] = ("default",)
     across: Literal["betas", "variants"] = "betas"
-    band: Literal["data", "updates", "variant", "negatives"] = "data"
+    band: Literal["data", "updates", "variant", "negatives", "samplers"] = "data"
     split: bool = False
     optimum: bool = False
+    samplers: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -137,6 +140,32 @@ FIGURES = {
             scenarios=("mixture1d-default",),
             betas=FOUR,
             seeds=3,
+        ),
+        FigureSpec(
+            name="mixture",
+            title="A good sampler, a mixture of it with a broken one, and the broken one alone",
+            scenarios=("gmm-default", "gmm-good+exploding", "gmm-exploding"),
+            betas=FOUR,
+            seeds=5,
+            band="samplers",
+            samplers=True,
+        ),
+        FigureSpec(
+            name="broken",
+            title="Mixtures with other broken samplers, and with half as many negatives",
+            scenarios=(
+                "gmm-default",
+                "gmm-good+lost",
+                "gmm-lost",
+                "gmm-good+stuck",
+                "gmm-stuck",
+                "gmm-good+exploding-halved",
+                "gmm-halved",
+            ),
+            betas=FOUR,
+            seeds=5,
+            band="samplers",
+            samplers=True,
         ),
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from .mixture import compare_samplers, weight_on_the_good
 from .oracle import optimum_reached, tabular_optimum
 from .runs import Member, ToyRun
 from .specs import FigureSpec
@@ -13,11 +14,20 @@ from .words import OFF, VARIANT, listed, short
 
 
 def statements(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> list[str]:
-    """The sentences of a figure: the trade-off, the variants, the optimum, and what diverged."""
+    """The sentences of a figure: the trade-off, the variants, the optimum, and what diverged.
+
+    Where samplers are compared: how each run trains beside the first one, in place of the
+    trade-off.
+    """
     said = []
+    first, *others = runs.values()
     for run in runs.values():
-        if OFF in spec.betas:
+        if OFF in spec.betas and not spec.samplers:
             said.append(trade_off(spec, run))
+        if spec.samplers and run in others:
+            said.append(compare_samplers(spec, first, run))
+        if len(run.samplers) > 1:
+            said.append(weight_on_the_good(spec, run))
         if len(spec.variants) > 1:
             said += compare_variants(spec, run)
         if spec.optimum:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from .runs import ToyRun
+from .runs import GOOD_WEIGHT, ToyRun
 from .specs import FigureSpec
 from .spread import spread
 from .words import VARIANT, run_title
@@ -21,6 +21,10 @@ COLUMNS = {
 """Metrics of the tables and their heads."""
 OPTIMUM = {"oracle_r2": "R² to the optimum"}
 """The same, of runs whose optimum is known."""
+SAMPLERS = {"grad_scale": "GradScale"}
+"""The same, where samplers are compared."""
+MIXTURE = {GOOD_WEIGHT: "weight on the good"}
+"""The same, of runs with several samplers."""
 
 _LEGEND = (
     "Median [smallest, largest] over seeds; KL in nats. KL of SGLD(p_θ): from the truth to the "
@@ -32,12 +36,17 @@ _LEGEND_OPTIMUM = (
     " R² to the optimum: of the learned log density F against (log p_d − log q)/β + c, weighted by "
     "p_d; q is what negatives are drawn from."
 )
+_LEGEND_SAMPLERS = (
+    " SGLD(p_θ) is always that of the good sampler. GradScale and the weight on the good one's "
+    "negatives are those of single updates, at the last five evaluations."
+)
 
 
-def legend(runs: Mapping[str, ToyRun]) -> str:
+def legend(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> str:
     """What the columns are."""
     known = any(run.fixed_proposal for run in runs.values())
-    return _LEGEND + (_LEGEND_OPTIMUM if known else "")
+    optimum = _LEGEND_OPTIMUM if known else ""
+    return _LEGEND + optimum + (_LEGEND_SAMPLERS if spec.samplers else "")
 
 
 def rows(spec: FigureSpec, run: ToyRun) -> list[dict[str, Any]]:
@@ -46,7 +55,7 @@ def rows(spec: FigureSpec, run: ToyRun) -> list[dict[str, Any]]:
         {
             "beta": beta,
             "variant": variant,
-            **{name: asdict(spread(run, beta, variant, name)) for name in _columns(run)},
+            **{name: asdict(spread(run, beta, variant, name)) for name in _columns(spec, run)},
             "diverged": _diverged(run, beta, variant),
             "seeds": len(run.of(beta, variant)),
         }
@@ -62,7 +71,7 @@ def text(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> str:
 
 def markdown(spec: FigureSpec, runs: Mapping[str, ToyRun], statements: Sequence[str]) -> str:
     """The same tables and what they show, as a page of Markdown."""
-    parts = [f"# {spec.title}", legend(runs)]
+    parts = [f"# {spec.title}", legend(spec, runs)]
     for run in runs.values():
         head, *body = cells(spec, run)
         lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
@@ -75,14 +84,14 @@ def markdown(spec: FigureSpec, runs: Mapping[str, ToyRun], statements: Sequence[
 def cells(spec: FigureSpec, run: ToyRun) -> list[list[str]]:
     """A run's table, its head first."""
     many = len(spec.variants) > 1
-    head = [*(["variant"] if many else []), "β", *_columns(run).values(), "diverged"]
+    head = [*(["variant"] if many else []), "β", *_columns(spec, run).values(), "diverged"]
     return [
         head,
         *(
             [
                 *([VARIANT[variant]] if many else []),
                 beta,
-                *(str(spread(run, beta, variant, name)) for name in _columns(run)),
+                *(str(spread(run, beta, variant, name)) for name in _columns(spec, run)),
                 f"{_diverged(run, beta, variant)} of {len(run.of(beta, variant))}",
             ]
             for variant in spec.variants
@@ -91,8 +100,10 @@ def cells(spec: FigureSpec, run: ToyRun) -> list[list[str]]:
     ]
 
 
-def _columns(run: ToyRun) -> dict[str, str]:
-    return COLUMNS | OPTIMUM if run.fixed_proposal else COLUMNS
+def _columns(spec: FigureSpec, run: ToyRun) -> dict[str, str]:
+    optimum = OPTIMUM if run.fixed_proposal else {}
+    samplers = SAMPLERS if spec.samplers else {}
+    return COLUMNS | optimum | samplers | (MIXTURE if len(run.samplers) > 1 else {})
 
 
 def _diverged(run: ToyRun, beta: str, variant: str) -> int:

@@ -55,6 +55,12 @@ def negatives(run: ToyRun) -> str:
     return f"{count} negative{'s' * (count > 1)}" + (", decaying rate" if decays else "")
 
 
+def who_draws(run: ToyRun) -> str:
+    """A run's samplers, and how many negatives each of them draws."""
+    each = " each" if len(run.samplers) > 1 else ""
+    return f"{' + '.join(run.samplers)}: {run.settings['n_neg']}{each}"
+
+
 def run_title(run: ToyRun) -> str:
     """A run by its scenario and size."""
     seeds = f"{run.seeds} seed" + ("s" if run.seeds > 1 else "")

@@ -11,6 +11,7 @@ import torch
 
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
+from ebmguard.reference_training.toy.figures.runs import GOOD_WEIGHT
 from ebmguard.reference_training.toy.grid import Grid
 from ebmguard.sinks import to_json
 
@@ -29,6 +30,7 @@ def made_up(beta: str, variant: str, seed: int) -> dict[str, Any]:
         "mode_mass_error": 0.1,
         "energy_scale": 1 + kl,
         "energy_r2": 0.98,
+        "grad_scale": 0.9,
         "diverged_at": None,
     }
 
@@ -62,6 +64,8 @@ def write_run(
         if not config.settings.sgld_steps:
             beta = float(who["beta"])
             numbers |= {"oracle_r2": 0.9 + 0.1 * beta - 0.01 * who["seed"] if beta else math.nan}
+        if len(config.settings.sampler_names) > 1:
+            numbers |= {GOOD_WEIGHT: 0.5 + 0.5 * float(who["beta"])}
         lost = diverged.get(who["beta"])
         cloud = distribution.sample(samples, generator)
         cloud += 0.2 * float(who["beta"]) * torch.randn(cloud.shape, generator=generator)
@@ -94,7 +98,12 @@ def write_run(
     for name, value in (("config", config.to_json()), ("results", results)):
         (config.out / f"{name}.json").write_text(json.dumps(to_json(value), allow_nan=False))
     alerts.sort(key=lambda alert: int(str(alert["step"])))
-    evaluations = [{"step": 100, "member": i, "kl": m["kl"]} for i, m in enumerate(members)]
+    kept = ("kl", GOOD_WEIGHT)
+    evaluations = [
+        {"step": step, "member": i, **{name: m[name] for name in kept if name in m}}
+        for step in (100, 200)
+        for i, m in enumerate(members)
+    ]
     for name, lines in (("alerts", alerts), ("members", evaluations)):
         (config.out / f"{name}.jsonl").write_text(
             "".join(json.dumps(to_json(line)) + "\n" for line in lines)

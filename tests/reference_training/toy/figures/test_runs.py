@@ -36,7 +36,7 @@ def test_reads_members_numbers_grids_and_alerts(config):
     assert [m.seed for m in run.of("0.5", "no_pos")] == [0, 1, 2]
     kl = [m.metrics["kl"] for m in run.of("0.5", "default")]
     assert kl == pytest.approx([KL_AT_ZERO * math.exp(-3) * f for f in (1, 1.1, 1.2)])
-    assert len(run.evaluations) == 12
+    assert len(run.evaluations) == 24
 
     lost = run.of("0", "default")[1]
     assert lost.diverged_at == 1200

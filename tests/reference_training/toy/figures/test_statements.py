@@ -270,11 +270,11 @@ def test_the_optimum_has_a_column_where_it_is_known(tmp_path):
     column = head.index("R² to the optimum")
     assert (zero[column], half[column]) == ("undefined", "0.94 [0.93, 0.95]")
     assert table.rows(fixed, run)[1]["oracle_r2"]["median"] == pytest.approx(0.94)
-    assert "R² to the optimum: of the learned" in table.legend({scenario: run})
+    assert "R² to the optimum: of the learned" in table.legend(fixed, {scenario: run})
     other = run_of(tmp_path, spec_of())
     assert "R² to the optimum" not in table.cells(spec_of(), other["gmm-default"])[0]
     assert "oracle_r2" not in table.rows(spec_of(), other["gmm-default"])[0]
-    assert "optimum" not in table.legend(other)
+    assert "optimum" not in table.legend(spec_of(), other)
 
 
 def test_every_figure_can_be_trained_as_it_is_specified(tmp_path):
