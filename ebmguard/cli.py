@@ -64,7 +64,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.reference_training.jem.table.command:run",
         summary="Tables 1 and 2 of the paper beside the numbers of JEM runs",
     ),
-    ("figure", "1d|2|5|6|7|8|9|10|11"): Command(
+    ("figure", "1d|2|5|6|7|8|9|10|11|mixture|broken"): Command(
         config="ebmguard.reference_training.toy.figures.config:FigureConfig",
         run="ebmguard.reference_training.toy.figures.command:run",
         summary="a toy figure of the paper: train what it needs, draw it, print its numbers",
