@@ -20,11 +20,17 @@ from tests.ranks import joined, messages
 
 def _run(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     pos, neg = (f.requires_grad_() for f in case.energies()[rank])
+    options: dict[str, Any] = {
+        "variant": case.variant,
+        "groups": case.groups()[rank],
+        "log_q": case.log_q()[rank],
+        "process_group": group,
+    }
     # One rank is enough to see what all send.
     with messages(rank == 0) as sent:
-        loss = contrastive_loss(pos, neg, case.beta_star, variant=case.variant, process_group=group)
+        loss = contrastive_loss(pos, neg, case.beta_star, **options)
         sides = torch.autograd.grad(loss.sum(), (pos, neg))
-    closed = coefficients(pos, neg, case.beta_star, variant=case.variant, process_group=group)
+    closed = coefficients(pos, neg, case.beta_star, **options)
     return {"loss": loss.detach(), "sides": sides, "closed": closed, "messages": sent}
 
 
@@ -47,13 +53,11 @@ def _ddp(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
 
 def main(rank: int, folder: Path) -> None:
     with joined(rank, WORLD, folder):
-        pair, everyone = dist.new_group([0, 1]), dist.group.WORLD
-        assert everyone is not None
-        assert pair is not None
-        results: dict[str, Any] = {"ddp": _ddp(rank, pair)} if rank < 2 else {}
+        groups = {size: dist.new_group(list(range(size))) for size in range(2, WORLD + 1)}
+        results: dict[str, Any] = {"ddp": _ddp(rank, groups[2])} if rank < 2 else {}
         for name, case in CASES.items():
             if rank < len(case.sizes):
-                results[name] = _run(case, rank, pair if len(case.sizes) == 2 else everyone)
+                results[name] = _run(case, rank, groups[len(case.sizes)])
         torch.save(results, folder / f"{rank}.pt")
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ebmguard.errors import ConfigError
-from ebmguard.objective import coefficients, contrastive_loss
+from ebmguard.objective import contrastive_loss
 from tests.objective import oracles
 from tests.objective.oracles import VARIANTS, decimals, energies, relative_error, slopes
 from tests.objective.ranks_cases import CASES, WORLD
@@ -31,14 +30,26 @@ def _joined(parts, variant):
     return torch.cat([a for a, _ in halves] + [b for _, b in halves], -1)
 
 
+def _pair(parts, variant):
+    """Positives and negatives of all ranks; None where there are none."""
+    if parts[0] is None:
+        return None
+    return _joined([pos for pos, _ in parts], variant), torch.cat([neg for _, neg in parts], -1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_mean_of_the_ranks_gradients_is_the_joined_batch(ranks, name):
     case = CASES[name]
     seen = [rank[name] for rank in ranks[: len(case.sizes)]]
-    given = case.energies()
-    pos = _joined([f for f, _ in given], case.variant).requires_grad_()
-    neg = torch.cat([f for _, f in given], -1).requires_grad_()
-    reference = contrastive_loss(pos, neg, case.beta_star, variant=case.variant)
+    pos, neg = (f.requires_grad_() for f in _pair(case.energies(), case.variant))
+    reference = contrastive_loss(
+        pos,
+        neg,
+        case.beta_star,
+        variant=case.variant,
+        groups=_pair(case.groups(), case.variant),
+        log_q=_pair(case.log_q(), case.variant),
+    )
     expected = slopes(reference, pos, neg)
     tolerance: dict[str, Any] = {"rtol": 1e-10, "atol": 0.0}
     if case.dtype == torch.float32:
@@ -66,19 +77,30 @@ def test_joined_batch_is_the_textbook_form(ranks, name):
     pos = _joined([f for f, _ in given], case.variant)
     neg = torch.cat([f for _, f in given])
     expected = oracles.gradient(decimals(pos), decimals(neg), Decimal(0.7), case.variant)  # noqa: RUF032
-    found = [rank[name]["closed"] for rank in ranks]
+    found = [rank[name]["closed"] for rank in ranks[: len(case.sizes)]]
     found_pos = _joined([one[0] for one in found], case.variant)
     assert relative_error(found_pos, expected[0]) < 1e-12
     assert relative_error(torch.cat([one[1] for one in found]), expected[1]) < 1e-12
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.labels])
 def test_two_short_messages_cross_the_network(ranks, name):
     case = CASES[name]
     models = len(case.betas) if case.ensemble else 1
+    of_negatives = 2 if case.proposal is None else 3
     sums = 9 if case.variant == "true" else 6
     sent = ranks[0][name]["messages"]
-    assert sent == [("all_gather", 2 * models), ("all_reduce", sums * models)]
+    assert sent == [("all_gather", of_negatives * models), ("all_reduce", sums * models)]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.labels])
+def test_with_classes_sizes_energies_and_labels_do(ranks, name):
+    case = CASES[name]
+    models = len(case.betas) if case.ensemble else 1
+    most = sum(max(sizes) for sizes in zip(*case.sizes, strict=True))
+    numbers = models * most * (1 if case.proposal is None else 2)
+    sent = ranks[0][name]["messages"]
+    assert sent == [("all_gather", 2), ("all_gather", numbers), ("all_gather", most)]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -103,32 +125,50 @@ def world_of_one(tmp_path):
     dist.destroy_process_group()
 
 
-def test_a_world_of_one_is_no_world(world_of_one):
+LABELS = torch.tensor([0, 1, 1, 2, 0, 3]), torch.tensor([1, 0, 0, 2])
+PROPOSAL = torch.linspace(-1, 1, 6).double(), torch.linspace(0, 2, 4).double()
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": LABELS}, {"log_q": PROPOSAL}], ids=str)
+def test_a_world_of_one_is_no_world(world_of_one, options):
     pos, neg = energies(6, 4)
-    for variant in VARIANTS:
+    for variant in VARIANTS[:2] if "groups" in options else VARIANTS:
         for beta in (0.7, -0.7, 0.0, torch.tensor(0.7), torch.tensor(0.0), [0.5, 0.0, 1.0]):
-            alone = contrastive_loss(pos, neg, beta, variant=variant)
-            found = contrastive_loss(pos, neg, beta, variant=variant, process_group=world_of_one)
+            if options.get("log_q") and beta in (0.0, [0.5, 0.0, 1.0]):
+                continue  # refused
+            given: dict[str, Any] = {"variant": variant, **options}
+            alone = contrastive_loss(pos, neg, beta, **given)
+            found = contrastive_loss(pos, neg, beta, process_group=world_of_one, **given)
             torch.testing.assert_close(found, alone, rtol=1e-12, atol=0)
             for a, b in zip(slopes(found, pos, neg), slopes(alone, pos, neg), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
 
 
-def test_first_order_only_across_ranks(world_of_one):
+@pytest.mark.parametrize("groups", [None, LABELS], ids=["", "classes"])
+def test_first_order_only_across_ranks(world_of_one, groups):
     pos, neg = energies(6, 4)
-    loss = contrastive_loss(pos, neg, 0.7, process_group=world_of_one)
+    loss = contrastive_loss(pos, neg, 0.7, groups=groups, process_group=world_of_one)
     first = torch.autograd.grad(loss, (pos, neg), create_graph=True)
     assert not any(side.requires_grad for side in first)
 
 
-def test_groups_across_ranks_are_refused_before_anything_is_sent(world_of_one, monkeypatch):
-    def unexpected(*args, **kwargs):
-        raise AssertionError("a message was sent")
+def test_heads_and_labels_of_any_kind_across_ranks(world_of_one):
+    pos, neg = (f.detach().reshape(-1, 2).requires_grad_() for f in energies(12, 8))
+    for kind in (torch.int16, torch.uint8, torch.float64):
+        groups = LABELS[0].to(kind), LABELS[1].to(kind)
+        alone = contrastive_loss(pos, neg, 0.7, groups=groups)
+        found = contrastive_loss(pos, neg, 0.7, groups=groups, process_group=world_of_one)
+        for a, b in zip(slopes(found, pos, neg), slopes(alone, pos, neg), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
 
-    monkeypatch.setattr(dist, "all_gather", unexpected)
-    monkeypatch.setattr(dist, "all_reduce", unexpected)
-    pos, neg = energies(2, 2)
-    groups = (torch.tensor([0, 1]), torch.tensor([1, 0]))
-    for function in (contrastive_loss, coefficients):
-        with pytest.raises(ConfigError, match="groups across ranks are not defined"):
-            function(pos, neg, 0.7, groups=groups, process_group=world_of_one)
+
+def test_gradients_of_classes_across_ranks_are_finite_beside_nan(world_of_one):
+    pos, neg = energies(6, 4)
+    broken = neg.detach().clone()
+    broken[3] = torch.nan  # the only negative of class 2
+    broken.requires_grad_()
+    loss = contrastive_loss(pos, broken, 0.7, groups=LABELS, process_group=world_of_one)
+    found = slopes(loss, pos, broken)
+    assert loss.isfinite()
+    assert all(side.isfinite().all() for side in found)
+    assert found[0][3] == 0
