@@ -33,12 +33,16 @@ class Case:
     variant: Variant = "default"
     betas: tuple[float, ...] = ()  # of an ensemble
     spoiled: int | None = None  # a step at which a negative of the last rank is NaN
+    last: tuple[tuple[int, int], ...] = ()  # other sizes of the last step
+    has_classes: bool = False
+    has_proposal: bool = False
 
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """Positives and starting points of the negatives, rank by rank."""
         rng = torch.Generator().manual_seed(step)
         found = []
-        for rank, (n, m) in enumerate(self.sizes):
+        sizes = self.last if self.last and step == STEPS - 1 else self.sizes
+        for rank, (n, m) in enumerate(sizes):
             x = torch.randn(n + m, 2, generator=rng, dtype=torch.float64) + rank
             found.append((x[:n], 2 * x[n:]))
         if step == self.spoiled:
@@ -69,6 +73,14 @@ CASES["ten times as many"] = Case(tuple((10 * n, 10 * m) for n, m in UNEQUAL), "
 # Three shared samples would look like samples of three members.
 CASES["ensemble"] = Case(((8, 4), (2, 5)), betas=(0.5, 0.0, -1.0))
 CASES["NaN on one rank"] = Case(UNEQUAL, spoiled=STEPS - 1)
+LAST = ((3, 1), (1, 2))
+for variant in VARIANTS[:2]:
+    CASES[f"{variant}, classes"] = Case(UNEQUAL, variant, last=LAST, has_classes=True)
+    CASES[f"{variant}, proposal"] = Case(UNEQUAL, variant, last=LAST, has_proposal=True)
+CASES["classes, ten times as many"] = Case(CASES["ten times as many"].sizes, has_classes=True)
+CASES["classes of an ensemble and a proposal"] = Case(
+    ((8, 4), (2, 5)), betas=(0.5, 0.0, -1.0), has_classes=True, has_proposal=True
+)
 
 
 class Members(nn.Module):
@@ -80,6 +92,16 @@ class Members(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([member(x) for member in self.members])
+
+
+def classes(x: Tensor) -> Tensor:
+    """A class for each point: where on the first axis it is."""
+    return x[:, 0].round().long()
+
+
+def log_density(x: Tensor) -> Tensor:
+    """Log-density of a proposal, up to a constant."""
+    return -0.5 * (x - 1).square().sum(-1)
 
 
 def climb(f: nn.Module, x: Tensor) -> Tensor:
@@ -116,12 +138,17 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
     rows, members, sent = [], [], []
     for step in range(STEPS):
         x_pos, x_neg = case.batch(step, rank)
+        groups = (classes(x_pos), classes(x_neg)) if case.has_classes else None
         x_neg = g.sampler(net, x_neg)
+        log_q = None
+        if case.has_proposal:
+            shape = (*beta_star.shape, -1) if case.betas else (-1,)
+            log_q = tuple(log_density(x).expand(shape) for x in (x_pos, x_neg))
         f = model(torch.cat((x_pos, x_neg)))
         # The first step has the slow tier of the diagnostics too.
-        watched = rank == 0 and step < 2 and case.variant == "true"
+        watched = rank == 0 and step < 2 and (case.variant == "true" or case.has_classes)
         with messages(watched) as in_loss:
-            loss = g.loss_fn(f[..., : len(x_pos)], f[..., len(x_pos) :])
+            loss = g.loss_fn(f[..., : len(x_pos)], f[..., len(x_pos) :], groups, log_q)
         optimizer.zero_grad()
         loss.backward()
         with messages(watched) as in_step:

@@ -8,9 +8,6 @@ from itertools import chain
 import pytest
 import torch
 
-from ebmguard import guard
-from ebmguard.errors import ConfigError
-from tests.guard.parts import energies
 from tests.guard.ranks_training import CASES, STEPS, WORLD, train
 from tests.ranks import run_ranks
 
@@ -25,9 +22,10 @@ JOINED = {
     *("nonfinite/pos", "nonfinite/neg", "nonfinite/energies", "nonfinite/samples"),
     *("nonfinite/gradients", "sampler/grad_norm", "sampler/grad_norm_max", "alert_level"),
     *("sampler/evaluations", "sampler/drift_to_noise", "sampler/clamped", "sampler/acceptance"),
-    "sampler/repeated",
+    *("sampler/repeated", "unpaired", "ref/unpaired"),
     *("optim/grad_norm", "optim/update_norm", "optim/amplification"),
 }
+TEN_TIMES = "classes, ten times as many"
 AVERAGED = {
     *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in ("q05", "median", "q95")),
     *("energy_overlap", "pareto_k", "ref/pareto_k"),
@@ -92,14 +90,20 @@ def test_few_numbers_cross_the_network_for_the_guard_whatever_the_batch(ranks):
         assert sum(size for _, size in sent) <= 64
 
 
-def test_groups_across_ranks_are_refused(tmp_path):
-    store = f"file://{tmp_path}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        for beta_star in (0.0, 1.0):
-            g = guard(None, None, beta_star=beta_star, process_group=torch.distributed.group.WORLD)
-            labels = torch.zeros(6), torch.zeros(5)
-            with pytest.raises(ConfigError, match="groups across ranks are not defined"):
-                g.loss_fn(*energies(), groups=labels)
-    finally:
-        torch.distributed.destroy_process_group()
+def test_with_classes_the_energies_cross_too(ranks):
+    few, many = (ranks[0][name]["sent"] for name in ("default, classes", TEN_TIMES))
+    for sent, more in zip(few[:2], many[:2], strict=True):
+        kinds, sizes = zip(*sent, strict=True)
+        # Sizes, energies and labels for the loss; those of all else, and these again, for the row.
+        assert kinds == ("all_gather",) * 7 + ("all_reduce",)
+        assert sizes[0] == sizes[4] == 2
+        # The largest number of positives and of negatives, 8 and 5, for each rank.
+        assert sizes[1] == sizes[2] == sizes[5] == sizes[6] == 13
+        assert [size for _, size in more] == [130 if size == 13 else size for size in sizes]
+
+
+def test_classes_leave_positives_out_on_all_ranks(ranks):
+    """Otherwise the tests above would compare nothing but zeros."""
+    unpaired = [row["unpaired"] for row in ranks[0]["default, classes"]["rows"]]
+    assert any(unpaired)
+    assert all(count < 10 for count in unpaired)
