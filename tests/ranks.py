@@ -18,10 +18,16 @@ ROOT = Path(__file__).parents[1]
 
 
 def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
-    """Start ``python -m MODULE RANK FOLDER`` for every rank; what each saved as FOLDER/RANK.pt."""
+    """Start ``python -m MODULE RANK FOLDER WORLD`` for every rank.
+
+    Ranks that wait for each other for ever are an error after two minutes.
+
+    Returns:
+        what each saved as FOLDER/RANK.pt.
+    """
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), str(folder)],
+            [sys.executable, "-m", module, str(rank), str(folder), str(world)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
