@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...canvas import COLOURS, DARK, new_figure
 from ..broken import GOOD
@@ -62,7 +62,7 @@ def draw_curves(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> Figure:
     return figure
 
 
-def _style(run: ToyRun, first: ToyRun, names: list[str]) -> dict[str, str]:
+def _style(run: ToyRun, first: ToyRun, names: list[str]) -> dict[str, Any]:
     """One colour for each broken sampler; dashed where it is alone, dotted with fewer negatives."""
     worst = next((name for name in run.samplers if name != GOOD), GOOD)
     dashes = "-"
@@ -73,7 +73,7 @@ def _style(run: ToyRun, first: ToyRun, names: list[str]) -> dict[str, str]:
     return {"color": COLOURS[names.index(worst)], "ls": dashes, "label": who_draws(run)}
 
 
-def _draw(axes: Axes, run: ToyRun, beta: str, name: str, style: dict[str, str]) -> None:
+def _draw(axes: Axes, run: ToyRun, beta: str, name: str, style: dict[str, Any]) -> None:
     indices = {member.index for member in run.of(beta, "default")}
     found: dict[int, list[float]] = {}
     for evaluation in run.evaluations:

@@ -24,7 +24,8 @@ class Quadratic(torch.nn.Module):
         self.std = std
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return -x.square().sum(-1) / (2 * self.std**2 * SETTINGS.output_scale)
+        f: torch.Tensor = -x.square().sum(-1) / (2 * self.std**2 * SETTINGS.output_scale)
+        return f
 
 
 def chains(n, steps=SETTINGS.sgld_steps):

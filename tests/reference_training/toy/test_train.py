@@ -67,12 +67,24 @@ def in_float64(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("double", "updates", "limit"), [(False, 10, 1e-6), (True, 100, 1e-9)], ids=["32", "64"]
+    ("scenario", "double", "updates", "limit"),
+    [
+        ("gmm-default", False, 10, 1e-6),
+        ("gmm-default", True, 100, 1e-9),
+        ("gmm-good+exploding", True, 10, 1e-9),
+    ],
 )
-def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, double, updates, limit):
+def test_each_member_is_as_if_trained_alone(
+    tmp_path, monkeypatch, scenario, double, updates, limit
+):
     if double:
         in_float64(monkeypatch)
-    settings = {"iterations": updates, "evaluations": 1, "checkpoint_every": updates}
+    settings = {
+        "scenario": scenario,
+        "iterations": updates,
+        "evaluations": 1,
+        "checkpoint_every": updates,
+    }
     betas, variants = ("0", "0.5", "-0.2"), ("default", "no_pos", "batch", "true")
     both = {"betas": betas, "variants": variants}
     go(config_for(tmp_path / "all", **both, **settings))
@@ -88,14 +100,17 @@ def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, double, updat
         assert largest_difference(parameters(out), mine) <= limit, one
 
 
-def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch):
-    """Against a plain loop of 1x1 convolutions on one model, written as the published one."""
+@pytest.mark.parametrize(
+    ("scenario", "offsets"), [("gmm-default", (0,)), ("gmm-good+lost", (0, 10))]
+)
+def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offsets):
+    """Against a plain loop of 1x1 convolutions on one model, written as the published one.
+
+    Each offset of the start points is one of a mixture's samplers.
+    """
     in_float64(monkeypatch)
-    go(
-        config_for(
-            tmp_path, betas=("0.5",), seeds=1, iterations=20, evaluations=1, checkpoint_every=20
-        )
-    )
+    only = {"betas": ("0.5",), "seeds": 1, "iterations": 20, "evaluations": 1}
+    go(config_for(tmp_path, scenario=scenario, checkpoint_every=20, **only))
     settings, distribution = replace(SCENARIOS["gmm-default"], iterations=20), DISTRIBUTIONS["gmm"]
     start = EnsembleMLP([0])
     layers: list[nn.Module] = []
@@ -116,13 +131,16 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch):
         optimizer.param_groups[0]["lr"] = settings.lr_at(step)
         x_pos = distribution.sample(settings.n_pos, rng).double()[:, :, None, None]
         normal = torch.randn(21, settings.n_neg, 2, generator=rng).double()[..., None, None]
-        x = settings.init_std * normal[0]
-        for z in normal[1:]:
-            x.requires_grad_(True)
-            (gradient,) = torch.autograd.grad(net(x).sum(), x)
-            x = x.detach() + 0.5 * settings.step_size * gradient + settings.noise_std * z
+        drawn = []
+        for offset in offsets:
+            x = settings.init_std * normal[0] + offset
+            for z in normal[1:]:
+                x.requires_grad_(True)
+                (gradient,) = torch.autograd.grad(net(x).sum(), x)
+                x = x.detach() + 0.5 * settings.step_size * gradient + settings.noise_std * z
+            drawn.append(x.detach())
         loss = contrastive_loss(
-            net(x_pos).flatten(), net(x.detach()).flatten(), 0.5 * settings.output_scale
+            net(x_pos).flatten(), net(torch.cat(drawn)).flatten(), 0.5 * settings.output_scale
         )
         optimizer.zero_grad()
         loss.backward()
@@ -158,7 +176,10 @@ def assert_same_run(one, other):
 
 
 @pytest.mark.parametrize("betas", [("0", "0.5"), ("0:0.9", "0.3"), ("0.1+0.5+0.9", "0.3")])
-@pytest.mark.parametrize("scenario", ["gmm-default", "circles-degenerate", "mixture1d-restricted"])
+@pytest.mark.parametrize(
+    "scenario",
+    ["gmm-default", "circles-degenerate", "mixture1d-restricted", "gmm-good+exploding"],
+)
 def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, scenario, betas):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = {"scenario": scenario, "betas": betas}

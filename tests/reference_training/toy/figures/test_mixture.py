@@ -39,12 +39,12 @@ def fabricate(tmp_path, name="mixture", *, kl=None, seeds=3, betas=("0", "0.5"))
 
 
 def test_means_and_seeds_own_ratios_are_both_told(tmp_path):
-    table = {
+    values: dict[str, dict[str, tuple[float, ...]]] = {
         "gmm-default": {"0": (1, 1, 1), "0.5": (1, 2, 3)},
         "gmm-good+exploding": {"0": (1e9, 1, 1), "0.5": (1.5, 2.2, 3.3)},
         "gmm-exploding": {"0": (1, 1, math.nan), "0.5": (10, 20, 30)},
     }
-    spec, runs = fabricate(tmp_path, kl=lambda scenario, beta, seed: table[scenario][beta][seed])
+    spec, runs = fabricate(tmp_path, kl=lambda scenario, beta, seed: values[scenario][beta][seed])
     first, mixture, alone = runs.values()
     # Of the means 7 / 6; of the seeds 1.5, 1.1 and 1.1.
     assert compare_samplers(spec, first, mixture) == (
