@@ -143,7 +143,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
         log_q = None
         if case.has_proposal:
             shape = (*beta_star.shape, -1) if case.betas else (-1,)
-            log_q = tuple(log_density(x).expand(shape) for x in (x_pos, x_neg))
+            log_q = log_density(x_pos).expand(shape), log_density(x_neg).expand(shape)
         f = model(torch.cat((x_pos, x_neg)))
         # The first step has the slow tier of the diagnostics too.
         watched = rank == 0 and step < 2 and (case.variant == "true" or case.has_classes)
