@@ -11,7 +11,13 @@ import torch
 
 from ebmguard.energies import check_energies
 from ebmguard.errors import ConfigError, EbmguardError, EnergyTypeError, ShapeError
-from ebmguard.objective import coefficients, contrastive_loss
+from ebmguard.objective import (
+    coefficients,
+    contrastive_loss,
+    grad_scale,
+    positive_weights,
+    weights,
+)
 
 F4, F3 = torch.zeros(4), torch.zeros(3)
 Y4, Y3 = torch.zeros(4, dtype=torch.long), torch.zeros(3, dtype=torch.long)
@@ -119,6 +125,71 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
         ShapeError,
         "groups: y_neg has shape (3, 10); expected (3,)",
     ),
+    "one log-density vector": (F4, F3, {"log_q": F4}, ShapeError, "must be a pair (log_q_pos, lo"),
+    "log-densities in one": (F4, F3, {"log_q": (F4,)}, ShapeError, "must be a pair (log_q_pos, "),
+    "log-densities swapped": (
+        F4,
+        F3,
+        {"log_q": (F3, F4)},
+        ShapeError,
+        "log_q_pos has shape (3,); expected (4,), one log-density per sample",
+    ),
+    "log-density as a column": (
+        F4,
+        F3,
+        {"log_q": (F4, F3.unsqueeze(1))},
+        ShapeError,
+        "log_q_neg has shape (3, 1); expected (3,)",
+    ),
+    "log-density of each dimension": (
+        torch.zeros(4, 2),
+        torch.zeros(3, 2),
+        {"log_q": (torch.zeros(4, 2), F3)},
+        ShapeError,
+        "log_q_pos has shape (4, 2); expected (4,), one log-density per sample: log q(x), summed",
+    ),
+    "log-density that models share": (
+        torch.zeros(2, 4),
+        torch.zeros(2, 3),
+        {"log_q": (F4, F3), "beta_star": torch.ones(2)},
+        ShapeError,
+        "log_q_pos has shape (4,); expected (2, 4)",
+    ),
+    "log-density on another device": (
+        F4,
+        F3,
+        {"log_q": (F4, torch.zeros(3, device="meta"))},
+        ShapeError,
+        "log_q_neg is on meta and the energies on cpu",
+    ),
+    "log-density a list": (
+        F4,
+        F3,
+        {"log_q": ([0.0] * 4, F3)},
+        EnergyTypeError,
+        "log_q_pos is list; expected a floating-point tensor",
+    ),
+    "log-density of integers": (
+        F4,
+        F3,
+        {"log_q": (Y4, F3)},
+        EnergyTypeError,
+        "log_q_pos is torch.int64; expected a floating-point tensor",
+    ),
+    "log-density at exponent 0": (
+        F4,
+        F3,
+        {"log_q": (F4, F3), "beta_star": 0.0},
+        ConfigError,
+        "with beta_star = 0 there are none. Pass beta_star=",
+    ),
+    "log-density with a 0 among the exponents": (
+        F4,
+        F3,
+        {"log_q": (F4, F3), "beta_star": [0.5, 0]},
+        ConfigError,
+        "with beta_star = 0 there are none",
+    ),
     "exponent a string": (F4, F3, {"beta_star": "0.5"}, ConfigError, "beta_star='0.5'; expected a"),
     "exponent None": (F4, F3, {"beta_star": None}, ConfigError, "beta_star=None; expected a"),
     "exponent NaN": (F4, F3, {"beta_star": float("nan")}, ConfigError, "expected a finite number"),
@@ -177,3 +248,15 @@ def test_accepted_energies(heads, dtype):
 def test_reads_no_value():
     meta = torch.zeros(4, device="meta")
     check_energies(meta, meta, torch.tensor(0.5, device="meta"), variant="true")
+
+
+def test_weights_and_grad_scale_refuse_log_densities_that_do_not_match():
+    for function in (positive_weights, grad_scale):
+        with pytest.raises(ShapeError, match="log_q_neg has shape"):
+            function(F4, F3, 0.5, log_q=(F4, F4))
+        with pytest.raises(ConfigError, match="with beta_star = 0 there are none"):
+            function(F4, F3, 0.0, log_q=(F4, F3))
+    with pytest.raises(ShapeError, match=r"log_q has shape \(4,\); expected \(3,\)"):
+        weights(F3, 0.5, log_q=F4)
+    with pytest.raises(ConfigError, match="with beta_star = 0 there are none"):
+        weights(F3, 0, log_q=F3)
