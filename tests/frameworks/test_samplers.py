@@ -1,0 +1,227 @@
+"""MALA, HMC and SGLD against blackjax and torchebm, step by step and in distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torchebm.core import BaseModel
+from torchebm.samplers import HamiltonianMonteCarlo, LangevinDynamics
+
+from ebmguard.samplers import hmc, hmc_step, mala, mala_step, sgld, start_chains
+
+# A slope, a well on each side, and both coordinates in play.
+CHAINS, SCALE = 4000, 1.25
+
+
+def wells(x: Tensor) -> Tensor:
+    u = x - 0.3 * x.flip(-1)
+    return (-0.5 * (u.square() - 1).square() + 0.3 * x).sum(-1)
+
+
+def wells_of_jax(x: Any) -> Any:
+    u = x - 0.3 * x[..., ::-1]
+    return (-0.5 * (u**2 - 1) ** 2 + 0.3 * x).sum(-1)
+
+
+class Wells(BaseModel):
+    """The energy U = -f of the same density."""
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        return -SCALE * wells(x)
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def starts() -> Tensor:
+    rng = torch.Generator().manual_seed(0)
+    return torch.randn(CHAINS, 2, generator=rng, dtype=torch.float64)
+
+
+def tensor(x: Any) -> Tensor:
+    return torch.from_numpy(np.array(x))
+
+
+def agree(one: Tensor, other: Tensor) -> None:
+    """Means, squares and products of two independent samples, within 5 standard errors."""
+    for power in (lambda x: x, lambda x: x**2, lambda x: x.prod(-1), lambda x: x.abs().sum(-1)):
+        a, b = power(one), power(other)
+        error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
+        assert ((a.mean(0) - b.mean(0)).abs() < 5 * error).all()
+
+
+# -- blackjax --------------------------------------------------------------------------------------
+#
+# Its MALA on the density exp(F) moves by ε ∇F + √(2ε) z: ours with F = o f, step_size = o ε and
+# noise_std = √(2ε). Its HMC has steps of length ε on the same density: noise_std = ε and
+# step_size = o ε² / 2.
+
+
+def scaled(x: Any) -> Any:
+    return SCALE * wells_of_jax(x)
+
+
+def test_mala_steps_are_those_of_blackjax():
+    epsilon, x0, rngs = 0.15, starts(), jax.random.split(jax.random.key(1), CHAINS)
+    kernel = blackjax.mala(scaled, epsilon)
+    states = jax.vmap(kernel.init)(jnp.asarray(x0.numpy()))
+    theirs, info = jax.vmap(kernel.step)(rngs, states)
+    # The numbers that it has drawn: one key for the proposal, one for the test.
+    keys = jax.vmap(jax.random.split)(rngs)
+    z = jax.vmap(lambda key: blackjax.util.generate_gaussian_noise(key, jnp.zeros(2)))(keys[:, 0])
+    u = jax.vmap(jax.random.uniform)(keys[:, 1])
+    chains, proposal = mala_step(
+        wells,
+        start_chains(wells, x0),
+        step_size=SCALE * epsilon,
+        noise_std=math.sqrt(2 * epsilon),
+        noise=(tensor(z), tensor(u)),
+    )
+    torch.testing.assert_close(proposal.acceptance, tensor(info.acceptance_rate))
+    assert torch.equal(proposal.accepted, tensor(info.is_accepted))
+    assert 0.1 < proposal.accepted.double().mean() < 0.9
+    torch.testing.assert_close(chains.x, tensor(theirs.position))
+    torch.testing.assert_close(SCALE * chains.f, tensor(theirs.logdensity))
+
+
+def test_hmc_steps_are_those_of_blackjax():
+    epsilon, steps, x0 = 0.4, 4, starts()
+    rngs = jax.random.split(jax.random.key(2), CHAINS)
+    kernel = blackjax.hmc(scaled, epsilon, jnp.ones(2), steps)
+    states = jax.vmap(kernel.init)(jnp.asarray(x0.numpy()))
+    theirs, info = jax.vmap(kernel.step)(rngs, states)
+    keys = jax.vmap(jax.random.split)(rngs)
+    u = jax.vmap(jax.random.uniform)(keys[:, 1])
+    chains, proposal = hmc_step(
+        wells,
+        start_chains(wells, x0),
+        leapfrog_steps=steps,
+        step_size=SCALE * epsilon**2 / 2,
+        noise_std=epsilon,
+        noise=(tensor(info.momentum), tensor(u)),
+    )
+    torch.testing.assert_close(
+        proposal.acceptance, tensor(info.acceptance_rate), rtol=1e-6, atol=1e-9
+    )
+    assert torch.equal(proposal.accepted, tensor(info.is_accepted))
+    assert 0.1 < proposal.accepted.double().mean() < 0.9
+    torch.testing.assert_close(chains.x, tensor(theirs.position), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["mala", "hmc"])
+def test_runs_agree_with_blackjax_in_distribution(name):
+    """Each with its own random numbers, from one start, after so many steps that it still shows."""
+    x0, steps, epsilon = torch.full((CHAINS, 2), 2.0, dtype=torch.float64), 6, 0.15
+    rng = torch.Generator().manual_seed(3)
+    if name == "mala":
+        kernel = blackjax.mala(scaled, epsilon)
+        settings: Any = {"step_size": SCALE * epsilon, "noise_std": math.sqrt(2 * epsilon)}
+        x, tally = mala(wells, x0, steps=steps, **settings, generator=rng)
+    else:
+        kernel = blackjax.hmc(scaled, epsilon, jnp.ones(2), 3)
+        settings = {"step_size": SCALE * epsilon**2 / 2, "noise_std": epsilon}
+        x, tally = hmc(wells, x0, steps=steps, leapfrog_steps=3, **settings, generator=rng)
+
+    def run(key: Any, x: Any) -> Any:
+        def step(state: Any, key: Any) -> Any:
+            state, info = kernel.step(key, state)
+            return state, info.acceptance_rate
+
+        state, rates = jax.lax.scan(step, kernel.init(x), jax.random.split(key, steps))
+        return state.position, rates.mean()
+
+    keys = jax.random.split(jax.random.key(4), CHAINS)
+    theirs, rates = jax.vmap(run)(keys, jnp.asarray(x0.numpy()))
+    agree(x, tensor(theirs))
+    agree(tally.acceptance[:, None], tensor(rates)[:, None])
+
+
+# -- torchebm --------------------------------------------------------------------------------------
+#
+# Its Langevin dynamics moves by -η ∇U + √(2η) z, its HMC has steps of length ε and unit masses.
+
+
+def test_langevin_steps_are_those_of_torchebm():
+    eta, steps, x0 = 0.03, 9, starts().clamp(-1.5, 1.5)  # farther out its steps are unstable
+    sampler = LangevinDynamics(Wells(), step_size=eta, noise_scale=1.0, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(5)
+    theirs = sampler.sample(x0.clone(), n_steps=steps, generator=rng)
+    rng.manual_seed(5)
+    settings: Any = {"step_size": SCALE * eta, "noise_std": math.sqrt(2 * eta)}
+    ours = sgld(wells, x0, steps=steps, **settings, generator=rng)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    agree(sgld(wells, x0, steps=steps, **settings, generator=rng), theirs)
+
+
+def test_clamped_langevin_steps_are_those_of_torchebm():
+    sampler = LangevinDynamics(Wells(), step_size=0.05, clamp=(-0.8, 1.1), dtype=torch.float64)
+    rng, x0 = torch.Generator().manual_seed(6), starts()
+    theirs = sampler.sample(x0.clone(), n_steps=5, generator=rng)
+    rng.manual_seed(6)
+    settings: Any = {"step_size": SCALE * 0.05, "noise_std": math.sqrt(0.1), "clamp": (-0.8, 1.1)}
+    ours = sgld(wells, x0, steps=5, **settings, generator=rng)
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+def test_hmc_steps_are_those_of_torchebm():
+    epsilon, leapfrogs, x0 = 0.4, 4, starts()
+    sampler = HamiltonianMonteCarlo(
+        Wells(), step_size=epsilon, n_leapfrog_steps=leapfrogs, dtype=torch.float64
+    )
+    rng = torch.Generator().manual_seed(7)
+    theirs = sampler.sample(x0.clone(), n_steps=3, generator=rng)
+    rng.manual_seed(7)
+    chains = start_chains(wells, x0)
+    for _ in range(3):
+        noise = (
+            torch.randn(CHAINS, 2, generator=rng, dtype=torch.float64),
+            torch.rand(CHAINS, generator=rng),
+        )
+        chains, _ = hmc_step(
+            wells,
+            chains,
+            leapfrog_steps=leapfrogs,
+            step_size=SCALE * epsilon**2 / 2,
+            noise_std=epsilon,
+            noise=noise,
+        )
+    torch.testing.assert_close(chains.x, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_hmc_runs_agree_with_torchebm_in_distribution():
+    epsilon, x0 = 0.25, torch.full((CHAINS, 2), 2.0, dtype=torch.float64)
+    sampler = HamiltonianMonteCarlo(
+        Wells(), step_size=epsilon, n_leapfrog_steps=3, dtype=torch.float64
+    )
+    theirs, seen = sampler.sample(
+        x0.clone(),
+        n_steps=6,
+        return_diagnostics=True,
+        generator=torch.Generator().manual_seed(8),
+    )
+    x, tally = hmc(
+        wells,
+        x0,
+        steps=6,
+        leapfrog_steps=3,
+        step_size=SCALE * epsilon**2 / 2,
+        noise_std=epsilon,
+        generator=torch.Generator().manual_seed(9),
+    )
+    agree(x, theirs)
+    rate = seen["acceptance_rate"].mean().item()
+    # Theirs counts what was accepted: at most the variance of a coin, six times per chain.
+    error = math.sqrt((rate * (1 - rate) / 6 + tally.acceptance.var().item()) / CHAINS)
+    assert abs(tally.acceptance.mean().item() - rate) < 5 * error
