@@ -18,6 +18,7 @@ from ebmguard.diagnostics import (
     ranks,
     weight_diagnostics_at,
 )
+from ebmguard.objective import _joined
 
 Batch = tuple[Tensor, Tensor]
 Row = dict[str, Tensor]
@@ -47,14 +48,29 @@ def own(pos: Tensor, neg: Tensor, **more: Tensor) -> Row:
 
 
 def across(
-    monkeypatch: pytest.MonkeyPatch, batches: list[Batch], stars: Any, **more: list[Tensor]
+    monkeypatch: pytest.MonkeyPatch,
+    batches: list[Batch],
+    stars: Any,
+    *,
+    groups: list[Batch] | None = None,
+    log_q: list[Batch] | None = None,
+    **more: Any,
 ) -> tuple[list[Row], Row]:
     meeting = Meeting(len(batches))
     monkeypatch.setattr(ranks, "gathered", meeting.gathered)
+    monkeypatch.setattr(_joined, "gathered", meeting.gathered)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda rank: rank)
 
     def one(rank: int) -> tuple[list[Row], Row]:
         mine = own(*batches[rank], **{name: values[rank] for name, values in more.items()})
-        return diagnostics_of_ranks(*batches[rank], stars, mine, rank)  # type: ignore[arg-type]
+        return diagnostics_of_ranks(
+            *batches[rank],
+            stars,
+            mine,
+            rank,  # type: ignore[arg-type]
+            None if groups is None else groups[rank],
+            None if log_q is None else log_q[rank],
+        )
 
     with ThreadPoolExecutor(len(batches)) as pool:
         found = list(pool.map(one, range(len(batches))))
@@ -102,6 +118,37 @@ def test_as_of_the_joined_batch(monkeypatch, sizes, stars):
     close(numbers, {name: x for name, x in expected.items() if name not in AVERAGED})
 
 
+def test_a_proposal_of_each_rank(monkeypatch):
+    batches, log_q = draw((5, 1), (2, 7)), draw((5, 1), (2, 7), offset=-3.0)
+    weights, _ = across(monkeypatch, batches, (2.0, 0.5), log_q=log_q)
+    expected = weight_diagnostics_at(*joined(batches), (2.0, 0.5), log_q=joined(log_q))
+    for found, right in zip(weights, expected, strict=True):
+        close(found, right)
+
+
+@pytest.mark.parametrize("has_proposal", [False, True])
+def test_classes(monkeypatch, has_proposal):
+    sizes = (5, 1), (2, 7), (3, 3)
+    batches = draw(*sizes)
+    log_q = draw(*sizes) if has_proposal else None
+    groups = [
+        # A class without a negative, one whose negatives are on another rank, and one at home.
+        (torch.tensor([0, 1, 9, 2, 2]), torch.tensor([0])),
+        (torch.tensor([0, 9]), torch.tensor([1, 0, 0, 1, 1, 7, 0])),
+        (torch.tensor([3, 3, 0]), torch.tensor([3, 3, 1])),
+    ]
+    weights, numbers = across(monkeypatch, batches, (2.0, 0.5), groups=groups, log_q=log_q)
+    expected = weight_diagnostics_at(
+        *joined(batches), (2.0, 0.5), joined(groups), None if log_q is None else joined(log_q)
+    )
+    for found, right in zip(weights, expected, strict=True):
+        assert list(found) == list(right)
+        close(found, right)
+        assert found["unpaired"] == 4
+    right = own(*joined(batches))
+    close(numbers, {name: x for name, x in right.items() if name not in AVERAGED})
+
+
 def test_all_else_is_averaged(monkeypatch):
     batches = draw((4, 3), (7, 2))
     others = [torch.tensor(2.0), torch.tensor(5.0)]
@@ -112,7 +159,7 @@ def test_all_else_is_averaged(monkeypatch):
 
 def test_of_the_sampler(monkeypatch):
     norms = [torch.rand(4), torch.rand(10)]
-    seen = {
+    seen: Any = {
         "sampler/grad_norm": [x.mean() for x in norms],
         "sampler/grad_norm_max": [x.max() for x in norms],
         "nonfinite/samples": [torch.tensor(0.5), torch.tensor(0.0)],
@@ -130,7 +177,7 @@ def test_means_over_samples_count_each_sample_once(monkeypatch):
         *("buffer/age", "buffer/reinit", "buffer/duplicates"),
     )
     each = {tag: [torch.rand(4), torch.rand(10)] for tag in tags}
-    seen = {tag: [x.mean() for x in own] for tag, own in each.items()}
+    seen: Any = {tag: [x.mean() for x in own] for tag, own in each.items()}
     _, numbers = across(monkeypatch, draw((3, 4), (3, 10)), (0.5,), **seen)
     for tag in tags:
         assert numbers[tag].item() == pytest.approx(torch.cat(each[tag]).mean().item()), tag
@@ -138,7 +185,7 @@ def test_means_over_samples_count_each_sample_once(monkeypatch):
 
 def test_what_all_ranks_share_stays_as_it_is(monkeypatch):
     tags = ("sampler/evaluations", "optim/grad_norm", "optim/update_norm", "optim/amplification")
-    seen = {tag: [torch.tensor(1.5)] * 2 for tag in tags}
+    seen: Any = {tag: [torch.tensor(1.5)] * 2 for tag in tags}
     _, numbers = across(monkeypatch, draw((3, 4), (3, 10)), (0.5,), **seen)
     assert [numbers[tag].item() for tag in tags] == [1.5] * 4
 

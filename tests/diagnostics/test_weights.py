@@ -160,6 +160,54 @@ def test_several_exponents_are_as_if_alone():
             close(found, naive(pos.numpy(), neg.numpy(), star), rtol=1e-7)
 
 
+# -- a proposal that knows its density ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta_star", [0.5, 2.0, -1.5])
+def test_the_proposal_is_divided_out(beta_star):
+    pos, neg = draw(5, 8)
+    log_q = torch.randn(5).double(), torch.randn(8).double()
+    found = weight_diagnostics(pos, neg, beta_star, log_q=log_q)
+    # As of energies that hold it.
+    held = [(f - q / beta_star).numpy() for f, q in zip((pos, neg), log_q, strict=True)]
+    close(found, naive(held[0], held[1], beta_star), rtol=1e-10)
+    assert found["grad_scale"].item() == pytest.approx(
+        grad_scale(pos, neg, beta_star, log_q=log_q).item()
+    )
+
+
+def test_of_several_exponents_the_first_alone_has_the_proposal():
+    pos, neg = draw(5, 8)
+    log_q = torch.randn(5).double(), torch.randn(8).double()
+    first, other = weight_diagnostics_at(pos, neg, (2.0, 0.5), log_q=log_q)
+    close(first, {k: x.item() for k, x in weight_diagnostics(pos, neg, 2.0, None, log_q).items()})
+    close(other, naive(pos.numpy(), neg.numpy(), 0.5))
+
+
+def test_where_the_exponent_is_zero_the_proposal_is_not_looked_at():
+    stars = torch.tensor([0.0, 0.5], dtype=torch.float64)
+    pos, neg = torch.randn(2, 5).double(), torch.randn(2, 8).double()
+    log_q = torch.randn(2, 5).double(), torch.randn(2, 8).double()
+    found = weight_diagnostics(pos, neg, stars, log_q=log_q)
+    close({k: x[0] for k, x in found.items()}, naive(pos[0].numpy(), neg[0].numpy(), 0.0))
+    own = log_q[0][1], log_q[1][1]
+    alone = weight_diagnostics(pos[1], neg[1], 0.5, log_q=own)
+    close({k: x[1] for k, x in found.items()}, {k: x.item() for k, x in alone.items()})
+    uniform = weight_diagnostics(pos[0], neg[0], 0.0, log_q=own)
+    close(uniform, naive(pos[0].numpy(), neg[0].numpy(), 0.0))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("side", [0, 1])
+def test_one_lost_log_density_spoils_all_at_the_exponent_in_force(value, side):
+    pos, neg = draw(5, 8)
+    log_q = torch.zeros(5), torch.zeros(8)
+    log_q[side][2] = value
+    spoiled, plain = weight_diagnostics_at(pos, neg, (2.0, 0.5), log_q=log_q)
+    assert all(math.isnan(x.item()) for x in spoiled.values())
+    close(plain, naive(pos.numpy(), neg.numpy(), 0.5))
+
+
 # -- classes -----------------------------------------------------------------------------------
 
 
@@ -234,3 +282,13 @@ def test_failing_sampler_with_classes():
     for tag in TAGS - {"grad_scale"}:
         assert far[tag].item() == pytest.approx(expected[tag], rel=5e-3), tag
     assert far["grad_scale"].item() == 0.0
+
+
+def test_classes_and_a_proposal():
+    pos, neg = draw(9, 11)
+    groups = torch.randint(3, (9,)), torch.randint(3, (11,))
+    log_q = torch.randn(9).double(), torch.randn(11).double()
+    found = weight_diagnostics(pos, neg, 2.0, groups, log_q)
+    y_pos, y_neg = (y.numpy() for y in groups)
+    held = [(f - q / 2.0).numpy() for f, q in zip((pos, neg), log_q, strict=True)]
+    close(found, naive_groups(held[0], held[1], y_pos, y_neg, 2.0), rtol=1e-10)
