@@ -1,0 +1,236 @@
+"""Lightning: a callback that ties the guards of a module to its Trainer, and a mixin with it.
+
+    class DeepEnergyModel(GuardedModule, LightningModule):
+        def __init__(self):
+            ...
+            self.cd_loss, self.sampler = guard(None, Sampler(self.cnn), ..., model=self.cnn)
+
+Or, where the class is to stay as it is, ``Trainer(callbacks=[GuardCallback()])``. Both packages,
+``lightning.pytorch`` and ``pytorch_lightning``, call the same hooks, and either may be in use.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ebmguard import Guard
+from ebmguard.adapters._requires import requires
+from ebmguard.errors import ConfigError
+from ebmguard.sinks._text import marker_tag
+from ebmguard.sinks.protocol import TAG_PREFIX
+
+with requires("lightning", extra="lightning"):
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback
+
+__all__ = ["GuardCallback", "GuardedModule"]
+
+_log = logging.getLogger("ebmguard")
+
+_KEY = "ebmguard"
+_LOGGED = (
+    "grad_scale",
+    "ess",
+    "energy_gap",
+    "energy_overlap",
+    "ref/grad_scale",
+    "ref/ess",
+    "sampler/grad_norm",
+    "recovery/attempt",
+)
+
+
+class GuardCallback(Callback):
+    """Ties the guards of a LightningModule to its Trainer.
+
+    Those are the guards of which the guarded loss is an attribute of the module, or of a module
+    inside it. While the Trainer fits,
+
+    - each has the optimizer, its schedulers and the AMP scaler attached, so that a row is a step of
+      that optimizer, however many batches are accumulated;
+    - they act inside ``training_step`` only: what validation and other callbacks sample there is
+      untempered and leaves no trace, as in :meth:`ebmguard.Guard.paused`;
+    - the main diagnostics are logged as ``guard/...`` by the module's ``log_dict`` (of several
+      guards as ``guard/<attribute>/...``), where a ModelCheckpoint can monitor them, and an alert
+      is a point ``_alerts/<LEVEL>_<rule>`` in the Trainer's loggers, at the guard's step;
+    - checkpoints of the Trainer hold the guards' states;
+    - a :class:`~ebmguard.DivergenceError` leaves ``trainer.fit`` as it is.
+
+    Raises:
+        ConfigError: from ``fit``: the module has no guard, or several optimizers and none of them
+            is attached; from loading a checkpoint of other guards.
+    """
+
+    def __init__(self) -> None:
+        self._guards: dict[str, Guard] = {}
+        self._logged_alerts: dict[str, int] = {}
+        self._rest = ExitStack()
+        self._undo = ExitStack()
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach what the Trainer has made, and let the guards act inside training steps only."""
+        guards = _guards_of(pl_module)
+        if not guards:
+            raise ConfigError(
+                f"GuardCallback found no guard in {type(pl_module).__name__}. Make it in the "
+                "module's __init__ or setup, and keep the loss and the sampler as attributes: "
+                "self.cd_loss, self.sampler = guard(None, sampler, model=self.net, ...)."
+            )
+        for g in guards.values():
+            _attach(g, trainer)
+        self._guards = guards
+        self._logged_alerts = {name: len(g.alerts) for name, g in guards.items()}
+        self._say_once(trainer.is_global_zero)
+        self._start_rest(trainer, pl_module)
+        self._wake_in_training_step(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the newest rows."""
+        for name, g in self._guards.items():
+            prefix = TAG_PREFIX if len(self._guards) == 1 else f"{TAG_PREFIX}{name}/"
+            pl_module.log_dict({prefix + tag: g.last[tag] for tag in _LOGGED if tag in g.last})
+        self._log_alerts(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Write what is under way."""
+        for g in self._guards.values():
+            g.close()
+        self._log_alerts(trainer)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the module as it was."""
+        self._rest.close()
+        self._undo.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same as at the end of a run; Lightning raises the exception again."""
+        self.on_train_end(trainer, pl_module)
+        self.teardown(trainer, pl_module, "fit")
+
+    # -- acting and resting -----------------------------------------------------------------
+
+    def _start_rest(self, trainer: Any, pl_module: Any) -> None:
+        self._rest.close()
+        for g in _guards_of(pl_module).values():
+            self._rest.enter_context(g.paused())
+
+    # Inside of a fit, where the guards rest already, these change nothing.
+    on_validation_start = on_test_start = on_predict_start = _start_rest
+
+    def _wake_in_training_step(self, pl_module: Any) -> None:
+        step = pl_module.training_step
+
+        @functools.wraps(step)
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            self._rest.close()
+            try:
+                return step(*args, **kwargs)
+            finally:
+                self._start_rest(None, pl_module)
+
+        # On the instance, as a compiled module has its own.
+        own = {"training_step": step} if "training_step" in vars(pl_module) else {}
+        pl_module.training_step = training_step
+        self._undo.callback(pl_module.__dict__.update, own)
+        self._undo.callback(pl_module.__dict__.pop, "training_step")
+
+    # -- what is said and kept --------------------------------------------------------------
+
+    def _say_once(self, is_global_zero: bool) -> None:
+        """Of guards that join their ranks, each alert is every rank's."""
+        problems = [x for g in self._guards.values() for x in g.check() if x.name == "ranks"]
+        if problems and is_global_zero:
+            _log.warning(problems[0].message)
+        if not problems and not is_global_zero:
+            self._undo.callback(setattr, _log, "disabled", _log.disabled)
+            _log.disabled = True
+
+    def _log_alerts(self, trainer: Any) -> None:
+        for name, g in self._guards.items():
+            for alert in g.alerts[self._logged_alerts[name] :]:
+                point = {marker_tag(alert.record()): float(alert.level)}
+                for logger in trainer.loggers:
+                    logger.log_metrics(point, step=alert.step)
+            self._logged_alerts[name] = len(g.alerts)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the guards' states, as plain values."""
+        guards = _guards_of(pl_module)
+        checkpoint[_KEY] = {name: g.state_dict() for name, g in guards.items()}
+
+    def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Continue from the guards' states, where the run goes on and was guarded."""
+        states = checkpoint.get(_KEY)
+        if states is None or trainer.state.fn != "fit":
+            return
+        guards = _guards_of(pl_module)
+        if guards.keys() != states.keys():
+            raise ConfigError(
+                f"The checkpoint holds the guards {', '.join(states)}, but the module has "
+                f"{', '.join(guards) or 'none'}. Keep them under the same attributes."
+            )
+        for name, g in guards.items():
+            g.load_state_dict(states[name])
+
+
+class GuardedModule:
+    """A mixin before LightningModule that brings a :class:`GuardCallback` to any Trainer.
+
+    A ``configure_callbacks`` of the module itself should add its own to ``super()``'s.
+    """
+
+    def configure_callbacks(self) -> list[Any]:
+        """The callbacks of the classes behind this one, and a :class:`GuardCallback`."""
+        others = super().configure_callbacks()  # type: ignore[misc]
+        return [*(others if isinstance(others, Sequence) else [others]), GuardCallback()]
+
+
+class _Schedulers(list[Any]):
+    """One optimizer may have several."""
+
+    def state_dict(self) -> list[Any]:
+        return [scheduler.state_dict() for scheduler in self]
+
+    def load_state_dict(self, states: list[Any]) -> None:
+        for scheduler, state in zip(self, states, strict=True):
+            scheduler.load_state_dict(state)
+
+
+def _guards_of(pl_module: Any) -> dict[str, Guard]:
+    """The guards of a module, by the path of the attribute that led to each."""
+    found: dict[str, Guard] = {}
+    for path, module in pl_module.named_modules():
+        for name, value in vars(module).items():
+            g = value if isinstance(value, Guard) else getattr(value, "guard", None)
+            if isinstance(g, Guard) and g not in found.values():
+                found[f"{path}.{name}" if path else name] = g
+    return found
+
+
+def _attach(g: Guard, trainer: Any) -> None:
+    known = trainer.optimizers
+    optimizer = next((each for each in known if each is g.attached.optimizer), None)
+    if optimizer is None and len(known) != 1:
+        raise ConfigError(
+            f"The Trainer has {len(known)} optimizers; which one trains the energy? Say it in "
+            "configure_optimizers: self.cd_loss.guard.attach(optimizer=...)."
+        )
+    optimizer = optimizer or known[0]
+    own = [
+        config.scheduler
+        for config in trainer.lr_scheduler_configs
+        if getattr(config.scheduler, "optimizer", None) is optimizer
+    ]
+    g.attach(
+        optimizer=optimizer,
+        scheduler=_Schedulers(own) if own else None,
+        scaler=getattr(trainer.precision_plugin, "scaler", None),
+    )
