@@ -112,6 +112,25 @@ def test_the_gradient_has_the_closed_form_times_the_trainers_factor(epsilon):
         assert (grads[0] > 0).all()  # x_q are the data, whose energy is lowered
 
 
+def test_reweighted_energies_keep_the_trainers_record_of_the_difference():
+    def reweighted(config, f, sample_s_t):
+        g = guard(None, sample_s_t, beta_star=2.0, **ebm_anatomy.settings(config, f))
+
+        def difference(f_q, f_s_t):
+            f_q, f_s_t = g.reweight(f_q, f_s_t)
+            return f_q.mean() - f_s_t.mean()
+
+        return difference, g.sampler
+
+    run, by_loss = train(reweighted, n=1), train(retrofit(2.0), n=1)
+    call, other = run.calls[0], by_loss.calls[0]
+    torch.testing.assert_close(call.f_pos.grad, other.f_pos.grad)
+    torch.testing.assert_close(call.f_neg.grad, other.f_neg.grad)
+    d_s_t = 20_000 * (call.f_pos.mean() - call.f_neg.mean()).item()
+    assert run.others[0] == pytest.approx(d_s_t, rel=1e-5)
+    assert by_loss.others[0] != pytest.approx(d_s_t, rel=1e-1)
+
+
 def test_rows_hold_the_loss_before_the_trainers_factor():
     guards = []
     run = train(retrofit(2.0, guards), n=1)
