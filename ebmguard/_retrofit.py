@@ -81,7 +81,8 @@ def guard(
             :func:`ebmguard.objective.contrastive_loss`. Or a sequence of these, one for each entry
             of the first model dimension.
         reduce: "sum" or "mean": how heads ``(B, K)`` become one energy.
-        sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``.
+        sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``. Of several ranks the
+            first one alone writes, to ``log_dir`` and to these.
         flush_every: steps between flushes of the sinks.
         action: on an alert of level ERROR, "warn", "raise" (at the next safe point: after an
             optimizer step, or before the next sampler call), or "rollback" (after an optimizer
@@ -89,7 +90,7 @@ def guard(
         recovery: settings of "rollback": snapshots, what is changed, the budget.
         adapt: more SGLD steps while GradScale is too low; needs ``g.attach(sgld_steps=...)``.
         steer: move β*, a number, so that the effective sample size stays inside a band.
-        on_alert: called with every alert, as soon as it is known.
+        on_alert: called with every alert, as soon as it is known; on every rank.
         hold: decide on a step inside ``loss()``, before its gradient exists; with "raise" the
             contrastive term is then withheld from an ERROR on. None: on a CPU yes, on a GPU no,
             where decisions come two steps later and nothing waits.
@@ -181,7 +182,9 @@ def guard(
     if sampler is not None:
         check_sampler(sampler, methods)
     opened = [as_sink(sink) for sink in sinks]
-    if log_dir is not None:
+    if process_group is not None and dist.get_rank(process_group) > 0:
+        opened = []  # all ranks have the same rows
+    elif log_dir is not None:
         opened = [*open_log_dir(log_dir), *opened]
     return Guard(
         strength=strength,
