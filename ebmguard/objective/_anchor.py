@@ -18,7 +18,7 @@ from ._usable import void
 __all__ = ["Anchor"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Anchor:
     """The negative that exponents are relative to; 0 where no negative is usable.
 
@@ -42,9 +42,7 @@ class Anchor:
             beta: β*, broadcastable against ``neg``.
             log_q: as :func:`in_force` has it, 0 where the sample is not usable.
         """
-        neg = neg.detach()
-        exponent = beta * neg if log_q is None else beta * neg - log_q.to(neg.dtype)
-        return cls(neg, log_q)._at(_best(exponent, valid, -1), -1)
+        return _best(neg.detach(), log_q, valid, beta, -1)
 
     @classmethod
     def of_ranks(
@@ -66,13 +64,11 @@ class Anchor:
         log_sum = torch.logsumexp(exponent, -1, keepdim=True)
         parts = (own.f, log_sum) if own.log_q is None else (own.f, log_sum, own.log_q)
         f, log_sum, *rest = gathered(process_group, *parts)
-        each = cls(f, rest[0] if rest else None)
-        exponent = beta * f if each.log_q is None else beta * f - each.log_q.to(f.dtype)
+        q = rest[0] if rest else None
         # Relative to its own anchor a rank has an exponent of 0, if it has a usable negative.
-        best = each._at(_best(exponent, log_sum >= 0, 0), 0)
-        best = cls(best.f.squeeze(0), None if best.log_q is None else best.log_q.squeeze(0))
-        log_sum = torch.logsumexp(best.exponent(f - best.f, each.log_q, beta) + log_sum, 0)
-        return best, log_sum
+        best = _best(f, q, log_sum >= 0, beta, 0)
+        anchor = cls(best.f.squeeze(0), None if best.log_q is None else best.log_q.squeeze(0))
+        return anchor, torch.logsumexp(anchor.exponent(f - anchor.f, q, beta) + log_sum, 0)
 
     def exponent(self, shifted: Tensor, log_q: Tensor | None, beta: float | Tensor) -> Tensor:
         """β* (f - f₀) - (log q - log q₀) of energies that have been shifted by f₀."""
@@ -80,10 +76,9 @@ class Anchor:
             return beta * shifted
         return beta * shifted - (log_q - self.log_q).to(shifted.dtype)
 
-    def _at(self, index: Tensor, dim: int) -> Anchor:
-        log_q = None if self.log_q is None else self.log_q.gather(dim, index)
-        return Anchor(self.f.gather(dim, index), log_q)
 
-
-def _best(exponent: Tensor, valid: Tensor, dim: int) -> Tensor:
-    return torch.where(valid, exponent, void(exponent)).argmax(dim, keepdim=True)
+def _best(f: Tensor, log_q: Tensor | None, valid: Tensor, beta: float | Tensor, dim: int) -> Anchor:
+    """Of the largest weight among the valid ones along a dimension, which stays as one of 1."""
+    exponent = beta * f if log_q is None else beta * f - log_q.to(f.dtype)
+    index = torch.where(valid, exponent, void(exponent)).argmax(dim, keepdim=True)
+    return Anchor(f.gather(dim, index), None if log_q is None else log_q.gather(dim, index))
