@@ -18,7 +18,8 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.adapters.lightning import GuardedModule
-from tests.frameworks.lightning_parts import Net, Sampler, data, make_trainer
+from tests.frameworks.lightning_parts import make_trainer
+from tests.frameworks.parts import Net, Sampler, data
 from tests.recovery.parts import Scripted
 
 

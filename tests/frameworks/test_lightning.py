@@ -21,16 +21,9 @@ from ebmguard.adapters.lightning import GuardCallback, GuardedModule, _Scheduler
 from ebmguard.errors import ConfigError, NonFiniteError
 from ebmguard.faults import FaultInjector
 from ebmguard.recovery import Change
-from tests.frameworks.lightning_parts import (
-    N_BATCHES,
-    DeepEnergyModel,
-    Guarded,
-    Net,
-    Sampler,
-    data,
-    make_trainer,
-)
+from tests.frameworks.lightning_parts import DeepEnergyModel, Guarded, make_trainer
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
+from tests.frameworks.parts import N_BATCHES, Net, Sampler, data, expected_gradient
 from tests.guard.parts import Memory
 from tests.ranks import run_ranks
 from tests.recovery.parts import Scripted
@@ -117,19 +110,6 @@ def test_off_is_the_unguarded_trainer(kind, tmp_path):
     assert model.state_dict().keys() == DeepEnergyModel().state_dict().keys()
     assert set(model.hparams) == {"alpha", "lr"}
     assert not are_equal(fit(make(module), callbacks), unguarded)
-
-
-def expected_gradient(net: nn.Module, real: Tensor, fake: Tensor, beta: float):
-    """Gradient of the tutorial's loss with Eq. 8 in the place of its difference, in double."""
-    net = copy.deepcopy(net).double()
-    f_pos, f_neg = net(real.double()), net(fake.double())
-    weights = torch.softmax(beta * f_neg.detach(), 0)
-    normaliser = torch.logsumexp(beta * f_neg.detach(), 0)
-    as_negative = torch.sigmoid(beta * f_pos.detach() - normaliser)
-    grad_scale = (1 - as_negative).mean()
-    surrogate = grad_scale * (weights * f_neg).sum() - ((1 - as_negative) * f_pos).mean()
-    loss = surrogate + 0.1 * (f_pos**2 + f_neg**2).mean()
-    return torch.autograd.grad(loss, list(net.parameters()))
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])

@@ -1,0 +1,45 @@
+"""Loggers that take a dict of numbers and a step, used as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ebmguard.sinks._text import LEVEL_NUMBERS, marker_tag
+from ebmguard.sinks.protocol import TAG_PREFIX
+
+__all__ = ["MetricsSink"]
+
+
+class MetricsSink:
+    """Passes every row on as one dict with the prefix ``guard/``.
+
+    An alert becomes the number of its level at ``_alerts/<LEVEL>_<rule>``. Histograms have no place
+    in such loggers, and a rollback shows by the rows' ``recovery/attempt``; the rows of steps that
+    come again are given again.
+
+    Args:
+        log: called as ``log(metrics, step)``. What is behind it stays the caller's to close.
+    """
+
+    def __init__(self, log: Callable[[dict[str, float], int], object]) -> None:
+        self._log = log
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Pass the numbers on."""
+        self._log({TAG_PREFIX + tag: value for tag, value in scalars.items()}, step)
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        """Mark the alert's step."""
+        self._log({marker_tag(record): LEVEL_NUMBERS[record["level"]]}, record["step"])
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        """Nothing: the logger decides when it writes."""

@@ -1,0 +1,91 @@
+"""What the trainers of all frameworks have in common: a network, a sampler object, data."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+BATCH = 8
+SHAPE = (1, 4, 4)
+N_BATCHES = 6
+NOISE = 0.01
+STEP_SIZE = 0.1
+OUTPUT_SCALE = 2 * STEP_SIZE / NOISE**2
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.layers(x).squeeze(1)
+
+
+class Sampler:
+    """Chains from a buffer that is a list of images, each a tensor of its own."""
+
+    def __init__(self, model: nn.Module, noise: float = NOISE, max_len: int = 32) -> None:
+        self.model = model
+        self.noise = noise
+        self.max_len = max_len
+        self.examples = list((torch.rand(BATCH, *SHAPE) * 2 - 1).split(1))
+
+    def sample_new_exmps(self, steps: int = 4, step_size: float = STEP_SIZE) -> Tensor:
+        rows = torch.randint(len(self.examples), (BATCH,)).tolist()
+        fresh = (torch.rand(BATCH) < 0.05)[:, None, None, None]
+        start = torch.cat([self.examples[i] for i in rows])
+        start = torch.where(fresh, torch.rand_like(start) * 2 - 1, start)
+        images = Sampler.generate_samples(self.model, start, steps, step_size, self.noise)
+        self.examples = [*images.detach().split(1), *self.examples][: self.max_len]
+        return images
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"examples": list(self.examples)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.examples = state["examples"]
+
+    @staticmethod
+    def generate_samples(
+        model: Any, images: Tensor, steps: int, step_size: float, noise: float = NOISE
+    ) -> Tensor:
+        was_training = model.training
+        model.eval()
+        with torch.enable_grad():
+            images = images.detach().clone().requires_grad_()
+            for _ in range(steps):
+                images.data.add_(noise * torch.randn_like(images)).clamp_(-1, 1)
+                (slope,) = torch.autograd.grad(-model(images).sum(), images)
+                images.data.add_(-step_size * slope).clamp_(-1, 1)
+        model.train(was_training)
+        return images
+
+
+def difference(real_out: Tensor, fake_out: Tensor) -> Tensor:
+    return fake_out.mean() - real_out.mean()
+
+
+def expected_gradient(net: nn.Module, real: Tensor, fake: Tensor, beta: float) -> Any:
+    """Gradient of Eq. 8 and an L2 term on the energies, in double precision."""
+    net = copy.deepcopy(net).double()
+    f_pos, f_neg = net(real.double()), net(fake.double())
+    weights = torch.softmax(beta * f_neg.detach(), 0)
+    normaliser = torch.logsumexp(beta * f_neg.detach(), 0)
+    as_negative = torch.sigmoid(beta * f_pos.detach() - normaliser)
+    grad_scale = (1 - as_negative).mean()
+    surrogate = grad_scale * (weights * f_neg).sum() - ((1 - as_negative) * f_pos).mean()
+    loss = surrogate + 0.1 * (f_pos**2 + f_neg**2).mean()
+    return torch.autograd.grad(loss, list(net.parameters()))
+
+
+def data(rank: int = 0, world: int = 1) -> DataLoader[Any]:
+    """The batches, or one rank's part of each."""
+    x = torch.rand(N_BATCHES * BATCH, *SHAPE, generator=torch.Generator().manual_seed(0))
+    # A generator of its own: else every epoch draws a number from the global one.
+    own = TensorDataset(x[rank::world])
+    return DataLoader(own, BATCH // world, generator=torch.Generator())

@@ -1,0 +1,189 @@
+"""A plain loop on Lightning Fabric, with a sampler object and accumulated gradients."""
+
+from __future__ import annotations
+
+import copy
+import csv
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.loggers import CSVLogger
+from lightning.fabric.plugins import MixedPrecision
+from torch import Tensor, nn
+
+from ebmguard import guard
+from ebmguard.adapters.fabric import FabricSink, attach
+from ebmguard.errors import ConfigError, NonFiniteError
+from ebmguard.faults import FaultInjector
+from tests.frameworks.parts import (
+    N_BATCHES,
+    OUTPUT_SCALE,
+    Net,
+    Sampler,
+    data,
+    difference,
+    expected_gradient,
+)
+from tests.guard.parts import Memory
+
+# Of files that the test has written itself.
+pytestmark = pytest.mark.filterwarnings("ignore:.*weights_only")
+
+
+class Run:
+    """A trainer; ``options`` are the guard's, and None leaves it out."""
+
+    def __init__(
+        self,
+        options: dict[str, Any] | None = None,
+        *,
+        fabric: Any = None,
+        sgd: bool = False,
+        by: str = "original",
+    ) -> None:
+        torch.manual_seed(0)
+        self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
+        self.net = Net()
+        optimizer: Any = torch.optim.SGD(self.net.parameters(), lr=0.5)
+        if not sgd:
+            optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01, betas=(0.0, 0.999))
+        self.model, self.optimizer = self.fabric.setup(self.net, optimizer)
+        self.chains = Sampler(self.net if by == "original" else self.model)
+        self.sampler: Any = self.chains
+        self.cd_loss: Any = difference
+        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.state = {"model": self.model, "optimizer": self.optimizer, "chains": self.chains}
+        if options is not None:
+            g = guard(
+                None,
+                self.chains,
+                methods=("sample_new_exmps",),
+                model=self.net,
+                **{"beta_star": 0.5, "output_scale": OUTPUT_SCALE, **options},
+            )
+            self.cd_loss, self.sampler = attach(g, self.fabric, optimizer=self.optimizer)
+            self.state["guard"] = g
+
+    def train(self, epochs: int = 1, accumulated: int = 1, n_batches: int = N_BATCHES) -> None:
+        for _ in range(epochs):
+            for i, (real,) in enumerate(list(data())[:n_batches]):
+                fake = self.sampler.sample_new_exmps(steps=4)
+                self.seen.append((real, fake.detach().clone()))
+                real_out, fake_out = self.model(torch.cat((real, fake))).chunk(2)
+                loss = 0.1 * (real_out**2 + fake_out**2).mean() + self.cd_loss(real_out, fake_out)
+                self.fabric.backward(loss / accumulated)
+                if (i + 1) % accumulated == 0:
+                    self.optimizer.step()
+                    self.optimizer.zero_grad()
+
+    def tensors(self) -> list[Tensor]:
+        states = self.optimizer.optimizer.state.values()
+        moments = [x for state in states for x in state.values()]
+        rng = torch.get_rng_state()
+        everything = [*self.net.state_dict().values(), *self.chains.examples, rng, *moments]
+        return [x.clone() for x in everything]
+
+
+# In mixed precision Fabric itself wants no gradient of its wrapper but by `fabric.backward`.
+@pytest.mark.parametrize(
+    ("precision", "by"),
+    [("32-true", "original"), ("32-true", "wrapper"), ("bf16-mixed", "original")],
+)
+def test_off_is_the_unguarded_trainer(precision, by):
+    def fit(options):
+        run = Run(options, fabric=Fabric(accelerator="cpu", precision=precision), by=by)
+        run.train()
+        return run.tensors()
+
+    unguarded = fit(None)
+    memory = Memory()
+    for options in ({"beta_star": 0.0, "sinks": [memory]}, {"beta_star": 2.0}):
+        pairs = zip(fit(options), unguarded, strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs) == (options["beta_star"] == 0)
+    assert memory.steps == list(range(N_BATCHES))
+
+
+@pytest.mark.parametrize("by", ["original", "wrapper"])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_gradient_in_the_loop_is_the_closed_form(by, accumulated):
+    memory = Memory()
+    options = {"beta_star": 3.0, "output_scale": 12.0, "sinks": [memory]}  # β = 1/4
+    run = Run(options, sgd=True, by=by)
+    net, twin = copy.deepcopy(run.net), copy.deepcopy(run.chains)
+    random = torch.get_rng_state()
+    run.train(accumulated=accumulated, n_batches=accumulated)
+    grads = [expected_gradient(net, real, fake, 3.0) for real, fake in run.seen]
+    for before, after, *parts in zip(net.parameters(), run.net.parameters(), *grads, strict=True):
+        expected = before.double() - 0.5 * sum(parts) / accumulated
+        torch.testing.assert_close(after.double(), expected, rtol=0, atol=1e-6)
+    assert memory.steps == [0]
+
+    class ThreeQuarters(nn.Module):
+        def forward(self, x):
+            return 0.75 * net(x)
+
+    twin.model = ThreeQuarters()
+    torch.set_rng_state(random)
+    for _, fake in run.seen:
+        torch.testing.assert_close(twin.sample_new_exmps(steps=4).detach(), fake)
+
+
+def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
+    run = Run({})
+    run.train(2)
+    run.fabric.save(tmp_path / "two.ckpt", run.state)
+    random = torch.get_rng_state()
+    run.train()
+    expected, state = run.tensors(), run.cd_loss.guard.state_dict()
+    assert state["step"] == 3 * N_BATCHES
+
+    other = Run({})
+    torch.manual_seed(99)
+    other.train()  # what is loaded replaces it
+    other.fabric.load(tmp_path / "two.ckpt", other.state)
+    torch.set_rng_state(random)
+    other.train()
+    assert all(torch.equal(a, b) for a, b in zip(other.tensors(), expected, strict=True))
+    assert other.cd_loss.guard.state_dict() == state
+
+
+def test_divergence_ends_the_loop_and_is_in_the_loggers(tmp_path):
+    fabric = Fabric(accelerator="cpu", loggers=CSVLogger(tmp_path, flush_logs_every_n_steps=1))
+    run = Run({"action": "raise", "sinks": [FabricSink(fabric)]}, fabric=fabric)
+    faults = FaultInjector()
+    run.chains.sample_new_exmps = faults.sampler(run.chains.sample_new_exmps)  # type: ignore[method-assign]
+    faults.nan_sample(at=3)
+    with pytest.raises(NonFiniteError) as error:
+        run.train()
+    assert error.value.alert.step == 3
+    assert all(p.isfinite().all() for p in run.net.parameters())
+    with open(f"{fabric.logger.log_dir}/metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    tags = ("_alerts/ERROR_nonfinite", "guard/energy_gap")
+    marks, gaps = ([row["step"] for row in rows if row[tag]] for tag in tags)
+    assert (marks, gaps) == (["3"], ["0", "1", "2", "3"])
+
+
+def test_skips_of_the_amp_scaler_are_no_alarm():
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**40))
+    run = Run({}, fabric=Fabric(accelerator="cpu", plugins=[precision]))
+    run.train(4)
+    g = run.cd_loss.guard
+    assert g.step == 4 * N_BATCHES
+    assert {alert.rule for alert in g.alerts} == {"amp_skip"}
+    assert len(g.alerts) < g.step
+
+
+def test_the_other_package_of_the_same_fabric():
+    standalone = pytest.importorskip("lightning_fabric")
+    run = Run({}, fabric=standalone.Fabric(accelerator="cpu"))
+    run.train()
+    assert run.cd_loss.guard.step == N_BATCHES
+
+
+def test_optimizer_that_was_not_set_up():
+    run = Run({})
+    with pytest.raises(ConfigError, match=r"is a Adam; expected the one that fabric\.setup"):
+        attach(run.cd_loss.guard, run.fabric, optimizer=run.optimizer.optimizer)
