@@ -1,0 +1,63 @@
+"""accelerate: the guard gets what ``accelerator.prepare`` has put around the trainer's parts.
+
+    model, optimizer = accelerator.prepare(f, optimizer)
+    g = guard(None, sample_q, model=f, beta_star=0.5, sinks=[AcceleratorSink(accelerator)])
+    cd_loss, sample_q = attach(g, accelerator, optimizer=optimizer)
+
+Name the network itself as ``model=``, not what ``prepare`` returns. Several processes take
+``process_group=torch.distributed.group.WORLD``, and a sampler that calls the network itself, since
+DistributedDataParallel is no place for gradients of samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ebmguard import Guard
+from ebmguard.adapters._metrics import MetricsSink
+from ebmguard.adapters._requires import requires
+from ebmguard.errors import ConfigError
+
+with requires("accelerate", extra="accelerate"):
+    from accelerate.optimizer import AcceleratedOptimizer
+
+__all__ = ["AcceleratorSink", "attach"]
+
+
+class AcceleratorSink(MetricsSink):
+    """Rows and alerts in the trackers of an Accelerator.
+
+    Args:
+        accelerator: made with ``Accelerator(log_with=...)``; its ``init_trackers`` may come later.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        super().__init__(accelerator.log)
+
+
+def attach(g: Guard, accelerator: Any, *, optimizer: Any, **rest: Any) -> Guard:
+    """:meth:`ebmguard.Guard.attach` with the optimizer's inside and accelerate's AMP scaler if any.
+
+    The guard is registered for checkpoints too, so that ``save_state`` and ``load_state`` take it
+    along. A row is a step of the optimizer, however many batches ``accumulate`` gathers.
+
+    Args:
+        g: the guard.
+        accelerator: the Accelerator.
+        optimizer: as ``accelerator.prepare`` returned it.
+        rest: further keywords of :meth:`ebmguard.Guard.attach`.
+
+    Returns:
+        the guard, which unpacks into the loss and the sampler.
+
+    Raises:
+        ConfigError: an optimizer that has not been prepared.
+    """
+    if not isinstance(optimizer, AcceleratedOptimizer):
+        raise ConfigError(
+            f"attach: optimizer= is a {type(optimizer).__name__}; expected the one that "
+            "accelerator.prepare(model, optimizer) returns, whose step() is called."
+        )
+    g.attach(optimizer=optimizer.optimizer, scaler=accelerator.scaler, **rest)
+    accelerator.register_for_checkpointing(g)
+    return g
