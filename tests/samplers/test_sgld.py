@@ -164,6 +164,17 @@ def test_gradient_is_clipped_entry_by_entry_before_the_step():
     assert torch.equal(wide[:, :4], sgld(lambda x: x @ slope, torch.zeros(1, 5), **settings)[:, :4])
 
 
+def test_tempering_has_no_hold_where_the_clip_cuts():
+    """As docs/samplers.md warns: the guard's factor changes the second entry alone."""
+    slope = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(slope.weight, 7.0)
+    slope.weight.data[0, 1] = 0.04
+    settings: Any = {"steps": 1, "step_size": 1.0, "noise_std": 0.0, "grad_clip": 0.05}
+    _, sample_q = guard(None, sgld, beta=0.25, output_scale=1.0)
+    x = sample_q(slope, torch.zeros(1, 2), **settings)
+    torch.testing.assert_close(x, torch.tensor([[0.05, 0.03]]))
+
+
 # -- given noise -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,33 @@
+"""The program on the page about samplers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ebmguard.diagnostics.mixture import mixture_gaps, mixture_weights
+
+PAGE = Path(__file__).parents[2] / "docs" / "samplers.md"
+
+
+def test_the_page_runs_from_top_to_bottom(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 4
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks), names)
+    # What the page says of it.
+    printed = capsys.readouterr().out.splitlines()[0]
+    assert f"# {printed}" in PAGE.read_text()
+    acceptance = torch.stack(names["acceptance"])
+    assert acceptance[0] > 0.99
+    assert 0.9 < acceptance[-20:].mean() < 0.98
+    f, sample_q = names["f"], names["sample_q"]
+    with torch.no_grad():
+        f_pos, f_neg = f(names["data"](1000)), f(sample_q(f))
+    weights = mixture_weights(f_pos, f_neg, sample_q.parts, 0.5)
+    assert 0.6 < weights["mixture/buffer/weight"] < 0.9
+    gaps = mixture_gaps(f_pos, f_neg, sample_q.parts)
+    assert gaps["mixture/noise/energy_gap"] > 4 * gaps["mixture/buffer/energy_gap"]
