@@ -34,7 +34,7 @@ def settings(args: object, term: str | None = None) -> dict[str, Any]:
     Args:
         args: the script's arguments, after ``init_env`` has completed them.
         term: None, or where ``--p_x_y_weight`` is on, the term that this guard is for: "p_x" or
-            "p_x_y".
+            "p_x_y". The second guard wraps ``sample_q.original``.
 
     Raises:
         ConfigError: as :func:`ebmguard.adapters.jem.settings`.
