@@ -1,0 +1,196 @@
+"""The robust objective as pure functions of ``jax.numpy``: twin of :mod:`ebmguard.objective`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, get_args
+
+from ebmguard.adapters._requires import requires
+from ebmguard.energies import Variant
+from ebmguard.errors import ConfigError, EnergyTypeError, ShapeError
+
+with requires("jax", extra="jax"):
+    import jax
+    import jax.numpy as jnp
+
+__all__ = [
+    "Array",
+    "Groups",
+    "check_energies",
+    "contrastive_loss",
+    "per_sample",
+    "temper",
+    "usable",
+]
+
+Array: TypeAlias = "jax.Array"
+Groups: TypeAlias = "tuple[Array, Array]"
+
+# As in ebmguard.objective: β* f beyond the first counts as infinite, β* below the second as 0.
+_LARGEST = 1e30
+_SMALLEST = 1e-35
+
+
+def contrastive_loss(
+    f_pos: Array,
+    f_neg: Array,
+    beta_star: float | Array,
+    *,
+    variant: Variant = "default",
+    groups: Groups | None = None,
+) -> Array:
+    """The contrastive loss to minimise; :func:`ebmguard.contrastive_loss` in JAX.
+
+    Args:
+        f_pos: negative energies of the positives, high on data, ``(N,)`` or ``(N, heads)``, which
+            are summed.
+        f_neg: the same for M negatives.
+        beta_star: β*, a number or a 0-dim array, also a traced one. 0 is the standard loss.
+        variant: "default", "no_pos", "batch" or "true" (Eqs. 8, 7, 33 and 34).
+        groups: class labels ``(y_pos, y_neg)``, for "default" and "no_pos".
+
+    Returns:
+        0-dim array. Samples whose energy is not finite have no part in it and no gradient; they
+        are counted by :func:`diagnostics`.
+
+    Raises:
+        EnergyTypeError, ShapeError, ConfigError: energies that are no vectors of floating-point
+            numbers, an unknown variant, or groups with one that has none.
+    """
+    check_energies(f_pos, f_neg, variant, groups)
+    pos, neg = per_sample(f_pos), per_sample(f_neg)
+    if isinstance(beta_star, int | float) and abs(beta_star) < _SMALLEST:
+        return jnp.mean(neg) - jnp.mean(pos)
+    given = jnp.asarray(beta_star, pos.dtype)
+    is_zero = jnp.abs(given) < _SMALLEST
+    beta = jnp.where(is_zero, 1.0, given)
+    is_pos, is_neg = usable(pos, beta), usable(neg, beta)
+    pos, neg = jnp.where(is_pos, pos, 0.0), jnp.where(is_neg, neg, 0.0)
+    # Before β* multiplies: a common offset is nothing to the objective, but much to float32.
+    shift = jax.lax.stop_gradient(_dominant(neg, is_neg, beta))
+    pos, neg = pos - shift, neg - shift
+    visible = is_neg if groups is None else (groups[0][:, None] == groups[1]) & is_neg
+    if groups is not None:
+        is_pos = is_pos & (visible.any(-1) | is_zero)
+    # In the place of -inf, whose differences are NaN in the backward pass.
+    void = jnp.finfo(neg.dtype).min / 16
+    log_sum = jax.nn.logsumexp(jnp.where(visible, beta * neg, void), axis=-1)
+    loss = _loss(pos, is_pos, log_sum, beta, variant)
+    loss = jnp.where(is_zero, _mean(neg, is_neg) - _mean(pos, is_pos), loss)
+    return jnp.where(is_pos.any() & is_neg.any(), loss, 0.0)
+
+
+def _loss(pos: Array, is_pos: Array, log_sum: Array, beta: Array, variant: Variant) -> Array:
+    margin = log_sum - beta * pos
+
+    def scale(part: Array) -> Array:
+        return jax.lax.stop_gradient(_mean(jax.nn.sigmoid(margin), part))
+
+    def no_pos(part: Array) -> Array:
+        return _mean(log_sum / beta - pos, part)
+
+    if variant == "default":
+        return _mean(jax.nn.softplus(margin) / beta, is_pos)
+    if variant == "no_pos":
+        return no_pos(is_pos)
+    if variant == "batch":
+        return scale(is_pos) * no_pos(is_pos)
+    is_first = jnp.arange(pos.shape[0]) < pos.shape[0] // 2
+    first, second = is_pos & is_first, is_pos & ~is_first
+    return 0.5 * (scale(second) * no_pos(first) + scale(first) * no_pos(second))
+
+
+def temper(
+    f: Callable[..., Array], beta_star: float | Array, output_scale: float
+) -> Callable[..., Array]:
+    """``(1 - β*/o) f``, the function that the sampler is given (Eq. 7).
+
+    Args:
+        f: negative energies of samples (or energies: the factor is the same).
+        beta_star: as for :func:`contrastive_loss`; also a traced one.
+        output_scale: o, ``2 * step_size / noise_std**2``.
+
+    Returns:
+        a function of the same arguments.
+
+    Raises:
+        ConfigError: an output scale that is not positive, or a β* known to be above it.
+    """
+    if not output_scale > 0:
+        raise ConfigError(
+            f"output_scale={output_scale!r}; it must be positive: 2 * step_size / noise_std**2."
+        )
+    if isinstance(beta_star, int | float) and beta_star > output_scale * (1 + 1e-6):
+        raise ConfigError(
+            f"beta = beta_star / output_scale = {beta_star:g} / {output_scale:g} is above 1: the "
+            "sampler would run away from the data. Lower beta_star, or check output_scale."
+        )
+    factor = 1.0 - beta_star / output_scale
+
+    def tempered(*args: Any, **kwargs: Any) -> Array:
+        energies = f(*args, **kwargs)
+        return energies * jnp.asarray(factor, energies.dtype)
+
+    return tempered
+
+
+def per_sample(f: Array) -> Array:
+    """Energies in float32 at least, heads summed: ``(samples,)``."""
+    f = f.astype(jnp.promote_types(f.dtype, jnp.float32))
+    return f if f.ndim == 1 else jnp.sum(f.reshape(f.shape[0], -1), axis=1)
+
+
+def usable(f: Array, beta: Array) -> Array:
+    """Which energies the objective uses: finite ones with ``|β* f| <= 1e30``."""
+    # A comparison with NaN is False. The second limit keeps sums of energies finite.
+    largest = 1e-4 * jnp.finfo(f.dtype).max
+    return (jnp.abs(beta * f) <= _LARGEST) & (jnp.abs(f) <= largest)
+
+
+def _dominant(neg: Array, is_neg: Array, beta: Array) -> Array:
+    """The usable negative of the largest weight; 0 where there is none."""
+    sign = jnp.where(beta < 0, -1.0, 1.0).astype(neg.dtype)
+    largest = jnp.max(jnp.where(is_neg, sign * neg, -jnp.inf))
+    return jnp.where(is_neg.any(), sign * largest, 0.0)
+
+
+def _mean(x: Array, valid: Array) -> Array:
+    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
+
+
+def check_energies(f_pos: Array, f_neg: Array, variant: str, groups: Groups | None) -> None:
+    """Refuse, while a function is traced, what :func:`contrastive_loss` says that it refuses."""
+    for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
+        if not isinstance(f, jax.Array) or not jnp.issubdtype(f.dtype, jnp.floating):
+            raise EnergyTypeError(
+                f"{name} is {getattr(f, 'dtype', type(f).__name__)}; expected a floating-point "
+                "jax.Array, one energy per sample."
+            )
+        if f.ndim == 0:
+            raise ShapeError(
+                f"{name} is a single number, probably a batch mean; the weights need one energy "
+                "per sample. Pass the vector before `.mean()`."
+            )
+        if f.size == 0:
+            raise ShapeError(f"{name} has shape {f.shape}: it holds no sample.")
+    if f_pos.shape[1:] != f_neg.shape[1:]:
+        raise ShapeError(
+            f"f_pos has shape {f_pos.shape} and f_neg {f_neg.shape}: after the batch dimension "
+            "both must agree. Squeeze or index the extra dimension of one of them."
+        )
+    if variant not in get_args(Variant):
+        raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
+    if variant == "true" and f_pos.shape[0] < 2:
+        raise ShapeError('variant="true" halves the positives and needs at least two; got one.')
+    if groups is None:
+        return
+    if variant not in ("default", "no_pos"):
+        raise ConfigError(
+            f'groups are defined for variant="default" and "no_pos", not for {variant!r}.'
+        )
+    for name, labels, f in (("y_pos", groups[0], f_pos), ("y_neg", groups[1], f_neg)):
+        if labels.shape != f.shape[:1]:
+            raise ShapeError(
+                f"groups: {name} has shape {labels.shape}; expected {f.shape[:1]}, one label per "
+                "sample."
+            )

@@ -1,0 +1,484 @@
+"""The JAX twin equals the torch original; and what the recorder makes of its rows."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import ebmguard
+from ebmguard import Level
+from ebmguard.adapters.jax import Recorder, contrastive_loss, diagnostics, temper
+from ebmguard.diagnostics import (
+    energy_diagnostics,
+    nonfinite_diagnostics,
+    weight_diagnostics_at,
+)
+from ebmguard.errors import ConfigError, EnergyTypeError, NonFiniteError, ShapeError
+from ebmguard.report.follow import Followed
+from ebmguard.sinks import read_jsonl
+
+DOCS = Path(__file__).parents[2] / "docs"
+VARIANTS = ["default", "no_pos", "batch", "true"]
+BETA_STARS = st.one_of(
+    st.just(0.0), st.floats(0.01, 4.0), st.floats(-2.0, -0.01), st.just(1e-6), st.just(200.0)
+)
+
+
+@pytest.fixture(autouse=True)
+def _double_precision() -> Iterator[None]:
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+Sides: TypeAlias = "tuple[np.ndarray, np.ndarray]"
+
+# Few, since every shape is compiled anew.
+SHAPES = [(2, 1), (5, 8), (8, 5)]
+
+
+@st.composite
+def energies(draw: st.DrawFn) -> Sides:
+    """Both sides in float64, with an offset that the objective must not mind."""
+    n, m = draw(st.sampled_from(SHAPES))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    spread = draw(st.sampled_from([1e-3, 1.0, 30.0, 1e4]))
+    offset = draw(st.sampled_from([0.0, -5.0, 1e3]))
+    gap = draw(st.sampled_from([0.0, 2.0, -2.0])) * spread
+    return rng.normal(offset + gap, spread, n), rng.normal(offset, spread, m)
+
+
+def in_torch(
+    sides: Sides, beta_star: float, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    f_pos, f_neg = (torch.tensor(x, requires_grad=True) for x in sides)
+    # A tensor, since a traced β* is one: only then is a β* of 0 found at run time.
+    star = torch.tensor(beta_star, dtype=f_pos.dtype)
+    loss = ebmguard.contrastive_loss(f_pos, f_neg, star, **kwargs)
+    to_pos, to_neg = torch.autograd.grad(loss, (f_pos, f_neg))
+    return loss.detach(), to_pos, to_neg
+
+
+@cache
+def _differentiated(variant: str, *, has_groups: bool) -> Any:
+    def loss(f_pos: Any, f_neg: Any, beta_star: Any, y_pos: Any, y_neg: Any) -> Any:
+        groups = (y_pos, y_neg) if has_groups else None
+        return contrastive_loss(f_pos, f_neg, beta_star, variant=variant, groups=groups)
+
+    return jax.jit(jax.value_and_grad(loss, (0, 1)))
+
+
+def in_jax(
+    sides: Sides, beta_star: float, *, variant: str = "default", groups: Any = (None, None)
+) -> tuple[Any, Any, Any]:
+    function = _differentiated(variant, has_groups=groups[0] is not None)
+    star = np.asarray(beta_star, sides[0].dtype)
+    value, (to_pos, to_neg) = function(*sides, star, *groups)
+    return value, to_pos, to_neg
+
+
+@cache
+def _diagnosed(*, has_groups: bool) -> Any:
+    def row(f_pos: Any, f_neg: Any, beta_star: Any, y_pos: Any, y_neg: Any) -> Any:
+        return diagnostics(f_pos, f_neg, beta_star, groups=(y_pos, y_neg) if has_groups else None)
+
+    return jax.jit(row)
+
+
+def assert_same(found: Any, expected: Any, *, rtol: float, atol: float) -> None:
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(sides=energies(), beta_star=BETA_STARS)
+def test_loss_and_gradient_are_those_of_torch_to_twelve_digits(variant, sides, beta_star):
+    size = max(np.abs(sides[0]).max(), np.abs(sides[1]).max(), 1 / max(abs(beta_star), 1e-6))
+    expected = in_torch(sides, beta_star, variant=variant)
+    found = in_jax(sides, beta_star, variant=variant)
+    assert_same(found[0], expected[0], rtol=1e-12, atol=1e-12 * size)
+    # Exponents are products with β*, and known to their own last digit.
+    atol = 1e-14 * max(1.0, abs(beta_star) * size)
+    assert_same(found[1], expected[1], rtol=1e-12, atol=atol)
+    assert_same(found[2], expected[2], rtol=1e-12, atol=atol)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(seed=st.integers(0, 2**16), beta_star=st.sampled_from([0.0, 0.1, 0.5, 2.0, -0.5]))
+def test_in_single_precision_to_six_digits(variant, seed, beta_star):
+    rng = np.random.default_rng(seed)
+    sides = rng.normal(0, 2, 16).astype("f4"), rng.normal(0, 2, 12).astype("f4")
+    expected = in_torch(sides, beta_star, variant=variant)
+    found = in_jax(sides, beta_star, variant=variant)
+    for mine, other in zip(found, expected, strict=True):
+        assert mine.dtype == jnp.float32
+        assert_same(mine, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["default", "no_pos"])
+@given(sides=energies(), beta_star=BETA_STARS, seed=st.integers(0, 2**16))
+def test_groups_are_those_of_torch(variant, sides, beta_star, seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 3, len(sides[0])), rng.integers(0, 3, len(sides[1]))
+    size = max(np.abs(sides[0]).max(), np.abs(sides[1]).max(), 1 / max(abs(beta_star), 1e-6))
+    theirs = tuple(torch.tensor(y) for y in labels)
+    expected = in_torch(sides, beta_star, variant=variant, groups=theirs)
+    found = in_jax(sides, beta_star, variant=variant, groups=labels)
+    assert_same(found[0], expected[0], rtol=1e-12, atol=1e-12 * size)
+    atol = 1e-14 * max(1.0, abs(beta_star) * size)
+    assert_same(found[1], expected[1], rtol=1e-12, atol=atol)
+    assert_same(found[2], expected[2], rtol=1e-12, atol=atol)
+
+
+@given(
+    sides=energies(),
+    beta_star=BETA_STARS,
+    lost=st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 8), st.sampled_from([np.nan, np.inf, -np.inf])),
+        max_size=6,
+    ),
+    variant=st.sampled_from(VARIANTS),
+)
+def test_energies_that_are_lost_are_left_out_as_in_torch(sides, beta_star, lost, variant):
+    for side, i, value in lost:
+        sides[side][i % len(sides[side])] = value
+    finite = [x[np.isfinite(x)] for x in sides]
+    size = max([1.0, 1 / max(abs(beta_star), 1e-6), *(np.abs(x).max() for x in finite if x.size)])
+    expected = in_torch(sides, beta_star, variant=variant)
+    found = in_jax(sides, beta_star, variant=variant)
+    assert_same(found[0], expected[0], rtol=1e-12, atol=1e-12 * size)
+    atol = 1e-14 * max(1.0, abs(beta_star) * size)
+    for mine, other in zip(found[1:], expected[1:], strict=True):
+        assert np.isfinite(np.asarray(mine)).all()
+        assert_same(mine, other, rtol=1e-12, atol=atol)
+
+
+def test_nothing_is_lost_where_grad_scale_vanishes():
+    # One positive far above one negative: the gradient is exp(-margin), not 1 - 1.
+    for dtype, gap in (("f4", 40.0), ("f8", 300.0)):
+        sides = np.array([gap], dtype), np.array([0.0], dtype)
+        _, to_pos, to_neg = in_jax(sides, 1.0)
+        assert float(to_neg[0]) == pytest.approx(math.exp(-gap), rel=1e-6)
+        assert float(to_pos[0]) == -float(to_neg[0])
+
+
+def test_off_it_is_the_plain_difference():
+    key = jax.random.key(0)
+    pos, neg = jax.random.normal(key, (6,)), jax.random.normal(key, (5,)) - 1
+    plain = jnp.mean(neg) - jnp.mean(pos)
+    assert contrastive_loss(pos, neg, 0.0) == plain
+    assert contrastive_loss(pos, neg, 0) == plain
+    for variant in VARIANTS:
+        value, to_pos, to_neg = in_jax((pos, neg), 0.0, variant=variant)
+        assert float(value) == pytest.approx(float(plain), rel=1e-14)
+        assert_same(to_pos, np.full(6, -1 / 6), rtol=1e-15, atol=0)
+        assert_same(to_neg, np.full(5, 1 / 5), rtol=1e-15, atol=0)
+
+
+def test_heads_are_summed():
+    key = jax.random.key(1)
+    pos, neg = jax.random.normal(key, (6, 3)), jax.random.normal(key, (5, 3))
+    found = contrastive_loss(pos, neg, 0.5)
+    assert found == contrastive_loss(pos.sum(1), neg.sum(1), 0.5)
+    assert contrastive_loss(pos[:, :1], neg[:, :1], 0.5) == contrastive_loss(
+        pos[:, 0], neg[:, 0], 0.5
+    )
+
+
+def test_half_precision_is_computed_in_single():
+    pos, neg = jnp.array([1.0, 2.0], jnp.bfloat16), jnp.array([0.5, 3.0], jnp.bfloat16)
+    found = contrastive_loss(pos, neg, 0.5)
+    assert found.dtype == jnp.float32
+    assert found == contrastive_loss(pos.astype("f4"), neg.astype("f4"), 0.5)
+
+
+def test_a_schedule_compiles_once():
+    @jax.jit
+    def step(f_pos: Any, f_neg: Any, beta_star: Any) -> Any:
+        row = diagnostics(f_pos, f_neg, beta_star, output_scale=20_000.0)
+        return contrastive_loss(f_pos, f_neg, beta_star), row
+
+    pos, neg = jnp.array([1.0, 2.0]), jnp.array([0.5, 0.0, -1.0])
+    for i in range(5):  # from 0 on: that it is 0 is found at run time
+        loss, row = step(pos, neg, 0.1 * i)
+        assert float(loss) == pytest.approx(float(contrastive_loss(pos, neg, 0.1 * i)), rel=1e-13)
+        assert float(row["beta_star"]) == pytest.approx(0.1 * i)
+    assert step._cache_size() == 1
+
+
+def test_an_ensemble_is_a_vmap_over_beta_star():
+    rng = np.random.default_rng(0)
+    pos, neg = rng.normal(0, 2, (3, 8)), rng.normal(0, 2, (3, 6))
+    stars = [0.0, 0.5, 2.0]
+    found = jax.vmap(contrastive_loss)(jnp.asarray(pos), jnp.asarray(neg), jnp.asarray(stars))
+    expected = ebmguard.contrastive_loss(
+        torch.tensor(pos), torch.tensor(neg), torch.tensor(stars, dtype=torch.float64)
+    )
+    assert_same(found, expected, rtol=1e-12, atol=0)
+    rows = jax.vmap(diagnostics)(jnp.asarray(pos), jnp.asarray(neg), jnp.asarray(stars))
+    alone = diagnostics(jnp.asarray(pos[2]), jnp.asarray(neg[2]), 2.0)
+    assert rows.keys() == alone.keys()
+    for name, value in alone.items():
+        assert_same(rows[name][2], value, rtol=1e-12, atol=1e-12)
+
+
+def test_the_tempered_function_and_its_gradient():
+    def f(x: Any, scale: float) -> Any:
+        return -scale * (x * x).sum(-1)
+
+    x = jnp.array([[1.0, 2.0], [0.0, -3.0]], jnp.float32)
+    tempered = temper(f, 5.0, 20.0)
+    assert tempered(x, scale=2.0).dtype == jnp.float32
+    assert_same(tempered(x, scale=2.0), 0.75 * f(x, 2.0), rtol=1e-6, atol=0)
+    grad = jax.grad(lambda x: tempered(x, 1.0).sum())(x)
+    assert_same(grad, -1.5 * x, rtol=1e-6, atol=0)
+    assert (temper(f, 0.0, 20.0)(x, 1.0) == f(x, 1.0)).all()
+
+    @jax.jit
+    def at(beta_star: Any) -> Any:
+        return temper(f, beta_star, 20.0)(x, 1.0)
+
+    for beta_star in (0.0, 5.0, 10.0):
+        assert_same(at(beta_star), (1 - beta_star / 20) * f(x, 1.0), rtol=1e-6, atol=0)
+    assert at._cache_size() == 1
+
+
+def torch_row(sides: Sides, beta_star: float, groups: Any = None) -> dict[str, torch.Tensor]:
+    f_pos, f_neg = (torch.tensor(x) for x in sides)
+    weights, reference = weight_diagnostics_at(f_pos, f_neg, (beta_star, 0.5), groups)
+    return {
+        **weights,
+        **{f"ref/{name}": value for name, value in reference.items()},
+        **energy_diagnostics(f_pos, f_neg),
+        **nonfinite_diagnostics(f_pos, f_neg, beta_star),
+        "beta_star": torch.tensor(beta_star, dtype=torch.float64),
+    }
+
+
+@given(
+    sides=energies(),
+    beta_star=BETA_STARS,
+    seed=st.one_of(st.none(), st.integers(0, 2**16)),
+    lost=st.sampled_from([None, np.nan, np.inf, -np.inf]),
+)
+def test_every_diagnostic_is_that_of_torch_to_twelve_digits(sides, beta_star, seed, lost):
+    if lost is not None:
+        sides[1][0] = lost
+    groups: Any = None
+    labels: Any = None, None
+    if seed is not None:
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, 3, len(sides[0])), rng.integers(0, 3, len(sides[1]))
+        groups = tuple(torch.tensor(y) for y in labels)
+    expected = torch_row(sides, beta_star, groups)
+    found = _diagnosed(has_groups=seed is not None)(*sides, beta_star, *labels)
+    assert found.keys() == expected.keys()
+    size = max(np.abs(x[np.isfinite(x)]).max(initial=1.0) for x in sides)
+    # Exponents are β* f, whose last digit is that many times the rounding of a number near 1.
+    in_exponent = 1e-14 * max(1.0, abs(beta_star) * size)
+    for name, value in expected.items():
+        is_energy = name.startswith(("f_pos", "f_neg", "energy_gap"))
+        atol = 1e-12 * size if is_energy else 1e-12 + in_exponent
+        assert found[name].shape == ()
+        np.testing.assert_allclose(
+            np.asarray(found[name]), value.numpy(), rtol=1e-12, atol=atol, err_msg=name
+        )
+
+
+@given(seed=st.integers(0, 2**16), beta_star=st.sampled_from([0.0, 0.5, 2.0]))
+def test_diagnostics_in_single_precision_to_six_digits(seed, beta_star):
+    rng = np.random.default_rng(seed)
+    sides = rng.normal(0, 2, 16).astype("f4"), rng.normal(0, 2, 12).astype("f4")
+    expected = torch_row(sides, beta_star)
+    star = np.float32(beta_star)
+    for name, value in _diagnosed(has_groups=False)(*sides, star, None, None).items():
+        assert_same(value, expected[name], rtol=1e-6, atol=2e-6)
+
+
+def test_diagnostics_carry_no_gradient_and_scale_the_gap():
+    pos, neg = jnp.array([1.0, 2.0]), jnp.array([0.0, 1.0])
+
+    def total(f_pos: Any, f_neg: Any, beta_star: Any) -> Any:
+        return sum(diagnostics(f_pos, f_neg, beta_star).values())
+
+    for gradient in jax.grad(total, (0, 1, 2))(pos, neg, 0.5):
+        assert not jnp.any(gradient)
+    row = diagnostics(pos, neg, 0.5, output_scale=20_000.0, reference_beta_star=2.0)
+    assert float(row["energy_gap_scaled"]) == pytest.approx(20_000)
+    other = diagnostics(pos, neg, 2.0)
+    assert float(row["ref/ess"]) == pytest.approx(float(other["ess"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"f_pos": jnp.float32(1.0)}, ShapeError, "batch mean"),
+        ({"f_neg": jnp.zeros((3, 1), jnp.float32)}, ShapeError, "both must agree"),
+        ({"f_neg": jnp.zeros((0,), jnp.float32)}, ShapeError, "holds no sample"),
+        ({"f_pos": jnp.zeros(3, jnp.int32)}, EnergyTypeError, "int32"),
+        ({"f_pos": [1.0, 2.0]}, EnergyTypeError, "list"),
+        ({"variant": "best"}, ConfigError, "default, no_pos"),
+        ({"variant": "true", "f_pos": jnp.zeros(1, jnp.float32)}, ShapeError, "at least two"),
+        ({"variant": "batch", "groups": (jnp.zeros(3), jnp.zeros(3))}, ConfigError, "groups"),
+        ({"groups": (jnp.zeros(3), jnp.zeros(2))}, ShapeError, "y_neg has shape \\(2,\\)"),
+    ],
+)
+def test_what_is_no_energy_is_refused_while_tracing(change, error, words):
+    arguments: dict[str, Any] = {
+        "f_pos": jnp.zeros(3, jnp.float32),
+        "f_neg": jnp.zeros(3, jnp.float32),
+        "beta_star": 0.5,
+    }
+    with pytest.raises(error, match=words):
+        contrastive_loss(**arguments | change)
+
+
+@pytest.mark.parametrize(("beta_star", "scale"), [(0.5, 0.0), (0.5, -1.0), (3.0, 2.0)])
+def test_temperatures_that_cannot_be_meant(beta_star, scale):
+    with pytest.raises(ConfigError, match="output_scale"):
+        temper(lambda x: x, beta_star, scale)
+
+
+# -- the recorder -----------------------------------------------------------------------------
+
+
+@jax.jit
+def _row(f_pos: Any, f_neg: Any) -> dict[str, Any]:
+    return {**diagnostics(f_pos, f_neg, 0.5), "loss": contrastive_loss(f_pos, f_neg, 0.5)}
+
+
+def row_of(gap: float, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    found: dict[str, Any] = _row(rng.normal(gap, 1, 32), rng.normal(0, 1, 32))
+    return found
+
+
+def test_rows_and_alerts_are_those_of_a_torch_run_with_these_energies(tmp_path, caplog):
+    """The same energies through the guard and through the recorder: the same files."""
+    g = ebmguard.guard(None, None, beta_star=0.5, log_dir=tmp_path / "torch", on_alert=None)
+    recorder = Recorder(log_dir=tmp_path / "jax")
+    for step in range(60):
+        rng = np.random.default_rng(step)
+        sides = rng.normal(100.0 * (step > 50), 1, 32), rng.normal(0, 1, 32)
+        if step == 58:
+            sides[1][3] = np.nan
+        g.loss(torch.tensor(sides[0]), torch.tensor(sides[1]))
+        recorder.record(step, _row(*sides))
+    g.close()
+    recorder.close()
+    assert {alert.rule for alert in recorder.alerts} >= {"energy_blowup", "nonfinite"}
+    assert [(a.rule, a.step, a.level) for a in recorder.alerts] == [
+        (a.rule, a.step, a.level) for a in g.alerts
+    ]
+    theirs, mine = (read_jsonl(tmp_path / name / "metrics.jsonl") for name in ("torch", "jax"))
+    assert len(mine) == len(theirs) == 60
+    for one, other in zip(mine, theirs, strict=True):
+        # What pools the energies of several steps, and what needs a sampler, is torch's alone.
+        assert other.keys() - one.keys() <= {"pareto_k", "ref/pareto_k"}
+        assert not one.keys() - other.keys()
+        for name, value in one.items():
+            np.testing.assert_allclose(value, other[name], rtol=1e-6, atol=1e-6, err_msg=name)
+    for name in ("alerts.jsonl",):
+        ours, original = (read_jsonl(tmp_path / run / name) for run in ("jax", "torch"))
+        assert [x["message"] for x in ours] == [x["message"] for x in original]
+    run = Followed(tmp_path / "jax", ["energy_gap", "ess"])  # what `ebmguard watch` reads by
+    run.update()
+    assert (run.rows, run.step) == (60, 59)
+    assert run.level("energy_gap") is Level.ERROR
+    assert scalars_of(tmp_path / "jax").keys() == scalars_of(tmp_path / "torch").keys()
+
+
+def scalars_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard's own reader finds in a folder's events."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        tag: [(e.step, e.value) for e in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+        if not tag.endswith("pareto_k")
+    }
+
+
+def test_the_page_of_a_run_in_jax(tmp_path, caplog):
+    pytest.importorskip("tyro", reason="`ebmguard report` needs ebmguard[train]")
+    from ebmguard.report.page import page
+
+    recorder = Recorder(log_dir=tmp_path / "run")
+    for step in range(60):
+        recorder.record(step, row_of(100.0 * (step > 50), step))
+    recorder.close()
+    assert "energy_blowup" in page([tmp_path / "run"])
+
+
+def test_an_error_ends_the_run_where_that_is_asked_for(caplog):
+    seen: list[str] = []
+    recorder = Recorder(action="raise", on_alert=lambda alert: seen.append(alert.rule))
+    recorder.record(0, row_of(0.0, 0))
+    lost = {**row_of(0.0, 1), "nonfinite/neg": jnp.float32(2.0)}
+    with pytest.raises(NonFiniteError, match="step 1"):
+        recorder.record(1, lost)
+    assert seen == ["nonfinite"]
+    recorder.record(2, row_of(0.0, 2))  # said once
+
+
+def test_a_device_of_its_own_is_not_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    recorder = Recorder(log_dir=tmp_path, flush_every=1)
+
+    def written() -> int:
+        file = tmp_path / "metrics.jsonl"
+        return len(read_jsonl(file))
+
+    counts = []
+    for step in range(4):
+        recorder.record(step, row_of(0.0, step))
+        counts.append(written())
+    assert counts == [0, 0, 1, 2]
+    recorder.close()
+    assert written() == 4
+
+
+def test_what_was_written_outlives_a_recorder_that_was_not_closed(tmp_path):
+    recorder = Recorder(log_dir=tmp_path)
+    recorder.record(0, row_of(0.0, 0))
+    assert not read_jsonl(tmp_path / "metrics.jsonl")
+    del recorder
+    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_actions_of_the_recorder():
+    with pytest.raises(ConfigError, match='"warn" or "raise"'):
+        Recorder(action="rollback")
+
+
+# -- the page ---------------------------------------------------------------------------------
+
+
+def test_the_trainer_of_the_page_runs_and_learns(tmp_path, monkeypatch):
+    jax.config.update("jax_enable_x64", False)  # as its reader has it
+    (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "jax.md").read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    exec(compile(program, "jax.md", "exec"), namespace)
+    rows = read_jsonl(tmp_path / "runs" / "rings" / "metrics.jsonl")
+    assert len(rows) == namespace["STEPS"]
+    assert all(alert.level < Level.ERROR for alert in namespace["recorder"].alerts)
+    # High on both rings, and low inside, between and outside of them.
+    f, params = namespace["f"], namespace["params"]
+    angle = jnp.linspace(0, 2 * math.pi, 64)
+    circle = jnp.stack([jnp.cos(angle), jnp.sin(angle)], -1)
+    radii = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+    centre, inside, first, between, second, outside = (f(params, r * circle).mean() for r in radii)
+    assert min(first, second) > max(centre, inside, between, outside) + 1
