@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from ebmguard.errors import ConfigError, ShapeError
 from tests.guard.parts import Energy, Memory, energies, slopes
 
 N, M = 5, 7
+PAGE = Path(__file__).parents[2] / "docs" / "proposals.md"
 
 
 def sides(*models: int) -> tuple[Tensor, ...]:
@@ -218,6 +221,22 @@ def test_one_that_is_not_known_trains_another():
     # log p_d - log q, of Appendix I.
     expected = DATA / PROPOSAL / (DATA / PROPOSAL).sum()
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.002)
+
+
+def test_the_program_on_the_page(capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert float(capsys.readouterr().out) == pytest.approx(0.37, abs=0.03)
+    # f is the log-density of the data, up to a constant.
+    x = torch.linspace(-0.4, 2.4, 57).unsqueeze(1)
+    log_density, log_q = (
+        q.log_prob(x).squeeze(1) for q in (torch.distributions.Normal(1.0, 0.7), names["q"])
+    )
+    with torch.no_grad():
+        f = names["f"](x).squeeze(1)
+    assert (f - log_density).std() < 0.15
+    assert (f - (log_density - log_q)).std() > 0.4
 
 
 # -- temperatures apart (Appendix G.1) -----------------------------------------------------------
