@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ..energies import Groups
+from ..energies import Groups, LogQ
 from ..objective import coefficients
 
 __all__ = ["mixture_gaps", "mixture_weights"]
@@ -22,6 +22,7 @@ def mixture_weights(
     parts: Mapping[str, slice],
     beta_star: float | Tensor,
     groups: Groups | None = None,
+    log_q: LogQ | None = None,
 ) -> dict[str, Tensor]:
     """Share of the whole weight that each sampler's negatives carry (Eq. 5).
 
@@ -36,13 +37,15 @@ def mixture_weights(
             weight is that of the samples.
         groups: class labels ``(y_pos, y_neg)``: shares of the weights within each positive's class,
             averaged over the positives that have a partner.
+        log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal, as for the objective; not
+            with the number 0 as exponent.
 
     Returns:
         ``mixture/<name>/weight``, 0-dim or ``(*models,)``; they add up to 1. NaN where no negative
         has a weight, and where the parts are not those of M negatives.
     """
     # Of all variants the one without GradScale, whose shares are defined where that underflows.
-    _, pull = coefficients(f_pos, f_neg, beta_star, variant="no_pos", groups=groups)
+    _, pull = coefficients(f_pos, f_neg, beta_star, variant="no_pos", groups=groups, log_q=log_q)
     total, joined = pull.sum(-1), _joined(pull, parts, torch.sum)
     return {f"mixture/{name}/weight": x / total for name, x in joined.items()}
 

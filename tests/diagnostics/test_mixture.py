@@ -71,6 +71,14 @@ def test_classes_share_within_each_positive():
     assert found == pytest.approx({f"mixture/{x}/weight": w for x, w in expected.items()})
 
 
+def test_what_a_proposal_knows_of_its_density_is_divided_out():
+    pos, neg = draw()
+    log_q = torch.randn(6).double(), torch.randn(8).double()
+    mass = (0.5 * neg - log_q[1]).exp()
+    found = read(mixture_weights(pos, neg, PARTS, 0.5, log_q=log_q))
+    assert found["mixture/broken/weight"] == pytest.approx((mass[5:].sum() / mass.sum()).item())
+
+
 def test_a_sampler_that_lost_its_energies_weighs_nothing():
     pos, neg = draw()
     neg[5:] = torch.nan
