@@ -347,6 +347,14 @@ def test_a_run_is_its_steps(dtype):
         torch.testing.assert_close(kept, fresh)
 
 
+def test_nothing_waits_for_the_device():
+    """On the device `meta` any read by the host raises."""
+    x0 = torch.empty(2, 5, 3, device="meta")
+    x, tally = hmc(lambda x: x.sum(-1), x0, steps=2, leapfrog_steps=2, **COARSE, dim=1)
+    assert x.shape == x0.shape
+    assert tally.acceptance.shape == (2, 5)
+
+
 def test_same_seed_same_samples():
     def draw(seed: int) -> Tensor:
         rng = torch.Generator().manual_seed(seed)
