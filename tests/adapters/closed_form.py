@@ -23,6 +23,18 @@ class Call:
         self.f_pos.retain_grad()
         self.f_neg.retain_grad()
 
+    @property
+    def to_pos(self) -> Tensor:
+        """The gradient that has arrived at the positives' energies, in float64."""
+        assert self.f_pos.grad is not None
+        return self.f_pos.grad.double()
+
+    @property
+    def to_neg(self) -> Tensor:
+        """The same of the negatives'."""
+        assert self.f_neg.grad is not None
+        return self.f_neg.grad.double()
+
 
 @dataclass
 class Run:
