@@ -12,8 +12,8 @@ Where the negatives come from a proposal that knows its density q, ``log_q=`` di
 weights (Eq. 6); r = β* f - log q then stands in the place of β* f everywhere.
 
 Non-finite policy. A negative with ``|β* f| > 1e30`` or a NaN, in f or in log q, gets weight 0; such
-a positive is left out. If a side is then empty the loss is 0 with zero gradients. Nothing is dropped
-in silence: the guard counts these samples and raises an alert.
+a positive is left out. If a side is then empty the loss is 0 with zero gradients. Nothing is
+dropped in silence: the guard counts these samples and raises an alert.
 """
 
 from ._usable import usable
