@@ -122,7 +122,8 @@ def leapfrog(
         # The difference of kinetic energies is a quadrature of the gradient along the way. Summed
         # so, it keeps the digits that |p|² has lost to its size.
         moved, before, after = (
-            each.flatten(dim + 1).to(wide) for each in (end.x - chains.x, chains.grad, end.grad)
+            each.unsqueeze(-1).flatten(dim + 1).to(wide)
+            for each in (end.x - chains.x, chains.grad, end.grad)
         )
         work = 0.5 * (moved * (before + after)).sum(-1)
         work = work + 0.25 * step_size * (after.square() - before.square()).sum(-1)

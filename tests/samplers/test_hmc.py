@@ -364,6 +364,21 @@ def test_same_seed_same_samples():
     assert not torch.equal(draw(0), draw(1))
 
 
+def test_shape_of_a_sample_does_not_matter():
+    def f(x: Tensor) -> Tensor:
+        return -0.5 * x.flatten(1).square().sum(1) if x.ndim > 1 else -0.5 * x.square()
+
+    for shape, flat in (((6,), (6, 1)), ((6, 2, 1, 3), (6, 6)), ((0, 2), (0, 2))):
+        x0 = normals(*shape)
+        runs = [
+            hmc(f, x, steps=3, leapfrog_steps=2, **COARSE, generator=torch.Generator())
+            for x in (x0, x0.reshape(flat))
+        ]
+        assert runs[0][0].shape == shape
+        assert torch.equal(runs[0][0].reshape(flat), runs[1][0])
+        torch.testing.assert_close(runs[0][1].acceptance, runs[1][1].acceptance)
+
+
 def test_no_steps():
     x0 = normals(3, 2)
     x, tally = mala(bowl, x0, steps=0, **COARSE)
