@@ -46,6 +46,7 @@ def draw_curves(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> Figure:
     for axes, beta in zip(above, spec.betas, strict=True):
         axes.set_title(column_title("betas", beta), fontsize=11)
         axes.set_yscale("log")
+        _name_lost(axes, runs, beta)
     above[0].set_ylim(top=min(above[0].get_ylim()[1], TALLEST))
     above[0].set_ylabel(r"KL$(p_d\,\|\,p_\theta)$ (nats)")
     below[0].set_ylabel("weight on the good\n(dotted: its share)")
@@ -90,6 +91,25 @@ def _draw(axes: Axes, run: ToyRun, beta: str, name: str, style: dict[str, Any]) 
         color=style["color"],
         alpha=0.15,
         lw=0,
+    )
+
+
+def _name_lost(axes: Axes, runs: Mapping[str, ToyRun], beta: str) -> None:
+    lines = []
+    for run in runs.values():
+        members = run.of(beta, "default")
+        lost = sum(member.diverged_at is not None for member in members)
+        if lost:
+            lines.append(f"{lost} of {len(members)} diverged: {' + '.join(run.samplers)}")
+    axes.text(
+        0.98,
+        0.98,
+        "\n".join(lines),
+        transform=axes.transAxes,
+        ha="right",
+        va="top",
+        fontsize=8,
+        color=DARK,
     )
 
 

@@ -170,6 +170,16 @@ def test_members_that_diverged_do_not_flatten_the_others(tmp_path):
     assert np.isnan(np.asarray(axes.lines[1].get_ydata())).all()
 
 
+def test_members_that_diverged_are_counted(tmp_path):
+    spec, runs = fabricate(tmp_path)
+    run = runs["gmm-exploding"]
+    members = (*(dataclasses.replace(m, diverged_at=7) for m in run.members[:2]), *run.members[2:])
+    runs["gmm-exploding"] = dataclasses.replace(run, members=members)
+    at_zero, at_half, *_ = draw_curves(spec, runs).axes
+    assert [text.get_text() for text in at_zero.texts] == ["2 of 3 diverged: exploding"]
+    assert [text.get_text() for text in at_half.texts] == [""]
+
+
 def test_the_curves_stand_in_the_place_of_the_trade_off(tmp_path, monkeypatch, capsys):
     def train_run(config):
         write_run(config, resolution=8, samples=5)
