@@ -60,7 +60,7 @@ class Run:
                 self.chains,
                 methods=("sample_new_exmps", "generate_samples"),
                 model=self.net,
-                process_group=dist.group.WORLD if accelerator.num_processes > 1 else None,
+                process_group=dist.group.WORLD,  # None on one process,
                 **{"beta_star": 0.5, "output_scale": OUTPUT_SCALE, **options},
             )
             self.cd_loss, self.sampler = attach(g, accelerator, optimizer=self.optimizer)

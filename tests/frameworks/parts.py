@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 
 BATCH = 8
 SHAPE = (1, 4, 4)
@@ -89,3 +93,24 @@ def data(rank: int = 0, world: int = 1) -> DataLoader[Any]:
     # A generator of its own: else every epoch draws a number from the global one.
     own = TensorDataset(x[rank::world])
     return DataLoader(own, BATCH // world, generator=torch.Generator())
+
+
+def run_the_page(heading: str, folder: Path) -> dict[str, Any]:
+    """Run the code under a heading of docs/frameworks.md; the names that it leaves behind."""
+    part = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", part, re.DOTALL)
+    torch.manual_seed(0)
+    net = Net()
+
+    def sample_q(f):
+        return Sampler.generate_samples(f, torch.rand(BATCH, *SHAPE), steps=2, step_size=1.0)
+
+    names: dict[str, Any] = {
+        "net": net,
+        "optimizer": torch.optim.Adam(net.parameters()),
+        "loader": data(),
+        "sample_q": sample_q,
+        "path": folder / "state",
+    }
+    exec(compile(code, str(PAGE), "exec"), names)
+    return names

@@ -16,7 +16,7 @@ from ebmguard.adapters.accelerate import AcceleratorSink, attach
 from ebmguard.errors import ConfigError, NonFiniteError
 from ebmguard.faults import FaultInjector
 from tests.frameworks.accelerate_loop import Run, make_accelerator
-from tests.frameworks.parts import N_BATCHES, expected_gradient
+from tests.frameworks.parts import N_BATCHES, expected_gradient, run_the_page
 from tests.guard.parts import Memory
 from tests.ranks import run_ranks
 
@@ -161,3 +161,7 @@ def test_processes_have_one_guard_together(tmp_path):
     for a, b, whole in zip(first, second, one, strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_the_page(tmp_path):
+    assert run_the_page("accelerate", tmp_path)["g"].step == N_BATCHES / 2

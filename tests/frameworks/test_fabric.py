@@ -25,6 +25,7 @@ from tests.frameworks.parts import (
     data,
     difference,
     expected_gradient,
+    run_the_page,
 )
 from tests.guard.parts import Memory
 
@@ -187,3 +188,7 @@ def test_optimizer_that_was_not_set_up():
     run = Run({})
     with pytest.raises(ConfigError, match=r"is a Adam; expected the one that fabric\.setup"):
         attach(run.cd_loss.guard, run.fabric, optimizer=run.optimizer.optimizer)
+
+
+def test_the_page(tmp_path):
+    assert run_the_page("Fabric", tmp_path)["g"].step == N_BATCHES
