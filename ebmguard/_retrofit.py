@@ -96,8 +96,9 @@ def guard(
             where decisions come two steps later and nothing waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, which say something
             at β* = 0 too.
-        process_group: the loss and the rows are those of all ranks' samples; see
-            :func:`ebmguard.objective.contrastive_loss`.
+        process_group: the loss and the rows are those of all ranks' samples (see
+            :func:`ebmguard.objective.contrastive_loss`), and all ranks skip a step, stop and roll
+            back together. Sharded parameters (FSDP2) need it. See ``docs/ranks.md``.
 
     Returns:
         the guard, which unpacks into the two callables.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -20,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
     """Start ``python -m MODULE RANK FOLDER WORLD`` for every rank.
 
-    Ranks that wait for each other for ever are an error after two minutes.
+    Ranks that wait for each other for ever are an error after five minutes.
 
     Returns:
         what each saved as FOLDER/RANK.pt.
@@ -36,12 +39,26 @@ def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
         for rank in range(world)
     ]
     try:
-        output = [process.communicate(timeout=120)[0] for process in processes]
+        output = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert not any(process.returncode for process in processes), "\n".join(output)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+def ranks_of(module: str, world: int, factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """The same from one start, however many workers of pytest-xdist ask for it; with its folder."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    folder = base / f"{module}-{world}"
+    with (base / f"{module}-{world}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            return folder, run_ranks(module, world, folder)
+    return folder, [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
 @contextmanager

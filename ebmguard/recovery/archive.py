@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,9 @@ class Archive:
             {"step": step, "ranks": self._ranks.count, "state": state, "recovery": recovery},
         )
         self.saved = step
-        older = [path for at, path in self._files() if at <= step]
-        later = [path for at, path in self._files() if at > step]  # of a course that was given up
+        found = _snapshots([self._own])
+        older = [path for at, path in found if at <= step]
+        later = [path for at, path in found if at > step]  # of a course that was given up
         for path in [*older[:-_KEPT], *later]:
             path.unlink()
 
@@ -75,12 +76,13 @@ class Archive:
         Raises:
             ConfigError: with what to do, on all ranks.
         """
-        own = self._files()
-        newest = max(self._ranks.from_all(own[-1][0] if own else -1))
+        found = _snapshots([self._folder, *self._folder.glob("rank*")])
+        newest = max(self._ranks.from_all(found[-1][0] if found else -1))
         if newest >= 0:
             raise ConfigError(
                 f"{self._folder} holds snapshots of a run, the newest of step {newest}. Go on with "
-                "it by g.resume() before the first step, or name another Recovery(folder=...)."
+                "it, on as many ranks, by g.resume() before the first step, or name another "
+                "Recovery(folder=...)."
             )
 
     def newest(self) -> dict[str, Any] | None:
@@ -126,7 +128,7 @@ class Archive:
         )
 
     def _newest_readable(self, before: int | None, damaged: list[str]) -> dict[str, Any] | None:
-        for step, path in reversed(self._files()):
+        for step, path in reversed(_snapshots([self._own])):
             if before is not None and step >= before:
                 continue
             try:
@@ -139,7 +141,9 @@ class Archive:
                 damaged.append(str(problem))
         return None
 
-    def _files(self) -> list[tuple[int, Path]]:
-        """Steps and paths of this rank's snapshots, oldest first."""
-        found = ((_NAME.fullmatch(path.name), path) for path in self._own.glob("snapshot-*.pt"))
-        return sorted((int(match[1]), path) for match, path in found if match)
+
+def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
+    """Steps and paths of the snapshots in folders, oldest first."""
+    paths = [path for folder in folders for path in folder.glob("snapshot-*.pt")]
+    found = ((_NAME.fullmatch(path.name), path) for path in paths)
+    return sorted((int(match[1]), path) for match, path in found if match)

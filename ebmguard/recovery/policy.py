@@ -62,8 +62,8 @@ class Recovery:
         relapse_within: an ERROR so few steps after a restore condemns the snapshot that was used,
             and the next restore goes deeper.
         keep: certified snapshots that are kept, in ages that grow by factors.
-        folder: certified snapshots are also written there, for a run whose process dies; None keeps
-            them in memory alone.
+        folder: certified snapshots are also written there, for a run whose process dies; of several
+            ranks each into a folder of its own in it. None keeps them in memory alone.
         folder_every: steps between these.
     """
 

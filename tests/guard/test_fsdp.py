@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.guard.fsdp_training import CASES, STEPS, cases, train
-from tests.ranks import run_ranks
+from tests.ranks import ranks_of
 
 WORLDS = (2, 4)
 TAGS = {
@@ -19,8 +19,8 @@ TAGS = {
 @pytest.fixture(scope="module", params=WORLDS)
 def ranks(request, tmp_path_factory):
     """What each rank found, from one start of all cases."""
-    world = request.param
-    return run_ranks("tests.guard.fsdp_training", world, tmp_path_factory.mktemp(str(world)))
+    _, found = ranks_of("tests.guard.ranks_actions", request.param, tmp_path_factory)
+    return [rank["training"] for rank in found]
 
 
 @pytest.mark.parametrize("name", CASES)

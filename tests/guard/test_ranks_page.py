@@ -1,0 +1,53 @@
+"""The scripts of docs/ranks.md run as the page says, and print the same numbers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import ROOT
+
+PAGE = (ROOT / "docs" / "ranks.md").read_text()
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+    return str(found)
+
+
+def patched(source: str, diff: str) -> str:
+    """The source with each run of removed lines replaced by the added ones that follow it."""
+    for removed, added in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", diff, flags=re.MULTILINE):
+        old, new = (re.sub(r"^.", "", part, flags=re.MULTILINE) for part in (removed, added))
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    return source
+
+
+def printed(source: str, file: Path) -> list[float]:
+    """The numbers that two ranks print."""
+    file.write_text(source)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"GradScale (\S+), energy gap (\S+)\n", done.stdout)
+    assert found
+    return [float(number) for number in found.groups()]
+
+
+def test_the_page_runs_with_ddp_and_with_fsdp2(tmp_path):
+    script = block("python")
+    grad_scale, gap = printed(script, tmp_path / "ddp.py")
+    assert 0.5 < grad_scale < 1
+    sharded = printed(patched(script, block("diff")), tmp_path / "fsdp.py")
+    assert sharded == pytest.approx([grad_scale, gap], abs=2e-4)
