@@ -109,6 +109,7 @@ class GuardCallback(Callback):
         """Leave the module as it was."""
         self._rest.close()
         self._undo.close()
+        self._guards = {}  # setup may make others
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same as at the end of a run; Lightning raises the exception again."""
@@ -119,7 +120,7 @@ class GuardCallback(Callback):
 
     def _start_rest(self, trainer: Any, pl_module: Any) -> None:
         self._rest.close()
-        for g in _guards_of(pl_module).values():
+        for g in (self._guards or _guards_of(pl_module)).values():
             self._rest.enter_context(g.paused())
 
     # Inside of a fit, where the guards rest already, these change nothing.

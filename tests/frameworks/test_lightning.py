@@ -436,6 +436,40 @@ def test_module_without_a_guard():
         make_trainer(callbacks=[GuardCallback()]).fit(make(DeepEnergyModel), data())
 
 
+def test_a_step_that_the_instance_has_already_is_put_back():
+    """As a compiled LightningModule has one."""
+    model = make()
+    own = model.training_step
+    model.training_step = own
+    make_trainer().fit(model, data())
+    assert vars(model)["training_step"] is own
+    assert model.cd_loss.guard.step == N_BATCHES
+
+
+def test_guard_that_is_made_in_setup():
+    class InSetup(Mixed):
+        def retrofit(self, options):
+            self.plain = self.sampler
+
+        def setup(self, stage):
+            self.sampler = self.plain
+            Guarded.retrofit(self, {"output_scale": 2.0})
+
+    model, plain = make(InSetup), make(DeepEnergyModel)
+    make_trainer().fit(model, data())
+    assert model.cd_loss.guard.step == N_BATCHES
+    # The guard of the next stage is another one, and rests as well.
+    make_trainer().fit(plain, data())
+    plain.cnn.load_state_dict(model.cnn.state_dict())
+    plain.sampler.load_state_dict(model.sampler.state_dict())
+    trainer = make_trainer(callbacks=[GuardCallback()])
+    for each in (plain, model):
+        torch.manual_seed(3)
+        trainer.validate(each, data(), verbose=False)
+    assert are_equal(model.sampler.examples, plain.sampler.examples)
+    assert model.cd_loss.guard.state_dict()["sampler_calls"] == 0
+
+
 def test_bfloat16():
     def fit(model):
         trainer = make_trainer(precision="bf16-mixed")
