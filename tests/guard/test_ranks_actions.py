@@ -107,15 +107,16 @@ def test_the_first_rank_alone_writes(started):
         assert read_jsonl(log / "recovery.jsonl") == found[0]["rollbacks"]
 
 
-def test_a_grad_scaler_leaves_the_step_out_on_all_ranks(ranks):
-    found = [rank["scaled"] for rank in ranks]
-    check_all_were_told_the_same(found)
-    (alert,) = found[0]["alerts"]
-    assert (alert["rule"], alert["step"]) == ("amp_skip", 1)
-    for rank in found:
-        *before, _ = rank["states"][1]  # but for the buffer
-        *after, _ = rank["states"][2]
-        assert same(before, after)
+def test_the_step_is_left_out_on_all_ranks(ranks):
+    rules = {"by scaler": "amp_skip", "fused": "nonfinite"}
+    for name, found in of_kind(ranks, "leaves out"):
+        check_all_were_told_the_same(found)
+        (alert,) = found[0]["alerts"]
+        assert (alert["rule"], alert["step"]) == (rules[name], 1)
+        for rank in found:
+            *before, _ = rank["states"][1]  # but for the buffer
+            *after, _ = rank["states"][2]
+            assert same(before, after)
 
 
 def test_all_go_on_from_the_newest_snapshot_that_all_have(ranks):
