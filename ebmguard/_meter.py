@@ -20,6 +20,8 @@ from .diagnostics import (
     buffer_diagnostics,
     diagnostics_of_ranks,
     energy_diagnostics,
+    mixture_gaps,
+    mixture_weights,
     nonfinite_diagnostics,
     pareto_k,
     repeated,
@@ -72,6 +74,7 @@ class Meter:
         self._output_scale = output_scale
         self._process_group = process_group
         self._from_sampler: list[dict[str, float | Tensor]] = []
+        self._parts: dict[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
         self._from_update: dict[str, float | Tensor] = {}
@@ -91,7 +94,13 @@ class Meter:
 
     @torch.no_grad()
     def saw_samples(
-        self, tempering: Tempering | None, samples: object, *, slow: bool, refinement: int = 1
+        self,
+        tempering: Tempering | None,
+        samples: object,
+        *,
+        slow: bool,
+        refinement: int = 1,
+        parts: Mapping[str, slice] | None = None,
     ) -> None:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
@@ -100,7 +109,9 @@ class Meter:
             samples: what the sampler returned.
             slow: include the tier that is not taken at every step.
             refinement: in how many finer steps the sampler has split each one.
+            parts: which samples are whose, of a mixture of samplers.
         """
+        self._parts = dict(parts or {})
         run = self.attached
         if refinement > 1 and run.step_size is not None and run.noise_std is not None:
             run = replace(
@@ -193,6 +204,13 @@ class Meter:
         self._grad_scale = self._in_force(weights["grad_scale"], strength)
         if self._output_scale is not None:
             numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
+        if self._parts:
+            parts, ranks = self._parts, self._process_group
+            at = numbers["beta_star"]
+            weights |= mixture_weights(pos, neg, parts, at, groups, log_q, ranks)
+            at = torch.full_like(at, self._reference)
+            reference |= mixture_weights(pos, neg, parts, at, groups, process_group=ranks)
+            numbers |= mixture_gaps(pos, neg, parts, ranks)
         numbers = {**weights, **{f"ref/{name}": x for name, x in reference.items()}, **numbers}
         return numbers, samples
 

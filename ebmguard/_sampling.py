@@ -12,6 +12,7 @@ from ._callables import refuse_deferred
 from ._course import Course
 from ._meter import Meter
 from .errors import SamplerError
+from .samplers import Mixture
 from .strength import Strength, StrengthAt
 from .temper import Tempering, find_module
 
@@ -86,7 +87,13 @@ class Sampling:
                 "does call with model=."
             )
         self.calls += 1
-        self._meter.saw_samples(tempering, result, slow=slow, refinement=self._course.refined_by)
+        self._meter.saw_samples(
+            tempering,
+            result,
+            slow=slow,
+            refinement=self._course.refined_by,
+            parts=call.parts if isinstance(call, Mixture) else None,
+        )
         return result
 
     def _tempering_of(

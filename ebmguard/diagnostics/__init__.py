@@ -2,6 +2,7 @@
 
 from .buffer import buffer_diagnostics
 from .energies import energy_diagnostics, nonfinite_diagnostics
+from .mixture import mixture_gaps, mixture_weights
 from .optimizer import amplification, total_norm
 from .pareto import pareto_k
 from .ranks import diagnostics_of_ranks
@@ -19,6 +20,8 @@ __all__ = [
     "energy_diagnostics",
     "fingerprint",
     "metropolis_acceptance",
+    "mixture_gaps",
+    "mixture_weights",
     "nonfinite_diagnostics",
     "oriented",
     "pareto_k",

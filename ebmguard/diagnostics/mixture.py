@@ -5,13 +5,15 @@ Everything is per loss call, from detached energies, without waiting for the dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..energies import Groups, LogQ
 from ..objective import coefficients
+from ..objective._ranks import summed
 
 __all__ = ["mixture_gaps", "mixture_weights"]
 
@@ -23,6 +25,7 @@ def mixture_weights(
     beta_star: float | Tensor,
     groups: Groups | None = None,
     log_q: LogQ | None = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> dict[str, Tensor]:
     """Share of the whole weight that each sampler's negatives carry (Eq. 5).
 
@@ -39,38 +42,60 @@ def mixture_weights(
             averaged over the positives that have a partner.
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal, as for the objective; not
             with the number 0 as exponent.
+        process_group: the shares are those of all ranks' negatives together, at the price of the
+            objective's messages and one more.
 
     Returns:
         ``mixture/<name>/weight``, 0-dim or ``(*models,)``; they add up to 1. NaN where no negative
         has a weight, and where the parts are not those of M negatives.
     """
     # Of all variants the one without GradScale, whose shares are defined where that underflows.
-    _, pull = coefficients(f_pos, f_neg, beta_star, variant="no_pos", groups=groups, log_q=log_q)
-    total, joined = pull.sum(-1), _joined(pull, parts, torch.sum)
-    return {f"mixture/{name}/weight": x / total for name, x in joined.items()}
+    _, pull = coefficients(
+        f_pos,
+        f_neg,
+        beta_star,
+        variant="no_pos",
+        groups=groups,
+        log_q=log_q,
+        process_group=process_group,
+    )
+    found = _sums(pull, parts)
+    if process_group is not None:
+        found = summed(process_group, *found)
+    total = torch.stack(found).sum(0)
+    return {f"mixture/{name}/weight": x / total for name, x in zip(parts, found, strict=True)}
 
 
-def mixture_gaps(f_pos: Tensor, f_neg: Tensor, parts: Mapping[str, slice]) -> dict[str, Tensor]:
+def mixture_gaps(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    parts: Mapping[str, slice],
+    process_group: dist.ProcessGroup | None = None,
+) -> dict[str, Tensor]:
     """How far each sampler's negatives lie below the positives: mean f⁺ - mean f⁻ of the part.
 
     Args:
         f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
         f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
         parts: which negatives are whose, by the sampler's name; between them all M.
+        process_group: the means are those of all ranks' samples, by one message.
 
     Returns:
         ``mixture/<name>/energy_gap``, 0-dim or ``(*models,)``. NaN for a part without samples,
         where energies leave it undefined, and where the parts are not those of M negatives.
     """
-    top, joined = f_pos.mean(-1), _joined(f_neg, parts, torch.mean)
-    return {f"mixture/{name}/energy_gap": top - x for name, x in joined.items()}
+    counts = [f_pos.shape[-1], *(part.stop - part.start for part in parts.values())]
+    sizes = [f_neg.new_full((), count) for count in counts]
+    sums = [f_pos.sum(-1), *_sums(f_neg, parts)]
+    if process_group is not None:
+        everyone = summed(process_group, *sums, *sizes)
+        sums, sizes = everyone[: len(sums)], everyone[len(sums) :]
+    top, *each = (x / size for x, size in zip(sums, sizes, strict=True))
+    return {f"mixture/{name}/energy_gap": top - x for name, x in zip(parts, each, strict=True)}
 
 
-def _joined(
-    x: Tensor, parts: Mapping[str, slice], join: Callable[[Tensor, int], Tensor]
-) -> dict[str, Tensor]:
-    """Numbers of negatives, joined within each part; NaN where the parts are of more or fewer."""
-    if sum(part.stop - part.start for part in parts.values()) == x.shape[-1]:
-        return {name: join(x[..., part], -1) for name, part in parts.items()}
-    unknown = x.new_full(x.shape[:-1], torch.nan)
-    return dict.fromkeys(parts, unknown)
+def _sums(x: Tensor, parts: Mapping[str, slice]) -> list[Tensor]:
+    """Numbers of negatives, summed in each part; NaN where the parts are of more or fewer."""
+    if sum(part.stop - part.start for part in parts.values()) != x.shape[-1]:
+        return [x.new_full(x.shape[:-1], torch.nan) for _ in parts]
+    return [x[..., part].sum(-1) for part in parts.values()]

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard import guard
 from ebmguard.energies import Variant
+from ebmguard.samplers import Mixture
 from tests.guard.parts import Energy
 from tests.ranks import joined, messages
 
@@ -36,6 +37,7 @@ class Case:
     last: tuple[tuple[int, int], ...] = ()  # other sizes of the last step
     has_classes: bool = False
     has_proposal: bool = False
+    has_mixture: bool = False  # the first half of a rank's negatives is one sampler's
 
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """Positives and starting points of the negatives, rank by rank."""
@@ -52,14 +54,33 @@ class Case:
     def batch(self, step: int, rank: int | None) -> tuple[Tensor, Tensor]:
         """A rank's batch, or without a rank the joined one.
 
-        Its positives are A0 A1 B0 B1: where positives are halved, each rank halves its own.
+        Its positives are A0 A1 B0 B1: where positives are halved, each rank halves its own. So are
+        the negatives of a mixture.
         """
         batches = self.batches(step)
         if rank is not None:
             return batches[rank]
-        first = [pos[: len(pos) // 2] for pos, _ in batches]
-        second = [pos[len(pos) // 2 :] for pos, _ in batches]
-        return torch.cat([*first, *second]), torch.cat([neg for _, neg in batches])
+        pos, neg = (list(side) for side in zip(*batches, strict=True))
+        return halves_joined(pos), halves_joined(neg) if self.has_mixture else torch.cat(neg)
+
+    def sampler(self, step: int, rank: int | None) -> Any:
+        """A sampler of (network, start points)."""
+        if not self.has_mixture:
+            return climb
+        ranks = range(len(self.sizes)) if rank is None else [rank]
+        half = sum(len(self.batches(step)[each][1]) // 2 for each in ranks)
+        return Mixture(
+            {
+                "climbs": lambda f, x: climb(f, x[:half]),
+                "jumps": lambda f, x: climb(f, x[half:]) + 1,
+            }
+        )
+
+
+def halves_joined(parts: list[Tensor]) -> Tensor:
+    """The first halves of all ranks, then the second ones."""
+    cut = [(x[: len(x) // 2], x[len(x) // 2 :]) for x in parts]
+    return torch.cat([*(x for x, _ in cut), *(x for _, x in cut)])
 
 
 EQUAL = ((6, 4), (6, 4))
@@ -76,7 +97,11 @@ CASES["NaN on one rank"] = Case(UNEQUAL, spoiled=STEPS - 1)
 LAST = ((3, 1), (1, 2))
 for variant in VARIANTS[:2]:
     CASES[f"{variant}, classes"] = Case(UNEQUAL, variant, last=LAST, has_classes=True)
+    CASES[f"{variant}, mixture"] = Case(UNEQUAL, variant, has_mixture=True)
     CASES[f"{variant}, proposal"] = Case(UNEQUAL, variant, last=LAST, has_proposal=True)
+CASES["mixture with classes and a proposal"] = Case(
+    UNEQUAL, has_classes=True, has_proposal=True, has_mixture=True
+)
 CASES["classes, ten times as many"] = Case(CASES["ten times as many"].sizes, has_classes=True)
 CASES["classes of an ensemble and a proposal"] = Case(
     ((8, 4), (2, 5)), betas=(0.5, 0.0, -1.0), has_classes=True, has_proposal=True
@@ -126,7 +151,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
     beta_star: Any = torch.tensor(case.betas, dtype=torch.float64) if case.betas else 0.7
     g = guard(
         None,
-        climb,
+        case.sampler(0, rank),
         beta_star=beta_star,
         output_scale=None if case.betas else 2.0,
         variant=case.variant,
