@@ -1,0 +1,116 @@
+"""Weights & Biases: rows as history, alerts as the service's own alerts.
+
+    run = wandb.init(project="jem")
+    loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[WandbSink(run)])
+
+Charts under ``guard/`` have the guard's step as their axis, which goes back after a rollback.
+W&B's own step never does, so that both passes through a step are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ebmguard.adapters._requires import requires
+from ebmguard.errors import ConfigError
+from ebmguard.sinks._text import LEVEL_NUMBERS, alert_markdown, marker_tag
+from ebmguard.sinks.protocol import MARKER_PREFIX, TAG_PREFIX
+
+with requires("wandb", extra="wandb"):
+    import wandb
+
+__all__ = ["WandbSink"]
+
+_STEP = f"{TAG_PREFIX}step"
+# W&B drops alerts of one title that come sooner; the guard's rules have a cool-down of their own.
+_SECONDS_APART = 1
+
+
+class WandbSink:
+    """Writes to a W&B run, online or offline. Nothing waits for the network: W&B sends by itself.
+
+    - Scalars and histograms under ``guard/<tag>``, non-finite ones included.
+    - An alert is the scalar ``_alerts/<LEVEL>_<rule>`` at its step, and an alert of the run, which
+      the service can send on. A rollback is an alert of level WARN.
+
+    Rows take places in the run's history that rise with the guard's step, so that a trainer which
+    logs without ``step=``, or with that of the iteration, is not disturbed. If it counts otherwise
+    with ``step=`` (epochs, say), W&B refuses its rows, since history never goes back: let that
+    trainer log its count as a metric, or give this sink a run of its own,
+    ``wandb.init(group=..., reinit="create_new")``.
+
+    Args:
+        run: what ``wandb.init`` returned. It stays the caller's to finish; close the guard before.
+
+    Raises:
+        ConfigError: not a run.
+    """
+
+    def __init__(self, run: Any) -> None:
+        if not isinstance(run, wandb.Run):
+            raise ConfigError(
+                f"run= is a {type(run).__name__}; expected what wandb.init(...) returned."
+            )
+        self.run = run
+        self._place = -1  # of the last row in the run's history
+        run.define_metric(_STEP, hidden=True)
+        for prefix in (TAG_PREFIX, MARKER_PREFIX):
+            run.define_metric(f"{prefix}*", step_metric=_STEP)
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Pass the row on.
+
+        Raises:
+            OSError: the run is finished.
+        """
+        row: dict[str, Any] = {TAG_PREFIX + tag: value for tag, value in scalars.items()}
+        for tag, values in histograms.items():
+            # Of NaN there is no histogram. The row's nonfinite/* tags count those.
+            drawn = [x for x in values if abs(x) < float("inf")]
+            if drawn:
+                row[TAG_PREFIX + tag] = wandb.Histogram(drawn)
+        self._place = self._log(step, row)
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        """Mark the alert's step, and pass the alert on.
+
+        Raises:
+            OSError: the run is finished.
+        """
+        self._log(record["step"], {marker_tag(record): LEVEL_NUMBERS[record["level"]]})
+        title = f"{record['level']} {record['rule']}"
+        self._alert(title, alert_markdown(record), record["level"])
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Pass the rollback on as an alert.
+
+        Raises:
+            OSError: the run is finished.
+        """
+        self._alert(f"Rollback {record['attempt']}", record["message"], "WARN")
+
+    def flush(self) -> None:
+        """Nothing: what W&B has taken it sends and keeps by itself."""
+
+    def _log(self, step: int, row: dict[str, Any]) -> int:
+        """Log the numbers, and say where in the run's history."""
+        self._require()
+        # Rows of two steps never share a place, where the later one would write over the other's.
+        place: int = max(step, self.run.step, self._place + 1)
+        self.run.log({_STEP: step, **row}, step=place)
+        return place
+
+    def _alert(self, title: str, text: str, level: str) -> None:
+        self._require()
+        self.run.alert(title, text, level=wandb.AlertLevel[level], wait_duration=_SECONDS_APART)
+
+    def _require(self) -> None:
+        # Asked for its step, a finished run would answer by a time-out after half a minute.
+        if getattr(self.run, "_is_finished", False):
+            raise OSError("The W&B run is finished. Call g.close() before run.finish().")
