@@ -1,0 +1,120 @@
+"""MLflow: rows as metrics in batches, alerts as metrics and tags.
+
+    with mlflow.start_run():
+        loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[MlflowSink()])
+
+``mlflow.search_runs(filter_string="tags.`guard.alert_level` = 'ERROR'")`` finds the runs that were
+lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ebmguard.adapters._requires import requires
+from ebmguard.errors import ConfigError
+from ebmguard.sinks._text import LEVEL_NUMBERS, marker_tag
+from ebmguard.sinks.protocol import TAG_PREFIX
+
+with requires("mlflow", extra="mlflow"):
+    import mlflow
+    from mlflow.entities import Metric, RunTag
+
+__all__ = ["MlflowSink"]
+
+# One request may hold 1,000 numbers and tags together, and 100 tags.
+_MOST_METRICS = 900
+_MOST_TAGS = 100
+
+
+class MlflowSink:
+    """Writes to an MLflow run. Rows wait for :meth:`flush`, and travel 900 numbers a request.
+
+    - Scalars as the metrics ``guard/<tag>``, at the guard's step. The raw values behind histograms
+      are not written. Of steps that come again after a rollback both values stay. NaN is kept;
+      infinities are as well, but that MLflow's databases have none and store the largest double
+      (±1.8e308) in their place.
+    - An alert is the metric ``_alerts/<LEVEL>_<rule>`` at its step, the tag
+      ``guard.alert.<rule>`` with the latest message, and the tag ``guard.alert_level`` with the
+      highest level so far. A rollback is the tag ``guard.recovery``.
+
+    A flush waits for the server as ``mlflow.log_metrics`` does, and does not where MLflow logs
+    asynchronously (``MLFLOW_ENABLE_ASYNC_LOGGING``). What a failing flush has not sent is kept.
+
+    Args:
+        run_id: the run; None is the active one. It stays the caller's to end.
+        client: of another tracking server than ``mlflow``'s present one.
+
+    Raises:
+        ConfigError: no run is active, or the server cannot find the run.
+    """
+
+    def __init__(
+        self, run_id: str | None = None, *, client: mlflow.MlflowClient | None = None
+    ) -> None:
+        if run_id is None:
+            active = mlflow.active_run()
+            if active is None:
+                raise ConfigError(
+                    "No MLflow run is active. Make the sink inside `with mlflow.start_run():`, or "
+                    "pass run_id=."
+                )
+            run_id = active.info.run_id
+        self.run_id: str = run_id
+        self._client = client or mlflow.MlflowClient()
+        self._metrics: list[Any] = []
+        self._tags: dict[str, str] = {}
+        self._level = ""
+        try:
+            self._client.get_run(run_id)
+        except mlflow.MlflowException as error:
+            raise ConfigError(
+                f"MLflow cannot find the run {run_id!r}: {error}. Pass run_id= of a run that "
+                "exists, and client= where it is on another server."
+            ) from error
+
+    def write_row(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        histograms: Mapping[str, Sequence[float]],
+    ) -> None:
+        """Keep the row for the next flush."""
+        self._keep(step, {TAG_PREFIX + tag: value for tag, value in scalars.items()})
+
+    def write_alert(self, record: Mapping[str, Any]) -> None:
+        """Keep the alert's marker and tags."""
+        level = record["level"]
+        self._keep(record["step"], {marker_tag(record): LEVEL_NUMBERS[level]})
+        self._tags[f"guard.alert.{record['rule']}"] = record["message"]
+        if LEVEL_NUMBERS[level] >= LEVEL_NUMBERS.get(self._level, -1):
+            self._level = self._tags["guard.alert_level"] = level
+
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
+        """Keep the rollback's tag."""
+        self._tags["guard.recovery"] = record["message"]
+
+    def flush(self) -> None:
+        """Send what was kept.
+
+        Raises:
+            OSError: the server does not take it; what it has not taken is kept for the next flush.
+        """
+        while self._metrics or self._tags:
+            metrics = self._metrics[:_MOST_METRICS]
+            tags = dict(list(self._tags.items())[:_MOST_TAGS])
+            try:
+                self._client.log_batch(
+                    self.run_id, metrics, tags=[RunTag(*tag) for tag in tags.items()]
+                )
+            except mlflow.MlflowException as error:
+                raise OSError(f"MLflow does not take what was measured: {error}") from error
+            del self._metrics[: len(metrics)]
+            for name in tags:
+                del self._tags[name]
+
+    def _keep(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        self._metrics += [Metric(name, value, now, step) for name, value in values.items()]
