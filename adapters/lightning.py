@@ -86,7 +86,8 @@ class GuardCallback(Callback):
             _attach(g, trainer)
         self._guards = guards
         self._logged_alerts = {name: len(g.alerts) for name, g in guards.items()}
-        self._say_once(trainer.is_global_zero)
+        if trainer.is_global_zero:
+            self._say_ranks()
         self._start_rest(trainer, pl_module)
         self._wake_in_training_step(pl_module)
 
@@ -145,14 +146,11 @@ class GuardCallback(Callback):
 
     # -- what is said and kept --------------------------------------------------------------
 
-    def _say_once(self, is_global_zero: bool) -> None:
-        """Of guards that join their ranks, each alert is every rank's."""
+    def _say_ranks(self) -> None:
+        """Warn of guards that do not join their ranks."""
         problems = [x for g in self._guards.values() for x in g.check() if x.name == "ranks"]
-        if problems and is_global_zero:
+        if problems:
             _log.warning(problems[0].message)
-        if not problems and not is_global_zero:
-            self._undo.callback(setattr, _log, "disabled", _log.disabled)
-            _log.disabled = True
 
     def _log_alerts(self, trainer: Any) -> None:
         for name, g in self._guards.items():

@@ -16,6 +16,7 @@ __all__ = ["Action", "Alarm"]
 Action: TypeAlias = Literal["warn", "raise", "rollback"]
 
 _log = logging.getLogger("ebmguard")
+_LOUDNESS = {Level.WARN: logging.WARNING, Level.ERROR: logging.ERROR}
 
 
 class Alarm:
@@ -26,6 +27,7 @@ class Alarm:
         action: what an alert of level ERROR leads to.
         on_alert: called with every alert.
         members: number of models of an ensemble; 0 for a single model.
+        speaks: whether alerts are logged in words; of several ranks one does.
 
     Attributes:
         detector: the rules and their state; in an ensemble those of what its members share.
@@ -39,6 +41,8 @@ class Alarm:
         action: Action,
         on_alert: Callable[[Alert], object] | None,
         members: int = 0,
+        *,
+        speaks: bool = True,
     ) -> None:
         self.detector = Detector()
         self.members = [Detector() for _ in range(members)]
@@ -46,6 +50,7 @@ class Alarm:
         self._monitor = monitor
         self._action = action
         self._on_alert = on_alert
+        self._speaks = speaks
         self._pending: Alert | None = None
 
     @property
@@ -80,12 +85,10 @@ class Alarm:
         """Record an alert, say it, and call back."""
         self.alerts.append(alert)
         self._monitor.alert(alert.record())
-        if alert.level is Level.WARN:
-            _log.warning(alert.message)
-        elif alert.level is Level.ERROR:
-            _log.error(alert.message)
-            if self._action != "warn" and self._pending is None:
-                self._pending = alert
+        if self._speaks and alert.level > Level.INFO:
+            _log.log(_LOUDNESS[alert.level], alert.message)
+        if alert.level is Level.ERROR and self._action != "warn" and self._pending is None:
+            self._pending = alert
         if self._on_alert is not None:
             self._on_alert(alert)
 

@@ -31,6 +31,7 @@ from .errors import ConfigError, LossError, SamplerError
 from .monitor import Monitor, Row
 from .objective import coefficients, contrastive_loss
 from .recovery import Recovery, Rollback
+from .recovery.ranks import Ranks
 from .steering import AdaptiveSteps, BetaController
 from .strength import Strength, StrengthAt
 from .temper import is_capturing, scale
@@ -96,7 +97,8 @@ class Guard:
         self._options = options
         self._meter = meter
         members = strength.models.numel() if strength.models else 0
-        self._alarm = Alarm(monitor, action, on_alert, members)
+        is_first = Ranks(options.process_group).is_first
+        self._alarm = Alarm(monitor, action, on_alert, members, speaks=is_first)
         self._journal = Journal(meter, monitor, self._alarm, strength.models, hold)
         self._course = Course(
             strength,

@@ -19,6 +19,7 @@ from .energies import Reduce, Variants, check_variants
 from .errors import ConfigError
 from .monitor import Monitor
 from .recovery import Recovery
+from .recovery.ranks import Ranks
 from .sinks import as_sink, open_log_dir
 from .steering import AdaptiveSteps, SteerBeta
 from .strength import Schedulable, Strength, number
@@ -183,7 +184,7 @@ def guard(
     if sampler is not None:
         check_sampler(sampler, methods)
     opened = [as_sink(sink) for sink in sinks]
-    if process_group is not None and dist.get_rank(process_group) > 0:
+    if not Ranks(process_group).is_first:
         opened = []  # all ranks have the same rows
     elif log_dir is not None:
         opened = [*open_log_dir(log_dir), *opened]

@@ -26,6 +26,11 @@ class Ranks:
         """How many there are."""
         return 1 if self.group is None else dist.get_world_size(self.group)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that speaks and writes for all."""
+        return self.group is None or dist.get_rank(self.group) == 0
+
     def own(self, folder: Path) -> Path:
         """This rank's part of a folder; of a single process all of it."""
         return folder if self.group is None else folder / f"rank{dist.get_rank(self.group)}"

@@ -227,7 +227,8 @@ class Recoverer:
             budget_left=settings.budget - self._attempt,
         )
         self.rollbacks.append(rollback)
-        _log.warning(rollback.message)
+        if self._ranks.is_first:
+            _log.warning(rollback.message)
         return rollback
 
     def _next_effect(

@@ -166,6 +166,10 @@ def rolls_back(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
 def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
     """Two rollbacks with the default ladder and new random numbers, and what is written."""
     log_dir = folder / f"log of {parallel}"
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ebmguard").addHandler(listener)
     recovery = Recovery(**SNAPSHOTS)
     # Fused: whether gradients are finite is known on the device alone, as on a GPU.
     run = Run(
@@ -186,8 +190,14 @@ def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
         draws.append(run.draws())
     run.step()
     run.guard.close()
-    beta_star = run.guard.last["beta_star"]
-    return {**run.told(), "draws": draws, "beta_star": beta_star, "buffer": run.buffer.clone()}
+    logging.getLogger("ebmguard").removeHandler(listener)
+    return {
+        **run.told(),
+        "draws": draws,
+        "beta_star": run.guard.last["beta_star"],
+        "buffer": run.buffer.clone(),
+        "said": said,
+    }
 
 
 def leaves_out(rank: int, **options: Any) -> dict[str, Any]:
@@ -239,7 +249,8 @@ def goes_on(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
 
 
 def main(rank: int, folder: Path, world: int) -> None:
-    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
+    logging.getLogger("ebmguard").propagate = False  # what is said is not to be seen here
+    logging.getLogger("ebmguard").addHandler(logging.NullHandler())
     with joined(rank, world, folder):
         training = {name: train(case, world, rank) for name, case in cases(world).items()}
         results: dict[str, Any] = {"training": training}

@@ -107,6 +107,13 @@ def test_the_first_rank_alone_writes(started):
         assert read_jsonl(log / "recovery.jsonl") == found[0]["rollbacks"]
 
 
+def test_the_first_rank_alone_speaks(ranks):
+    for _, (first, *others) in of_kind(ranks, "climbs"):
+        # Two faults, each an alert and a rollback.
+        assert len(first["said"]) == len(first["alerts"]) + len(first["rollbacks"]) >= 4
+        assert not any(rank["said"] for rank in others)
+
+
 def test_the_step_is_left_out_on_all_ranks(ranks):
     rules = {"by scaler": "amp_skip", "fused": "nonfinite"}
     for name, found in of_kind(ranks, "leaves out"):
