@@ -287,6 +287,30 @@ def test_results_are_means_over_the_last_five_evaluations(tmp_path):
     assert len(table(results["members"]).splitlines()) == 4
 
 
+def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):
+    after_update = Record.after_update
+    latest: list[torch.Tensor] = []
+
+    def listen(self, f_pos, f_neg):
+        latest[:] = [f_neg]
+        after_update(self, f_pos, f_neg)
+
+    monkeypatch.setattr(Record, "after_update", listen)
+    config = config_for(tmp_path, scenario="gmm-good+lost", betas=("0", "0.1"))
+    results = go(config)
+    assert results is not None
+    stars = torch.tensor([0.0, 0.0, 0.1, 0.1]) * config.settings.output_scale
+    assert latest[0].shape == (4, 40)
+    good = torch.softmax(stars[:, None] * latest[0], 1)[:, :20].sum(1).tolist()
+    last = read_jsonl(tmp_path / "members.jsonl")[-4:]
+    assert [row["mixture/good/weight"] for row in last] == pytest.approx(good, rel=1e-4)
+    assert [row["mixture/lost/weight"] for row in last] == pytest.approx(
+        [1 - share for share in good], rel=1e-3, abs=1e-6
+    )
+    assert min(good[2:]) > 0.5 == pytest.approx(good[0])
+    assert results["members"][0]["mixture/good/weight"] == pytest.approx(0.5)
+
+
 def test_a_member_that_is_lost_is_said_and_leaves_the_others_alone(tmp_path, monkeypatch):
     settings = {"betas": ("0", "0.5"), "iterations": 12, "evaluations": 6}
     go(config_for(tmp_path / "well", **settings))
