@@ -12,6 +12,7 @@ import tyro
 
 from ..errors import ConfigError
 from ..sinks import read_jsonl
+from ..sinks.jsonl import parse_line
 from . import plots
 from .advice import advice, before_last_rollback, outcome
 from .charts import ACCURACY, CHARTS, MORE_CHARTS, Chart, value_of
@@ -76,7 +77,7 @@ def page(folders: Sequence[Path]) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise ImportError('reports need jinja2: pip install "ebmguard[train]"') from error
-    more_charts = (*MORE_CHARTS, *_other_charts(folders))
+    more_charts = (*_mixture_charts(folders), *MORE_CHARTS, *_other_charts(folders))
     runs = [_read(folder, (*CHARTS, *more_charts)) for folder in folders]
     environment = Environment(
         loader=PackageLoader("ebmguard.report", "templates"),
@@ -103,6 +104,24 @@ def page(folders: Sequence[Path]) -> str:
         results=results,
         plots=plots,
     )
+
+
+def _mixture_charts(folders: Sequence[Path]) -> list[Chart]:
+    """Charts of who delivers the weight in mixtures, whose samplers the first row names."""
+    tags: dict[str, None] = {}
+    for folder in folders:
+        if (folder / "metrics.jsonl").is_file():
+            with (folder / "metrics.jsonl").open("rb") as lines:
+                tags |= dict.fromkeys(parse_line(lines.readline().rstrip(b"\n")) or {})
+    names = [
+        tag.split("/", 1)[1].removesuffix("/weight")
+        for tag in tags
+        if tag.startswith("mixture/") and tag.endswith("/weight")
+    ]
+    return [
+        Chart(f"mixture/{name}/weight", f"weight on {name}", "share", "beside its share of samples")
+        for name in names
+    ]
 
 
 def _other_charts(folders: Sequence[Path]) -> list[Chart]:

@@ -43,6 +43,10 @@ _LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
         "ESS and weight entropy": _lines("ess", "weight_entropy", "ref/ess", "ref/weight_entropy"),
         "Pareto k": _lines("pareto_k", "ref/pareto_k"),
     },
+    "Mixture of samplers": {
+        "share of the weight": _lines("mixture/.*/weight"),
+        "energy gap": _lines("mixture/.*/energy_gap"),
+    },
     "Sampler": {
         "gradient norm of the sampler, mean and max": _lines(
             "sampler/grad_norm", "sampler/grad_norm_max"

@@ -115,6 +115,18 @@ def test_an_alert_of_anybodys_rule_has_a_chart(folder):
     assert [attrs["href"] for tag, attrs in parsed.tags if tag == "a"].count("#alert-0-2") == 1
 
 
+def test_every_sampler_of_a_mixture_has_a_chart(folder, tmp_path):
+    sink = JsonlSink(tmp_path / "mixed")
+    for step in range(20):
+        shares = {"mixture/buffer/weight": 0.7, "mixture/noise/weight": 0.3}
+        sink.write_row(step, {"energy_gap": 0.1, "beta_star": 0.5, **shares}, {})
+    sink.flush()
+    labels = [
+        attrs.get("aria-label") for _, attrs in Parsed(page([folder, tmp_path / "mixed"])).tags
+    ]
+    assert labels.count("weight on buffer by step") == labels.count("weight on noise by step") == 1
+
+
 def test_what_a_rollback_undid_is_drawn_apart(folder, tmp_path):
     both = Parsed(page([folder]))
     first_chart = [str(a["class"]) for a in both.of_class("line") if "run0" in str(a["class"])][:3]
