@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...canvas import COLOURS, DARK, new_figure
-from ..broken import GOOD
+from ..broken import GOOD, SAMPLERS
 from .runs import GOOD_WEIGHT, ToyRun
 from .specs import FigureSpec
 from .spread import Spread
@@ -36,9 +36,9 @@ def draw_curves(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> Figure:
     above, below = figure.subplots(
         2, len(spec.betas), squeeze=False, sharex=True, sharey="row", height_ratios=(2, 1)
     )
-    broken = list(dict.fromkeys(name for run in runs.values() for name in run.samplers))
+    first = next(iter(runs.values()))
     for run in runs.values():
-        style = _style(run, next(iter(runs.values())), broken)
+        style = _style(run, first)
         for kl, weight, beta in zip(above, below, spec.betas, strict=True):
             _draw(kl, run, beta, "kl", style)
             if len(run.samplers) > 1:
@@ -63,7 +63,7 @@ def draw_curves(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> Figure:
     return figure
 
 
-def _style(run: ToyRun, first: ToyRun, names: list[str]) -> dict[str, Any]:
+def _style(run: ToyRun, first: ToyRun) -> dict[str, Any]:
     """One colour for each broken sampler; dashed where it is alone, dotted with fewer negatives."""
     worst = next((name for name in run.samplers if name != GOOD), GOOD)
     dashes = "-"
@@ -71,7 +71,8 @@ def _style(run: ToyRun, first: ToyRun, names: list[str]) -> dict[str, Any]:
         dashes = ":"
     elif GOOD not in run.samplers:
         dashes = "--"
-    return {"color": COLOURS[names.index(worst)], "ls": dashes, "label": who_draws(run)}
+    colour = COLOURS[list(SAMPLERS).index(worst)]
+    return {"color": colour, "ls": dashes, "label": who_draws(run)}
 
 
 def _draw(axes: Axes, run: ToyRun, beta: str, name: str, style: dict[str, Any]) -> None:
@@ -101,13 +102,16 @@ def _name_lost(axes: Axes, runs: Mapping[str, ToyRun], beta: str) -> None:
         lost = sum(member.diverged_at is not None for member in members)
         if lost:
             lines.append(f"{lost} of {len(members)} diverged: {' + '.join(run.samplers)}")
+    if not lines:
+        return
     axes.text(
         0.98,
-        0.98,
+        0.02,
         "\n".join(lines),
+        bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1},
         transform=axes.transAxes,
         ha="right",
-        va="top",
+        va="bottom",
         fontsize=8,
         color=DARK,
     )
