@@ -38,9 +38,9 @@ class Energy(BaseModel):
             self.classes = nn.Embedding(classes, 2) if classes else None
         self.factor = factor
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None, z: float = 0.0) -> Tensor:
         shift = self.classes(y) if self.classes is not None and y is not None else 0.0
-        energy: Tensor = self.net(x + shift).squeeze(-1) + 0.5 * x.square().sum(-1)
+        energy: Tensor = self.net(x + shift + z).squeeze(-1) + 0.5 * x.square().sum(-1)
         return self.factor * energy
 
 
@@ -260,7 +260,7 @@ class Breaks(Energy):
         super().__init__()
         self.bad, self.is_broken = bad, False
 
-    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None, z: float = 0.0) -> Tensor:
         energy = super().forward(x)
         first = torch.arange(len(x)) < 2
         return torch.where(first, self.bad, energy) if self.is_broken else energy
@@ -350,7 +350,7 @@ def test_labels_are_groups():
 def test_other_conditions_cannot_be_weighed():
     y = torch.randint(0, 3, (6,))
     x = torch.randn(6, 2, **F64)
-    conditional(beta_star=0)(x, y=y)
+    conditional(beta_star=0)(x, model_kwargs={"y": y, "z": 1.0})
     for strange in ({"y": y.unsqueeze(1).expand(6, 2)}, {"y": y, "z": 1}):
         with pytest.raises(ConfigError, match="normaliser of its own"):
             conditional(beta_star=0.5).compute_loss(x, x, model_kwargs=strange)
