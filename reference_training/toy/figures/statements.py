@@ -20,11 +20,11 @@ def statements(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> list[str]:
     trade-off.
     """
     said = []
-    first, *others = runs.values()
+    first = next(iter(runs.values()))
     for run in runs.values():
         if OFF in spec.betas and not spec.samplers:
             said.append(trade_off(spec, run))
-        if spec.samplers and run in others:
+        if spec.samplers and run is not first:
             said.append(compare_samplers(spec, first, run))
         if len(run.samplers) > 1:
             said.append(weight_on_the_good(spec, run))
