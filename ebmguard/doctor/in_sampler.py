@@ -32,6 +32,7 @@ def of_samplers(facts: Facts) -> Iterator[Problem]:
 def of_scale(facts: Facts) -> Iterator[Problem]:
     """The output scale that step and noise imply, against what the guard was told."""
     source = facts.source
+    is_told = any(usage.gives("output_scale", "step_size") for usage in facts.usages)
     for sampler in facts.samplers:
         where = sampler.source.where(sampler.loop)
         if sampler.energy is None or not sampler.moves_input:
@@ -48,8 +49,8 @@ def of_scale(facts: Facts) -> Iterator[Problem]:
             continue
         if sampler.step and sampler.noise:
             implied = implied_scale(sampler.step, sampler.noise)
-            told = [(usage, number(source, usage.option("output_scale"))) for usage in facts.usages]
-            for usage, scale in told:
+            for usage in facts.usages:
+                scale = number(source, usage.option("output_scale"))
                 if scale is not None and abs(scale / implied - 1) > _TOLERANCE:
                     yield Problem(
                         Level.ERROR,
@@ -59,7 +60,7 @@ def of_scale(facts: Facts) -> Iterator[Problem]:
                         f"{sampler.noise:g} at {where} mean 2 * step / noise**2 = {implied:g}.",
                         f"output_scale={implied:g}.",
                     )
-            if not any(scale is not None for _, scale in told):
+            if not is_told:
                 yield Problem(
                     Level.INFO,
                     "output_scale",
@@ -68,7 +69,7 @@ def of_scale(facts: Facts) -> Iterator[Problem]:
                     f"settings): output scale 2 * step / noise**2 = {implied:g}.",
                     f"guard(..., output_scale={implied:g}).",
                 )
-        else:
+        elif not is_told:
             missing = [
                 word
                 for word, value in (("step", sampler.step), ("noise", sampler.noise))

@@ -64,7 +64,8 @@ def diagnose(path: Path) -> Diagnosis:
 
 def _not_guarded(facts: Facts, changes: list[Change]) -> Problem:
     if changes:
-        what, fix = "The trainer is not guarded.", "the lines below."
+        what = "The trainer is not guarded."
+        fix = "the lines below; for a published trainer, the adapter that docs/retrofit.md names."
     else:
         missing = [
             word

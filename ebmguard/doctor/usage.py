@@ -32,6 +32,10 @@ class Usage:
         """A keyword argument."""
         return next((each.value for each in self.call.keywords if each.arg == name), None)
 
+    def gives(self, *names: str) -> bool:
+        """Whether one of these keywords is given, or may be among ``**settings``."""
+        return any(each.arg is None or each.arg in names for each in self.call.keywords)
+
     @property
     def is_inline(self) -> bool:
         """Whether it was given no sampler."""
@@ -44,11 +48,11 @@ def find_usages(source: Source) -> list[Usage]:
     names = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
-            names |= {
-                f"{alias.asname or alias.name}.guard"
-                for alias in node.names
-                if alias.name == "ebmguard"
-            }
+            for alias in node.names:
+                package = alias.name.partition(".")[0]
+                # `import ebmguard.adapters.jem` binds the package too.
+                if package == "ebmguard" and (alias.asname is None or alias.name == package):
+                    names.add(f"{alias.asname or package}.guard")
         elif isinstance(node, ast.ImportFrom) and node.module == "ebmguard":
             names |= {a.asname or a.name for a in node.names if a.name == "guard"}
     return [_usage(source, call) for call in source.all_calls if name_of(call.func) in names]

@@ -284,6 +284,17 @@ def test_a_guard_in_place_has_no_errors_of_its_own(tmp_path):
     assert names(look(tmp_path, text)) == {"nan_passes", "checkpoint", "retain_graph", "check"}
 
 
+def test_a_guard_with_an_adapters_settings_is_in_place_too(tmp_path):
+    """As docs/retrofit.md has it: one import, which names the adapter, and no number."""
+    text = guarded(tmp_path).replace("import ebmguard", "import ebmguard.adapters.jem")
+    text = text.replace(
+        'output_scale=20_000, log_dir="runs/1"', "**ebmguard.adapters.jem.settings(args)"
+    )
+    assert names(look(tmp_path, text)) == {"nan_passes", "checkpoint", "retain_graph", "check"}
+    other = text.replace("import ebmguard.adapters.jem", "import ebmguard.adapters.jem as jem")
+    assert "not_guarded" in names(look(tmp_path, other))  # binds no `ebmguard`
+
+
 @pytest.mark.parametrize(
     ("old", "new", "name", "level"),
     [
