@@ -79,7 +79,7 @@ $(FRAMEWORKS)/.ready: $(VENV)/.created $(PROJECT)
 
 test-adapters: $(FRAMEWORKS)/.ready
 	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/adapters tests/frameworks \
-	  --cov=ebmguard.adapters --cov-config=tests/frameworks/coverage.ini \
+	  --cov=./adapters --cov-config=tests/frameworks/coverage.ini \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=95
 
 format: $(VENV)/.dev
