@@ -24,7 +24,11 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
+from ._jem_family import read
+
 __all__ = ["difference", "settings"]
+
+_SCRIPT = "train.py of improved contrastive divergence"
 
 
 def difference(energy_pos: Tensor, energy_neg: Tensor) -> Tensor:
@@ -40,7 +44,7 @@ def difference(energy_pos: Tensor, energy_neg: Tensor) -> Tensor:
     return energy_pos.mean() - energy_neg.mean()
 
 
-def settings(FLAGS: Any, *, noise_std: float = 0.001) -> dict[str, Any]:
+def settings(FLAGS: object, *, noise_std: float = 0.001) -> dict[str, Any]:
     """Keywords for :func:`ebmguard.guard`.
 
     The update is ``x += noise_std * randn``, then ``x -= step_lr * dE/dx``. With ``FLAGS.anneal``
@@ -53,15 +57,16 @@ def settings(FLAGS: Any, *, noise_std: float = 0.001) -> dict[str, Any]:
             ``gen_image``.
 
     Raises:
-        ConfigError: ``FLAGS.hmc``.
+        ConfigError: ``FLAGS.hmc``, or flags of another script.
     """
-    if FLAGS.hmc:
+    hmc, anneal, step_lr = read(FLAGS, _SCRIPT, "hmc", "anneal", "step_lr")
+    if hmc:
         raise ConfigError(
             "FLAGS.hmc draws with gen_hmc_image, leapfrog steps without a Metropolis test, for "
             "which an output scale is not defined. Turn hmc off and guard gen_image; or guard "
             "gen_hmc_image with beta_star alone, which leaves the sampler as it is: "
             'guard(improved_cd.difference, gen_hmc_image, beta_star=0.5, convention="energy").'
         )
-    if FLAGS.anneal:
+    if anneal:
         return {"convention": "energy"}
-    return {"convention": "energy", "step_size": FLAGS.step_lr, "noise_std": noise_std}
+    return {"convention": "energy", "step_size": step_lr, "noise_std": noise_std}

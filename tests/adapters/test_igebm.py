@@ -180,3 +180,8 @@ def test_where_the_clip_saturates_tempering_moves_nothing():
     plain, unmoved = train(**settings), train(clip=0.0, **settings)
     assert torch.equal(run.calls[0].x_neg, plain.calls[0].x_neg)
     assert not torch.allclose(plain.calls[0].x_neg, unmoved.calls[0].x_neg, rtol=0, atol=0.05)
+
+
+def test_settings_are_the_published_ones():
+    published = {"convention": "energy", "step_size": 10, "noise_std": 5e-3}
+    assert igebm.settings(STEP_SIZE) == published

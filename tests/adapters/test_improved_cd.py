@@ -164,3 +164,14 @@ def test_annealed_noise_leaves_the_sampler_as_it_is():
 def test_the_hamiltonian_sampler_is_refused():
     with pytest.raises(ConfigError, match=r"FLAGS\.hmc.*guard gen_image"):
         improved_cd.settings(SimpleNamespace(**{**vars(FLAGS), "hmc": True}))
+
+
+def test_flags_of_another_script_are_refused():
+    with pytest.raises(ConfigError, match="these args anneal, step_lr is missing"):
+        improved_cd.settings(SimpleNamespace(hmc=False))
+
+
+def test_settings_are_the_published_ones():
+    flags = SimpleNamespace(hmc=False, anneal=False, step_lr=100.0)
+    published = {"convention": "energy", "step_size": 100.0, "noise_std": 1e-3}
+    assert improved_cd.settings(flags) == published

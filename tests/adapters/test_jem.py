@@ -215,6 +215,11 @@ def test_without_noise_the_sampler_is_left_as_it_is(tmp_path):
             None,
             r"p_x_y is on.*settings\(args, 'p_x'\), settings\(args, 'p_x_y'\)",
         ),
+        (
+            {"p_x_weight": 0.0, "p_x_y_weight": 1.0},
+            None,
+            r"for each term that is on.*: settings\(args, 'p_x_y'\);",
+        ),
         ({"p_x_weight": 0.0}, None, "weight of the term p_x is 0"),
         ({}, "p_x_y", "weight of the term p_x_y is 0"),
         ({}, "p_y", "term='p_y'; expected one of 'p_x', 'p_x_y'"),

@@ -87,3 +87,8 @@ def test_the_sampler_runs_on_the_tempered_network(noise_std, beta_star, factor):
     plain = train(noise_std=noise_std, n=1)
     torch.testing.assert_close(guarded.calls[0].x_neg, by_hand.calls[0].x_neg, rtol=0, atol=1e-7)
     assert not torch.equal(by_hand.calls[0].x_neg, plain.calls[0].x_neg)
+
+
+def test_settings_are_the_published_ones():
+    f = Net()
+    assert short_run.settings(f) == {"model": f, "step_size": 1.0, "noise_std": 1e-2}
