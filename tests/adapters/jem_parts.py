@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.adapters.closed_form import gradients
+
 CLASSES, BATCH, CHAINS, SHAPE = 3, 6, 30, (2, 6, 6)
 
 
@@ -64,20 +66,12 @@ def slope(f: nn.Module, x: Tensor) -> Tensor:
     return torch.autograd.grad(f(leaf).sum(), leaf)[0]
 
 
-def coefficients(f_pos: Tensor, f_neg: Tensor, beta_star: float) -> tuple[Tensor, Tensor]:
-    """dL/df of Eq. 8: -(1 - w⁺_i)/N, and GradScale times w_j."""
-    weights = torch.softmax(beta_star * f_neg.flatten(), 0)
-    together = torch.logsumexp(beta_star * f_neg.flatten(), 0)
-    pulls = torch.sigmoid(together - beta_star * f_pos.flatten())
-    to_pos, to_neg = -pulls / len(f_pos), pulls.mean() * weights
-    return to_pos.view_as(f_pos), to_neg.view_as(f_neg)
-
-
 def expected_gradient(
     f: nn.Module, f_pos: Tensor, f_neg: Tensor, beta_star: float
 ) -> tuple[Tensor, ...]:
     """Of every parameter, chained through the network that gave these energies."""
-    outer = coefficients(f_pos.detach(), f_neg.detach(), beta_star)
+    to_pos, to_neg = gradients(f_pos.flatten(), f_neg.flatten(), beta_star)
+    outer = to_pos.view_as(f_pos), to_neg.view_as(f_neg)
     inputs = list(f.parameters())
     return torch.autograd.grad(
         [f_pos, f_neg], inputs, outer, retain_graph=True, materialize_grads=True
