@@ -1,19 +1,72 @@
-"""A guarded loop that blows up and loses energies, and what its rows and alerts were."""
+"""Guarded loops that a sink is tried in, and what they should have left behind."""
 
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 import ebmguard
 from ebmguard.sinks import read_jsonl
+from tests.adapters.closed_form import Call, Run, gradients
 
-__all__ = ["STEPS", "assert_same", "feed", "lines"]
+__all__ = ["STEPS", "assert_only_watches", "assert_same", "feed", "lines"]
 
 STEPS = 60
+
+
+def trained(beta_star: float | None = None, sinks: tuple[Any, ...] = ()) -> Run:
+    """Sixty steps of a small trainer; None leaves the guard out."""
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
+    f = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
+    optimizer = torch.optim.Adam(f.parameters(), lr=0.01)
+
+    def sample_q(f, x):
+        for _ in range(3):
+            x = x.detach().requires_grad_()
+            x = x + 0.5 * torch.autograd.grad(f(x).sum(), x)[0] + torch.randn_like(x)
+        return x.detach()
+
+    g = None
+    if beta_star is not None:
+        g = ebmguard.guard(
+            None, sample_q, beta_star=beta_star, output_scale=8.0, sinks=sinks, flush_every=7
+        )
+        g.attach(optimizer=optimizer)
+        sample_q = g.sampler
+    run = Run(f)
+    for _ in range(STEPS):
+        x_neg = sample_q(f, torch.randn(8, 2))
+        f_pos, f_neg = f(torch.randn(8, 2)), f(x_neg)
+        run.calls.append(Call(f_pos, f_neg, x_neg))
+        loss = f_neg.mean() - f_pos.mean() if g is None else g.loss(f_pos, f_neg)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if g is not None:
+        g.close()
+        assert g.step == STEPS
+    run.rng = torch.get_rng_state()
+    run.others = [random.random(), np.random.random()]
+    return run
+
+
+def assert_only_watches(*sinks: Any) -> None:
+    """At β* = 0 a run with these sinks is the unguarded one bit for bit, all random numbers too.
+
+    At β* = 2 its gradients are the closed form.
+    """
+    assert trained(0.0, sinks).equals(trained())
+    for call in trained(2.0, sinks).calls:
+        to_pos, to_neg = gradients(call.f_pos, call.f_neg, 2.0)
+        torch.testing.assert_close(call.to_pos, to_pos, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(call.to_neg, to_neg, rtol=1e-5, atol=1e-7)
 
 
 def feed(sinks: list[Any], folder: Path, *, on_step: Any = lambda step: None) -> ebmguard.Guard:

@@ -14,7 +14,7 @@ import ebmguard
 from ebmguard.adapters.mlflow import MlflowSink
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import PatientSink
-from tests.frameworks.sink_runs import STEPS, assert_same, feed, lines
+from tests.frameworks.sink_runs import STEPS, assert_only_watches, assert_same, feed, lines
 from tests.sinks.parts import ALERT, RECOVERY
 
 pytestmark = [
@@ -154,3 +154,7 @@ def test_the_active_run_is_the_default(tmp_path, monkeypatch):
 def test_a_run_that_is_nowhere(client):
     with pytest.raises(ConfigError, match="cannot find the run 'nowhere'"):
         MlflowSink("nowhere", client=client)
+
+
+def test_training_is_what_it_was(client, run_id):
+    assert_only_watches(MlflowSink(run_id, client=client))

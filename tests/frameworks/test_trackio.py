@@ -13,7 +13,7 @@ from trackio.sqlite_storage import SQLiteStorage
 
 from ebmguard.adapters.trackio import TrackioSink
 from ebmguard.errors import ConfigError
-from tests.frameworks.sink_runs import STEPS, assert_same, feed, lines
+from tests.frameworks.sink_runs import STEPS, assert_only_watches, assert_same, feed, lines
 from tests.sinks.parts import RECOVERY
 
 
@@ -80,3 +80,7 @@ def test_both_passes_through_a_step_are_kept_after_a_rollback(run):
 def test_only_a_run_is_taken():
     with pytest.raises(ConfigError, match=r"trackio\.init"):
         TrackioSink("project")
+
+
+def test_training_is_what_it_was(run):
+    assert_only_watches(TrackioSink(run))

@@ -17,7 +17,7 @@ from wandb.proto import wandb_internal_pb2
 from ebmguard.adapters.wandb import WandbSink
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import PatientSink
-from tests.frameworks.sink_runs import STEPS, assert_same, feed, lines
+from tests.frameworks.sink_runs import STEPS, assert_only_watches, assert_same, feed, lines
 from tests.sinks.parts import ALERT, RECOVERY
 
 
@@ -158,3 +158,7 @@ def test_rows_after_the_end_of_the_run_are_reported_and_end_nothing(run, caplog)
 def test_only_a_run_is_taken():
     with pytest.raises(ConfigError, match=r"wandb\.init"):
         WandbSink("project")
+
+
+def test_training_is_what_it_was(run):
+    assert_only_watches(WandbSink(run))
