@@ -60,8 +60,9 @@ def tensors(model: Any, trainer: Any) -> list[Tensor]:
     (optimizer,) = trainer.optimizers
     moments = [x for state in optimizer.state.values() for x in state.values()]
     rates = [torch.tensor(group["lr"]) for group in optimizer.param_groups]
-    chains = model.sampler.examples
-    everything = [*model.state_dict().values(), *chains, torch.get_rng_state(), *moments, *rates]
+    epochs = [torch.tensor(each.scheduler.last_epoch) for each in trainer.lr_scheduler_configs]
+    parts = [*model.state_dict().values(), *model.sampler.examples, *moments]
+    everything = [*parts, torch.get_rng_state(), *rates, *epochs]
     return [x.clone() for x in everything]
 
 
@@ -294,7 +295,8 @@ def test_guards_rest_in_other_loops(stage):
     assert not are_equal(model.sampler.examples, plain.sampler.examples)
 
 
-def test_guards_act_in_training_steps_only():
+@pytest.mark.parametrize("sanity", [0, 1])
+def test_guards_act_in_training_steps_only(sanity):
     """Whoever else samples during fit, wherever the callback stands, does it untempered."""
     factors: dict[str, set[bool]] = {}
 
@@ -347,7 +349,7 @@ def test_guards_act_in_training_steps_only():
 
     model = make(Watched)
     callbacks = [Probing(), GuardCallback(), Probing()]
-    make_trainer(num_sanity_val_steps=1, callbacks=callbacks).fit(model, data(), data())
+    make_trainer(num_sanity_val_steps=sanity, callbacks=callbacks).fit(model, data(), data())
     assert factors.pop("training step") == {False}
     assert factors.keys() == {
         "start",
