@@ -305,15 +305,31 @@ def test_nothing_is_left_of_a_side_without_a_log_density(variant):
     assert not any(side.any() for side in slopes(loss, pos, neg))
 
 
-def test_where_the_exponent_is_zero_a_lost_log_density_is_not_looked_at():
+@pytest.mark.parametrize("zero", [0.0, 1e-36])
+def test_where_the_exponent_is_zero_a_lost_log_density_is_not_looked_at(zero):
     f, lost = torch.zeros(3), torch.full((3,), torch.nan)
-    betas = torch.tensor([[0.0], [1.0]])
+    betas = torch.tensor([[zero], [1.0]])
     assert usable(f.expand(2, 3), betas, lost.expand(2, 3)).tolist() == [[True] * 3, [False] * 3]
     pos, neg = torch.randn(2, 3), torch.randn(2, 3)
     q = torch.stack([lost, f])
-    found = contrastive_loss(pos, neg, torch.tensor([0.0, 1.0]), log_q=(q, q))
+    found = contrastive_loss(pos, neg, torch.tensor([zero, 1.0]), log_q=(q, q))
     torch.testing.assert_close(found[0], neg[0].mean() - pos[0].mean())
     assert found[1].isfinite()
+
+
+@pytest.mark.parametrize("beta", [1e-9, -1e-9, torch.tensor(1e-9)], ids=str)
+@EVERY_VARIANT
+def test_a_log_density_too_large_for_the_loss_leaves_its_sample_out(variant, beta):
+    """The loss divides by β*: log q = -9e29 at β* = 1e-9 would make it infinite in float32."""
+    pos, neg = (f.detach().float().requires_grad_() for f in energies(6, 7))
+    q_pos, q_neg = torch.zeros(6), torch.zeros(7)
+    q_pos[1], q_neg[2] = -9e29, 9e29
+    in_pos, in_neg = q_pos == 0, q_neg == 0
+    loss = contrastive_loss(pos, neg, beta, variant=variant, log_q=(q_pos, q_neg))
+    assert loss.isfinite()
+    found = slopes(loss, pos, neg)
+    assert torch.equal(found[0] == 0, ~in_pos)
+    assert torch.equal(found[1] == 0, ~in_neg)
 
 
 # -- digits --------------------------------------------------------------------------------------
@@ -339,6 +355,28 @@ def test_float32_energies_keep_five_digits_beside_large_offsets(variant, beta, d
         for side, oracle in zip(found, expected, strict=True):
             assert side.dtype == torch.float32
             assert relative_error(side, oracle) < 1e-5
+
+
+@EVERY_VARIANT
+def test_a_negative_that_q_accounts_for_takes_no_digits_from_the_others(variant):
+    """Of the largest f by far, and of no weight: exponents are not relative to that one."""
+    pos, neg = (f.detach().float().requires_grad_() for f in energies(6, 8))
+    q_pos, q_neg = (q.float() for q in proposal(6, 8))
+    far = torch.arange(8) == 3
+    high, q_high = torch.where(far, 1e8, neg), torch.where(far, 2e8, q_neg)
+    loss = contrastive_loss(pos, high, 0.5, variant=variant, log_q=(q_pos, q_high))
+    rest = contrastive_loss(pos, neg[~far], 0.5, variant=variant, log_q=(q_pos, q_neg[~far]))
+    torch.testing.assert_close(loss, rest)
+    torch.testing.assert_close(slopes(loss, pos, neg), slopes(rest, pos, neg))
+
+
+def test_log_densities_of_half_precision_are_computed_in_single():
+    pos, neg = (f.detach().float() for f in energies(6, 7))
+    log_q = torch.full((6,), -6e4).half(), torch.linspace(-6e4, 6e4, 7).half()
+    single = log_q[0].float(), log_q[1].float()
+    found = contrastive_loss(pos, neg, 0.5, log_q=log_q)
+    assert found.isfinite()
+    assert torch.equal(found, contrastive_loss(pos, neg, 0.5, log_q=single))
 
 
 # -- proposals that know their density -----------------------------------------------------------
