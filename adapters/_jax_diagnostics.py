@@ -43,7 +43,7 @@ def diagnostics(
     Raises:
         EnergyTypeError, ShapeError, ConfigError: as :func:`contrastive_loss`.
     """
-    check_energies(f_pos, f_neg, "default", groups)
+    check_energies(f_pos, f_neg, beta_star, "default", groups)
     pos = jax.lax.stop_gradient(per_sample(f_pos))
     neg = jax.lax.stop_gradient(per_sample(f_neg))
     beta = jax.lax.stop_gradient(jnp.asarray(beta_star, pos.dtype))

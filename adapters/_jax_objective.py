@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, TypeAlias, get_args
 
 from ebmguard.adapters._requires import requires
-from ebmguard.energies import Variant
+from ebmguard.energies import SMALLEST, Variant
 from ebmguard.errors import ConfigError, EnergyTypeError, ShapeError
 
 with requires("jax", extra="jax"):
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
 __all__ = [
     "Array",
@@ -26,9 +29,8 @@ __all__ = [
 Array: TypeAlias = "jax.Array"
 Groups: TypeAlias = "tuple[Array, Array]"
 
-# As in ebmguard.objective: β* f beyond the first counts as infinite, β* below the second as 0.
+# As in ebmguard.objective: β* f beyond it counts as infinite.
 _LARGEST = 1e30
-_SMALLEST = 1e-35
 
 
 def contrastive_loss(
@@ -55,14 +57,15 @@ def contrastive_loss(
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: energies that are no vectors of floating-point
-            numbers, an unknown variant, or groups with one that has none.
+            numbers, a β* that is no number or not finite, an unknown variant, or groups with one
+            that has none.
     """
-    check_energies(f_pos, f_neg, variant, groups)
+    check_energies(f_pos, f_neg, beta_star, variant, groups)
     pos, neg = per_sample(f_pos), per_sample(f_neg)
-    if isinstance(beta_star, int | float) and abs(beta_star) < _SMALLEST:
+    if isinstance(beta_star, int | float) and abs(beta_star) < SMALLEST:
         return jnp.mean(neg) - jnp.mean(pos)
     given = jnp.asarray(beta_star, pos.dtype)
-    is_zero = jnp.abs(given) < _SMALLEST
+    is_zero = jnp.abs(given) < SMALLEST
     beta = jnp.where(is_zero, 1.0, given)
     is_pos, is_neg = usable(pos, beta), usable(neg, beta)
     pos, neg = jnp.where(is_pos, pos, 0.0), jnp.where(is_neg, neg, 0.0)
@@ -114,8 +117,10 @@ def temper(
         a function of the same arguments.
 
     Raises:
-        ConfigError: an output scale that is not positive, or a β* known to be above it.
+        ConfigError: an output scale that is not positive, or a β* that is no number, or known to
+            be above it or not finite.
     """
+    _check_exponent(beta_star)
     if not output_scale > 0:
         raise ConfigError(
             f"output_scale={output_scale!r}; it must be positive: 2 * step_size / noise_std**2."
@@ -158,8 +163,11 @@ def _mean(x: Array, valid: Array) -> Array:
     return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(jnp.sum(valid), 1)
 
 
-def check_energies(f_pos: Array, f_neg: Array, variant: str, groups: Groups | None) -> None:
+def check_energies(
+    f_pos: Array, f_neg: Array, beta_star: float | Array, variant: str, groups: Groups | None
+) -> None:
     """Refuse, while a function is traced, what :func:`contrastive_loss` says that it refuses."""
+    _check_exponent(beta_star)
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, jax.Array) or not jnp.issubdtype(f.dtype, jnp.floating):
             raise EnergyTypeError(
@@ -188,9 +196,23 @@ def check_energies(f_pos: Array, f_neg: Array, variant: str, groups: Groups | No
         raise ConfigError(
             f'groups are defined for variant="default" and "no_pos", not for {variant!r}.'
         )
+    if len(groups) != 2 or not all(isinstance(labels, jax.Array | np.ndarray) for labels in groups):
+        raise ShapeError("groups must be a pair (y_pos, y_neg) of arrays of labels.")
     for name, labels, f in (("y_pos", groups[0], f_pos), ("y_neg", groups[1], f_neg)):
         if labels.shape != f.shape[:1]:
             raise ShapeError(
                 f"groups: {name} has shape {labels.shape}; expected {f.shape[:1]}, one label per "
                 "sample."
             )
+
+
+def _check_exponent(beta_star: float | Array) -> None:
+    if isinstance(beta_star, Real):
+        is_one_number = math.isfinite(beta_star)
+    else:  # its value may be traced
+        is_one_number = getattr(beta_star, "shape", None) == ()
+    if not is_one_number:
+        raise ConfigError(
+            f"beta_star={beta_star!r}; expected a finite number or a 0-dim array. For several "
+            "models with a beta_star each, take jax.vmap."
+        )

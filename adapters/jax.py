@@ -24,7 +24,7 @@ from ebmguard._alarm import Alarm
 from ebmguard.adapters._jax_diagnostics import diagnostics
 from ebmguard.adapters._jax_objective import Array, contrastive_loss, temper
 from ebmguard.adapters._requires import requires
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.monitor import Finished, Monitor
 from ebmguard.sinks import as_sink, open_log_dir
 
@@ -92,8 +92,17 @@ class Recorder:
             row: what :func:`diagnostics` returned, and further numbers such as ``loss``.
 
         Raises:
+            ShapeError: an entry that is not one number, as those of a vmapped row; it is not taken.
             DivergenceError: with ``action="raise"``, the typed error of an alert of level ERROR.
         """
+        for name, value in row.items():
+            shape = getattr(value, "shape", ())
+            if shape != ():
+                raise ShapeError(
+                    f"row[{name!r}] has shape {shape}; expected one number. Of several "
+                    "models each has a Recorder, and a row of its own: "
+                    "{name: x[i] for name, x in rows.items()}."
+                )
         self._waiting.append((step, dict(row)))
         self._judge(keep=self._lag)
 

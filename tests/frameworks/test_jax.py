@@ -333,6 +333,12 @@ def test_diagnostics_carry_no_gradient_and_scale_the_gap():
         ({"variant": "true", "f_pos": jnp.zeros(1, jnp.float32)}, ShapeError, "at least two"),
         ({"variant": "batch", "groups": (jnp.zeros(3), jnp.zeros(3))}, ConfigError, "groups"),
         ({"groups": (jnp.zeros(3), jnp.zeros(2))}, ShapeError, "y_neg has shape \\(2,\\)"),
+        ({"groups": (jnp.zeros(3),)}, ShapeError, "a pair"),
+        ({"groups": ([0, 1, 1], [0, 1, 1])}, ShapeError, "a pair"),
+        ({"beta_star": math.nan}, ConfigError, "beta_star=nan; expected a finite number"),
+        ({"beta_star": np.float32("inf")}, ConfigError, "expected a finite number"),
+        ({"beta_star": jnp.ones(3)}, ConfigError, "take jax.vmap"),
+        ({"beta_star": [0.5]}, ConfigError, "0-dim array"),
     ],
 )
 def test_what_is_no_energy_is_refused_while_tracing(change, error, words):
@@ -343,11 +349,23 @@ def test_what_is_no_energy_is_refused_while_tracing(change, error, words):
     }
     with pytest.raises(error, match=words):
         contrastive_loss(**arguments | change)
+    if "variant" not in change:
+        with pytest.raises(error, match=words):
+            diagnostics(**arguments | change)
 
 
-@pytest.mark.parametrize(("beta_star", "scale"), [(0.5, 0.0), (0.5, -1.0), (3.0, 2.0)])
-def test_temperatures_that_cannot_be_meant(beta_star, scale):
-    with pytest.raises(ConfigError, match="output_scale"):
+@pytest.mark.parametrize(
+    ("beta_star", "scale", "words"),
+    [
+        (0.5, 0.0, "output_scale"),
+        (0.5, -1.0, "output_scale"),
+        (3.0, 2.0, "output_scale"),
+        (math.nan, 1.0, "beta_star=nan"),
+        (np.array([0.5, 1.0]), 2.0, "take jax.vmap"),
+    ],
+)
+def test_temperatures_that_cannot_be_meant(beta_star, scale, words):
+    with pytest.raises(ConfigError, match=words):
         temper(lambda x: x, beta_star, scale)
 
 
@@ -456,6 +474,17 @@ def test_what_was_written_outlives_a_recorder_that_was_not_closed(tmp_path):
     assert not read_jsonl(tmp_path / "metrics.jsonl")
     del recorder
     assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_rows_of_several_models_are_refused_before_anything_is_recorded(tmp_path):
+    recorder = Recorder(log_dir=tmp_path)
+    rows = jax.vmap(diagnostics)(jnp.ones((2, 3)), jnp.zeros((2, 3)), jnp.array([0.0, 0.5]))
+    with pytest.raises(ShapeError, match=r"has shape \(2,\)"):
+        recorder.record(0, rows)
+    recorder.record(0, {name: value[1] for name, value in rows.items()})
+    recorder.close()
+    (row,) = read_jsonl(tmp_path / "metrics.jsonl")
+    assert row["beta_star"] == 0.5
 
 
 def test_actions_of_the_recorder():
