@@ -47,7 +47,7 @@ _UNUSED = (
     "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
     "`with g.paused():`."
 )
-_STATE_VERSION = 3
+_STATE_VERSION = 4
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,7 @@ def test_loading_in_place_rewinds(optimizer):
     "change",
     [
         lambda state: state | {"version": 99},
+        lambda state: state | {"version": 3},  # its pooled energies had no log q beside them
         lambda state: {k: v for k, v in state.items() if k != "rows"},
         lambda state: state | {"more": 1},
         lambda state: {},
