@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -136,8 +137,11 @@ def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Se
         raise ConfigError(f"steps is {steps}, expected 0 or more")
     given = setting if isinstance(setting, Sequence) else [setting]
     for value in given:
-        if not math.isfinite(value) or value < 0:
-            raise ConfigError(f"{name} is {value}, expected a finite number, 0 or more")
+        if not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
+            raise ConfigError(
+                f"{name} is {value}, expected a finite number, 0 or more, or a list of them, one "
+                "for each step (of a tensor or an array, its tolist())"
+            )
     if given is not setting:
         return list(given) * steps
     if len(given) != steps:

@@ -53,6 +53,20 @@ def test_the_row_has_every_samplers_share_and_gap(beta_star):
         assert g.last[f"mixture/{name}/energy_gap"] == pytest.approx(gap, rel=1e-6)
 
 
+def test_shares_are_within_classes_and_without_the_proposal_but_for_the_reference():
+    """By hand: of each positive's class, averaged; log q in the weights in force alone."""
+    f = Energy()
+    g = guard(None, mixture(), beta_star=1.5, model=f, reference_beta_star=0.7)
+    f_pos, f_neg = torch.zeros(3), f(g.sampler(f)).detach()
+    log_q = torch.zeros(3), torch.linspace(-2, 2, NEAR + FAR)
+    labels = torch.tensor([0, 1, 1]), torch.arange(NEAR + FAR) % 2
+    g.loss_fn(f_pos, f_neg, groups=labels, log_q=log_q)
+    for prefix, exponent in (("", 1.5 * f_neg - log_q[1]), ("ref/", 0.7 * f_neg)):
+        even, odd = exponent.exp()[::2], exponent.exp()[1::2]
+        near = (even[:3].sum() / even.sum() + 2 * odd[:2].sum() / odd.sum()) / 3
+        assert g.last[f"{prefix}mixture/near/weight"] == pytest.approx(near.item(), rel=1e-5)
+
+
 def test_parts_run_on_the_tempered_energy():
     f = Energy()
     torch.manual_seed(0)

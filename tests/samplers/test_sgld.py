@@ -120,6 +120,7 @@ def test_same_seed_same_samples_and_clamp():
         ({"step_size": [0.1, -0.1]}, "step_size is -0.1"),
         ({"noise_std": [0.1]}, "noise_std has 1 entries for 2 steps"),
         ({"step_size": (0.1, 0.1, 0.1)}, "step_size has 3 entries for 2 steps"),
+        ({"step_size": torch.full((2,), 0.1)}, r"of a tensor or an array, its tolist\(\)"),
         ({"clamp": (1.0, -1.0)}, "low < high"),
         ({"grad_clip": 0.0}, "grad_clip is 0.0"),
         ({"grad_clip": float("inf")}, "grad_clip is inf"),
