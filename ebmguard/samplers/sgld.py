@@ -137,11 +137,7 @@ def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Se
         raise ConfigError(f"steps is {steps}, expected 0 or more")
     given = setting if isinstance(setting, Sequence) else [setting]
     for value in given:
-        if not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
-            raise ConfigError(
-                f"{name} is {value}, expected a finite number, 0 or more, or a list of them, one "
-                "for each step (of a tensor or an array, its tolist())"
-            )
+        _check_size(name, value)
     if given is not setting:
         return list(given) * steps
     if len(given) != steps:
@@ -150,6 +146,14 @@ def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Se
             "each step"
         )
     return given
+
+
+def _check_size(name: str, value: object) -> None:
+    if not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
+        raise ConfigError(
+            f"{name} is {value}, expected a finite number, 0 or more, or a list of them, one for "
+            "each step (of a tensor or an array, its tolist())"
+        )
 
 
 def _check_limits(clamp: tuple[float, float] | None, grad_clip: float | None) -> None:
