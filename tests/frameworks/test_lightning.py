@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 
 from ebmguard import Recovery, guard
@@ -21,6 +22,7 @@ from ebmguard.adapters.lightning import GuardCallback, GuardedModule, _Scheduler
 from ebmguard.errors import ConfigError, NonFiniteError
 from ebmguard.faults import FaultInjector
 from ebmguard.recovery import Change
+from ebmguard.sinks import read_jsonl
 from tests.frameworks.lightning_parts import DeepEnergyModel, Guarded, make_trainer
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
 from tests.frameworks.parts import N_BATCHES, Net, Sampler, data, expected_gradient
@@ -408,7 +410,8 @@ class Manual(Mixed):
         optimizer = torch.optim.Adam(self.cnn.parameters(), lr=0.01)
         if self.says_which:
             self.cd_loss.guard.attach(optimizer=optimizer)
-        return optimizer, torch.optim.SGD(self.other.parameters(), lr=0.1)
+        both = [optimizer, torch.optim.SGD(self.other.parameters(), lr=0.1)]
+        return both, [torch.optim.lr_scheduler.StepLR(each, 1) for each in both]
 
     def training_step(self, batch, batch_idx):
         ours, other = self.optimizers()
@@ -427,6 +430,8 @@ def test_manual_optimization_with_two_optimizers():
     for _ in range(2):  # the second fit has optimizers of its own
         make_trainer().fit(model, data())
     assert memory.steps == list(range(2 * N_BATCHES))
+    attached = model.cd_loss.guard.attached
+    assert [each.optimizer for each in attached.scheduler] == [attached.optimizer]
     unclear = make(Manual)
     unclear.says_which = False
     with pytest.raises(ConfigError, match=r"2 optimizers; which one trains the energy"):
@@ -484,6 +489,23 @@ def test_bfloat16():
     assert memory.steps == list(range(N_BATCHES))
     assert all(0 < value < 1 for value in memory.column("grad_scale"))
     assert set(memory.column("nonfinite/energies")) == {0.0}
+
+
+def test_skips_of_the_amp_scaler_are_no_alarm():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    model = make()
+    trainer = make_trainer(max_epochs=4, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    trainer.fit(model, data())
+    g = model.cd_loss.guard
+    assert g.step == 4 * N_BATCHES
+    assert {alert.rule for alert in g.alerts} == {"amp_skip"}
+    assert len(g.alerts) < g.step
+
+
+def test_all_rows_are_written_when_fit_is_over(tmp_path):
+    make_trainer().fit(make(log_dir=tmp_path), data())
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(N_BATCHES))
 
 
 def test_mixin_keeps_other_callbacks():
