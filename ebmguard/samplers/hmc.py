@@ -121,11 +121,11 @@ def leapfrog(
         momentum = half + kick * end.grad
         # The difference of kinetic energies is a quadrature of the gradient along the way. Summed
         # so, it keeps the digits that |p|² has lost to its size.
-        moved, before, after = (
+        x, x_end, before, after = (
             each.unsqueeze(-1).flatten(dim + 1).to(wide)
-            for each in (end.x - chains.x, chains.grad, end.grad)
+            for each in (chains.x, end.x, chains.grad, end.grad)
         )
-        work = 0.5 * (moved * (before + after)).sum(-1)
+        work = 0.5 * ((x_end - x) * (before + after)).sum(-1)
         work = work + 0.25 * step_size * (after.square() - before.square()).sum(-1)
         gained = gained + (end.f.to(wide) - chains.f.to(wide) - work)
         chains = end

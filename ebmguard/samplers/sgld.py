@@ -149,7 +149,7 @@ def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Se
 
 
 def _check_size(name: str, value: object) -> None:
-    if not isinstance(value, Real) or not (math.isfinite(value) and value >= 0):
+    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise ConfigError(
             f"{name} is {value}, expected a finite number, 0 or more, or a list of them, one for "
             "each step (of a tensor or an array, its tolist())"

@@ -108,6 +108,19 @@ def test_energy_error_is_that_of_the_hamiltonian(step_size, noise_std, energy, s
     torch.testing.assert_close(end.f, energy(end.x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_constant_force_costs_no_energy_whatever_the_precision_of_the_samples(dtype):
+    """As large as an image, at JEM's o = 20,000: nothing but rounding could be rejected."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3072, generator=rng).to(dtype)
+    start = start_chains(lambda x: x.double().sum(1), x)
+    momentum = torch.randn(5, 3072, generator=rng).to(dtype)
+    _, _, gained = leapfrog(
+        lambda x: x.double().sum(1), start, momentum, steps=3, step_size=1.0, noise_std=0.01
+    )
+    assert gained.abs().max() < 1e-6
+
+
 def test_leapfrog_keeps_the_volume():
     """On a quadratic it is a linear map of (x, p): the textbook's matrix, of determinant 1."""
     step_size, noise_std, steps = 0.3, 0.5, 3
@@ -163,6 +176,22 @@ def test_mala_proposes_the_langevin_step():
     torch.testing.assert_close(proposal.chains.x, langevin, rtol=0, atol=1e-14)
     ends = (ChainState(*chains) for chains in (start, proposal.chains))
     torch.testing.assert_close(proposal.acceptance, metropolis_acceptance(*ends, **settings))
+
+
+def test_rare_moves_are_as_rare_in_half_precision():
+    """Accepted with probability exp(-6), less than what bfloat16 knows below 1."""
+
+    def cliff(x: Tensor) -> Tensor:
+        return (0 * x - 6.0 * (x != 0)).sum(1)
+
+    n = 100_000
+    settings: Any = {"step_size": 0.08, "noise_std": 0.4}  # o = 1
+    rng = torch.Generator().manual_seed(0)
+    start = start_chains(cliff, torch.zeros(n, 1, dtype=torch.bfloat16))
+    _, proposal = mala_step(cliff, start, **settings, generator=rng)
+    rate = math.exp(-6)
+    torch.testing.assert_close(proposal.acceptance, torch.full((n,), rate, dtype=torch.float64))
+    assert abs(proposal.accepted.double().mean().item() - rate) < 5 * math.sqrt(rate / n)
 
 
 def test_a_chain_goes_on_from_its_proposal_or_stays():
