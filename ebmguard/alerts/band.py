@@ -122,16 +122,18 @@ class BandWatcher:
         tags = {series.floor_tag for series in rule.series if series.floor_tag is not None}
         self.spreads = {tag: RollingWindow(rule.window) for tag in sorted(tags)}
         self.unit: float | None = None
+        self.count = 0  # of known gaps
 
     def read(self, row: Mapping[str, float]) -> Reading:
         """Compare every series with its band; the shares of an ERROR add up."""
         found = self._distances(row)
+        is_beginning = self._is_beginning(row)
         left = [each for each in found if each.left]
         if not left:
             self._push_spreads(row)
         total = sum(each.share for each in found)
         beyond_cap = [each for each in left if each.beyond_cap]
-        if beyond_cap or total >= 1:
+        if beyond_cap or (total >= 1 and not is_beginning):
             level, remedies = Level.ERROR, self.rule.remedies_error
             worst = max(beyond_cap or found, key=lambda each: each.share)
             limit = self._cap(worst.track) if beyond_cap else worst.limit_with(total)
@@ -168,10 +170,19 @@ class BandWatcher:
             found.append(_Distance(track, value, x, z, share, left, beyond_cap))
         return found
 
+    def _is_beginning(self, row: Mapping[str, float]) -> bool:
+        """Whether the run is young, and its gap still small. Never where the gap is unknown."""
+        gap = abs(row.get("energy_gap", _NAN))
+        self.count += math.isfinite(gap)
+        return self.count <= self.rule.begins and gap < self.rule.begins_gap * self._unit
+
+    @property
+    def _unit(self) -> float:
+        return 1.0 if self.unit is None else self.unit
+
     def _cap(self, track: _Track) -> float:
-        unit = 1.0 if self.unit is None else self.unit
         has_band = len(track.window) >= self.rule.min_count
-        return unit * min(track.series.cap, math.inf if has_band else track.series.early_cap)
+        return self._unit * min(track.series.cap, math.inf if has_band else track.series.early_cap)
 
     def _set_unit(self, row: Mapping[str, float]) -> None:
         """Energies of the first row set the unit of the caps; 1 for energies of order 1 to 10.
@@ -205,6 +216,7 @@ class BandWatcher:
             "tracks": {track.series.tag: track.state_dict() for track in self.tracks},
             "spreads": {tag: window.values() for tag, window in self.spreads.items()},
             "unit": self.unit,
+            "count": self.count,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -215,3 +227,4 @@ class BandWatcher:
             tag: RollingWindow(self.rule.window, state["spreads"][tag]) for tag in self.spreads
         }
         self.unit = None if state["unit"] is None else float(state["unit"])
+        self.count = int(state["count"])

@@ -117,6 +117,10 @@ class BandRule:
         clear: distance below which a series is calm again.
         rebaseline: a series that does not come back forms its band anew after this many
             observations. Values beyond the cap never enter a band.
+        begins: observations in which the run begins. A network that has not learned anything yet
+            has energies near 0, and all of them grow by factors, also in runs that are well.
+        begins_gap: while the run begins, an ERROR needs a gap of at least this, times the unit of
+            the run; less than that is a WARN.
         overlap_floor: see above; a fraction of the pairs.
         absorb_nats: see above; in nats.
     """
@@ -127,6 +131,8 @@ class BandRule:
     min_count: int = 20
     clear: float = 4.0
     rebaseline: int = 50
+    begins: int = 100
+    begins_gap: float = 2.0
     overlap_floor: float = 0.01
     absorb_nats: float = 1.0
     calm_steps: int = 10

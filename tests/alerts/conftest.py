@@ -1,8 +1,9 @@
 """Rows for the alert tests: recorded excerpts of real runs, and synthetic ones.
 
 The excerpts (``data/*.json``) are consecutive steps of JEM runs on 8x8 digits (64 positives, 64
-negatives, Adam 3e-3, 5 SGLD steps), to three digits. ``accuracy`` is the test accuracy after the
-update of the same step, so that what a row's alert could still save is seen beside it.
+negatives, Adam 3e-3, 5 SGLD steps), but for ``short_run_start``, to three digits. ``accuracy`` is
+the test accuracy after the update of the same step, so that what a row's alert could still save is
+seen beside it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def excerpt() -> Callable[[str], Excerpt]:
         columns = data["tags"].items()
         rows = [
             {"beta_star": float(data["beta_star"])} | {tag: float(v[i]) for tag, v in columns}
-            for i in range(len(data["accuracy"]))
+            for i in range(len(data["tags"]["energy_gap"]))
         ]
         return Excerpt(data["first_step"], rows, data["accuracy"])
 

@@ -11,7 +11,8 @@ import pytest
 from ebmguard.alerts import DEFAULT_RULES, BandRule, Detector, Level, Series
 from ebmguard.errors import ConfigError
 
-BAND = next(rule for rule in DEFAULT_RULES if isinstance(rule, BandRule))
+SHIPPED = next(rule for rule in DEFAULT_RULES if isinstance(rule, BandRule))
+BAND = replace(SHIPPED, begins=0)  # of a run that is under way
 # f_neg deep below the rest, while half of the pairs still compete: beta* = 2 absorbs this.
 ABSORBED = {"beta_star": 2.0, "energy_overlap": 0.4, "f_neg__min": -200.0}
 
@@ -41,6 +42,40 @@ def test_first_steps_that_move_quickly_are_quiet(make_row):
         for t in range(100)
     ]
     assert run(rows) == []
+
+
+def test_growth_from_nothing_is_a_warning_until_the_gap_is_large(make_row):
+    """Energies that double every five steps, as in a network that has just begun to learn."""
+    rows = [
+        make_row(
+            energy_gap=0.001 * 2 ** (t / 5),
+            f_pos__median=0.0,
+            f_pos__std=0.0005 * 2 ** (t / 5),
+            f_neg__min=-0.002 * 2 ** (t / 5),
+            sampler__grad_norm=0.01 * (1 + 0.1 * 2 ** (t / 5)),
+        )
+        for t in range(90)
+    ]
+    alerts = run(rows, SHIPPED)
+    assert alerts[-1].level is Level.ERROR
+    reached = next(t for t, row in enumerate(rows) if row["energy_gap"] >= SHIPPED.begins_gap)
+    assert alerts[-1].step == reached
+    assert min(alert.step for alert in run(rows) if alert.level is Level.ERROR) < reached
+
+
+def test_after_its_beginning_a_small_gap_is_an_error_too(noise, make_row):
+    rows = noise(SHIPPED.begins + 1)
+    jump = make_row(energy_gap=SHIPPED.begins_gap - 0.01, sampler__grad_norm=2.0)
+    assert levels(run([*rows[:-2], jump], SHIPPED)) == [(Level.WARN, SHIPPED.begins - 1)]
+    assert levels(run([*rows[:-1], jump], SHIPPED)) == [(Level.ERROR, SHIPPED.begins)]
+
+
+def test_the_beginning_is_over_after_as_many_steps_in_a_restored_detector_too(noise, make_row):
+    first, second = Detector([SHIPPED]), Detector([SHIPPED])
+    run(noise(SHIPPED.begins), detector=first)
+    second.load_state_dict(first.state_dict())
+    jump = make_row(energy_gap=SHIPPED.begins_gap - 0.01, sampler__grad_norm=2.0)
+    assert levels(second.observe(SHIPPED.begins, jump)) == [(Level.ERROR, SHIPPED.begins)]
 
 
 @pytest.mark.parametrize("direction", [1, -1])

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ebmguard.alerts import Detector, Level
+from ebmguard.alerts import DEFAULT_RULES, BandRule, Detector, Level
 
 
 def alerts_of(excerpt):
-    detector = Detector()
+    # An excerpt begins in the middle of its run.
+    rules = [
+        replace(rule, begins=max(0, rule.begins - excerpt.first_step))
+        if isinstance(rule, BandRule)
+        else rule
+        for rule in DEFAULT_RULES
+    ]
+    detector = Detector(rules)
     return [
         alert
         for i, row in enumerate(excerpt.rows)
@@ -47,6 +56,17 @@ def test_a_lost_run_is_an_error_before_the_accuracy_goes(excerpt, name, warned, 
 @pytest.mark.parametrize("name", ["healthy_start", "healthy_late"])
 def test_a_healthy_run_is_quiet(excerpt, name):
     assert alerts_of(excerpt(name)) == []
+
+
+def test_a_network_that_begins_to_learn_is_a_warning_at_most(excerpt):
+    """All energies and the gradient grow twentyfold in 60 steps; the gap stays under 2."""
+    recorded = excerpt("short_run_start")
+    alerts = alerts_of(recorded)
+    assert [(a.rule, a.level) for a in alerts] == [("energy_blowup", Level.WARN)] * len(alerts)
+    assert len(alerts) <= 1
+    # Later than in its beginning the same rows would be an ERROR.
+    later = replace(recorded, first_step=1000)
+    assert Level.ERROR in {a.level for a in alerts_of(later)}
 
 
 @pytest.mark.parametrize(("name", "step"), [("absorbed_onset", 818), ("absorbed_surge", 1726)])
