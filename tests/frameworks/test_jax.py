@@ -174,6 +174,17 @@ def test_nothing_is_lost_where_grad_scale_vanishes():
         assert float(to_pos[0]) == -float(to_neg[0])
 
 
+@pytest.mark.parametrize("beta_star", [0.5, -0.5])
+def test_a_negative_of_no_weight_takes_no_digits_from_the_others(beta_star):
+    rng = np.random.default_rng(0)
+    pos, neg = rng.normal(0, 2, 6).astype("f4"), rng.normal(0, 2, 7).astype("f4")
+    far = np.append(neg, np.float32(-1e8 * np.sign(beta_star)))
+    expected, found = in_jax((pos, neg), beta_star), in_jax((pos, far), beta_star)
+    assert_same(found[0], expected[0], rtol=1e-6, atol=0)
+    assert_same(found[1], expected[1], rtol=1e-6, atol=0)
+    assert_same(found[2], np.append(expected[2], 0), rtol=1e-6, atol=0)
+
+
 def test_off_it_is_the_plain_difference():
     key = jax.random.key(0)
     pos, neg = jax.random.normal(key, (6,)), jax.random.normal(key, (5,)) - 1
