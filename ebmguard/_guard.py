@@ -267,9 +267,11 @@ class Guard:
             log_q=log_q,
             **vars(self._options),
         )
+        # Who averages the gradients divides by the number of ranks.
+        ranks = Ranks(self._options.process_group).count
         return (
-            _scale_gradient(f_pos, -to_pos * to_pos.shape[-1]),
-            _scale_gradient(f_neg, to_neg * to_neg.shape[-1]),
+            _scale_gradient(f_pos, -to_pos * (ranks * to_pos.shape[-1])),
+            _scale_gradient(f_neg, to_neg * (ranks * to_neg.shape[-1])),
         )
 
     def _enter_loss(

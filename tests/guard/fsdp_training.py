@@ -31,6 +31,7 @@ class Case:
     optimizer: Literal["adam", "fused adam", "momentum"] = "adam"
     passes: int = 1  # one forward pass of positives and negatives together, or one of each
     has_groups: bool = False
+    reweights: bool = False  # the energies, for a plain difference of means
     gathers_once: bool = False  # the parameters, for a whole chain
 
 
@@ -38,6 +39,7 @@ CASES: dict[str, Case] = {
     "ddp": Case("ddp"),
     "ddp, no_pos": Case("ddp", "no_pos", "momentum", passes=2),
     "ddp, groups": Case("ddp", has_groups=True),
+    "ddp, reweighted": Case("ddp", reweights=True),
     "fsdp": Case("fsdp"),
     "fsdp, no_pos": Case("fsdp", "no_pos", "momentum", passes=2, gathers_once=True),
     "fsdp, groups": Case("fsdp", has_groups=True),
@@ -154,7 +156,12 @@ def train(case: Case, world: int, rank: int | None = None) -> dict[str, Any]:
             f_pos, f_neg = model(torch.cat((x_pos, x_neg))).split((len(x_pos), len(x_neg)))
         else:
             f_pos, f_neg = model(x_pos), model(x_neg)
-        loss = g.loss_fn(f_pos, f_neg, groups=(y_pos, y_neg) if case.has_groups else None)
+        groups = (y_pos, y_neg) if case.has_groups else None
+        if case.reweights:
+            f_pos, f_neg = g.reweight(f_pos, f_neg, groups)
+            loss = f_neg.mean() - f_pos.mean()
+        else:
+            loss = g.loss_fn(f_pos, f_neg, groups)
         optimizer.zero_grad()
         loss.backward()
         gradients.append([whole(p.grad) for p in net.parameters() if p.grad is not None])
