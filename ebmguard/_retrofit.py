@@ -179,6 +179,12 @@ def guard(
         raise ConfigError("reference_beta_star=0 has uniform weights, which say nothing.")
     if not isinstance(sinks, list | tuple):
         raise ConfigError(f"sinks= takes a list of sinks; got a {type(sinks).__name__}.")
+    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        raise ConfigError(
+            f"process_group= is a {type(process_group).__name__}; expected the ProcessGroup of the "
+            "ranks that train together, this one among them, such as torch.distributed.group.WORLD "
+            "after init_process_group()."
+        )
     if sampler is None and methods:
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if sampler is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.distributed import GroupMember
+
 from ebmguard.errors import ConfigError
 from tests.guard.misuse_world import Case, World
 from tests.guard.parts import Memory
@@ -62,6 +64,12 @@ ARGUMENTS = [
         ("hold", lambda w: w.guard(hold=2), ConfigError, "hold=2; expected True, False or None"),
         ("flush_every", lambda w: w.guard(flush_every=0), ConfigError, "flush_every=0; expected"),
         ("reference", lambda w: w.guard(reference_beta_star=0), ConfigError, "uniform weights"),
+        (
+            "ranks without this one",
+            lambda w: w.guard(process_group=GroupMember.NON_GROUP_MEMBER),
+            ConfigError,
+            "process_group= is a int; expected the ProcessGroup",
+        ),
         ("sink", lambda w: w.guard(sinks=[3]), ConfigError, "is no sink"),
         ("one sink", lambda w: w.guard(sinks=Memory()), ConfigError, "takes a list of sinks"),
         ("unwritable folder", unwritable, ConfigError, "cannot be written: Not a directory"),
