@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ebmguard import Alert, Guard, Recovery, guard
-from ebmguard.errors import ConfigError, DivergenceError
+from ebmguard.errors import BudgetSpentError, ConfigError, DivergenceError
 from ebmguard.recovery import Change
 from tests.guard.fsdp_training import Energy, Parallel, cases, spread, train, whole
 from tests.ranks import joined
@@ -30,15 +30,14 @@ UNCHANGED: dict[str, Any] = {"ladder": (Change(),), "reseed": False, "purge": Fa
 
 
 def faults(world: int) -> list[tuple[Parallel, str]]:
-    """What becomes NaN on rank 1, with DDP and with FSDP2; four ranks take longer."""
-    if world == 4:
-        return [("ddp", "samples"), ("fsdp", "gradient"), ("hsdp", "gradient")]
+    """What becomes NaN on rank 1, and how the run is spread."""
     parallels: tuple[Parallel, ...] = ("ddp", "fsdp")
-    return [(each, fault) for each in parallels for fault in ("energies", "samples", "gradient")]
+    found = [(each, fault) for each in parallels for fault in ("energies", "samples", "gradient")]
+    return [*found, ("hsdp", "gradient")] if world == 4 else found
 
 
 def parallels(world: int) -> tuple[Parallel, ...]:
-    """Where the other cases are tried."""
+    """Where the other cases are tried; four ranks take longer."""
     return ("fsdp",) if world == 4 else ("ddp", "fsdp")
 
 
@@ -164,13 +163,13 @@ def rolls_back(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
 
 
 def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
-    """Two rollbacks with the default ladder and new random numbers, and what is written."""
+    """Two rollbacks with the default ladder and new random numbers, and no third one."""
     log_dir = folder / f"log of {parallel}"
     said: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("ebmguard").addHandler(listener)
-    recovery = Recovery(**SNAPSHOTS)
+    recovery = Recovery(**SNAPSHOTS, budget=2)
     # Fused: whether gradients are finite is known on the device alone, as on a GPU.
     run = Run(
         rank,
@@ -188,7 +187,12 @@ def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
         while len(run.guard.rollbacks) == count:
             run.step(fault if run.guard.step == FAULTY_STEP else None)
         draws.append(run.draws())
-    run.step()
+    end = ""
+    try:
+        while run.guard.step < FAULTY_STEP + 3:
+            run.step("samples" if run.guard.step == FAULTY_STEP else None)
+    except BudgetSpentError as error:
+        end = str(error)
     run.guard.close()
     logging.getLogger("ebmguard").removeHandler(listener)
     return {
@@ -197,6 +201,7 @@ def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
         "beta_star": run.guard.last["beta_star"],
         "buffer": run.buffer.clone(),
         "said": said,
+        "end": end,
     }
 
 

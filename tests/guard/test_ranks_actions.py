@@ -91,6 +91,8 @@ def test_all_climb_the_ladder_and_draw_numbers_of_their_own(ranks):
         common = {tuple(tuple(draws["common"]) for draws in rank["draws"]) for rank in found}
         assert len(common) == 1
         assert len(set(*common)) == 3
+        (end,) = {rank["end"] for rank in found}
+        assert "budget of rollbacks is spent (2 done)" in end
 
 
 def test_the_first_rank_alone_writes(started):
@@ -103,14 +105,14 @@ def test_the_first_rank_alone_writes(started):
         # Of the rows that were under way in the snapshot, too.
         assert backward == [RESTORED - 2] * 2
         alerts = read_jsonl(log / "alerts.jsonl")
-        assert [alert["step"] for alert in alerts] == [FAULTY_STEP] * 2
+        assert [alert["step"] for alert in alerts] == [FAULTY_STEP] * 3
         assert read_jsonl(log / "recovery.jsonl") == found[0]["rollbacks"]
 
 
 def test_the_first_rank_alone_speaks(ranks):
     for _, (first, *others) in of_kind(ranks, "climbs"):
-        # Two faults, each an alert and a rollback.
-        assert len(first["said"]) == len(first["alerts"]) + len(first["rollbacks"]) >= 4
+        # Three faults, each an alert, and of two of them a rollback.
+        assert len(first["said"]) == len(first["alerts"]) + len(first["rollbacks"]) == 5
         assert not any(rank["said"] for rank in others)
 
 
