@@ -103,7 +103,7 @@ def grad_scale(
     Args: as for :func:`contrastive_loss`.
 
     Returns:
-        0-dim, or ``(*models,)``.
+        0-dim, or ``(*models,)``; 0 where a side has no usable sample, as the loss then is.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.

@@ -169,7 +169,7 @@ def hmc_step(
         ConfigError: settings that are not above 0, or both `noise` and `generator`.
         ShapeError: what f returns, see :func:`start_chains`.
     """
-    check_settings(leapfrog_steps=leapfrog_steps, step_size=step_size, noise_std=noise_std)
+    _check_settings(leapfrog_steps=leapfrog_steps, step_size=step_size, noise_std=noise_std)
     x, device = chains.x, chains.x.device
     if noise is None:
         z = torch.randn(x.shape, generator=generator, device=device, dtype=x.dtype)
@@ -228,7 +228,7 @@ def hmc(
     Raises:
         ConfigError, ShapeError: as for :func:`hmc_step`.
     """
-    check_settings(
+    _check_settings(
         steps=steps, leapfrog_steps=leapfrog_steps, step_size=step_size, noise_std=noise_std
     )
     chains = start_chains(f, x0, dim=dim)
@@ -248,7 +248,7 @@ def hmc(
     return chains.x, Tally(acceptance / steps, divergent)
 
 
-def check_settings(
+def _check_settings(
     *, leapfrog_steps: int, step_size: float, noise_std: float, steps: int = 0
 ) -> None:
     """Raise a ConfigError that names the setting and what was expected of it."""
