@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.guard.ranks_training import CASES, STEPS, WORLD, train
-from tests.ranks import run_ranks
+from tests.ranks import ranks_of
 
 WEIGHTS = (
     *("grad_scale", "weight_entropy", "ess", "max_weight"),
@@ -37,7 +37,7 @@ AVERAGED = {
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each rank saw, from one start of both."""
-    return run_ranks("tests.guard.ranks_training", WORLD, tmp_path_factory.mktemp("ranks"))
+    return ranks_of("tests.guard.ranks_training", WORLD, tmp_path_factory)[1]
 
 
 @pytest.mark.parametrize("name", CASES)

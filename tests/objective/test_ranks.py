@@ -13,13 +13,13 @@ from ebmguard.objective import contrastive_loss
 from tests.objective import oracles
 from tests.objective.oracles import VARIANTS, decimals, energies, relative_error, slopes
 from tests.objective.ranks_cases import CASES, WORLD
-from tests.ranks import run_ranks
+from tests.ranks import ranks_of
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each rank saw, from one start of all processes."""
-    return run_ranks("tests.objective.ranks_process", WORLD, tmp_path_factory.mktemp("ranks"))
+    return ranks_of("tests.objective.ranks_process", WORLD, tmp_path_factory)[1]
 
 
 def _joined(parts, variant):

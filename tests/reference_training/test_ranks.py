@@ -12,7 +12,7 @@ from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.ranks import ONE_RANK, Ranks, joined_ranks
-from tests.ranks import run_ranks
+from tests.ranks import ranks_of
 from tests.reference_training import ranks_process
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -86,15 +86,20 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def seen(folder):
-    """What each of three ranks saw, from one start of all processes."""
+def started(tmp_path_factory):
+    """The folder, and what each of three ranks saw, from one start of all processes."""
     with free_port():
-        return run_ranks(ranks_process.__name__, 3, folder)
+        return ranks_of(ranks_process.__name__, 3, tmp_path_factory)
+
+
+@pytest.fixture
+def folder(started):
+    return started[0]
+
+
+@pytest.fixture
+def seen(started):
+    return started[1]
 
 
 def test_they_know_who_they_are(seen):

@@ -19,7 +19,7 @@ from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.reference_training.ranks import Ranks
 from ebmguard.sinks import read_jsonl
-from tests.ranks import run_ranks
+from tests.ranks import ranks_of
 from tests.reference_training.jem import ranks_train_process
 from tests.reference_training.jem.parts import (
     assert_same_run,
@@ -36,15 +36,20 @@ from tests.reference_training.test_ranks import free_port
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def seen(folder):
-    """What both ranks saw, from one start of them."""
+def started(tmp_path_factory):
+    """The folder, and what both ranks saw, from one start of them."""
     with free_port():
-        return run_ranks(ranks_train_process.__name__, WORLD, folder)
+        return ranks_of(ranks_train_process.__name__, WORLD, tmp_path_factory)
+
+
+@pytest.fixture
+def folder(started):
+    return started[0]
+
+
+@pytest.fixture
+def seen(started):
+    return started[1]
 
 
 def joined(parts: list[Any], *, halves: bool = False) -> Any:
