@@ -49,7 +49,7 @@ class Archive:
         return self.saved is None or step - self.saved >= self._every
 
     def write(self, step: int, state: Mapping[str, Any], recovery: Mapping[str, Any]) -> None:
-        """Write a snapshot, and remove what it replaces.
+        """Write a snapshot, and remove what it replaces once every rank has written its own.
 
         Args:
             step: the step that comes next.
@@ -64,6 +64,7 @@ class Archive:
             {"step": step, "ranks": self._ranks.count, "state": state, "recovery": recovery},
         )
         self.saved = step
+        self._ranks.from_all(step)  # killed before that, they go on from what they all had
         found = _snapshots([self._own])
         older = [path for at, path in found if at <= step]
         later = [path for at, path in found if at > step]  # of a course that was given up
