@@ -1,0 +1,42 @@
+"""Adapters are imported by whoever uses them, and say what to install."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+import ebmguard.adapters
+from ebmguard.adapters._requires import requires
+
+# Adapter: what it imports, and the extra that brings it. Fabric needs no import of its own.
+FRAMEWORKS = {
+    "lightning": (("lightning", "pytorch_lightning"), "lightning"),
+    "accelerate": (("accelerate",), "accelerate"),
+    "torchebm": (("torchebm",), "torchebm"),
+    "jax": (("jax",), "jax"),
+    "wandb": (("wandb",), "wandb"),
+    "mlflow": (("mlflow",), "mlflow"),
+    "trackio": (("trackio",), "trackio"),
+}
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_without_its_framework_an_adapter_says_what_to_install(name, monkeypatch):
+    packages, extra = FRAMEWORKS[name]
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, None)
+    for module in [each for each in sys.modules if each.startswith("ebmguard.adapters.")]:
+        if module.split(".")[2] in (name, f"_{name}_objective", f"_{name}_diagnostics"):
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.delattr(ebmguard.adapters, name, raising=False)
+    with pytest.raises(ImportError) as error:
+        importlib.import_module(f"ebmguard.adapters.{name}")
+    assert f'pip install "ebmguard[{extra}]"' in str(error.value)
+    assert str(error.value.name).split(".")[0] in packages
+
+
+def test_what_else_fails_is_left_alone():
+    with pytest.raises(ValueError, match="of its own"), requires("json", extra="train"):
+        raise ValueError("of its own")
