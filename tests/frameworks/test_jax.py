@@ -185,6 +185,26 @@ def test_a_negative_of_no_weight_takes_no_digits_from_the_others(beta_star):
     assert_same(found[2], np.append(expected[2], 0), rtol=1e-6, atol=0)
 
 
+def test_a_common_offset_takes_no_digits():
+    """Energies that single precision holds exactly, with an offset of 2**16 and without."""
+    rng = np.random.default_rng(0)
+    pos, neg = (np.round(64 * rng.normal(0, 2, n)).astype("f4") / 64 for n in (6, 7))
+    offset = np.float32(2**16)
+    expected, found = in_jax((pos, neg), 0.5), in_jax((pos + offset, neg + offset), 0.5)
+    for mine, other in zip(found, expected, strict=True):
+        assert_same(mine, other, rtol=1e-6, atol=0)
+
+
+def test_a_finite_energy_whose_sums_would_not_be_is_lost():
+    rng = np.random.default_rng(0)
+    pos, neg = rng.normal(0, 2, 6).astype("f4"), rng.normal(0, 2, 7).astype("f4")
+    sides = pos, np.append(neg, np.float32(3e35))
+    for mine, other in zip(in_jax(sides, 1e-6), in_torch(sides, 1e-6), strict=True):
+        assert_same(mine, other, rtol=1e-6, atol=1e-6)
+    assert in_jax(sides, 1e-6)[2][-1] == 0
+    assert diagnostics(*map(jnp.asarray, sides), 1e-6)["nonfinite/neg"] == 1
+
+
 def test_off_it_is_the_plain_difference():
     key = jax.random.key(0)
     pos, neg = jax.random.normal(key, (6,)), jax.random.normal(key, (5,)) - 1
