@@ -1,18 +1,17 @@
 """Trackio: rows as metrics, alerts as the dashboard's own alerts.
 
-run = trackio.init(project="jem")
-loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[TrackioSink(run)])
+    run = trackio.init(project="jem")
+    loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[TrackioSink(run)])
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from ebmguard.adapters._metrics import MetricsSink
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks._text import LEVEL_NUMBERS, marker_tag
-from ebmguard.sinks.protocol import TAG_PREFIX
 
 with requires("trackio", extra="trackio"):
     import trackio
@@ -20,7 +19,7 @@ with requires("trackio", extra="trackio"):
 __all__ = ["TrackioSink"]
 
 
-class TrackioSink:
+class TrackioSink(MetricsSink):
     """Writes to a Trackio run, in a local database or a Space. A thread of Trackio's sends.
 
     - Scalars under ``guard/<tag>``, non-finite ones included, at the guard's step. The raw values
@@ -41,26 +40,17 @@ class TrackioSink:
             raise ConfigError(
                 f"run= is a {type(run).__name__}; expected what trackio.init(...) returned."
             )
+        super().__init__(lambda metrics, step: run.log(metrics, step=step))
         self.run = run
-
-    def write_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-    ) -> None:
-        """Pass the scalars on."""
-        self.run.log({TAG_PREFIX + tag: value for tag, value in scalars.items()}, step=step)
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """Mark the alert's step, and pass the alert on."""
-        level, step = record["level"], record["step"]
-        self.run.log({marker_tag(record): LEVEL_NUMBERS[level]}, step=step)
+        super().write_alert(record)
         self.run.alert(
-            f"{level} {record['rule']}",
+            f"{record['level']} {record['rule']}",
             record["message"],
-            level=trackio.AlertLevel[level],
-            step=step,
+            level=trackio.AlertLevel[record["level"]],
+            step=record["step"],
         )
 
     def write_recovery(self, record: Mapping[str, Any]) -> None:
@@ -71,6 +61,3 @@ class TrackioSink:
             level=trackio.AlertLevel.WARN,
             step=record["step"],
         )
-
-    def flush(self) -> None:
-        """Nothing: what Trackio has taken it sends and keeps by itself."""
