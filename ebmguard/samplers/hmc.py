@@ -252,10 +252,9 @@ def _check_settings(
     *, leapfrog_steps: int, step_size: float, noise_std: float, steps: int = 0
 ) -> None:
     """Raise a ConfigError that names the setting and what was expected of it."""
-    if steps < 0:
-        raise ConfigError(f"steps is {steps}, expected 0 or more")
-    if leapfrog_steps < 1:
-        raise ConfigError(f"leapfrog_steps is {leapfrog_steps}, expected 1 or more")
+    for name, count, least in (("steps", steps, 0), ("leapfrog_steps", leapfrog_steps, 1)):
+        if not isinstance(count, int) or count < least:
+            raise ConfigError(f"{name} is {count}, expected a whole number, {least} or more")
     for name, value in (("step_size", step_size), ("noise_std", noise_std)):
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(

@@ -462,6 +462,7 @@ def test_refuses_energies_that_are_not_one_number_for_each_sample(shape, returne
     [
         ({"steps": -1}, "steps is -1"),
         ({"leapfrog_steps": 0}, "leapfrog_steps is 0"),
+        ({"leapfrog_steps": 1.5}, "leapfrog_steps is 1.5, expected a whole number"),
         ({"noise_std": 0.0}, "noise_std is 0.0"),
         ({"step_size": math.nan}, "step_size is nan"),
         ({"step_size": -1.0}, "step_size is -1.0"),
