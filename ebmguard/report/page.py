@@ -77,8 +77,9 @@ def page(folders: Sequence[Path]) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise ImportError('reports need jinja2: pip install "ebmguard[train]"') from error
-    more_charts = (*_mixture_charts(folders), *MORE_CHARTS, *_other_charts(folders))
-    runs = [_read(folder, (*CHARTS, *more_charts)) for folder in folders]
+    charts = (*CHARTS, *_mixture_charts(folders))
+    more_charts = (*MORE_CHARTS, *_other_charts(folders))
+    runs = [_read(folder, (*charts, *more_charts)) for folder in folders]
     environment = Environment(
         loader=PackageLoader("ebmguard.report", "templates"),
         autoescape=True,
@@ -88,7 +89,7 @@ def page(folders: Sequence[Path]) -> str:
     )
     environment.filters["number"] = _cell
     names = _names(folders)
-    main = [plots.draw(chart, runs) for chart in (*CHARTS, ACCURACY)]
+    main = [plots.draw(chart, runs) for chart in (*charts, ACCURACY)]
     more = [plots.draw(chart, runs) for chart in more_charts]
     configs = [_flat(run.config or {}) for run in runs]
     results = [_flat(run.results or {}) for run in runs]
