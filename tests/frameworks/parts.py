@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,45 @@ def expected_gradient(net: nn.Module, real: Tensor, fake: Tensor, beta: float) -
     surrogate = grad_scale * (weights * f_neg).sum() - ((1 - as_negative) * f_pos).mean()
     loss = surrogate + 0.1 * (f_pos**2 + f_neg**2).mean()
     return torch.autograd.grad(loss, list(net.parameters()))
+
+
+class Before:
+    """A trainer's network and chains before its first update, at β* = 3 and β = 1/4.
+
+    Args:
+        net: the network.
+        chains: the plain sampler.
+    """
+
+    beta_star, output_scale = 3.0, 12.0
+
+    def __init__(self, net: nn.Module, chains: Sampler) -> None:
+        self.net, self.chains = copy.deepcopy(net), copy.deepcopy(chains)
+        self.random = torch.get_rng_state()
+
+    def check_update(self, net: nn.Module, seen: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """One step of SGD with rate 0.5 by the mean of the batches' gradients in closed form.
+
+        Args:
+            net: the network after it.
+            seen: positives and negatives of each batch. The negatives must be those of the same
+                sampler on three quarters of the energy.
+        """
+        grads = [expected_gradient(self.net, real, fake, self.beta_star) for real, fake in seen]
+        steps = zip(self.net.parameters(), net.parameters(), *grads, strict=True)
+        for before, after, *parts in steps:
+            expected = before.double() - 0.5 * sum(parts) / len(seen)
+            torch.testing.assert_close(after.double(), expected, rtol=0, atol=1e-6)
+        energy = self.net
+
+        class ThreeQuarters(nn.Module):
+            def forward(self, x):
+                return 0.75 * energy(x)
+
+        self.chains.model = ThreeQuarters()
+        torch.set_rng_state(self.random)
+        for _, fake in seen:
+            torch.testing.assert_close(self.chains.sample_new_exmps(steps=4).detach(), fake)
 
 
 def data(rank: int = 0, world: int = 1) -> DataLoader[Any]:
