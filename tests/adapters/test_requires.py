@@ -25,8 +25,10 @@ FRAMEWORKS = {
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_without_its_framework_an_adapter_says_what_to_install(name, monkeypatch):
     packages, extra = FRAMEWORKS[name]
-    for package in packages:
-        monkeypatch.setitem(sys.modules, package, None)
+    # With all that other tests have imported of it.
+    parts = [each for each in sys.modules if each.split(".")[0] in packages]
+    for module in {*packages, *parts}:
+        monkeypatch.setitem(sys.modules, module, None)
     for module in [each for each in sys.modules if each.startswith("ebmguard.adapters.")]:
         if module.split(".")[2] in (name, f"_{name}_objective", f"_{name}_diagnostics"):
             monkeypatch.delitem(sys.modules, module)
