@@ -2,6 +2,8 @@
 
     run = trackio.init(project="jem")
     loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[TrackioSink(run)])
+
+``trackio show`` draws them; close the guard before ``run.finish()``.
 """
 
 from __future__ import annotations
