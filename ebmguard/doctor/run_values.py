@@ -56,35 +56,6 @@ _LIMITS = (
         "look for a sampler that returns what it kept, or takes steps of size 0.",
     ),
 )
-# Tag, the side of the limit that is bad, the limit, and the words.
-_LIMITS = (
-    (
-        "sampler/clamped",
-        1,
-        _SATURATED,
-        "saturated",
-        "{:.0%} of the samples' entries lie at an end of the clamp.",
-        "a wider clamp or none; a smaller step; L2 on the energies.",
-    ),
-    (
-        "sampler/acceptance",
-        -1,
-        _REJECTED,
-        "step_size",
-        "A Metropolis test would accept {:.1%} of the steps: they are too long for the density "
-        "that the output scale speaks of.",
-        "a smaller step size with noise to match; nothing, where step and noise are set apart on "
-        "purpose, as in JEM.",
-    ),
-    (
-        "sampler/repeated",
-        1,
-        _REPEATED,
-        "stale_chains",
-        "{:.0%} of the samples are those of the call before, to the last bit.",
-        "look for a sampler that returns what it kept, or takes steps of size 0.",
-    ),
-)
 
 
 def of_weights(run: FinishedRun) -> Iterator[Problem]:
