@@ -15,7 +15,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ._jem_family import check_term, keywords, langevin, read
+from ._settings import check_term, keywords, langevin, read
 
 __all__ = ["sampler_settings", "settings"]
 

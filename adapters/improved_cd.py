@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ._jem_family import read
+from ._settings import read
 
 __all__ = ["difference", "settings"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._jem_family import check_term, keywords, read
+from ._settings import check_term, keywords, read
 
 __all__ = ["sampler_settings", "settings"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ._jem_family import keywords, langevin, read
+from ._settings import keywords, langevin, read
 
 __all__ = ["sampler_settings", "settings"]
 

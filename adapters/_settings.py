@@ -1,4 +1,4 @@
-"""What the trainers of JEM's family share: how their settings become keywords of the guard."""
+"""How the settings of trainers, above all of JEM's family, become keywords of the guard."""
 
 from __future__ import annotations
 
