@@ -15,7 +15,7 @@ from ebmguard.report import sample_grid
 from ...canvas import DARK, Canvas
 from ..paper import Metric
 from ..runs import Evaluation, JemRun, series
-from ..table.markdown import NONE, markdown_table
+from ...markdown import NONE, markdown_table
 from ..table.scores import number
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ...canvas import DARK, Canvas
 from ..paper import DIVERGED, TABLE_2
 from ..record import DIVERGED_GAP
 from ..runs import Evaluation, JemRun, series
-from ..table.markdown import NONE, markdown_table
+from ...markdown import NONE, markdown_table
 from ..table.scores import number, run_scores
 from .bundles import LINTHRESH, Bundles, bundle, bundle_size
 

@@ -10,7 +10,7 @@ from ..paper import DIVERGED as PAPER_DIVERGED
 from ..paper import METRICS, TABLE_1, TABLE_2, Metric
 from ..runs import JemRun
 from ..scenarios import SCENARIOS
-from .markdown import NONE, markdown_table
+from ...markdown import NONE, markdown_table
 from .scores import (
     MARKS,
     OTHER,

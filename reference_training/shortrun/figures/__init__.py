@@ -1,0 +1,1 @@
+"""Pictures and numbers of trained short-run models."""
