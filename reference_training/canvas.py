@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ebmguard.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +30,35 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise ImportError('pictures need matplotlib: pip install "ebmguard[train]"') from error
     return Figure(figsize=(width, height), dpi=DPI)
+
+
+def check_picture(file: Path) -> None:
+    """Find out whether a picture could be written there, before anything slow is computed for it.
+
+    Raises:
+        ConfigError: its name has no ending that stands for a picture, or there is no such folder.
+        ImportError: matplotlib is not installed.
+    """
+    formats = new_figure(1, 1).canvas.get_supported_filetypes()
+    if file.suffix[1:] not in formats:
+        raise ConfigError(
+            f"{file} cannot be written: a picture's name ends in one of "
+            + ", ".join(sorted(formats))
+        )
+    if not file.parent.is_dir():
+        raise ConfigError(f"{file} cannot be written: {file.parent} is not a folder; make it first")
+
+
+def save_picture(figure: Figure, file: Path) -> None:
+    """Write a picture.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        figure.savefig(file)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error}") from error
 
 
 class Canvas:

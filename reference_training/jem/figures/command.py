@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ebmguard.errors import ConfigError
 
-from ...canvas import new_figure
+from ...canvas import check_picture, save_picture
 from ..paper import PROGRESS_FIGURES, TABLE_2
 from ..runs import JemRun, find_runs
 from ..table.scores import setups
@@ -39,17 +39,9 @@ def run(config: FigureConfig) -> int:
     if not config.runs:
         raise ConfigError("--runs takes run folders of `ebmguard train jem`, or a folder of some")
     # What draws is tried before files of hundreds of megabytes are read, not after them.
-    formats = new_figure(1, 1).canvas.get_supported_filetypes()
-    if config.file.suffix[1:] not in formats:
-        raise ConfigError(
-            f"{config.file} cannot be written: a picture's name ends in one of "
-            + ", ".join(sorted(formats))
-        )
+    check_picture(config.file)
     figure, text = make(config.name, find_runs(config.runs))
-    try:
-        figure.savefig(config.file)
-    except OSError as error:
-        raise ConfigError(f"{config.file} cannot be written: {error}") from error
+    save_picture(figure, config.file)
     print(f"{text}\n\npicture: {config.file}")
     return 0
 
