@@ -18,6 +18,7 @@ from .digits import read_digits
 from .image_data import ImageData
 from .images import Images
 from .mnist import read_mnist
+from .shrink import shrunk
 from .svhn import read_svhn
 
 SPLIT_SEED = 1234
@@ -53,6 +54,7 @@ def load_data(
     train_images: int | None = None,
     valid_images: int | None = None,
     test_images: int | None = None,
+    image_size: int | None = None,
 ) -> ImageData:
     """A data set with JEM's split, on the CPU.
 
@@ -68,10 +70,12 @@ def load_data(
         train_images: only the first so many; None takes all.
         valid_images: size of the validation set; None takes 5000, or 0 of the digits.
         test_images: only the first so many; None takes all.
+        image_size: height and width that the images are averaged down to, such as 14 for MNIST, a
+            divisor of theirs; None leaves them as they are.
 
     Raises:
         ConfigError: there is no such data set or folder, a file is missing or is not the published
-            one, or the set has fewer images than asked for.
+            one, the set has fewer images than asked for, or they cannot be made that small.
         ImportError: the package that carries or reads the data is not installed.
     """
     for setting, value, least in (
@@ -96,13 +100,17 @@ def load_data(
     valid = _first(valid_images, order, name, "valid_images", spare=1)
     train = _first(train_images, order[valid_images:], name, "train_images")
     test = _first(test_images, np.arange(len(images.test_x)), name, "test_images")
+
+    def pixels(x: NDArray[np.uint8]) -> torch.Tensor:
+        return torch.from_numpy(x if image_size is None else shrunk(x, image_size))
+
     return ImageData(
         name=name,
-        train_x=torch.from_numpy(images.train_x[train]),
+        train_x=pixels(images.train_x[train]),
         train_y=torch.from_numpy(images.train_y[train]),
-        valid_x=torch.from_numpy(images.train_x[valid]),
+        valid_x=pixels(images.train_x[valid]),
         valid_y=torch.from_numpy(images.train_y[valid]),
-        test_x=torch.from_numpy(images.test_x[test]),
+        test_x=pixels(images.test_x[test]),
         test_y=torch.from_numpy(images.test_y[test]),
         classes=classes,
         levels=levels,
