@@ -17,8 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from ebmguard.reference_training.data import ROOT_VARIABLE, ImageData
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.scenarios import Scenario
-from ebmguard.reference_training.jem.trainer import Trainer, make_network, set_precision
+from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.precision import set_precision
 
 SHAPE, CLASSES = (3, 32, 32), 10
 LOADED = 16
@@ -142,7 +143,7 @@ class Engine:
     """Steps of our trainer as `ebmguard train jem` runs them, guarded, with a log folder."""
 
     def __init__(self, config: JemConfig, device: torch.device) -> None:
-        set_precision(config)
+        set_precision(config.precision)
         data = config.load_data().to(device)
         network = make_network(config, data)
         self.config = config
@@ -180,7 +181,7 @@ class PublishedLoop:
     """
 
     def __init__(self, config: JemConfig, device: torch.device) -> None:
-        set_precision(config)
+        set_precision(config.precision)
         settings, data = config.settings, config.load_data()
         self.config = config
         self.settings = settings

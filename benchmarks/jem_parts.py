@@ -27,7 +27,8 @@ from ebmguard.reference_training.data import ROOT_VARIABLE
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.record import RunRecord
 from ebmguard.reference_training.jem.train import train
-from ebmguard.reference_training.jem.trainer import make_network, set_precision
+from ebmguard.reference_training.jem.trainer import make_network
+from ebmguard.reference_training.precision import set_precision
 from ebmguard.reference_training.progress import LineReporter, SilentReporter
 from ebmguard.sinks import read_jsonl
 
@@ -208,7 +209,7 @@ def step_part(bench: Bench) -> Iterator[str]:
             yield f"| {name} | {seconds:.1f} |\n"
     compiled = compilations()
     turns = {
-        name: Turn(each.step, bench.size.block, partial(set_precision, each.config))
+        name: Turn(each.step, bench.size.block, partial(set_precision, each.config.precision))
         for name, each in made.items()
     }
     found = alternate(turns, bench.clock, bench.device)
@@ -564,7 +565,7 @@ def compared(engine: Engine, title: str, batch: int, count: int) -> Iterator[str
     sides: dict[str, tuple[Tensor, Tensor]] = {}
     for precision in ("float32", "tf32", "bfloat16"):
         own = replace(config, precision=precision, compile=False)
-        set_precision(own)
+        set_precision(own.precision)
         network = make_network(own, data)
         network.load_state_dict(engine.trainer.network.state_dict())
         with torch.no_grad():
@@ -573,7 +574,7 @@ def compared(engine: Engine, title: str, batch: int, count: int) -> Iterator[str
                 for side in (images, chains)
             ]
         sides[precision] = f[0].double().cpu(), f[1].double().cpu()
-    set_precision(config)
+    set_precision(config.precision)
     exact = sides["float32"]
     for precision, (f_pos, f_neg) in sides.items():
         row = agreement((f_pos, f_neg), exact, batch)

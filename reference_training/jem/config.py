@@ -16,6 +16,7 @@ from ebmguard.errors import ConfigError
 
 from ..data import ROOT_VARIABLE, ImageData, load_data
 from ..networks import ActivationName
+from ..precision import PrecisionName
 from ..ranks import ONE_RANK, Ranks
 from ..run_config import RunConfig
 from .scenarios import SCENARIOS, Scenario
@@ -23,7 +24,6 @@ from .scenarios import SCENARIOS, Scenario
 DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
 ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
 VariantName = Literal["default", "no_pos", "batch", "true"]
-PrecisionName = Literal["float32", "tf32", "bfloat16"]
 ActionName = Literal["warn", "raise", "rollback"]
 
 

@@ -14,6 +14,7 @@ from ..data import ImageData
 from ..device import describe, find_device
 from ..interrupt import DeferredInterrupt
 from ..networks import WideResNet
+from ..precision import set_precision
 from ..progress import Reporter, SilentReporter, default_reporter
 from ..ranks import ONE_RANK, Ranks
 from ..run_folder import RunFolder
@@ -21,7 +22,7 @@ from .config import JemConfig
 from .evaluation import Evaluator, SampleQuality, load_features
 from .logbook import Logbook
 from .record import last_course
-from .trainer import Trainer, make_network, set_precision
+from .trainer import Trainer, make_network
 
 
 def train(
@@ -48,7 +49,7 @@ def train(
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
-    set_precision(config)
+    set_precision(config.precision)
     reporter = (reporter or default_reporter()) if ranks.is_first else SilentReporter()
     data = config.load_data().to(device)
     state = folder.checkpoints.load(device)

@@ -20,6 +20,7 @@ from ebmguard.steering import AdaptiveSteps, SteerBeta
 
 from ..data import ImageData
 from ..networks import WideResNet, of_class
+from ..precision import autocast_type
 from ..ranks import ONE_RANK, Ranks
 from .config import JemConfig
 from .draws import Draws
@@ -267,19 +268,10 @@ def make_network(config: JemConfig, data: ImageData) -> WideResNet:
             width=settings.width,
             early_stride=settings.early_stride,
             activation=config.activation,
-            autocast=torch.bfloat16 if config.precision == "bfloat16" else None,
+            autocast=autocast_type(config.precision),
         )
     # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.
     network.to(  # type: ignore[call-overload]
         device=data.train_x.device, memory_format=torch.channels_last
     )
     return network
-
-
-def set_precision(config: JemConfig) -> None:
-    """The arithmetic of float32 convolutions and products on a GPU, for this process."""
-    is_tf32 = config.precision == "tf32"
-    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = is_tf32
-    # Shapes are the same in every step: let cuDNN time its kernels once.
-    torch.backends.cudnn.benchmark = True

@@ -1,1 +1,1 @@
-"""Short-run MCMC energy-based models (Nijkamp et al. 2019): the trainer, and the study of what it learns."""
+"""Short-run MCMC models (Nijkamp et al. 2019): their trainer, and the study of what they learn."""

@@ -18,8 +18,7 @@ from ebmguard.sinks import to_json
 from ...data import ImageData, load_data
 from ...device import describe, find_device
 from ...networks import WideResNet
-from ..config import JemConfig
-from ..trainer import set_precision
+from ...precision import set_precision
 from .classification import ECE_BINS, accuracy, calibration_error, classify
 from .config import EvaluateConfig
 from .features import load_features
@@ -64,7 +63,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     settings: dict[str, Any] = stored["settings"]
     device = find_device(config.device)
     network, step = load_network(config.run, config.checkpoint, device)
-    set_precision(JemConfig(out=config.run, precision=stored["precision"]))
+    set_precision(stored["precision"])
     chain_steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
     buffer = _buffer(config.run, config.samples) if "buffer" in config.chains else None
     root = config.data_root

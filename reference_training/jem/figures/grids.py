@@ -13,9 +13,9 @@ from ebmguard.errors import ConfigError
 from ebmguard.report import sample_grid
 
 from ...canvas import DARK, Canvas
+from ...markdown import NONE, markdown_table
 from ..paper import Metric
 from ..runs import Evaluation, JemRun, series
-from ...markdown import NONE, markdown_table
 from ..table.scores import number
 
 if TYPE_CHECKING:

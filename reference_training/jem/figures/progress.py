@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 
 from ...canvas import DARK, Canvas
+from ...markdown import NONE, markdown_table
 from ..paper import DIVERGED, TABLE_2
 from ..record import DIVERGED_GAP
 from ..runs import Evaluation, JemRun, series
-from ...markdown import NONE, markdown_table
 from ..table.scores import number, run_scores
 from .bundles import LINTHRESH, Bundles, bundle, bundle_size
 

@@ -19,7 +19,6 @@ from ebmguard.reference_training.jem.trainer import (
     Classifier,
     Trainer,
     make_network,
-    set_precision,
 )
 from ebmguard.reference_training.networks import WideResNet, of_class
 from ebmguard.reference_training.ranks import Ranks
@@ -282,22 +281,6 @@ def test_the_network_of_the_papers_scenarios_is_jems(tmp_path):
     blocks = make_network(config, data).blocks
     strides = [(block.conv1.stride[0], block.conv2.stride[0]) for block in blocks]
     assert strides == [(1, 1), (1, 2), (1, 2)]
-
-
-def test_precision_is_that_of_the_settings(tmp_path):
-    assert torch.get_float32_matmul_precision() == "highest"
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
-    try:
-        set_precision(config_for(tmp_path, precision="tf32"))
-        assert torch.get_float32_matmul_precision() == "high"
-        assert torch.backends.cudnn.allow_tf32
-        for precision in ("float32", "bfloat16"):
-            set_precision(config_for(tmp_path, precision=precision))
-            assert torch.get_float32_matmul_precision() == "highest"
-            assert not torch.backends.cudnn.allow_tf32
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
 
 
 def test_the_energy_of_a_class_is_its_logit():

@@ -1,0 +1,88 @@
+"""What is random in an update: images, start points, noise, and the number of Langevin steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebmguard.samplers import random_steps
+
+from ..data import ImageData
+from ..ranks import Ranks
+from .presets import Preset
+
+RANK_STRIDE = 0x9E3779B9
+"""Between the seeds of the ranks, of which PyTorch's CPU generator keeps the lower 32 bits."""
+
+
+class Draws:
+    """Random numbers of a run, in three streams, so that runs of different β* differ in it alone.
+
+    Every rank draws the same images and the same number of steps, and keeps its part of the
+    images; the noise of its chains is its own.
+
+    Args:
+        data: on the device of the training.
+        settings: batch, noise, steps.
+        seed: of the run.
+        ranks: who trains.
+
+    Attributes:
+        images: stream of the images and of their noise.
+        chains: stream of the chains.
+    """
+
+    def __init__(self, data: ImageData, settings: Preset, seed: int, ranks: Ranks) -> None:
+        device = data.train_x.device
+        self._data = data
+        self._settings = settings
+        self._ranks = ranks
+        self.images = torch.Generator(device).manual_seed(3 * seed)
+        own_seed = 3 * seed + 1 + ranks.rank * RANK_STRIDE
+        self.chains = torch.Generator(device).manual_seed(own_seed)
+        # Counts are needed on the host: one on a GPU would have to be waited for.
+        self._counts = torch.Generator().manual_seed(3 * seed + 2)
+
+    def positives(self) -> Tensor:
+        """This rank's noisy images of an update, with replacement: (n, C, H, W)."""
+        data, settings, rng = self._data, self._settings, self.images
+        size = (settings.batch,)
+        rows = torch.randint(len(data.train_x), size, generator=rng, device=rng.device)
+        x = data.scale(data.train_x[rows])
+        noise = torch.randn(x.shape, generator=rng, device=x.device)
+        return (x + settings.data_noise * noise)[self._ranks.part(settings.batch)]
+
+    def starts(self, count: int) -> Tensor:
+        """Start points of chains, U(-1, 1): (count, C, H, W)."""
+        return uniform((count, *self._data.sample_shape), self.chains)
+
+    def noise(self, count: int, steps: int) -> Tensor:
+        """Standard normal noise of chains: (steps, count, C, H, W)."""
+        shape = (steps, count, *self._data.sample_shape)
+        return torch.randn(shape, generator=self.chains, device=self.chains.device)
+
+    def sgld_steps(self) -> int:
+        """K of an update, the same on every rank."""
+        settings = self._settings
+        if settings.sgld_steps == settings.most_sgld_steps:
+            return settings.sgld_steps
+        return random_steps(settings.sgld_steps, settings.most_sgld_steps, self._counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where each stream stands."""
+        return {name: rng.get_state() for name, rng in self._streams().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to a saved state."""
+        for name, rng in self._streams().items():
+            rng.set_state(state[name].cpu())
+
+    def _streams(self) -> dict[str, torch.Generator]:
+        return {"images": self.images, "chains": self.chains, "counts": self._counts}
+
+
+def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """U(-1, 1), where short-run chains start, on the generator's device."""
+    return 2 * torch.rand(shape, generator=generator, device=generator.device) - 1

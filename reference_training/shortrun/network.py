@@ -1,0 +1,84 @@
+"""The convolutional network of short-run models, whose output is a negative energy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+NEGATIVE_SLOPE = 0.2
+SMALLEST = 4
+"""The resolution is halved until an image has at most so many pixels a side."""
+WIDEST = 8
+"""The most channels, as a multiple of nf."""
+ActivationName = Literal["leaky_relu", "gelu"]
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "leaky_relu": lambda: nn.LeakyReLU(NEGATIVE_SLOPE),
+    "gelu": nn.GELU,
+}
+
+
+class EnergyNet(nn.Module):
+    """The network of Nijkamp et al. (2019): f(x), high on data.
+
+    A 3x3 convolution to `nf` channels, 4x4 convolutions of stride 2 that double them, up to 8 nf,
+    until the image has at most 4 pixels a side, and one convolution over all that is left. Between
+    them the activation; no normalisation; PyTorch's default initialisation. For 32x32 images this
+    is the published network; the paper's public code has none for other sizes.
+
+    Args:
+        in_channels: image channels.
+        image_size: pixels a side.
+        nf: width. Published: 64 (the public script), 128 (the paper's CIFAR-10 model).
+        activation: "leaky_relu", with slope 0.2; or "gelu", as for the authors' likelihoods: the
+            K-step map of a piecewise linear f has no second derivatives.
+        autocast: bfloat16 for all convolutions but the last, or None.
+
+    Raises:
+        ValueError: a size is not positive, or `activation` or `autocast` is another.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        image_size: int,
+        nf: int,
+        activation: str = "leaky_relu",
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        sizes = {"in_channels": in_channels, "image_size": image_size, "nf": nf}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}, expected at least 1")
+        if activation not in _ACTIVATIONS:
+            names = " or ".join(get_args(ActivationName))
+            raise ValueError(f"activation is {activation!r}, expected {names}")
+        if autocast not in (None, torch.bfloat16):
+            raise ValueError(f"autocast is {autocast}, expected torch.bfloat16 or None")
+        self.autocast = autocast
+        make_activation = _ACTIVATIONS[activation]
+        layers: list[nn.Module] = [nn.Conv2d(in_channels, nf, 3, padding=1), make_activation()]
+        channels, size = nf, image_size
+        while size > SMALLEST:
+            wider = min(2 * channels, WIDEST * nf)
+            layers += [nn.Conv2d(channels, wider, 4, stride=2, padding=1), make_activation()]
+            channels, size = wider, size // 2
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Conv2d(channels, 1, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Negative energy of images: (B, C, S, S) -> (B,)."""
+        precision: AbstractContextManager[Any] = nullcontext()
+        if self.autocast is not None:
+            # A cache of converted weights would outlive the call inside a caller's autocast, and
+            # a CUDA graph would go on with copies of old weights.
+            precision = torch.autocast(x.device.type, self.autocast, cache_enabled=False)
+        with precision:
+            maps: Tensor = self.features(x)
+        f: Tensor = self.head(maps.to(self.head.weight.dtype))
+        return f.flatten()

@@ -1,0 +1,126 @@
+"""The settings of short-run training, by data set."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from .network import ActivationName
+
+InitName = Literal["noise", "persistent"]
+OptimizerName = Literal["adam", "sgd"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """One training setup.
+
+    Attributes:
+        image_size: pixels a side to which images are averaged down; None leaves them as they are.
+        train_images, test_images: how many are used; None is all that there are.
+        nf: width of the network.
+        activation: "leaky_relu" or "gelu".
+        iterations: updates.
+        optimizer: "adam", with PyTorch's defaults; or "sgd", without momentum.
+        lr: its constant learning rate.
+        batch: images, and chains, of an update.
+        data_noise: standard deviation of the noise on the images of an update.
+        init: where chains start: "noise", from U(-1, 1) at every update; "persistent", where they
+            were, `buffer_size` of them.
+        buffer_size: persistent chains.
+        sgld_steps: K, the smallest number of Langevin steps.
+        most_sgld_steps: the largest; K is drawn uniformly for each update.
+        step_size, noise_std: x += step_size * df/dx + noise_std * z, K times.
+        sample_every: updates between the samples that are kept.
+    """
+
+    image_size: int | None
+    train_images: int | None
+    test_images: int | None
+    nf: int
+    activation: ActivationName
+    iterations: int
+    optimizer: OptimizerName
+    lr: float
+    batch: int
+    data_noise: float
+    init: InitName
+    buffer_size: int
+    sgld_steps: int
+    most_sgld_steps: int
+    step_size: float
+    noise_std: float
+    sample_every: int
+
+    @property
+    def output_scale(self) -> float:
+        """The factor o for which the Langevin step is correct for exp(o f)."""
+        return 2 * self.step_size / self.noise_std**2
+
+    def problems(self) -> list[str]:
+        """Settings that cannot be meant: the name of each, its value and what was expected."""
+        problems = [
+            f"{name} is {value}, expected 1 or more"
+            for name, value in asdict(self).items()
+            if isinstance(value, int) and value < 1
+        ]
+        for name in ("lr", "step_size", "noise_std"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                problems.append(f"{name} is {value}, expected a positive number")
+        if not (math.isfinite(self.data_noise) and self.data_noise >= 0):
+            problems.append(f"data_noise is {self.data_noise}, expected a finite number, 0 or more")
+        if self.most_sgld_steps < self.sgld_steps:
+            problems.append(
+                f"most_sgld_steps is {self.most_sgld_steps}, expected sgld_steps, "
+                f"{self.sgld_steps}, or more"
+            )
+        for name, known in (
+            ("activation", ActivationName),
+            ("init", InitName),
+            ("optimizer", OptimizerName),
+        ):
+            if getattr(self, name) not in get_args(known):
+                expected = " or ".join(get_args(known))
+                problems.append(f"{name} is {getattr(self, name)!r}, expected {expected}")
+        return problems
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as plain JSON values."""
+        return asdict(self)
+
+
+CIFAR10 = Preset(
+    image_size=None,
+    train_images=None,
+    test_images=None,
+    nf=64,
+    activation="leaky_relu",
+    iterations=100_000,
+    optimizer="adam",
+    lr=1e-4,
+    batch=64,
+    data_noise=0.03,
+    init="noise",
+    buffer_size=10_000,
+    sgld_steps=100,
+    most_sgld_steps=100,
+    step_size=1.0,
+    noise_std=0.01,
+    sample_every=1000,
+)
+"""The published script's own settings (Nijkamp et al. 2019)."""
+
+_SMALL = replace(CIFAR10, lr=3e-4, sample_every=100)
+"""Networks this narrow bear a larger learning rate, and a small run is short."""
+
+PRESETS: dict[str, Preset] = {
+    "cifar10": CIFAR10,
+    # As many images as the paper trained on.
+    "celeba64": replace(CIFAR10, train_images=40_000),
+    # Ours, for two CPU cores: digits in some 10 minutes, MNIST in 15.
+    "mnist": replace(_SMALL, image_size=14, nf=16, iterations=3000),
+    "digits": replace(_SMALL, nf=32, iterations=3000),
+}
+"""By data set."""

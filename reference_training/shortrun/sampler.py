@@ -1,0 +1,92 @@
+"""The short-run sampler: Langevin steps from noise, anew at every update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ebmguard.samplers import sgld
+
+from ..graphs import graphed
+from ..networks import frozen
+from .presets import Preset
+
+Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
+"""A function of the network, start points (n, C, H, W) and standard normal noise
+(steps, n, C, H, W) that returns detached samples (n, C, H, W)."""
+
+
+def chain(settings: Preset, network: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
+    """Langevin steps, as many as there is noise for (Nijkamp et al. 2019, Eq. 4).
+
+    x += step_size * df/dx + noise_std * z, without a clamp: chains may leave the cube.
+
+    Args:
+        settings: step_size and noise_std.
+        network: f, (n, C, H, W) -> (n,).
+        x0: start points, (n, C, H, W).
+        noise: standard normal, (steps, n, C, H, W).
+
+    Returns:
+        detached samples, (n, C, H, W).
+    """
+    # A compiled network would compute the parameters' gradients along with the samples'.
+    with frozen(network):
+        return sgld(
+            network,
+            x0,
+            steps=len(noise),
+            step_size=settings.step_size,
+            noise_std=settings.noise_std,
+            noise=noise,
+        )
+
+
+def make_sampler(
+    settings: Preset, device: torch.device, refinement: Callable[[], int] = lambda: 1
+) -> Sampler:
+    """The chains of the training; on a GPU as CUDA graphs.
+
+    The `sgld_steps` that every chain has are one graph. Of a random number of steps those beyond
+    are a graph of one step, replayed as often as is needed: with a graph for each number there
+    would be as many graphs as numbers.
+
+    Args:
+        settings: of the chains.
+        device: where they run.
+        refinement: asked at every call by how much finer the steps are than the settings'
+            (``Guard.refinement``): the same diffusion for the same time, with the same output
+            scale. The noise is for that many times the steps.
+
+    Returns:
+        a sampler that belongs to one network and one guard: what a graph has captured is theirs.
+    """
+    chains: dict[int, Sampler] = {}
+
+    def sample_q(network: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
+        finer = refinement()
+        if finer not in chains:
+            chains[finer] = graphed(partial(chain, refined(settings, finer)), device)
+        climb, whole = chains[finer], settings.sgld_steps * finer
+        x = climb(network, x0, noise[:whole])
+        for one in noise[whole:].split(1):
+            x = climb(network, x, one)
+        return x.clone()  # a graph overwrites its result in the next call
+
+    return sample_q
+
+
+def refined(settings: Preset, finer: float) -> Preset:
+    """The settings with steps that are so much finer; 1 / 4 for an α that is four times as large.
+
+    α, the step of the Langevin equation, is noise_std**2, and proportional to step_size.
+    """
+    return replace(
+        settings,
+        step_size=settings.step_size / finer,
+        noise_std=settings.noise_std / finer**0.5,
+    )

@@ -1,0 +1,26 @@
+"""The arithmetic of a trainer is that of its settings."""
+
+import torch
+
+from ebmguard.reference_training.precision import autocast_type, set_precision
+
+
+def test_precision_is_that_of_the_settings():
+    assert torch.get_float32_matmul_precision() == "highest"
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    try:
+        set_precision("tf32")
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32
+        for precision in ("float32", "bfloat16"):
+            set_precision(precision)
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+
+
+def test_only_bfloat16_casts():
+    assert autocast_type("bfloat16") is torch.bfloat16
+    assert autocast_type("float32") is autocast_type("tf32") is None
