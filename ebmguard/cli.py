@@ -44,6 +44,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.reference_training.jem.command:run",
         summary="train a joint energy-based model, watched by the guard",
     ),
+    ("train", "shortrun"): Command(
+        config="ebmguard.reference_training.shortrun.config:ShortRunConfig",
+        run="ebmguard.reference_training.shortrun.command:run",
+        summary="train a short-run MCMC energy-based model",
+    ),
     ("train", "toy"): Command(
         config="ebmguard.reference_training.toy.config:ToyConfig",
         run="ebmguard.reference_training.toy.command:run",
@@ -73,6 +78,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         config="ebmguard.reference_training.jem.figures.config:FigureConfig",
         run="ebmguard.reference_training.jem.figures.command:run",
         summary="a JEM figure of the paper, drawn from runs that are there, with its numbers",
+    ),
+    ("figure", "12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run"): Command(
+        config="ebmguard.reference_training.shortrun.figures.config:FigureConfig",
+        run="ebmguard.reference_training.shortrun.figures.command:run",
+        summary="a figure or study of short-run models, from runs that are there, with its numbers",
     ),
     ("watch",): Command(
         config="ebmguard.report.watch:WatchConfig",

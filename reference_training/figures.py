@@ -1,4 +1,4 @@
-"""Grids of samples as PNG files."""
+"""Samples as bytes, and grids of them as PNG files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ebmguard.report import sample_grid
@@ -29,3 +30,10 @@ def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:
         name: batch.detach().to("cpu").numpy() for name, batch in samples.items()
     }
     np.savez_compressed(folder / "samples.npz", **arrays)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Samples as pictures show them: clamped to [-1, 1], as 0..255; NaN is black."""
+    black = torch.full_like(x, -1.0)
+    pixels = torch.where(x.isnan(), black, x).clamp(-1, 1).add(1).mul(127.5)
+    return pixels.round().to(torch.uint8)

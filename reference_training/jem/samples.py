@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ..figures import save_sample_figures
+from ..figures import as_bytes, save_sample_figures
 from ..run_folder import RunFolder
 
 SHOWN = 64
@@ -95,10 +94,3 @@ class KeptSamples:
         self._shown = dict(state["shown"])
         self._recent.clear()
         self._recent.extend((step, pixels) for step, pixels in state["recent"])
-
-
-def as_bytes(x: Tensor) -> Tensor:
-    """Samples as pictures show them: clamped to [-1, 1], as 0..255; NaN is black."""
-    black = torch.full_like(x, -1.0)
-    pixels = torch.where(x.isnan(), black, x).clamp(-1, 1).add(1).mul(127.5)
-    return pixels.round().to(torch.uint8)

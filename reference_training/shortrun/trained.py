@@ -1,0 +1,134 @@
+"""A trained short-run model, opened to be studied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ..checkpoints import load_all_ranks
+from ..data import ImageData
+from ..run_folder import CONFIG
+from .config import ShortRunConfig
+from .draws import uniform
+from .network import EnergyNet
+from .presets import Preset
+from .sampler import chain, refined
+from .train import make_network
+
+BATCH = 500
+"""Images whose energies are computed together."""
+CHUNK = 100
+"""Steps of a chain whose noise is drawn together."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A model with what it was trained on and how.
+
+    Attributes:
+        path: the run folder.
+        config: its settings.
+        network: f, in evaluation mode; no parameter requires a gradient.
+        data: on the network's device.
+        step: updates that it was trained for.
+    """
+
+    path: Path
+    config: ShortRunConfig
+    network: EnergyNet
+    data: ImageData
+    step: int
+
+    @property
+    def settings(self) -> Preset:
+        """The preset with what the run overrides."""
+        return self.config.settings
+
+    @property
+    def device(self) -> torch.device:
+        """Where network and data are."""
+        return self.data.train_x.device
+
+    @property
+    def name(self) -> str:
+        """A label for pictures and tables: the name of the run folder."""
+        return self.path.name
+
+    @property
+    def drift(self) -> float:
+        """1 - β, the factor on f in the sampler of the training."""
+        return 1 - self.config.beta_star / self.settings.output_scale
+
+    def starts(self, count: int, generator: torch.Generator) -> Tensor:
+        """Start points of chains, U(-1, 1): (count, C, H, W)."""
+        return uniform((count, *self.data.sample_shape), generator)
+
+    def chains(
+        self, x0: Tensor, steps: int, generator: torch.Generator, *, step_factor: float = 1.0
+    ) -> Tensor:
+        """Langevin steps as in the training, on (1 - β) f.
+
+        Args:
+            x0: where they start, (n, C, H, W).
+            steps: how many.
+            generator: of the noise, on the device of `x0`.
+            step_factor: factor on α, the step of the Langevin equation: that on the drift, and the
+                square of that on the noise.
+
+        Returns:
+            (n, C, H, W), detached.
+        """
+        settings = refined(self.settings, 1 / step_factor)
+        # The noise is not tempered, only the drift.
+        settings = replace(settings, step_size=settings.step_size * self.drift)
+        x = x0
+        for count in _chunks(steps):
+            noise = torch.randn((count, *x0.shape), generator=generator, device=x0.device)
+            x = chain(settings, self.network, x, noise)
+        return x
+
+    def energies(self, x: Tensor) -> Tensor:
+        """f of images (N, C, H, W) in [-1, 1]: (N,)."""
+        with torch.no_grad():
+            return torch.cat([self.network(part) for part in x.split(BATCH)])
+
+
+def _chunks(steps: int) -> Iterator[int]:
+    for start in range(0, steps, CHUNK):
+        yield min(CHUNK, steps - start)
+
+
+def load_run(path: Path, device: torch.device, data_root: str | None = None) -> TrainedRun:
+    """Open the run folder of `ebmguard train shortrun`, finished or not.
+
+    Args:
+        path: the folder.
+        device: where network and data go.
+        data_root: folder of the data sets, where it is another than in the training.
+
+    Raises:
+        ConfigError: there is no run of a short-run model, or no checkpoint that can be read; or
+            the data are not there.
+    """
+    file = path / CONFIG
+    if not file.is_file():
+        raise ConfigError(f"{path} holds no run ({CONFIG} is missing)")
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    if "most_sgld_steps" not in stored.get("settings", {}):
+        raise ConfigError(f"{path} is not a run of `ebmguard train shortrun`")
+    config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)
+    found = load_all_ranks(path / "checkpoints")
+    if found is None:
+        raise ConfigError(f"{path} has no checkpoint yet; train it, or wait for its first one")
+    step, (first, *_) = found
+    data = config.load_data().to(device)
+    network = make_network(config, data)
+    network.load_state_dict(first["network"])
+    return TrainedRun(path, config, network.eval().requires_grad_(False), data, step)
