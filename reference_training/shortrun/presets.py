@@ -121,6 +121,6 @@ PRESETS: dict[str, Preset] = {
     "celeba64": replace(CIFAR10, train_images=40_000),
     # Ours, for two CPU cores: digits in some 10 minutes, MNIST in 15.
     "mnist": replace(_SMALL, image_size=14, nf=16, iterations=3000),
-    "digits": replace(_SMALL, nf=32, iterations=3000),
+    "digits": replace(_SMALL, lr=1e-3, nf=32, iterations=3000),
 }
 """By data set."""
