@@ -122,8 +122,8 @@ def page(root: Path) -> list[str]:
         "uniform, GradScale and ESS are those of the reference exponent 0.5. FID: of",
         f"{SAMPLES} fresh samples against the training images, by the features of a classifier",
         "trained here: comparable within a table alone. K is the mean number of Langevin steps of",
-        f"an update; the lines that end in `adaptive` may run up to {MOST} times the steps, each as",
-        "much finer.",
+        f"an update; the lines that end in `adaptive` may run up to {MOST} times the steps, each",
+        "as much finer.",
     ]
     for data in DATA:
         done = [cell for cell in GRID if cell.data == data and is_done(cell, root)]
