@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
+from .celeba import read_celeba
 from .cifar import read_cifar10, read_cifar100
 from .digits import read_digits
 from .image_data import ImageData
@@ -42,6 +43,7 @@ _PUBLISHED: Mapping[str, _Published] = {
     "cifar10": _Published(read_cifar10, pad=4, flip=True),
     "cifar100": _Published(read_cifar100, classes=100, pad=4, flip=True),
     "svhn": _Published(read_svhn, pad=4),
+    "celeba64": _Published(read_celeba, classes=1),  # no labels; short runs are not augmented
 }
 DATA_SETS: tuple[str, ...] = ("digits", *_PUBLISHED)
 """Names that `--data` takes."""
@@ -61,7 +63,9 @@ def load_data(
     The published training images are shuffled with NumPy's legacy generator seeded 1234; the first
     so many are for validation and the rest for training, as in JEM's published trainer (Grathwohl
     et al. 2020). The split is thus the same for every seed of a run. The digits come in random
-    order and are not shuffled again.
+    order and are not shuffled again. The faces of CelebA have a published validation set, of which
+    the first so many are taken; of its shuffled training images none but those asked for are
+    decoded.
 
     Args:
         name: one of :data:`DATA_SETS`.
@@ -97,8 +101,14 @@ def load_data(
         valid_images = VALID_IMAGES if valid_images is None else valid_images
     else:
         raise ConfigError(f"data is {name!r}, expected one of {', '.join(DATA_SETS)}")
-    valid = _first(valid_images, order, name, "valid_images", spare=1)
-    train = _first(train_images, order[valid_images:], name, "train_images")
+    if images.valid is None:
+        valid_x, valid_y = images.train_x, images.train_y
+        valid = _first(valid_images, order, name, "valid_images", spare=1)
+        order = order[valid_images:]
+    else:
+        valid_x, valid_y = images.valid
+        valid = _first(valid_images, np.arange(len(valid_x)), name, "valid_images")
+    train = _first(train_images, order, name, "train_images")
     test = _first(test_images, np.arange(len(images.test_x)), name, "test_images")
 
     def pixels(x: NDArray[np.uint8]) -> torch.Tensor:
@@ -108,8 +118,8 @@ def load_data(
         name=name,
         train_x=pixels(images.train_x[train]),
         train_y=torch.from_numpy(images.train_y[train]),
-        valid_x=pixels(images.train_x[valid]),
-        valid_y=torch.from_numpy(images.train_y[valid]),
+        valid_x=pixels(valid_x[valid]),
+        valid_y=torch.from_numpy(valid_y[valid]),
         test_x=pixels(images.test_x[test]),
         test_y=torch.from_numpy(images.test_y[test]),
         classes=classes,

@@ -1,0 +1,246 @@
+"""CelebA from a fabricated folder of the same format, with smaller parts."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import celeba, load, load_data
+
+TRAIN, VALID, TEST = 7, 3, 4
+COUNT = TRAIN + VALID + TEST
+
+
+@cache
+def picture(number: int) -> Image.Image:
+    """A smooth picture of 178x218 with its own colours."""
+    rng = np.random.default_rng(number)
+    coarse = rng.integers(256, size=(9, 7, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((178, 218), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """The data root, with all images where torchvision has them."""
+    for name, count in (("TRAIN", TRAIN), ("VALID", VALID), ("TEST", TEST)):
+        monkeypatch.setattr(celeba, name, count)
+    folder = tmp_path / "celeba" / "img_align_celeba"
+    folder.mkdir(parents=True)
+    for number in range(1, COUNT + 1):
+        picture(number).save(folder / f"{number:06d}.jpg", quality=90)
+    return tmp_path
+
+
+def load_faces(root, **settings):
+    return load_data("celeba64", root, **{"valid_images": 0, **settings})
+
+
+def expected(root, numbers):
+    """Decoded pixels resized by PyTorch in float64, rows 7 to 70 of 78."""
+    faces = []
+    for number in numbers:
+        file = root / "celeba" / "img_align_celeba" / f"{number:06d}.jpg"
+        with Image.open(file) as image:
+            pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].double()
+        assert pixels.shape == (1, 3, 218, 178)
+        small = F.interpolate(pixels, (78, 64), mode="bilinear", antialias=True)
+        faces.append(small[0, :, 7:71])
+    return torch.stack(faces)
+
+
+def shuffled(count):
+    order = list(range(1, count + 1))
+    np.random.RandomState(1234).shuffle(order)
+    return order
+
+
+def assert_faces(x, root, numbers):
+    assert x.dtype == torch.uint8
+    assert x.shape == (len(numbers), 3, 64, 64)
+    # Pillow rounds after each of its two passes.
+    torch.testing.assert_close(x.double(), expected(root, numbers), rtol=0, atol=1.01)
+
+
+def test_the_published_split_cropped_and_resized(root):
+    data = load_faces(root, valid_images=2)
+    assert_faces(data.train_x, root, shuffled(TRAIN))
+    assert_faces(data.valid_x, root, [TRAIN + 1, TRAIN + 2])
+    assert_faces(data.test_x, root, range(TRAIN + VALID + 1, COUNT + 1))
+    for y, count in ((data.train_y, TRAIN), (data.valid_y, 2), (data.test_y, TEST)):
+        assert torch.equal(y, torch.zeros(count, dtype=torch.int64))
+    assert (data.name, data.classes, data.levels) == ("celeba64", 1, 255)
+    assert (data.pad, data.flip, data.sample_shape) == (0, False, (3, 64, 64))
+
+
+def test_real_counts_are_the_published_ones():
+    assert (celeba.TRAIN, celeba.TRAIN + celeba.VALID) == (162_770, 182_637)
+    assert celeba.TRAIN + celeba.VALID + celeba.TEST == 202_599
+
+
+def test_fewer_images_are_the_first_of_the_same(root):
+    whole = load_faces(root)
+    few = load_faces(root, train_images=4, test_images=1)
+    assert torch.equal(few.train_x, whole.train_x[:4])
+    assert torch.equal(few.test_x, whole.test_x[:1])
+    assert few.valid_x.shape == (0, 3, 64, 64)
+    # The validation set is published: no training image is lost to it.
+    assert torch.equal(load_faces(root, valid_images=3).train_x, whole.train_x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"train_images": 8}, "train_images is 8, expected at most 7"),
+        ({"valid_images": 4}, "valid_images is 4, expected at most 3"),
+        ({"test_images": 5}, "test_images is 5, expected at most 4"),
+        ({"image_size": 128}, "image_size is 128, and the images have 64x64 pixels"),
+    ],
+)
+def test_more_than_there_is(root, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        load_faces(root, **settings)
+
+
+def test_faces_averaged_down(root):
+    whole, small = load_faces(root), load_faces(root, image_size=32)
+    means = F.avg_pool2d(whole.train_x.double(), 2)
+    assert torch.equal(small.train_x, (means + 0.5).floor().to(torch.uint8))
+
+
+def test_only_what_is_asked_for_is_decoded(root, monkeypatch):
+    decoded = []
+    face = celeba.face
+    monkeypatch.setattr(celeba, "face", lambda file: decoded.append(file.name) or face(file))
+    load_faces(root, train_images=3, test_images=2)
+    names = [*shuffled(TRAIN)[:3], TRAIN + VALID + 1, TRAIN + VALID + 2]
+    assert sorted(decoded) == sorted(f"{number:06d}.jpg" for number in names)
+
+
+def test_decoded_images_are_kept_and_read_again(root, monkeypatch):
+    first = load_faces(root, train_images=5)
+    files = {file.name for file in (root / "ebmguard-cache").iterdir()}
+    assert len(files) == 2  # training and test images
+
+    def refuse(file):
+        raise AssertionError(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(celeba, "face", refuse)
+        again = load_faces(root, train_images=5)
+    assert torch.equal(again.train_x, first.train_x)
+    assert torch.equal(again.test_x, first.test_x)
+    # Other images, or a file of another size, are something else.
+    assert_faces(load_faces(root, train_images=4).train_x, root, shuffled(TRAIN)[:4])
+    number = shuffled(TRAIN)[2]
+    file = root / "celeba" / "img_align_celeba" / f"{number:06d}.jpg"
+    picture(99).save(file, quality=95)
+    changed = load_faces(root, train_images=5).train_x
+    assert_faces(changed, root, shuffled(TRAIN)[:5])
+    assert not torch.equal(changed[2], first.train_x[2])
+
+
+def test_parts_of_many_images_join(root, monkeypatch, caplog):
+    monkeypatch.setattr(celeba, "AT_ONCE", 2)
+    monkeypatch.setattr(celeba, "SAID_EVERY", 4)
+    with caplog.at_level("INFO", "ebmguard.data"):
+        data = load_faces(root, test_images=1)
+    assert_faces(data.train_x, root, shuffled(TRAIN))
+    assert "decoding 7 faces, which are then kept" in caplog.text
+    assert "4 of 7" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["celeba/img_align_celeba", "img_align_celeba", "celeba"])
+def test_the_usual_places(root, tmp_path, place):
+    images = tmp_path / "celeba" / "img_align_celeba"
+    target = tmp_path / "other" / place
+    target.parent.mkdir(parents=True)
+    images.rename(target)
+    assert len(load_faces(tmp_path / "other").train_x) == TRAIN
+
+
+def test_a_folder_that_is_not_there(root, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        load_faces(tmp_path / "empty")
+    message = str(caught.value)
+    for part in (
+        "CelebA's 14 aligned images, 000001.jpg to 000014.jpg, were not found",
+        f"{tmp_path / 'empty' / 'celeba' / 'img_align_celeba'} has none of them",
+        f"{tmp_path / 'empty' / 'img_align_celeba'} has none of them",
+        "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html as img_align_celeba.zip",
+        "md5 00d2c5bc6d35e252742224ab0c1e8fcb",
+        "--data-root or the environment variable EBMGUARD_DATA",
+    ):
+        assert part in message
+
+
+def test_files_that_are_missing_are_named(root):
+    folder = root / "celeba" / "img_align_celeba"
+    for number in (3, 14):
+        (folder / f"{number:06d}.jpg").unlink()
+    with pytest.raises(ConfigError, match=r"lacks 2 of them: 000003\.jpg, 000014\.jpg\n"):
+        load_faces(root)
+    for number in range(4, 9):
+        (folder / f"{number:06d}.jpg").unlink()
+    with pytest.raises(ConfigError, match=r"lacks 7 of them: .*000007\.jpg, \.\.\.\n"):
+        load_faces(root)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "says"),
+    [
+        (lambda: picture(1).resize((176, 218)), "is an image of 176x218 in mode RGB, expected 178"),
+        (lambda: picture(1).convert("L"), "is an image of 178x218 in mode L, expected 178x218 in"),
+    ],
+)
+def test_an_image_of_another_kind_is_named(root, spoilt, says):
+    file = root / "celeba" / "img_align_celeba" / "000011.jpg"
+    spoilt().save(file)
+    with pytest.raises(ConfigError, match=rf"000011\.jpg {says}.*\. Unpack img_align_celeba\.zip"):
+        load_faces(root)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 200, 700, -300])
+def test_a_truncated_image_is_named(root, kept):
+    file = root / "celeba" / "img_align_celeba" / "000012.jpg"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(ConfigError, match=r"000012\.jpg cannot be decoded as a JPEG: .*Unpack"):
+        load_faces(root)
+    written = (root / "ebmguard-cache").iterdir()
+    assert len(list(written)) == 1  # the training images, which are whole
+
+
+def test_another_format_under_the_name_of_a_jpeg(root):
+    picture(1).save(root / "celeba" / "img_align_celeba" / "000013.jpg", format="PNG")
+    with pytest.raises(ConfigError, match=r"000013\.jpg cannot be decoded as a JPEG"):
+        load_faces(root)
+
+
+def test_a_header_of_a_gigantic_image(root):
+    file = root / "celeba" / "img_align_celeba" / "000013.jpg"
+    content = bytearray(file.read_bytes())
+    place = content.find(b"\xff\xc0") + 5  # height and width of the frame
+    content[place : place + 4] = b"\xff\xff\xff\xff"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"000013\.jpg cannot be decoded as a JPEG"):
+        load_faces(root)
+
+
+def test_without_pillow_it_says_what_to_install(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ImportError, match=r'pip install "ebmguard\[train\]"'):
+        load_faces(root)
+
+
+def test_the_default_validation_set(root, monkeypatch):
+    monkeypatch.setattr(load, "VALID_IMAGES", 3)
+    data = load_data("celeba64", root)
+    assert_faces(data.valid_x, root, range(TRAIN + 1, TRAIN + VALID + 1))
