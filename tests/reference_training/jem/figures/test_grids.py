@@ -13,8 +13,8 @@ from ebmguard.reference_training.jem.figures.command import make
 from ebmguard.reference_training.jem.figures.grids import choose, when
 from ebmguard.reference_training.jem.runs import find_runs, load_run
 from ebmguard.report import sample_grid
-from tests.reference_training.jem.figures.test_progress import assert_no_text_on_text
 from tests.reference_training.jem.table.fabricate import write_run
+from tests.reference_training.pictures import assert_no_text_on_text
 
 EPOCH = 10
 SMALL: dict[str, Any] = {"iterations": 2000, "steps_per_epoch": EPOCH, "depth": 10, "width": 1}

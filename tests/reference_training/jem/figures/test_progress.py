@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from ebmguard.errors import ConfigError
@@ -17,6 +15,7 @@ from ebmguard.reference_training.jem.figures.command import make
 from ebmguard.reference_training.jem.figures.progress import COLOURS, curves, progress_table
 from ebmguard.reference_training.jem.runs import find_runs
 from tests.reference_training.jem.table.fabricate import OWN, made_up_evaluation, write_run
+from tests.reference_training.pictures import assert_no_text_on_text
 
 SMALL: dict[str, Any] = {
     "iterations": 120,
@@ -25,29 +24,6 @@ SMALL: dict[str, Any] = {
     "width": 1,
     "train_images": 640,
 }
-
-
-def assert_no_text_on_text(figure):
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
-    written = [text for text in figure.texts if text.get_text()]
-    for axes in [axes for axes in figure.axes if axes.axison]:
-        written += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
-        labels = (*axes.get_xticklabels(), *axes.get_yticklabels())
-        inside = axes.get_window_extent(renderer).padded(2)
-        for label in labels:
-            x, y = label.get_transform().transform(label.get_position())
-            if inside.x0 <= x <= inside.x1 or inside.y0 <= y <= inside.y1:
-                written.append(label)
-    for legend in figure.legends:
-        written += legend.get_texts()
-    shown = [(text, text.get_window_extent(renderer)) for text in written if text.get_text()]
-    shown = [(text, box) for text, box in shown if box.width]
-    for text, box in shown:
-        outside = box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
-        assert not outside, f"{text.get_text()!r} leaves the picture"
-    for (a, one), (b, two) in itertools.combinations(shown, 2):
-        assert not one.overlaps(two), f"{a.get_text()!r} lies on {b.get_text()!r}"
 
 
 def lines_of(axes, colour):
