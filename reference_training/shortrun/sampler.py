@@ -73,8 +73,8 @@ def make_sampler(
             chains[finer] = graphed(partial(chain, refined(settings, finer)), device)
         climb, whole = chains[finer], settings.sgld_steps * finer
         x = climb(network, x0, noise[:whole])
-        for one in noise[whole:].split(1):
-            x = climb(network, x, one)
+        for step in range(whole, len(noise)):
+            x = climb(network, x, noise[step : step + 1])
         return x.clone()  # a graph overwrites its result in the next call
 
     return sample_q

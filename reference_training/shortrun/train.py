@@ -126,7 +126,9 @@ def train(
 
     def update() -> tuple[Tensor, Tensor, int]:
         x_pos = draws.positives()
-        steps = draws.sgld_steps() * refinement()
+        steps = draws.sgld_steps()
+        if config.most_steps > 1:  # the guard knows the smallest K, and by what it multiplies it
+            steps = steps * loss_fn.guard.sgld_steps // settings.sgld_steps
         x0, rows = buffer.sample(count) if buffer is not None else (draws.starts(count), None)
         x_neg = sample_q(network, x0, draws.noise(count, steps))
         if buffer is not None:
