@@ -31,12 +31,12 @@ ADAPTIVE = (20.0, 200.0)
 """β* that are also run with up to MOST times the steps, each as much finer."""
 MOST = 4
 DATA: Mapping[str, tuple[str, ...]] = {
-    "digits": ("--iterations", "1000"),
-    "mnist": ("--iterations", "600"),
+    "digits": ("--iterations", "700"),
+    "mnist": ("--iterations", "400"),
 }
 """Options of the runs on each data set."""
 JUDGE: Mapping[str, tuple[str, ...]] = {
-    "digits": ("--iterations", "2000"),
+    "digits": ("--iterations", "2000", "--valid-images", "200"),
     "mnist": ("--iterations", "1000", "--image-size", "14", "--train-images", "10000"),
 }
 """Options of the classifier whose features the FID is taken of."""
