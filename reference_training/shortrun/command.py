@@ -63,5 +63,7 @@ def summary(results: dict[str, Any], path: Path) -> str:
             if (value := numbers[tag]) is not None
         )
     )
-    lines.append(f"its last samples: {path / 'figures' / 'samples_end.png'}")
+    picture = path / "figures" / "samples_end.png"
+    if picture.is_file():  # a run may be lost in its first update
+        lines.append(f"its last samples: {picture}")
     return "\n".join(lines)

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from ebmguard.errors import ConfigError
 
@@ -18,6 +19,7 @@ from ..ranks import ONE_RANK, Ranks
 from ..run_config import RunConfig
 from .network import ActivationName
 from .presets import PRESETS, InitName, OptimizerName, Preset
+from .start import make_network, start_from
 
 DataName = Literal["digits", "mnist", "cifar10", "celeba64"]
 ActionName = Literal["warn", "raise"]
@@ -142,6 +144,7 @@ class ShortRunConfig(RunConfig):
                 data lack.
         """
         settings = self.settings
+        wrong = settings.problems()
         problems = [
             f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
             for name, value, known in (
@@ -154,13 +157,18 @@ class ShortRunConfig(RunConfig):
             problems.append(
                 f"beta_star is {self.beta_star}, expected a finite number, such as 0.02"
             )
+        elif not wrong and self.beta_star > settings.output_scale:
+            problems.append(
+                f"beta_star is {self.beta_star}, expected at most the output scale, "
+                f"{settings.output_scale:g}: chains would run away from the data"
+            )
         if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
             problems.append(f"most_steps is {self.most_steps}, expected a power of two: 4")
         if self.checkpoint_every < 1:
             problems.append(f"checkpoint_every is {self.checkpoint_every}, expected at least 1")
         if self.threads < 0:
             problems.append(f"threads is {self.threads}, expected 0 or more")
-        problems += settings.problems()
+        problems += wrong
         if settings.init == "persistent" and settings.buffer_size < settings.batch:
             problems.append(
                 f"buffer_size is {settings.buffer_size}, expected the batch, {settings.batch}, or "
@@ -179,6 +187,25 @@ class ShortRunConfig(RunConfig):
                 f"{self.data} has images of {height}x{width}, expected square ones: the network "
                 "halves both sides together"
             )
+        if self.start_from is not None and not self.resume:  # before there is a folder
+            start_from(make_network(self, data), Path(self.start_from), settings.activation)
+
+    def resumed(self, stored: Mapping[str, Any]) -> Self:
+        """These settings over those of the run that is resumed, or opened to be studied.
+
+        Where a preset has changed since the run began, the run's own value counts.
+
+        Raises:
+            ConfigError: names the settings that contradict the run's; or it is no run of this
+                trainer.
+        """
+        was = stored.get("settings", {})
+        if "most_sgld_steps" not in was:
+            raise ConfigError(f"{self.out} is not a run of `ebmguard {' '.join(self.words[1:])}`")
+        config = super().resumed(stored)
+        now = config.settings.to_json().items()
+        unset = {name: value for name, value in now if getattr(config, name) is None}
+        return replace(config, **{k: was[k] for k in unset if was.get(k, unset[k]) != unset[k]})
 
     def to_json(self) -> dict[str, Any]:
         """The settings and the resolved preset as plain JSON values."""

@@ -60,12 +60,13 @@ class Preset:
 
     def problems(self) -> list[str]:
         """Settings that cannot be meant: the name of each, its value and what was expected."""
+        positive = ("lr", "step_size", "noise_std")
         problems = [
             f"{name} is {value}, expected 1 or more"
             for name, value in asdict(self).items()
-            if isinstance(value, int) and value < 1
+            if isinstance(value, int) and name not in (*positive, "data_noise") and value < 1
         ]
-        for name in ("lr", "step_size", "noise_std"):
+        for name in positive:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 problems.append(f"{name} is {value}, expected a positive number")

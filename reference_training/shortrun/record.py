@@ -39,7 +39,8 @@ class Record:
     """The course of a run: divergence, samples, training.jsonl, results.json.
 
     training.jsonl has a line for each update: `sgld_steps`, how many were run; `outside`, the share
-    of the negatives' entries that lie outside of [-1, 1]; `contrast`, their standard deviation.
+    of the negatives' entries that lie outside of [-1, 1]; `contrast`, their standard deviation (of
+    several ranks, the mean of theirs).
 
     Args:
         config: the settings.

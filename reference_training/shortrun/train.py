@@ -9,24 +9,22 @@ import torch
 from torch import Tensor
 
 from ebmguard import guard
-from ebmguard.errors import ConfigError, DivergenceError
+from ebmguard.errors import DivergenceError
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 from ebmguard.steering import AdaptiveSteps
 
-from ..checkpoints import load_all_ranks
-from ..data import ImageData
 from ..device import describe, find_device
 from ..interrupt import DeferredInterrupt
-from ..precision import autocast_type, set_precision
+from ..precision import set_precision
 from ..progress import Reporter, SilentReporter, default_reporter
 from ..ranks import ONE_RANK, Ranks
 from ..run_folder import RunFolder
 from .config import ShortRunConfig
 from .draws import Draws
-from .network import EnergyNet
 from .record import SHOWN, Record
 from .sampler import make_sampler
+from .start import make_network, start_from
 
 
 def train(
@@ -62,7 +60,7 @@ def train(
 
     network = make_network(config, data)
     if config.start_from is not None and state is None:
-        start_from(network, Path(config.start_from))
+        start_from(network, Path(config.start_from), settings.activation)
     if config.compile:
         network.compile()
     energies = ranks.parallel(network)
@@ -173,42 +171,3 @@ def train(
         reporter.stop()
         record.close()
         loss_fn.guard.close()
-
-
-def make_network(config: ShortRunConfig, data: ImageData) -> EnergyNet:
-    """The run's network as its seed initialises it; PyTorch's global generators are left alone."""
-    settings = config.settings
-    channels, size, _ = data.sample_shape
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.seed)  # GPUs' would stay seeded
-        network = EnergyNet(
-            in_channels=channels,
-            image_size=size,
-            nf=settings.nf,
-            activation=settings.activation,
-            autocast=autocast_type(config.precision),
-        )
-    # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.
-    network.to(  # type: ignore[call-overload]
-        device=data.train_x.device, memory_format=torch.channels_last
-    )
-    return network
-
-
-def start_from(network: EnergyNet, path: Path) -> None:
-    """Give a network the parameters of another run's last checkpoint.
-
-    Raises:
-        ConfigError: the run has no checkpoint, or its network is another.
-    """
-    found = load_all_ranks(path / "checkpoints")
-    if found is None:
-        raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")
-    _, (first, *_) = found
-    try:
-        network.load_state_dict(first["network"])
-    except (KeyError, RuntimeError) as error:
-        raise ConfigError(
-            f"start_from is {path}, whose network is another than this run's; give the same data, "
-            f"image_size, nf and activation: {error}"
-        ) from error

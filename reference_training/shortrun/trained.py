@@ -20,7 +20,7 @@ from .draws import uniform
 from .network import EnergyNet
 from .presets import Preset
 from .sampler import chain, refined
-from .train import make_network
+from .start import make_network
 
 BATCH = 500
 """Images whose energies are computed together."""
@@ -121,8 +121,6 @@ def load_run(path: Path, device: torch.device, data_root: str | None = None) -> 
     if not file.is_file():
         raise ConfigError(f"{path} holds no run ({CONFIG} is missing)")
     stored = json.loads(file.read_text(encoding="utf-8"))
-    if "most_sgld_steps" not in stored.get("settings", {}):
-        raise ConfigError(f"{path} is not a run of `ebmguard train shortrun`")
     config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)
     found = load_all_ranks(path / "checkpoints")
     if found is None:

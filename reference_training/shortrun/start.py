@@ -1,0 +1,69 @@
+"""What a network begins with: its seed's parameters, or those of another run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ebmguard.errors import ConfigError
+
+from ..checkpoints import load_all_ranks
+from ..data import ImageData
+from ..precision import autocast_type
+from ..run_folder import CONFIG
+from .network import EnergyNet
+
+if TYPE_CHECKING:
+    from .config import ShortRunConfig
+
+
+def make_network(config: ShortRunConfig, data: ImageData) -> EnergyNet:
+    """The run's network as its seed initialises it; PyTorch's global generators are left alone."""
+    settings = config.settings
+    channels, size, _ = data.sample_shape
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)  # GPUs' would stay seeded
+        network = EnergyNet(
+            in_channels=channels,
+            image_size=size,
+            nf=settings.nf,
+            activation=settings.activation,
+            autocast=autocast_type(config.precision),
+        )
+    # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.
+    network.to(  # type: ignore[call-overload]
+        device=data.train_x.device, memory_format=torch.channels_last
+    )
+    return network
+
+
+def start_from(network: EnergyNet, path: Path, activation: str) -> None:
+    """Give a network the parameters of another run's last checkpoint.
+
+    Args:
+        network: gets them.
+        path: folder of the other run.
+        activation: the network's, which its parameters do not tell.
+
+    Raises:
+        ConfigError: the run has no checkpoint, or its network is another.
+    """
+    found = load_all_ranks(path / "checkpoints")
+    if found is None or not (path / CONFIG).is_file():
+        raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")
+    other = f"start_from is {path}, whose network is another than this run's"
+    stored = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("settings", {})
+    if stored.get("activation") != activation:
+        raise ConfigError(
+            f"{other}: its activation is {stored.get('activation')}, here it is {activation}"
+        )
+    _, (first, *_) = found
+    try:
+        network.load_state_dict(first["network"])
+    except (KeyError, RuntimeError) as error:
+        raise ConfigError(
+            f"{other}: its parameters have other shapes; give the same data, image_size and nf"
+        ) from error
