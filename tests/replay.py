@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -16,6 +17,30 @@ def count_replays_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the guard take what a :class:`Replay` records for a CUDA graph."""
     for module in ("temper", "_guard"):
         monkeypatch.setattr(f"ebmguard.{module}.is_capturing", lambda: Replay.recording)
+
+
+def capture_as_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trainers take the CPU for a GPU, on which CUDA graphs are :class:`Replay`."""
+    monkeypatch.setattr("ebmguard.reference_training.graphs._is_gpu", lambda device: True)
+    count_replays_as_graphs(monkeypatch)
+    for name, fake in {
+        "device": lambda device: nullcontext(),
+        "stream": lambda stream: nullcontext(),
+        "Stream": FakeStream,
+        "current_stream": FakeStream,
+        "CUDAGraph": Replay,
+        "graph": lambda graph, **options: graph,
+        "synchronize": lambda: None,
+        "graphs.graph_pool_handle": lambda: None,
+    }.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+
+
+class FakeStream:
+    """A stream that waits for nothing."""
+
+    def wait_stream(self, other: FakeStream) -> None:
+        """Nothing to wait for."""
 
 
 class Replay(TorchDispatchMode):

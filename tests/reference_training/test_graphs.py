@@ -16,11 +16,10 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training import graphs
 from ebmguard.reference_training.graphs import graphed, graphed_energies
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.samplers import sgld
-from tests.replay import Replay, count_replays_as_graphs
+from tests.replay import capture_as_replays
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(
@@ -43,27 +42,10 @@ class Members(nn.Module):
         return self.frozen * torch.bmm(torch.tanh(x @ self.weights[0]), self.weights[1]).squeeze(-1)
 
 
-class FakeStream:
-    def wait_stream(self, other):
-        pass
-
-
 @pytest.fixture
 def stand_ins(monkeypatch):
     """CUDA graphs by replayed CPU operations."""
-    monkeypatch.setattr(graphs, "_is_gpu", lambda device: True)
-    count_replays_as_graphs(monkeypatch)
-    for name, fake in {
-        "device": lambda device: nullcontext(),
-        "stream": lambda stream: nullcontext(),
-        "Stream": FakeStream,
-        "current_stream": FakeStream,
-        "CUDAGraph": Replay,
-        "graph": lambda graph, **options: graph,
-        "synchronize": lambda: None,
-        "graphs.graph_pool_handle": lambda: None,
-    }.items():
-        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    capture_as_replays(monkeypatch)
 
 
 @pytest.fixture(params=["stand-ins", pytest.param("cuda", marks=needs_gpu)])
