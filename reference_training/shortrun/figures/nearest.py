@@ -19,11 +19,11 @@ class Nearest(NamedTuple):
     Attributes:
         distance: (N,) root mean square over the entries of the difference, in units of a pixel in
             [-1, 1]; NaN for an image that is not finite.
-        index: (N,) int64, which one it is.
+        place: (N,) int64, which one it is.
     """
 
     distance: Tensor
-    index: Tensor
+    place: Tensor
 
 
 def nearest(x: Tensor, data: Tensor, levels: int) -> Nearest:

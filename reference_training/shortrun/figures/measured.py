@@ -1,0 +1,78 @@
+"""Images in numbers: how saturated they are, what the model says of them, and how far data are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .nearest import nearest
+from .saturation import saturation
+
+if TYPE_CHECKING:
+    from ..trained import TrainedRun
+
+REFERENCES = 500
+"""Images of a data set, at most, that samples are held against."""
+BATCH = 256
+"""Images that pass the network together."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Some images in numbers.
+
+    Attributes:
+        each: by name, one number for each image, (N,) float64 on the CPU: those of
+            :class:`Saturation`; "f"; "slope", the length of its gradient; and "distance", the root
+            mean square difference to the nearest training image, in units of a pixel in [-1, 1].
+    """
+
+    each: Mapping[str, Tensor]
+
+    def mean(self, name: str) -> float:
+        """The mean over the images; NaN where one is not finite."""
+        return self.each[name].mean().item()
+
+    def means(self) -> dict[str, float]:
+        """All means."""
+        return {name: self.mean(name) for name in self.each}
+
+
+def measure(run: TrainedRun, x: Tensor) -> Measured:
+    """Images, (N, C, H, W), by a run's network and its training images."""
+    values, slopes = values_and_slopes(run.network, x)
+    distance = nearest(x, run.data.train_x, run.data.levels).distance
+    named = {"f": values, "slope": slopes, "distance": distance}
+    each = {name: value.cpu().double() for name, value in named.items()}
+    return Measured({**saturation(x, run.data.levels)._asdict(), **each})
+
+
+def values_and_slopes(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """f and the length of its gradient, each (N,), of images (N, ...)."""
+    values, slopes = [], []
+    for part in torch.split(x, BATCH):
+        part = part.detach().requires_grad_()
+        with torch.enable_grad():
+            own = f(part)
+            (gradient,) = torch.autograd.grad(own.sum(), part)
+        values.append(own.detach())
+        slopes.append(gradient.flatten(1).norm(dim=1))
+    return torch.cat(values), torch.cat(slopes)
+
+
+def some_of(run: TrainedRun, images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images of a run's data set at random, at most :data:`REFERENCES`, in [-1, 1]."""
+    chosen = torch.randperm(len(images), generator=generator, device=run.device)[:REFERENCES]
+    return run.data.scale(images[chosen])
+
+
+def describe(run: TrainedRun) -> str:
+    """A run in a line: its folder, its data, β*, the K of training, and for how long it trained."""
+    low, high = run.settings.sgld_steps, run.settings.most_sgld_steps
+    steps = f"K = {low}" if low == high else f"K from {low} to {high}"
+    words = [run.data.name, f"β* = {run.config.beta_star:g}", steps, f"{run.step:,} updates"]
+    return f"{run.name}: {', '.join(words)}"
