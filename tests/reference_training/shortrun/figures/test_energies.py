@@ -1,0 +1,204 @@
+"""Figure 12 against rows written by hand and numbers computed in plain Python."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.canvas import COLOURS
+from ebmguard.reference_training.shortrun.figures.config import FigureConfig
+from ebmguard.reference_training.shortrun.figures.courses import (
+    ending,
+    medians,
+    read,
+    spacing,
+    windows,
+)
+from ebmguard.reference_training.shortrun.figures.energies import make, threshold
+from tests.reference_training.pictures import assert_no_text_on_text
+from tests.reference_training.shortrun.parts import tiny_run, write_rows
+
+FIGURE_12 = FigureConfig(name="12", runs=())
+
+
+def rows(gaps: Any, level: float = 1.0) -> dict[str, list[float]]:
+    """Rows whose gaps are these; every number is another one."""
+    gaps = [float(gap) for gap in gaps]
+    return {
+        "f_pos/mean": [level + gap for gap in gaps],
+        "f_neg/mean": [level for _ in gaps],
+        "grad_scale": [0.5 + i / 1000 for i in range(len(gaps))],
+        "ess": [0.7 + i / 1000 for i in range(len(gaps))],
+        "ref/grad_scale": [0.1 + i / 1000 for i in range(len(gaps))],
+        "ref/ess": [0.2 + i / 1000 for i in range(len(gaps))],
+    }
+
+
+def run_of(path: Path, beta_star: float, gaps: Any, **settings: Any) -> Any:
+    write_rows(path, rows(gaps))
+    return tiny_run(path, beta_star=beta_star, **settings)
+
+
+def cells(text: str, line: int) -> list[str]:
+    return [cell.strip() for cell in text.splitlines()[line].strip("|").split("|")]
+
+
+def test_the_end_is_the_last_tenth(tmp_path):
+    gaps = np.random.default_rng(0).normal(size=57).tolist()
+    found = ending(read(run_of(tmp_path / "x", 2.0, gaps), "x"))
+    last = gaps[-5:]
+    low, middle, high = statistics.quantiles(last, n=4, method="inclusive")
+    assert (found.low, found.gap, found.high) == pytest.approx((low, middle, high))
+    assert found.gap == pytest.approx(statistics.median(last))
+    assert found.grad_scale == pytest.approx(0.5 + 54 / 1000)
+    assert found.ess == pytest.approx(0.7 + 54 / 1000)
+    assert found.not_finite == 0
+
+
+def test_equal_weights_say_nothing_so_the_reference_is_shown(tmp_path):
+    runs = [run_of(tmp_path / "0", 0.0, [1.0] * 10), run_of(tmp_path / "2", 2.0, [3.0] * 10)]
+    made = make(runs, FIGURE_12)
+    plain, guarded = made.numbers["runs"]
+    assert plain["grad_scale"] == pytest.approx(0.1 + 9 / 1000)
+    assert guarded["ess"] == pytest.approx(0.7 + 9 / 1000)
+    assert cells(made.text, 2)[8:10] == ["0.109†", "0.209†"]
+    assert cells(made.text, 3)[8:10] == ["0.509", "0.709"]
+    # β is β* over the output scale of the published step, 2 / 0.01².
+    assert guarded["beta"] == pytest.approx(2 / 20_000)
+    assert (plain["widening"], guarded["widening"]) == (None, pytest.approx(3))
+
+
+def test_runs_are_told_by_beta_star_and_the_claim_is_answered(tmp_path):
+    gaps = {20.0: 0.9, 0.0: 0.1, 2.0: 0.5}
+    runs = [run_of(tmp_path / f"{b:g}", b, [gap] * 20) for b, gap in gaps.items()]
+    made = make(runs, FIGURE_12)
+    assert [own["beta_star"] for own in made.numbers["runs"]] == [0, 2, 20]
+    assert made.numbers["monotone"] is True
+    assert "at every step up: 0.1 at 0, 0.5 at 2, 0.9 at 20" in made.text
+    runs[-1] = run_of(tmp_path / "narrow", 2.0, [0.05] * 20)
+    made = make(runs, FIGURE_12)
+    assert made.numbers["monotone"] is False
+    assert "does not widen from β* = 0 to 2: 0.1 at 0" in made.text
+    alone = make(runs[:1], FIGURE_12)
+    assert alone.numbers["monotone"] is None
+    assert "One β* cannot tell." in alone.text
+
+
+def test_seeds_count_as_one_beta_star(tmp_path):
+    runs = [
+        run_of(tmp_path / f"{i}", beta_star, [gap] * 10, seed=i)
+        for i, (beta_star, gap) in enumerate([(0, 1), (0, 2), (0, 9), (2, 4), (2, 6)])
+    ]
+    courses = [read(run, "") for run in runs]
+    assert medians(courses, [ending(course) for course in courses]) == {0: 2, 2: 5}
+    made = make(runs, FIGURE_12)
+    titles = [axes.get_title() for axes in made.figure.axes]
+    assert titles[0] == "β* = 0, seed 0"
+    assert titles[4] == "β* = 2, seed 4"
+    assert made.numbers["runs"][3]["widening"] == pytest.approx(2)
+
+
+def test_a_lost_run_is_undefined_and_counted(tmp_path):
+    gaps = [1.0] * 90 + [math.nan] * 8 + [math.inf] * 2
+    runs = [run_of(tmp_path / "0", 0.0, gaps), run_of(tmp_path / "2", 2.0, [1.0] * 100)]
+    made = make(runs, FIGURE_12)
+    assert math.isnan(made.numbers["runs"][0]["gap"])
+    assert made.numbers["runs"][0]["not_finite"] == 10
+    assert made.numbers["runs"][1]["widening"] is None
+    assert made.numbers["monotone"] is None
+    assert "undefined at β* = 0" in made.text
+    assert cells(made.text, 2)[4] == "undefined"
+    assert cells(made.text, 2)[-1] == "10"
+
+
+def test_a_gap_that_is_not_positive_has_no_multiples(tmp_path):
+    runs = [run_of(tmp_path / "0", 0.0, [-0.1] * 10), run_of(tmp_path / "2", 2.0, [1.0] * 10)]
+    assert [own["widening"] for own in make(runs, FIGURE_12).numbers["runs"]] == [None, None]
+
+
+def test_of_a_step_that_was_written_twice_the_later_row_counts(tmp_path):
+    write_rows(tmp_path / "x", rows([1.0] * 10))
+    write_rows(tmp_path / "x", rows([5.0] * 4), first=8)
+    course = read(tiny_run(tmp_path / "x"), "x")
+    np.testing.assert_array_equal(course.steps, range(12))
+    np.testing.assert_allclose(course.gap, [1.0] * 8 + [5.0] * 4)
+
+
+def test_windows_are_those_of_a_loop(tmp_path):
+    gaps = np.random.default_rng(1).normal(size=260)
+    gaps[7] = math.nan
+    course = read(run_of(tmp_path / "x", 1.0, gaps), "x")
+    steps, found = windows(course)
+    assert len(steps) == 52
+    for k in range(52):
+        part = gaps[5 * k : 5 * k + 5].tolist()
+        assert steps[k] == 5 * k + 2
+        if k == 1:
+            assert np.isnan(found[:, k]).all()
+        else:
+            expected = statistics.quantiles(part, n=4, method="inclusive")
+            np.testing.assert_allclose(found[:, k], expected)
+
+
+def test_the_panels_show_every_hundredth_batch_or_more(tmp_path):
+    gaps = np.random.default_rng(2).normal(size=400)
+    runs = [run_of(tmp_path / "0", 0.0, gaps), run_of(tmp_path / "2", 2.0, 3 + gaps[:300])]
+    assert spacing([read(run, "") for run in runs]) == 4
+    made = make(runs, FIGURE_12)
+    first, second, both = made.figure.axes
+    assert [first.get_title(), second.get_title()] == ["β* = 0", "β* = 2"]
+    assert first.get_ylim() == second.get_ylim()
+    assert first.get_xlim() == second.get_xlim() == (0, 400)
+    assert first.get_yscale() == "linear"
+    positive, negative = first.lines
+    assert (positive.get_color(), negative.get_color()) == COLOURS[:2]
+    np.testing.assert_array_equal(positive.get_xdata(), range(0, 400, 4))
+    np.testing.assert_allclose(positive.get_ydata(), 1 + gaps[::4])
+    np.testing.assert_allclose(negative.get_ydata(), 1)
+    assert [line.get_label() for line in both.lines[:2]] == ["β* = 0", "β* = 2"]
+    assert len({line.get_color() for line in both.lines[:2]}) == 2
+    assert "every 4 updates" in " ".join(text.get_text() for text in made.figure.texts)
+    assert_no_text_on_text(made.figure)
+
+
+def test_runs_that_lie_far_apart_share_an_axis_that_is_logarithmic(tmp_path):
+    # The smallest spreads by 0.02 and the largest by 200.
+    assert threshold([np.array([0.02, -0.02]), np.array([200.0, -200.0])]) == 0.01
+    assert threshold([np.array([1.0]), np.array([19.0])]) is None
+    assert threshold([np.array([math.nan]), np.array([3.0, math.nan])]) is None
+    wave = np.sin(np.arange(150))
+    runs = [run_of(tmp_path / f"{i}", i, (0.02 + wave / 100) * 100**i) for i in range(5)]
+    made = make(runs, FIGURE_12)
+    assert {axes.get_yscale() for axes in made.figure.axes} == {"symlog"}
+    assert_no_text_on_text(made.figure)
+
+
+def test_what_cannot_be_drawn_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is missing"):
+        make([tiny_run(tmp_path / "none")], FIGURE_12)
+    write_rows(tmp_path / "empty", {"f_pos/mean": []})
+    with pytest.raises(ConfigError, match="no rows yet"):
+        make([tiny_run(tmp_path / "empty")], FIGURE_12)
+    run = run_of(tmp_path / "x", 1.0, [1.0])
+    with pytest.raises(ConfigError, match="leave --count out"):
+        make([run], FigureConfig(name="12", runs=(), count=3))
+    other = run_of(tmp_path / "y", 1.0, [1.0], image_size=4)
+    with pytest.raises(ConfigError, match="digits, 1x4x4"):
+        make([run, other], FIGURE_12)
+
+
+def test_other_differences_are_told(tmp_path):
+    runs = [
+        run_of(tmp_path / "0", 0.0, [1.0], sgld_steps=3),
+        run_of(tmp_path / "2", 2.0, [1.0], sgld_steps=5, step=9),
+    ]
+    told = make(runs, FIGURE_12).text.splitlines()[-1]
+    assert told == (
+        "The runs differ in more than β*: sgld steps 3, 5; most sgld steps 3, 5; updates 6, 9."
+    )
