@@ -106,6 +106,8 @@ class JemConfig(RunConfig):
     """Validation images that are used; they choose checkpoints/best.pt."""
     test_images: int | None = None
     """Test images that are used."""
+    image_size: int | None = None
+    """Pixels a side to which images are averaged down; None leaves them as they are."""
     eval_every: int | None = None
     """Steps between evaluations."""
     quality_samples: int | None = None
@@ -146,7 +148,7 @@ class JemConfig(RunConfig):
         settings = self.settings
         root = self.data_root or os.environ.get(ROOT_VARIABLE)
         counts = settings.train_images, settings.valid_images, settings.test_images
-        return _load_data(self.data_name, Path(root) if root else None, *counts)
+        return _load_data(self.data_name, Path(root) if root else None, *counts, self.image_size)
 
     @property
     def has_samples(self) -> bool:
@@ -309,6 +311,18 @@ class JemConfig(RunConfig):
 
 @functools.lru_cache(maxsize=1)
 def _load_data(
-    name: str, root: Path | None, train: int | None, valid: int | None, test: int | None
+    name: str,
+    root: Path | None,
+    train: int | None,
+    valid: int | None,
+    test: int | None,
+    image_size: int | None,
 ) -> ImageData:
-    return load_data(name, root, train_images=train, valid_images=valid, test_images=test)
+    return load_data(
+        name,
+        root,
+        train_images=train,
+        valid_images=valid,
+        test_images=test,
+        image_size=image_size,
+    )

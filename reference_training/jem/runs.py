@@ -27,6 +27,7 @@ SAMPLES = "samples"
 
 PUBLISHED_CONFIG: dict[str, Any] = {
     "data": "cifar10",
+    "image_size": None,
     "variant": "default",
     "p_x_weight": 1.0,
     "p_y_x_weight": 1.0,
@@ -41,7 +42,15 @@ PUBLISHED_CONFIG: dict[str, Any] = {
 }
 """What the published runs have in common beside their scenario's settings."""
 
-_ADDED = ("energy_l2", "clip_norm", "activation", "action", "steer_beta", "most_steps")
+_ADDED = (
+    "image_size",
+    "energy_l2",
+    "clip_norm",
+    "activation",
+    "action",
+    "steer_beta",
+    "most_steps",
+)
 ADDED = {name: PUBLISHED_CONFIG[name] for name in _ADDED}
 """Settings that older folders do not name: what all runs had before there was a choice."""
 

@@ -73,6 +73,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         stored["data"],
         root,
         **{f"{part}_images": settings[f"{part}_images"] for part in ("train", "valid", "test")},
+        image_size=stored.get("image_size"),  # once there was no choice
     ).to(device)
     noise_std: float = settings["eval_noise"]
     others = {name: other_images(name, data, root) for name in config.ood}

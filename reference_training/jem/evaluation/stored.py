@@ -75,7 +75,8 @@ def load_network(
         if not file.is_file():
             raise ConfigError(
                 f"{run} has no checkpoint that is the best by validation accuracy: it was not "
-                "evaluated yet, or has no validation images; name the newest by --checkpoint last"
+                "evaluated yet, or has no validation images (train with --valid-images); name the "
+                "newest by --checkpoint last"
             )
         state = load_durably(file, torch.device("cpu"))
         step, parameters = int(state["step"]), state["network"]

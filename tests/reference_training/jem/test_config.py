@@ -70,6 +70,7 @@ def test_all_problems_are_in_one_error():
         ({"sgld_steps": 0}, "sgld_steps is 0, expected 1 or more"),
         ({"n_pos": 64, "train_images": 63}, "a batch of 64 images was asked for, digits has 63"),
         ({"n_labelled": 9, "n_pos": 1, "train_images": 8}, "a batch of 9 images was asked for"),
+        ({"image_size": 3}, "image_size is 3, and the images have 8x8 pixels"),
         ({"train_images": 10**6}, "train_images is 1000000, expected at most 1437"),
     ],
 )
@@ -96,6 +97,9 @@ def test_data_are_those_of_the_settings():
     whole = at().load_data()
     assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
     assert torch.equal(whole.train_x[7:107], data.train_x)
+    small = at(image_size=4).load_data()
+    assert small.sample_shape == (1, 4, 4)
+    assert at().load_data().sample_shape == (1, 8, 8)
 
 
 def test_output_scale_is_that_of_jem():
@@ -109,6 +113,7 @@ def test_output_scale_is_that_of_jem():
         {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
         {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
         {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": True},
+        {"data": "mnist", "image_size": 14},
         {"action": "rollback"},
         {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu"},
         {"features": "runs/other", "features_sha256": "ab" * 32, "seed": 3},
@@ -156,6 +161,7 @@ def test_resume_takes_the_settings_of_the_run():
         ({"beta_star": 3.0}, r"beta_star is 3\.0, the run has 2\.0"),
         ({"data": "mnist"}, r"data is mnist, the run has digits"),
         ({"n_neg": 64}, r"n_neg is 64, the run has None"),
+        ({"image_size": 4}, r"image_size is 4, the run has None"),
     ],
 )
 def test_resume_refuses_other_settings(asked, says):

@@ -160,6 +160,7 @@ def test_a_published_run_deviates_in_nothing(tmp_path):
         ({"steer_beta": True}, "steer beta True, not False"),
         ({"most_steps": 4}, "most steps 4, not 1"),
         ({"activation": "silu"}, "activation silu, not leaky_relu"),
+        ({"image_size": 16}, "image size 16, not None"),
     ],
 )
 def test_deviations_are_named(tmp_path, settings, word):

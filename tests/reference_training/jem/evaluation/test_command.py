@@ -10,6 +10,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.jem.evaluation import command
 from ebmguard.reference_training.jem.evaluation.classification import (
     accuracy,
     calibration_error,
@@ -166,6 +167,25 @@ def test_the_data_are_where_the_run_had_them_unless_told_otherwise(tmp_path):
         evaluate(tmp_path / "run")
     with pytest.raises(ConfigError, match="now"):
         evaluate(tmp_path / "run", data_root=tmp_path / "now")
+
+
+def test_the_images_are_as_small_as_in_the_training(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    stored = json.loads(file.read_text())
+    assert "image_size" not in stored  # a folder from before there was a choice
+    seen = []
+
+    def seen_by(network, images, scale, *, noise_std):
+        seen.append(tuple(images.shape[1:]))
+        return classify(network, images, scale, noise_std=noise_std)
+
+    monkeypatch.setattr(command, "classify", seen_by)
+    for size in ({}, {"image_size": None}, {"image_size": 4}):
+        file.write_text(json.dumps(stored | size))
+        evaluate(tmp_path / "run", chains=(), ood=())
+    # The validation and the test images of each.
+    assert seen == [(1, 8, 8)] * 4 + [(1, 4, 4)] * 2
 
 
 def test_the_arithmetic_is_that_of_the_training(tmp_path):
