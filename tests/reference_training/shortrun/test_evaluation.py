@@ -1,0 +1,225 @@
+"""`ebmguard evaluate shortrun`: scores of the right images, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+import tyro
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.jem.evaluation import Features, load_features
+from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.shortrun import evaluation
+from ebmguard.reference_training.shortrun.evaluate_config import EvaluateConfig
+from ebmguard.reference_training.shortrun.evaluation import (
+    check_features,
+    evaluate,
+    run,
+    short_run_samples,
+    table,
+)
+from ebmguard.reference_training.shortrun.trained import TrainedRun, load_run
+from tests.reference_training.shortrun.parts import Quadratic, tiny_run, trained_folder
+
+CPU = torch.device("cpu")
+
+
+def moments(x):
+    """Three features of an image, and three logits."""
+    flat = x.flatten(1)
+    features = torch.stack((flat.mean(1), flat.std(1), flat[:, :20].mean(1)), dim=1)
+    return features, 5 * features
+
+
+MOMENTS = Features(moments, "moments", comparable=False, fixed=True)
+
+
+def frechet(one, two):
+    """The Fréchet distance of two sets of features (Heusel et al. 2017, Eq. 6) in float64."""
+    a, b = (moments(x)[0].double().numpy() for x in (one, two))
+    cov_a, cov_b = (np.cov(f, rowvar=False) for f in (a, b))
+    shift = a.mean(0) - b.mean(0)
+    root = scipy.linalg.sqrtm(cov_a @ cov_b).real
+    return float(shift @ shift + np.trace(cov_a + cov_b - 2 * root))
+
+
+def classifier_run(path, **settings):
+    """A folder of a JEM run with a best checkpoint; `settings` are entries of its config.json."""
+    (path / "checkpoints").mkdir(parents=True)
+    config = {"data": "digits", "scenario": "digits", "precision": "float32"}
+    config["settings"] = {"depth": 10, "width": 1, "early_stride": True}
+    (path / "config.json").write_text(json.dumps(config | settings))
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        network = WideResNet(width=1, early_stride=True)
+    state = {"step": 4, "valid_accuracy": 0.2, "network": network.state_dict()}
+    torch.save(state, path / "checkpoints" / "best.pt")
+    return path
+
+
+def test_each_score_is_of_its_images():
+    trained = tiny_run(train_images=200, test_images=60)
+    results = evaluate(trained, MOMENTS, 40)
+    data = load_data("digits", train_images=200, test_images=60)
+    train = data.scale(data.train_x)
+    scores = results["scores"]
+    assert list(scores) == ["samples", "held_out", "noise"]
+    assert [row["samples"] for row in scores.values()] == [40, 40, 40]
+    samples = short_run_samples(trained, 40).clamp(-1, 1)
+    assert scores["samples"]["fid"] == pytest.approx(frechet(train, samples), rel=1e-4)
+    # Forty of sixty: two of each three.
+    rows = [i for i in range(60) if i % 3 != 2]
+    held_out = data.scale(data.test_x[rows])
+    assert scores["held_out"]["fid"] == pytest.approx(frechet(train, held_out), rel=1e-4)
+    # Of noise the features have known means: 0, sqrt(1/3), 0.
+    noise = torch.rand(5000, 1, 8, 8, generator=torch.Generator().manual_seed(9)) * 2 - 1
+    expected = frechet(train, noise)
+    assert scores["noise"]["fid"] == pytest.approx(expected, rel=0.1)
+    assert scores["noise"]["fid"] > 5 * scores["held_out"]["fid"]
+    assert (results["reference_images"], results["step"], results["image_size"]) == (200, 6, 8)
+    assert (results["features"], results["features_comparable"]) == ("moments", False)
+
+
+def test_by_default_there_are_as_many_samples_as_held_out_images():
+    trained = tiny_run(test_images=20)
+    numbers = {k: v["samples"] for k, v in evaluate(trained, MOMENTS, None)["scores"].items()}
+    assert numbers == {"samples": 20, "held_out": 20, "noise": 20}
+    numbers = {k: v["samples"] for k, v in evaluate(trained, MOMENTS, 33)["scores"].items()}
+    assert numbers == {"samples": 33, "held_out": 20, "noise": 33}
+
+
+def test_all_held_out_images_are_the_floor():
+    trained = tiny_run(train_images=200, test_images=60)
+    data = trained.data
+    expected = frechet(data.scale(data.train_x), data.scale(data.test_x))
+    found = evaluate(trained, MOMENTS, None)["scores"]["held_out"]["fid"]
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_samples_have_gone_through_the_chains():
+    # One step of a parabola goes to its middle, but for the noise of that step.
+    trained = tiny_run(network=Quadratic(1.0, 0.25), beta_star=0.0, sgld_steps=1)
+    samples = short_run_samples(trained, 60)
+    assert samples.shape == (60, 1, 8, 8)
+    assert float(samples.mean()) == pytest.approx(0.25, abs=0.001)
+    assert float(samples.std()) == pytest.approx(0.01, rel=0.05)
+    assert torch.equal(short_run_samples(trained, 60), samples)
+
+
+def test_batches_of_chains_start_afresh(monkeypatch):
+    monkeypatch.setattr(evaluation, "CHAIN_BATCH", 4)
+    samples = short_run_samples(tiny_run(), 10)
+    assert samples.shape == (10, 1, 8, 8)
+    assert len({tuple(image.flatten().tolist()) for image in samples}) == 10
+
+
+def test_the_number_of_steps_is_drawn_as_in_the_training(monkeypatch):
+    steps = []
+    monkeypatch.setattr(evaluation, "CHAIN_BATCH", 1)
+    monkeypatch.setattr(TrainedRun, "chains", lambda _, x, k, generator: steps.append(k) or x)
+    short_run_samples(tiny_run(sgld_steps=4, most_sgld_steps=6), 60)
+    assert set(steps) == {4, 5, 6}
+    steps.clear()
+    short_run_samples(tiny_run(sgld_steps=4), 5)
+    assert steps == [4] * 5
+
+
+def test_the_command_prints_and_stores_what_it_measured(tmp_path, capsys):
+    path = trained_folder(tmp_path / "run")
+    judge = classifier_run(tmp_path / "judge")
+    config = EvaluateConfig(run=path, features=str(judge), count=30, device="cpu")
+    assert run(config) == 0
+    stored = json.loads((path / "evaluation.json").read_text())
+    features = load_features(str(judge), sha256=None, network=None, device=CPU)
+    expected = evaluate(load_run(path, CPU), features, 30)
+    assert stored == json.loads(json.dumps(expected))
+    printed = capsys.readouterr().out
+    assert table(stored) in printed
+    assert f"written to {path / 'evaluation.json'}" in printed
+    for row in stored["scores"].values():
+        assert f"{row['fid']:.2f}" in printed
+        assert f"{row['is']:.3f}" in printed
+    for words in ("3 steps from noise", "held-out images", "uniform noise", "at 8x8", str(judge)):
+        assert words in printed
+    assert "not comparable with published scores" in printed
+
+
+def test_samples_that_are_not_numbers_have_no_score(tmp_path):
+    nowhere = Quadratic(float("nan"))
+    results = evaluate(tiny_run(network=nowhere), MOMENTS, 30)
+    row = results["scores"]["samples"]
+    assert np.isnan(row["fid"])
+    assert np.isnan(row["is"])
+    assert not np.isnan(results["scores"]["noise"]["fid"])
+    assert "nan" in table(results)
+
+
+@pytest.mark.parametrize(
+    ("stored", "settings", "says"),
+    [
+        ({"data": "mnist"}, {}, "a run on mnist, and .* is on digits; train the classifier with"),
+        ({"image_size": 4}, {}, "a run on digits averaged down to 4x4, and .* is on digits;"),
+        ({}, {"image_size": 4}, "a run on digits, and .* is on digits averaged down to 4x4;"),
+        ({"image_size": 2}, {"image_size": 4}, "to 2x2, and .* is on digits averaged down to 4x4;"),
+    ],
+)
+def test_features_of_other_images_are_refused(tmp_path, stored, settings, says):
+    judge = classifier_run(tmp_path / "judge", **stored)
+    with pytest.raises(ConfigError, match=says):
+        check_features(str(judge), tiny_run(**settings))
+
+
+def test_features_of_the_same_images_are_not(tmp_path):
+    for number, size in enumerate(({}, {"image_size": None}, {"image_size": 4})):
+        judge = classifier_run(tmp_path / str(number), **size)
+        check_features(str(judge), tiny_run(**size))
+    check_features("inception:file.pth", tiny_run())
+
+
+def test_small_images_are_judged_by_a_classifier_of_small_images(tmp_path):
+    path = trained_folder(tmp_path / "run", image_size=4, nf=2)
+    judge = classifier_run(tmp_path / "judge", image_size=4)
+    config = EvaluateConfig(run=path, features=str(judge), device="cpu")
+    assert run(config) == 0
+    stored = json.loads((path / "evaluation.json").read_text())
+    assert (stored["image_size"], stored["scores"]["held_out"]["samples"]) == (4, 32)
+
+
+def test_what_cannot_be_meant(tmp_path):
+    path = trained_folder(tmp_path / "run")
+    judge = str(classifier_run(tmp_path / "judge"))
+
+    def refused(says, **settings):
+        values = {"run": path, "features": judge, "device": "cpu", **settings}
+        with pytest.raises(ConfigError, match=says):
+            run(EvaluateConfig(**values))
+        assert not (path / "evaluation.json").is_file()
+
+    refused('features is "own", and a short-run model has no classifier', features="own")
+    refused("count is 1, expected at least 2", count=1)
+    refused("holds no run", run=tmp_path)
+    refused("features is 'nothing'; expected", features="nothing")
+    refused("which is not a run folder of `ebmguard train jem`", features=str(path))
+    refused("is not a run of `ebmguard train shortrun`", run=Path(judge))
+    (path / "evaluation.json").mkdir()
+    refused(r"evaluation\.json cannot be written")
+
+
+def test_the_command_line():
+    words = "--run runs/a --features inception:w.pth --count 50000 --data-root /data"
+    config = tyro.cli(EvaluateConfig, args=words.split())
+    assert config == EvaluateConfig(
+        run=Path("runs/a"), features="inception:w.pth", count=50_000, data_root="/data"
+    )
+
+
+def test_the_command_line_wants_features(capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(EvaluateConfig, args=["--run", "runs/a"])
+    assert "--features" in capsys.readouterr().err
