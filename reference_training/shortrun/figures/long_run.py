@@ -1,0 +1,210 @@
+"""Figure "long-run": chains that go on for a hundred times the steps of training.
+
+A short-run model samples well after K steps and over-saturates beyond them; one that was learned
+convergently keeps its chains like data (Nijkamp et al. 2020, AAAI, section 3.3 and Figure 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ebmguard.errors import ConfigError
+
+from ...markdown import NONE, markdown_table
+from .config import FigureConfig
+from .long_chains import Chains, LongRun, chain_count, last_stop, long_run, stops_of
+from .long_run_picture import MOST_RUNS, draw
+from .made import Made
+
+if TYPE_CHECKING:
+    from ..trained import TrainedRun
+
+LEGEND = (
+    "Means over the chains that are still finite. Beyond: share of entries outside [-1, 1]; "
+    "excess: by how much, on the mean of all entries. Contrast: standard deviation of an image's "
+    "entries; above: share of the chains with more of it than 97.5% of the data. f off: mean f "
+    "minus that of the data, in standard deviations of f over the data. Pull: length of a step's "
+    "drift over that of its noise. Distance: root mean square difference to the nearest training "
+    "image, after cutting to [-1, 1]; moved: likewise to the chain's start. 'Data' are training "
+    "images with the noise of training, and what 'of data' refers to; but the distance is held "
+    "against that of test images with the same noise, as which chains from data start."
+)
+NAMES = ("beyond", "excess", "ends", "size", "contrast", "f", "slope", "distance")
+
+
+def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
+    """Run long chains of every run, from noise and from held-out data.
+
+    All runs are followed for as many steps: 100 times the largest K.
+
+    Args:
+        runs: any, short-run or persistent.
+        config: `count` is the number of chains from each kind of start.
+
+    Raises:
+        ConfigError: there are more runs than colours, or fewer test images than chains.
+        ImportError: matplotlib is not installed.
+    """
+    if len(runs) > MOST_RUNS:
+        raise ConfigError(
+            f"the figure has room for {MOST_RUNS} runs, and {len(runs)} were given; give fewer"
+        )
+    counts = [chain_count(run, config.count) for run in runs]
+    last = last_stop([run.settings.sgld_steps for run in runs])
+    found = [
+        long_run(run, stops_of(run.settings.sgld_steps, last), count=count, seed=config.seed)
+        for run, count in zip(runs, counts, strict=True)
+    ]
+    said = [sentence for own in found for sentence in statements(own)]
+    text = "\n\n".join([LEGEND, *map(table, found), "\n".join(said)])
+    return Made(draw(found), text, {"runs": [_numbers(o) for o in found], "statements": said})
+
+
+def table(own: LongRun) -> str:
+    """A run's chains at K and at the end, from either start, and what they are held against."""
+    head = ["chains", "steps", "finite", "beyond", "excess", "contrast", "of data", "above"]
+    head += ["f", "f off", "pull", "distance", "of held-out", "moved"]
+    rows = []
+    for chains in own.chains:
+        for stop in dict.fromkeys((own.trained, own.last)):
+            finite = chains.finite(stop)
+            rows.append(
+                [
+                    f"from {chains.start}",
+                    f"{stop:,}{' = K' if stop == own.trained else ''}",
+                    f"{int(finite.sum())} of {len(finite)}",
+                    f"{chains.mean('beyond', stop):.1%}",
+                    number(chains.mean("excess", stop)),
+                    number(chains.mean("contrast", stop)),
+                    number(own.of_data("contrast", chains, stop)),
+                    f"{own.above('contrast', chains, stop):.0%}",
+                    number(chains.mean("f", stop)),
+                    number(own.shift(chains, stop)),
+                    number(own.pull(chains.mean("slope", stop))),
+                    number(chains.mean("distance", stop)),
+                    number(own.of_data("distance", chains, stop)),
+                    number(chains.mean("moved", stop)),
+                ]
+            )
+    for name, images in (("data", own.data), ("held-out", own.held_out)):
+        rows.append(
+            [
+                name,
+                *[NONE] * 2,
+                f"{images.mean('beyond'):.1%}",
+                number(images.mean("excess")),
+                number(images.mean("contrast")),
+                *[NONE] * 2,
+                number(images.mean("f")),
+                NONE,
+                number(own.pull(images.mean("slope"))),
+                number(images.mean("distance")),
+                *[NONE] * 2,
+            ]
+        )
+    return f"{own.run.name}, {trained_with(own)}\n\n{markdown_table(head, rows)}"
+
+
+def trained_with(own: LongRun) -> str:
+    """How a run's chains were made in training, in words."""
+    settings = own.run.settings
+    low, high = settings.sgld_steps, settings.most_sgld_steps
+    steps = f"K = {low}" if low == high else f"K from {low} to {high}"
+    start = "chains from noise" if settings.init == "noise" else "persistent chains"
+    return f"trained with {steps}, {start}"
+
+
+def statements(own: LongRun) -> list[str]:
+    """A sentence for each kind of start, that follows from the numbers."""
+    return [_statement(own, chains) for chains in own.chains]
+
+
+def verdict(own: LongRun, chains: Chains) -> str:
+    """In a word what became of the chains.
+
+    "diverged" where one is not finite at the end; otherwise by the contrast of most of the chains:
+    "over-saturated" above the data's 97.5% quantile, "washed out" below the 2.5% one, and "like
+    data in contrast" where neither holds.
+    """
+    if not chains.finite(own.last).all():
+        return "diverged"
+    if own.above("contrast", chains, own.last) > 0.5:
+        return "over-saturated"
+    if own.below("contrast", chains, own.last) > 0.5:
+        return "washed out"
+    return "like data in contrast"
+
+
+def _statement(own: LongRun, chains: Chains) -> str:
+    who = f"{own.run.name}, chains from {chains.start} after {own.last:,} steps"
+    lost = chains.lost()
+    if lost is not None:
+        finite = chains.finite(own.last)
+        kept = [size for size in chains.largest if math.isfinite(size)]
+        return (
+            f"{who}: diverged; {int((~finite).sum())} of {len(finite)} are not finite, the first "
+            f"between {lost[0]:,} and {lost[1]:,} steps; the largest |x| that was seen is "
+            f"{number(kept[-1])}."
+        )
+    before, after = (own.of_data("contrast", chains, stop) for stop in (own.trained, own.last))
+    above = own.above("contrast", chains, own.last)
+    return (
+        f"{who}: {verdict(own, chains)}; contrast {number(before)} of the data's at K = "
+        f"{own.trained} and {number(after)} at the end, where {above:.0%} of the chains have more "
+        f"than 97.5% of the data, and mean f is {_off(own.shift(chains, own.last))} the data's."
+    )
+
+
+def _off(shift: float) -> str:
+    if math.isnan(shift):
+        return "not comparable with"
+    side = "above" if shift >= 0 else "below"
+    return f"{number(abs(shift))} standard deviations {side}"
+
+
+def number(value: float) -> str:
+    """Three digits, or a word for what is undefined."""
+    if math.isnan(value):
+        return "undefined"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
+def _numbers(own: LongRun) -> dict[str, Any]:
+    return {
+        "run": str(own.run.path),
+        "name": own.run.name,
+        "trained_steps": own.trained,
+        "init": own.run.settings.init,
+        "data": {name: own.data.mean(name) for name in NAMES},
+        "held_out": {name: own.held_out.mean(name) for name in NAMES},
+        "contrast_quantiles": own.quantiles("contrast"),
+        "chains": {chains.start: _course(own, chains) for chains in own.chains},
+    }
+
+
+def _course(own: LongRun, chains: Chains) -> dict[str, Any]:
+    lost = chains.lost()
+    return {
+        "verdict": verdict(own, chains),
+        "first_lost_between": lost,
+        "steps": [
+            {
+                "steps": stop,
+                "finite": int(chains.finite(stop).sum()),
+                "count": len(chains.finite(stop)),
+                "largest": largest,
+                **{name: chains.mean(name, stop) for name in (*NAMES, "moved")},
+                "contrast_of_data": own.of_data("contrast", chains, stop),
+                "contrast_above": own.above("contrast", chains, stop),
+                "contrast_below": own.below("contrast", chains, stop),
+                "f_off": own.shift(chains, stop),
+                "pull": own.pull(chains.mean("slope", stop)),
+                "distance_of_held_out": own.of_data("distance", chains, stop),
+            }
+            for stop, largest in zip(chains.stops, chains.largest, strict=True)
+        ],
+    }

@@ -1,0 +1,158 @@
+"""Figure "long-run": its tables, sentences, numbers and picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.shortrun.figures import long_run as figure
+from ebmguard.reference_training.shortrun.figures.config import FigureConfig
+from ebmguard.reference_training.shortrun.figures.long_chains import LongRun, long_run
+from ebmguard.reference_training.shortrun.figures.long_run import make, number, statements, verdict
+from ebmguard.reference_training.shortrun.figures.long_run_picture import draw, short
+from ebmguard.reference_training.shortrun.trained import TrainedRun
+from ebmguard.sinks import to_json
+
+from ...pictures import assert_no_text_on_text
+from ..parts import Quadratic, tiny_run
+
+STOPS = (0, 3, 30, 300)
+
+
+def config(runs: Sequence[TrainedRun], count: int | None = None) -> FigureConfig:
+    return FigureConfig(name="long-run", runs=tuple(run.path for run in runs), count=count)
+
+
+def followed(strength: float, **settings: object) -> LongRun:
+    run = tiny_run("model", network=Quadratic(strength), beta_star=0.0, **settings)
+    return long_run(run, STOPS, count=8, seed=0)
+
+
+def verdicts(own: LongRun) -> list[str]:
+    return [verdict(own, chains) for chains in own.chains]
+
+
+def test_verdicts() -> None:
+    # x grows by a tenth each step, and is 1.1**300 in the end: finite, and beyond all data.
+    assert [verdict(own, c) for own in [followed(-0.1)] for c in own.chains] == [
+        "over-saturated"
+    ] * 2
+    assert [verdict(own, c) for own in [followed(-9.0)] for c in own.chains] == ["diverged"] * 2
+    # To a grey image with a noise of 0.01 / sqrt(1 - 0.9**2).
+    assert verdicts(followed(0.1)) == ["washed out"] * 2
+    # A flat f leaves data where they are, and noise, of contrast 0.58, below them.
+    flat = followed(0.0, noise_std=1e-4)
+    assert verdicts(flat) == ["washed out", "like data in contrast"]
+
+
+def test_statements_say_where_chains_were_lost() -> None:
+    noise, data = statements(followed(-9.0))
+    assert noise.startswith("model, chains from noise after 300 steps: diverged; 8 of 8 are not")
+    assert "the first between 30 and 300 steps" in noise
+    assert "the largest |x| that was seen is 1" in noise or "is 9" in noise
+    assert "chains from data" in data
+
+
+def test_statements_give_the_contrast() -> None:
+    own = followed(-0.1)
+    noise, _ = statements(own)
+    early = own.of_data("contrast", own.chains[0], 3)
+    late = own.of_data("contrast", own.chains[0], 300)
+    assert f"contrast {early:.3g} of the data's at K = 3 and {number(late)} at the end" in noise
+    assert "100% of the chains have more than 97.5% of the data" in noise
+    assert "standard deviations above the data's" in noise
+    flat, _ = statements(followed(0.0))
+    assert "mean f is not comparable with the data's" in flat
+
+
+def test_runs_side_by_side() -> None:
+    runs = [
+        tiny_run("short", beta_star=0.0),
+        tiny_run(
+            "long",
+            sgld_steps=2,
+            noise_std=0.05,
+            init="persistent",
+            buffer_size=16,
+            optimizer="sgd",
+        ),
+    ]
+    made = make(runs, config(runs, count=4))
+    assert made.text.count("4 of 4") == 8
+    assert "short, trained with K = 3, chains from noise" in made.text
+    assert "long, trained with K = 2, persistent chains" in made.text
+    assert_no_text_on_text(made.figure)
+    first, second = json.loads(json.dumps(to_json(made.numbers), allow_nan=False))["runs"]
+    assert [row["steps"] for row in first["chains"]["noise"]["steps"]] == [
+        *(0, 3, 6, 15, 30, 60, 150, 300)
+    ]
+    # The end is that of the run of more steps.
+    assert [row["steps"] for row in second["chains"]["data"]["steps"]] == [
+        *(0, 2, 4, 10, 20, 40, 100, 200, 300)
+    ]
+    assert [run["init"] for run in (first, second)] == ["noise", "persistent"]
+    assert len(made.numbers["statements"]) == 4
+
+
+def test_table_holds_the_numbers() -> None:
+    own = followed(0.1)
+    lines = [line for line in figure.table(own).splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[:2] for row in rows[2:]] == [
+        ["from noise", "3 = K"],
+        ["from noise", "300"],
+        ["from data", "3 = K"],
+        ["from data", "300"],
+        ["data", "–"],
+        ["held-out", "–"],
+    ]
+    last = dict(zip(rows[0], rows[3], strict=True))
+    chains = own.chains[0]
+    assert last["contrast"] == number(chains.mean("contrast", 300))
+    assert last["f off"] == number(own.shift(chains, 300))
+    assert last["moved"] == number(chains.mean("moved", 300))
+    data = dict(zip(rows[0], rows[6], strict=True))
+    assert data["distance"] == number(own.data.mean("distance"))
+    assert data["contrast"] == number(own.data.mean("contrast"))
+
+
+def test_a_diverged_run_is_drawn_as_such() -> None:
+    # Beside one that is none: the curves of both are to be seen.
+    picture = draw([followed(-9.0), followed(0.1)])
+    assert_no_text_on_text(picture)
+    labels = [text.get_text() for text in picture.texts]
+    assert labels.count("300\n8 lost") == 2
+    assert labels.count("300") == 2
+    lines = [line for axes in picture.axes for line in axes.lines]
+    assert not any(float("inf") in line.get_ydata() for line in lines)
+    # The other run's curves are not flattened by one that goes up to 1e38.
+    heights = [max(map(abs, axes.get_ylim())) for axes in picture.axes if axes.axison]
+    assert len(heights) == 6
+    assert max(heights) < 1e4
+
+
+def test_refused() -> None:
+    runs = [tiny_run(f"r{i}") for i in range(5)]
+    with pytest.raises(ConfigError, match="room for 4 runs, and 5 were given"):
+        make(runs, config(runs))
+    with pytest.raises(ConfigError, match="40 chains were asked for"):
+        make(runs[:1], config(runs[:1], count=40))
+
+
+def test_words() -> None:
+    words = [short(steps) for steps in (0, 200, 1000, 2500, 10**6)]
+    assert words == ["0", "200", "1k", "2.5k", "1M"]
+    assert number(float("nan")) == "undefined"
+    assert [number(float(text)) for text in ("inf", "-inf")] == ["∞", "−∞"]
+    assert [number(value) for value in (0.12345, 1234.5, 1e12)] == ["0.123", "1,234", "1e+12"]
+    assert number(-1234.5) == "-1,234"
+
+
+def test_random_numbers_of_steps_are_named() -> None:
+    run = tiny_run(Path("random"), most_sgld_steps=5, sgld_steps=3)
+    own = long_run(run, (0, 3), count=2, seed=0)
+    assert figure.trained_with(own) == "trained with K from 3 to 5, chains from noise"
