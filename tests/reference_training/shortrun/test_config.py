@@ -1,0 +1,234 @@
+"""Settings of the short-run trainer: what is refused, the command line, and resumed runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import tyro
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.ranks import Ranks
+from ebmguard.reference_training.shortrun import config as config_module
+from ebmguard.reference_training.shortrun.config import ShortRunConfig
+from ebmguard.reference_training.shortrun.presets import PRESETS
+from tests.reference_training.shortrun.parts import trained_folder
+
+
+def at(out="x", **settings):
+    return ShortRunConfig(**{"out": Path(out), **settings})
+
+
+def test_all_problems_are_in_one_error():
+    config = at(
+        lr=0.0,
+        nf=0,
+        beta_star=float("nan"),
+        most_steps=3,
+        checkpoint_every=0,
+        threads=-1,
+        action="rollback",
+        precision="float8",
+        init="data",
+        sgld_steps=7,
+        most_sgld_steps=6,
+        noise_std=-1.0,
+    )
+    with pytest.raises(ConfigError) as caught:
+        config.check()
+    text = str(caught.value)
+    names = ["lr", "nf", "beta_star", "most_steps", "checkpoint_every", "threads", "action"]
+    names += ["precision", "init", "most_sgld_steps", "noise_std"]
+    assert all(f"\n  {name} is " in text for name in names)
+    assert text.count("expected") == len(names)
+    at().check()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"data": "imagenet"}, "data is 'imagenet', expected one of cifar10, celeba64, mnist, dig"),
+        ({"most_steps": 12}, "most_steps is 12, expected a power of two"),
+        ({"most_steps": 0}, "most_steps is 0, expected a power of two"),
+        ({"beta_star": float("inf")}, "beta_star is inf, expected a finite number"),
+        ({"beta_star": 20_001.0}, "beta_star is 20001.0, expected at most the output scale, 20000"),
+        ({"beta_star": 3.0, "noise_std": 1.0}, "expected at most the output scale, 2: chains"),
+        ({"init": "persistent", "buffer_size": 63}, "buffer_size is 63, expected the batch, 64"),
+        ({"most_sgld_steps": 99}, "most_sgld_steps is 99, expected sgld_steps, 100, or more"),
+        ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
+        ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
+        ({"device": "abacus"}, "device is 'abacus'"),
+        ({"start_from": "no/run"}, "start_from is no/run, which holds no checkpoint of a run"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        at(tmp_path / "run", **{"device": "cpu", **settings}).open()
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
+    for data in ("cifar10", "mnist", "celeba64"):
+        with pytest.raises(ConfigError, match="--data-root or the environment variable EBMGUARD"):
+            at(tmp_path / "run", data=data).open()
+        with pytest.raises(ConfigError, match=f"{tmp_path}/no, which is not a folder"):
+            at(tmp_path / "run", data=data, data_root=str(tmp_path / "no")).open()
+        with pytest.raises(ConfigError, match=str(tmp_path)):
+            at(tmp_path / "run", data=data, data_root=str(tmp_path)).open()
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_that_are_not_square_are_refused(monkeypatch):
+    data = at().load_data()
+    wide = replace(data, train_x=data.train_x[:, :, :6])
+    monkeypatch.setattr(config_module, "_load_data", lambda *_: wide)
+    with pytest.raises(ConfigError, match="digits has images of 6x8, expected square ones"):
+        at().check()
+
+
+def test_a_batch_is_divided_among_the_ranks():
+    at(batch=6).check(Ranks(0, 3))
+    with pytest.raises(ConfigError, match="batch is 64, expected a multiple of the 3 processes"):
+        at().check(Ranks(0, 3))
+
+
+def test_data_are_those_of_the_settings():
+    data = at(train_images=100, test_images=9, image_size=4).load_data()
+    assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [100, 0, 9]
+    assert data.sample_shape == (1, 4, 4)
+    whole = at().load_data()
+    # None is put aside: the published script trains on every image.
+    assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
+
+
+def test_mnist_is_averaged_down_and_none_of_it_is_put_aside(data_root):
+    data = at(data="mnist", data_root=str(data_root)).load_data()
+    assert data.sample_shape == (1, 14, 14)
+    assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [60_000, 0, 10_000]
+
+
+def test_settings_are_the_presets_with_what_is_overridden():
+    assert at(data="cifar10").settings == PRESETS["cifar10"]
+    changed = at(data="cifar10", nf=32, lr=0.5, init="persistent").settings
+    assert changed == replace(PRESETS["cifar10"], nf=32, lr=0.5, init="persistent")
+    assert at(iterations=7).total_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [
+        ({}, (100, 100)),
+        ({"sgld_steps": 20}, (20, 20)),  # fixed, also above the preset's
+        ({"sgld_steps": 200}, (200, 200)),
+        ({"most_sgld_steps": 120}, (100, 120)),
+        ({"sgld_steps": 5, "most_sgld_steps": 9}, (5, 9)),
+    ],
+)
+def test_k_is_random_where_both_ends_say_so(given, ends):
+    settings = at(**given).settings
+    assert (settings.sgld_steps, settings.most_sgld_steps) == ends
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta_star": 0.0, "lr": 1e-3, "sgld_steps": 7, "most_sgld_steps": 9},
+        {"data": "cifar10", "data_root": "/data sets", "precision": "bfloat16", "compile": True},
+        {"init": "persistent", "buffer_size": 100, "optimizer": "sgd", "activation": "gelu"},
+        {"start_from": "runs/other one", "seed": 3, "action": "raise", "most_steps": 8},
+        {"data": "mnist", "image_size": 7, "train_images": 100, "test_images": 5, "threads": 0},
+        {"device": "cpu", "checkpoint_every": 7, "sample_every": 2, "iterations": 9, "nf": 2},
+    ],
+)
+def test_command_line_makes_the_same_settings(settings):
+    config = at("runs/a b", **settings)
+    words = shlex.split(config.command())
+    assert words[:3] == ["ebmguard", "train", "shortrun"]
+    assert tyro.cli(ShortRunConfig, args=words[3:]) == config
+    assert "None" not in words
+
+
+@pytest.mark.parametrize("words", ["--data svhn", "--init data", "--activation relu"])
+def test_the_command_line_knows_the_names(words, capsys):
+    with pytest.raises(SystemExit):
+        tyro.cli(ShortRunConfig, args=["--out", "x", *words.split()])
+    assert "invalid choice" in capsys.readouterr().err
+
+
+def test_settings_are_plain_json_values():
+    stored = at(resume=True, nf=3).to_json()
+    assert json.loads(json.dumps(stored)) == stored
+    assert "out" not in stored
+    assert "resume" not in stored
+    # What was asked for, and what it comes to.
+    assert (stored["nf"], stored["lr"]) == (3, None)
+    assert (stored["settings"]["nf"], stored["settings"]["lr"]) == (3, PRESETS["digits"].lr)
+
+
+def test_resume_takes_the_settings_of_the_run():
+    stored = at(lr=0.125, seed=4, sgld_steps=7, data="mnist", data_root="/old").to_json()
+    resumed = at("y", resume=True, iterations=9000, data_root="/new").resumed(stored)
+    own = {"lr": 0.125, "seed": 4, "sgld_steps": 7, "data": "mnist"}
+    assert resumed == at("y", resume=True, iterations=9000, data_root="/new", **own)
+    assert at("y", lr=0.125, resume=True).resumed(stored).data_root == "/old"
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"lr": 0.1}, r"lr is 0\.1, the run has 0\.001"),
+        ({"beta_star": 3.0}, r"beta_star is 3\.0, the run has 0\.02"),
+        ({"data": "mnist"}, r"data is mnist, the run has digits"),
+        ({"sgld_steps": 64}, r"sgld_steps is 64, the run has None"),
+        ({"start_from": "z", "most_steps": 4}, r"most_steps is 4, the run has 1\n  start_from is"),
+    ],
+)
+def test_resume_refuses_other_settings(asked, says):
+    stored = at(lr=1e-3).to_json()
+    with pytest.raises(ConfigError, match=says):
+        at(**asked).resumed(stored)
+
+
+def test_a_run_keeps_what_its_preset_was_when_it_began(monkeypatch):
+    """A network trained with LeakyReLU is none with GELU, whatever the preset has become."""
+    changed = replace(PRESETS["digits"], activation="leaky_relu", lr=0.5, iterations=7, nf=6)
+    with monkeypatch.context() as earlier:
+        earlier.setitem(PRESETS, "digits", changed)
+        stored = at(sgld_steps=3, nf=5).to_json()
+    resumed = at(resume=True).resumed(stored)
+    expected = replace(changed, sgld_steps=3, most_sgld_steps=3, nf=5)
+    assert resumed.settings == expected
+    assert at(resume=True, iterations=9).resumed(stored).settings == replace(expected, iterations=9)
+    assert resumed.resumed(resumed.to_json()) == resumed
+
+
+def test_a_run_of_another_trainer_is_not_resumed_and_stays_as_it_is(tmp_path):
+    JemConfig(out=tmp_path, device="cpu").open()
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match="is not a run of `ebmguard train shortrun`"):
+        at(tmp_path, resume=True, device="cpu").open()
+    assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_a_network_to_start_from_is_looked_at_before_there_is_a_folder(tmp_path):
+    run = str(trained_folder(tmp_path / "a"))
+    settings = {"device": "cpu", "train_images": 64, "start_from": run}
+    for own, says in (
+        ({"nf": 8}, "its parameters have other shapes; give the same data, image_size and nf"),
+        ({"nf": 4, "image_size": 4}, "its parameters have other shapes"),
+        ({"nf": 4, "activation": "leaky_relu"}, "its activation is gelu, here it is leaky_relu"),
+    ):
+        with pytest.raises(ConfigError, match=f"start_from is {run}, .*another.*{says}"):
+            at(tmp_path / "b", **settings, **own).open()
+    assert not (tmp_path / "b").exists()
+    state = torch.random.get_rng_state()
+    at(tmp_path / "b", **settings, nf=4).check()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    # A run that is resumed has its own checkpoint.
+    replace(at(tmp_path / "b", **settings, nf=4), start_from="gone", resume=True).check()

@@ -1,0 +1,158 @@
+"""What is random in an update: its streams, the ranks' parts, K, and where it goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from ebmguard.reference_training.data import ImageData
+from ebmguard.reference_training.ranks import ONE_RANK, Ranks
+from ebmguard.reference_training.shortrun.draws import Draws, uniform
+from ebmguard.reference_training.shortrun.presets import CIFAR10
+
+COUNT = 50
+SMALL = replace(CIFAR10, batch=8, data_noise=0.0, sgld_steps=3, most_sgld_steps=6)
+
+
+def images():
+    """Random images, two of them for each count of bytes."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (COUNT, 3, 6, 6), generator=rng, dtype=torch.uint8)
+    y = torch.zeros(COUNT, dtype=torch.int64)
+    return ImageData("made up", x, y, x[:0], y[:0], x[:4], y[:4], 1, 255, 0, False)
+
+
+def draws(settings=SMALL, seed=3, ranks=ONE_RANK):
+    return Draws(images(), settings, seed, ranks)
+
+
+def recognised(x):
+    """Which images these are, by their pixels."""
+    known = (images().train_x.double() / 127.5 - 1).float()
+    distances = (x[:, None] - known[None]).abs().flatten(2).amax(-1)
+    assert bool((distances.amin(-1) < 1e-6).all())
+    return [int(i) for i in distances.argmin(-1)]
+
+
+def test_images_are_drawn_with_replacement_each_as_often_as_the_others():
+    found = draws()
+    counts = Counter(i for _ in range(500) for i in recognised(found.positives()))
+    assert stats.chisquare([counts[i] for i in range(COUNT)]).pvalue > 1e-3
+    assert any(len(set(recognised(found.positives()))) < 8 for _ in range(20))
+
+
+def test_the_noise_is_that_of_the_settings_and_new_for_each_image():
+    still, noisy = draws(), draws(replace(SMALL, data_noise=0.03))
+    z = torch.cat([noisy.positives() - still.positives() for _ in range(60)]).flatten(1).double()
+    assert z.std().item() == pytest.approx(0.03, rel=0.02)
+    assert abs(z.mean().item()) < 4 * 0.03 / z.numel() ** 0.5
+    correlations = torch.corrcoef(z) - torch.eye(len(z))
+    assert correlations.abs().max() < 6 / 108**0.5
+
+
+def test_start_points_are_uniform_in_the_cube():
+    x = draws().starts(200)
+    assert x.shape == (200, 3, 6, 6)
+    assert stats.kstest(x.flatten().numpy(), stats.uniform(-1, 2).cdf).pvalue > 1e-3
+    rng, twin = (torch.Generator().manual_seed(4) for _ in range(2))
+    assert torch.equal(uniform((2, 3), rng), torch.rand(2, 3, generator=twin) * 2 - 1)
+
+
+def test_noise_of_chains_is_standard_normal():
+    z = draws().noise(20, 10)
+    assert z.shape == (10, 20, 3, 6, 6)
+    assert stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+def test_streams_do_not_disturb_each_other():
+    """Runs that differ in K, or in what their chains draw, see the same images."""
+    one, other = draws(), draws(replace(SMALL, sgld_steps=9, most_sgld_steps=9))
+    for _ in range(5):
+        a = one.positives()
+        one.starts(7)
+        one.noise(2, 5)
+        one.sgld_steps()
+        b = other.positives()
+        assert torch.equal(a, b)
+    quiet, busy = draws(), draws()
+    for _ in range(5):
+        busy.positives()
+        assert torch.equal(quiet.starts(2), busy.starts(2))
+    counts = [quiet.sgld_steps() for _ in range(40)]
+    assert counts == [busy.sgld_steps() for _ in range(40)]
+
+
+def test_no_stream_is_a_copy_of_another():
+    found = draws()
+    state = found.state_dict()
+    assert set(state) == {"images", "chains", "counts"}
+    firsts = []
+    for name in state:
+        rng = torch.Generator()
+        rng.set_state(state[name])
+        firsts.append(torch.randn(1000, generator=rng))
+    others = draws(seed=4).starts(10).flatten()[:1000]
+    correlations = torch.corrcoef(torch.stack([*firsts, others])) - torch.eye(4)
+    assert correlations.abs().max() < 5 / 1000**0.5
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_images_and_steps_and_have_chains_of_their_own(world):
+    settings = replace(SMALL, data_noise=0.1)
+    one = draws(settings)
+    parts = [draws(settings, ranks=Ranks(rank, world)) for rank in range(world)]
+    for _ in range(5):
+        whole = one.positives()
+        own = [part.positives() for part in parts]
+        assert torch.equal(torch.cat(own), whole)
+        assert {len(x) for x in own} == {8 // world}
+        assert len({part.sgld_steps() for part in parts} | {one.sgld_steps()}) == 1
+    starts = [part.starts(4) for part in parts]
+    assert torch.equal(starts[0], one.starts(4))
+    for i, x in enumerate(starts):
+        for y in starts[:i]:
+            assert float((x - y).abs().mean()) > 0.4  # of independent uniform numbers: 2/3
+
+
+def test_k_is_uniform_on_its_range():
+    found = draws()
+    counts = Counter(found.sgld_steps() for _ in range(4000))
+    assert set(counts) == {3, 4, 5, 6}
+    assert stats.chisquare([counts[k] for k in range(3, 7)]).pvalue > 1e-3
+    fixed = draws(replace(SMALL, most_sgld_steps=3))
+    before = fixed.state_dict()["counts"]
+    assert {fixed.sgld_steps() for _ in range(10)} == {3}
+    assert torch.equal(before, fixed.state_dict()["counts"])
+
+
+def test_a_resumed_run_draws_what_the_other_would_have_drawn():
+    settings = replace(SMALL, data_noise=0.1)
+
+    def everything(found):
+        return [
+            *(found.positives() for _ in range(3)),
+            found.starts(3),
+            found.noise(2, 4),
+            torch.tensor([found.sgld_steps() for _ in range(20)]),
+        ]
+
+    one = draws(settings)
+    everything(one)
+    state = {name: value.clone() for name, value in one.state_dict().items()}
+    expected = everything(one)
+    other = draws(settings, seed=8)
+    other.load_state_dict(state)
+    for a, b in zip(expected, everything(other), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_another_seed_draws_other_numbers():
+    one, other, again = draws(), draws(seed=4), draws()
+    first, second = one.positives(), other.positives()
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again.positives())
+    assert not torch.equal(one.starts(1), other.starts(1))

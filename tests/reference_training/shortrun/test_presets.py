@@ -1,0 +1,101 @@
+"""The published settings, and what cannot be one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+
+from ebmguard.reference_training.shortrun.presets import CIFAR10, PRESETS, Preset
+
+
+def test_the_published_script_number_by_number():
+    """train_cifar10_minimal.py of Nijkamp et al. (2019)."""
+    published = {
+        "image_size": None,
+        "train_images": None,  # all 50,000
+        "nf": 64,
+        "activation": "leaky_relu",
+        "iterations": 100_000,
+        "optimizer": "adam",
+        "lr": 1e-4,
+        "batch": 64,
+        "data_noise": 0.03,
+        "init": "noise",
+        "sgld_steps": 100,
+        "most_sgld_steps": 100,
+        "step_size": 1.0,
+        "noise_std": 0.01,
+    }
+    assert PRESETS["cifar10"] is CIFAR10
+    assert {name: getattr(CIFAR10, name) for name in published} == published
+    ours = {"test_images", "buffer_size", "sample_every"}
+    assert {field.name for field in fields(Preset)} == published.keys() | ours
+    assert CIFAR10.output_scale == pytest.approx(20_000)
+
+
+def test_faces_are_trained_on_as_many_as_in_the_paper():
+    assert PRESETS["celeba64"].train_images == 40_000
+    assert replace(PRESETS["celeba64"], train_images=None) == CIFAR10
+
+
+def test_every_preset_samples_as_published_and_can_be_meant():
+    for name, preset in PRESETS.items():
+        assert preset.problems() == [], name
+        sampling = ("sgld_steps", "most_sgld_steps", "step_size", "noise_std", "init", "data_noise")
+        assert all(getattr(preset, s) == getattr(CIFAR10, s) for s in sampling), name
+
+
+def test_the_output_scale_makes_a_langevin_step_correct():
+    """x + (α/2) d(o f)/dx + sqrt(α) z with α = noise_std²."""
+    preset = replace(CIFAR10, step_size=0.7, noise_std=0.05)
+    alpha = 0.05**2
+    assert alpha / 2 * preset.output_scale == pytest.approx(0.7)
+
+
+WHOLE = [
+    "image_size",
+    "train_images",
+    "test_images",
+    "nf",
+    "iterations",
+    "batch",
+    "buffer_size",
+    "sgld_steps",
+    "sample_every",
+]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_counts_are_at_least_one(name):
+    assert f"{name} is 0, expected 1 or more" in replace(CIFAR10, **{name: 0}).problems()
+    assert not any(name in text for text in replace(CIFAR10, **{name: 1}).problems())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        *(
+            ({name: value}, f"{name} is {value}, expected a positive number")
+            for name in ("lr", "step_size", "noise_std")
+            for value in (0, -0.5, math.inf, math.nan)
+        ),
+        ({"data_noise": -0.1}, "data_noise is -0.1, expected a finite number, 0 or more"),
+        ({"data_noise": math.nan}, "data_noise is nan, expected a finite number, 0 or more"),
+        ({"most_sgld_steps": 99}, "most_sgld_steps is 99, expected sgld_steps, 100, or more"),
+        ({"activation": "relu"}, "activation is 'relu', expected leaky_relu or gelu"),
+        ({"init": "data"}, "init is 'data', expected noise or persistent"),
+        ({"optimizer": "lion"}, "optimizer is 'lion', expected adam or sgd"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_once(changes, says):
+    assert replace(CIFAR10, **changes).problems() == [says]
+
+
+def test_whole_numbers_stand_for_real_ones():
+    assert replace(CIFAR10, lr=1, step_size=1, noise_std=1, data_noise=0).problems() == []
+
+
+def test_settings_are_plain_json_values():
+    assert Preset(**CIFAR10.to_json()) == CIFAR10

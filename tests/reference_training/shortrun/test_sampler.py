@@ -1,0 +1,181 @@
+"""The short-run chain against plain loops and closed forms, and how its steps are divided."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ebmguard import guard
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.shortrun.network import EnergyNet
+from ebmguard.reference_training.shortrun.presets import CIFAR10
+from ebmguard.reference_training.shortrun.sampler import chain, make_sampler, refined
+from tests.reference_training.shortrun.parts import Quadratic
+from tests.replay import capture_as_replays
+
+CPU = torch.device("cpu")
+SETTINGS = replace(CIFAR10, step_size=0.7, noise_std=0.05, sgld_steps=4, most_sgld_steps=4)
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs"
+)
+
+
+@pytest.fixture(params=["stand-ins", pytest.param("cuda", marks=needs_gpu)])
+def device(request, monkeypatch):
+    """Where chains are graphs: a GPU, or its stand-in of replayed operations."""
+    if request.param == "cuda":
+        return torch.device("cuda")
+    capture_as_replays(monkeypatch)
+    return CPU
+
+
+def network(device=CPU, **settings):
+    torch.manual_seed(0)
+    net = EnergyNet(**{"in_channels": 1, "image_size": 8, "nf": 4, **settings}).to(device)
+    with torch.no_grad():
+        net.head.weight.mul_(30)  # else its gradient is lost beside the noise
+    return net
+
+
+def draws(steps, n=5, seed=5, device=CPU, dtype=torch.float32):
+    rng = torch.Generator().manual_seed(seed)
+    x0 = torch.rand(n, 1, 8, 8, generator=rng, dtype=dtype) * 2 - 1
+    return x0.to(device), torch.randn(steps, n, 1, 8, 8, generator=rng, dtype=dtype).to(device)
+
+
+def by_hand(f, x, noise, step_size=0.7, noise_std=0.05):
+    """The published loop: x += f'(x) + noise."""
+    for z in noise:
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(f(x).sum(), x)
+        # alpha=: a fused multiply-add rounds once, a product and a sum twice.
+        moved = torch.add(x.detach(), gradient, alpha=step_size)
+        x = torch.add(moved, z, alpha=noise_std)
+    return x
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4, 9])
+def test_a_chain_is_the_published_loop_bit_for_bit(steps):
+    net, (x0, noise) = network(), draws(steps)
+    x = chain(SETTINGS, net, x0, noise)
+    assert torch.equal(x, by_hand(net, x0, noise))
+    assert not x.requires_grad
+    if steps == 9:  # nothing clamps it
+        assert bool((x.abs() > 1).any())
+        still = by_hand(net, x0, noise, step_size=0.0)
+        assert (x - still).abs().max() > 0.1
+
+
+def test_a_chain_on_a_quadratic_has_the_law_of_an_autoregression():
+    """x' = x - s a (x - m) + n z: mean and variance after K steps in closed form."""
+    strength, mean, steps = 0.3, 0.4, 7
+    f = Quadratic(strength, mean).double()
+    rng = torch.Generator().manual_seed(1)
+    n = 20_000
+    x0 = torch.full((n, 1, 2, 2), -0.8, dtype=torch.float64)
+    noise = torch.randn(steps, n, 1, 2, 2, generator=rng, dtype=torch.float64)
+    settings = replace(SETTINGS, noise_std=0.2)
+    x = chain(settings, f, x0, noise).flatten(1)
+    rho = 1 - 0.7 * strength
+    expected = mean + rho**steps * (-0.8 - mean)
+    variance = 0.2**2 * (1 - rho ** (2 * steps)) / (1 - rho**2)
+    sigma = math.sqrt(variance / n)
+    assert (x.mean(0) - expected).abs().max() < 4 * sigma
+    covariance = torch.cov(x.T)
+    error = variance * math.sqrt(2 / n)
+    assert (covariance - variance * torch.eye(4)).abs().max() < 4 * error
+
+
+@pytest.mark.parametrize("steps", [4, 5, 9])
+@pytest.mark.parametrize("finer", [1, 2])
+def test_a_random_number_of_steps_is_one_long_chain_bit_for_bit(steps, finer):
+    """All have the first four; those beyond are taken one by one."""
+    net, (x0, noise) = network(), draws(steps * finer)
+    sampler = make_sampler(replace(SETTINGS, most_sgld_steps=9), CPU, lambda: finer)
+    whole = by_hand(net, x0, noise, 0.7 / finer, 0.05 / finer**0.5)
+    assert torch.equal(sampler(net, x0, noise), whole)
+
+
+def test_refined_steps_keep_the_diffusions_time_and_output_scale():
+    for finer in (2, 4, 0.25):
+        settings = refined(SETTINGS, finer)
+        # α = noise_std², drift α o / 2: r steps of them last as long.
+        assert finer * settings.step_size == pytest.approx(SETTINGS.step_size)
+        assert finer * settings.noise_std**2 == pytest.approx(SETTINGS.noise_std**2)
+        assert settings.output_scale == pytest.approx(SETTINGS.output_scale)
+        others = {"step_size": 0.7, "noise_std": 0.05}
+        assert replace(settings, **others) == SETTINGS
+
+
+def test_the_refinement_is_asked_for_at_every_call():
+    net, answers = network(), [1, 4, 2, 1]
+    asked = iter(answers)
+    sampler = make_sampler(SETTINGS, CPU, lambda: next(asked))
+    for seed, finer in enumerate(answers):
+        x0, noise = draws(4 * finer, seed=seed)
+        expected = by_hand(net, x0, noise, 0.7 / finer, 0.05 / finer**0.5)
+        assert torch.equal(sampler(net, x0, noise), expected)
+
+
+def test_the_network_keeps_its_gradients_and_its_parameters():
+    net, (x0, noise) = network(), draws(4)
+    net(x0).sum().backward()
+    net.head.bias.requires_grad_(False)
+    required = [p.requires_grad for p in net.parameters()]
+    values = [p.detach().clone() for p in net.parameters()]
+    gradients = [p.grad.clone() for p in net.parameters()]
+    seen = []
+    net.register_forward_pre_hook(
+        lambda module, args: seen.append(any(p.requires_grad for p in module.parameters()))
+    )
+    before = x0.clone()
+    make_sampler(SETTINGS, CPU)(net, x0, noise)
+    assert seen == [False] * 4  # a compiled network computes what requires a gradient
+    assert torch.equal(x0, before)
+    assert [p.requires_grad for p in net.parameters()] == required
+    for p, value, gradient in zip(net.parameters(), values, gradients, strict=True):
+        assert torch.equal(p, value)
+        assert torch.equal(p.grad, gradient)
+
+
+def test_graphs_of_every_length_and_refinement_are_the_eager_chains(device):
+    """Under a guard, whose factor on f changes from step to step, and with training between."""
+    asked = [1, 1, 1, 2, 1, 2]
+    lengths = [4, 6, 4, 5, 9, 4]
+    found = []
+    for graphs in (True, False):
+        answers = iter(asked)
+
+        def finer(answers=answers):
+            return next(answers)
+
+        net = network(device).double()
+        settings = replace(SETTINGS, most_sgld_steps=9)
+        sampler = make_sampler(settings, device, finer)
+        if not graphs:
+
+            def sampler(net, x0, noise, finer=finer):
+                return chain(refined(SETTINGS, finer()), net, x0, noise)
+
+        g = guard(None, sampler, beta_star=lambda step: 20.0 * step, output_scale=560.0)
+        rows = []
+        for step, (steps, pace) in enumerate(zip(lengths, asked, strict=True)):
+            x0, noise = draws(steps * pace, seed=step, device=device, dtype=torch.float64)
+            x = g.sampler(net, x0, noise)
+            g.loss_fn(net(x0), net(x))
+            rows.append(x)
+            with torch.no_grad():
+                net.head.weight.mul_(1.1)
+        found.append(rows)
+    for x, y in zip(*found, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
+
+
+def test_a_graph_belongs_to_one_network(device):
+    sampler, (x0, noise) = make_sampler(SETTINGS, device), draws(4, device=device)
+    sampler(network(device), x0, noise)
+    with pytest.raises(ConfigError, match="another network"):
+        sampler(network(device), x0, noise)
