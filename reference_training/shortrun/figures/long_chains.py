@@ -208,9 +208,9 @@ def long_run(run: TrainedRun, stops: Sequence[int], *, count: int, seed: int) ->
     x, done = starts, 0
     seen: list[list[Tensor]] = [[], []]
     for stop in stops:
-        parts = [run.chains(part, stop - done, generator) for part in x.split(TOGETHER)]
+        parts = [run.chains(part, stop - done, generator) for part in torch.split(x, TOGETHER)]
         x, done = torch.cat(parts), stop
-        for kind, own in zip(seen, x.split(count), strict=True):
+        for kind, own in zip(seen, torch.split(x, count), strict=True):
             kind.append(own)
     noise, from_data = (
         _chains(run, name, tuple(stops), torch.stack(states))

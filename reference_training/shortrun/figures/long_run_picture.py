@@ -158,7 +158,7 @@ def _lines(axes: Axes, found: Sequence[LongRun], values: Values) -> None:
         for chains in own.chains:
             course = [values(own, chains, stop) for stop in chains.stops]
             shown = [value if math.isfinite(value) else math.nan for value in course]
-            style = {"color": COLOURS[i], "ls": LINES[chains.start]}
+            style: dict[str, Any] = {"color": COLOURS[i], "ls": LINES[chains.start]}
             axes.plot(chains.stops, shown, lw=1.4, marker=".", **style)
             known = {s: abs(v) for s, v in zip(chains.stops, shown, strict=True) if v == v}
             every += known.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ ENTRIES = 64
 
 
 def quadratic(
-    strength: float, mean: float = 0.0, *, count: int = 32, seed: int = 0, **settings: object
+    strength: float, mean: float = 0.0, *, count: int = 32, seed: int = 0, **settings: Any
 ) -> LongRun:
     run = tiny_run(network=Quadratic(strength, mean), **settings)
     return long_run(run, STOPS, count=count, seed=seed)

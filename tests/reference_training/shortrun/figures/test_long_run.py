@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def config(runs: Sequence[TrainedRun], count: int | None = None) -> FigureConfig
     return FigureConfig(name="long-run", runs=tuple(run.path for run in runs), count=count)
 
 
-def followed(strength: float, **settings: object) -> LongRun:
+def followed(strength: float, **settings: Any) -> LongRun:
     run = tiny_run("model", network=Quadratic(strength), beta_star=0.0, **settings)
     return long_run(run, STOPS, count=8, seed=0)
 
