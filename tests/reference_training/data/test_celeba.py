@@ -117,7 +117,12 @@ def test_faces_averaged_down(root):
 def test_only_what_is_asked_for_is_decoded(root, monkeypatch):
     decoded = []
     face = celeba.face
-    monkeypatch.setattr(celeba, "face", lambda file: decoded.append(file.name) or face(file))
+
+    def recorded(file):
+        decoded.append(file.name)
+        return face(file)
+
+    monkeypatch.setattr(celeba, "face", recorded)
     load_faces(root, train_images=3, test_images=2)
     names = [*shuffled(TRAIN)[:3], TRAIN + VALID + 1, TRAIN + VALID + 2]
     assert sorted(decoded) == sorted(f"{number:06d}.jpg" for number in names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def frechet(one, two):
 def classifier_run(path, **settings):
     """A folder of a JEM run with a best checkpoint; `settings` are entries of its config.json."""
     (path / "checkpoints").mkdir(parents=True)
-    config = {"data": "digits", "scenario": "digits", "precision": "float32"}
+    config: dict[str, Any] = {"data": "digits", "scenario": "digits", "precision": "float32"}
     config["settings"] = {"depth": 10, "width": 1, "early_stride": True}
     (path / "config.json").write_text(json.dumps(config | settings))
     with torch.random.fork_rng():
@@ -120,9 +121,14 @@ def test_batches_of_chains_start_afresh(monkeypatch):
 
 
 def test_the_number_of_steps_is_drawn_as_in_the_training(monkeypatch):
-    steps = []
+    steps: list[int] = []
+
+    def chains(_, x0, k, generator):
+        steps.append(k)
+        return x0
+
     monkeypatch.setattr(evaluation, "CHAIN_BATCH", 1)
-    monkeypatch.setattr(TrainedRun, "chains", lambda _, x, k, generator: steps.append(k) or x)
+    monkeypatch.setattr(TrainedRun, "chains", chains)
     short_run_samples(tiny_run(sgld_steps=4, most_sgld_steps=6), 60)
     assert set(steps) == {4, 5, 6}
     steps.clear()
@@ -176,7 +182,8 @@ def test_features_of_other_images_are_refused(tmp_path, stored, settings, says):
 
 
 def test_features_of_the_same_images_are_not(tmp_path):
-    for number, size in enumerate(({}, {"image_size": None}, {"image_size": 4})):
+    sizes: list[dict[str, Any]] = [{}, {"image_size": None}, {"image_size": 4}]
+    for number, size in enumerate(sizes):
         judge = classifier_run(tmp_path / str(number), **size)
         check_features(str(judge), tiny_run(**size))
     check_features("inception:file.pth", tiny_run())
