@@ -106,19 +106,15 @@ def hessians(f: NegativeEnergy, x: Tensor, *, chunk: int = CHUNK) -> Tensor:
     count, size = len(x), x.shape[1:].numel()
     columns = max(1, chunk // max(1, count))
     gradient = torch.func.grad(lambda rows: f(rows).sum())
-
-    def product(vectors: Tensor) -> Tensor:
-        found: Tensor = torch.func.jvp(gradient, (x,), (vectors,))[1]
-        return found
-
     found = x.new_empty((count, size, size))
     units = torch.eye(size, dtype=x.dtype, device=x.device)
     # Switches off the outer graph alone, which would go to the parameters.
     with torch.no_grad():
+        _, product = torch.func.vjp(gradient, x)
         for some, lines in zip(units.split(columns), found.split(columns, dim=1), strict=True):
             # The Hessian of the whole batch is block-diagonal: one unit vector in every row at
             # once reads a line of every block.
             vectors = some[:, None].expand(-1, count, -1).reshape(len(some), *x.shape)
-            products = torch.func.vmap(product)(vectors).reshape(len(some), count, size)
-            lines.copy_(products.transpose(0, 1))
+            (products,) = torch.func.vmap(product)(vectors)
+            lines.copy_(products.reshape(len(some), count, size).transpose(0, 1))
     return found

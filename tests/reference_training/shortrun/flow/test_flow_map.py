@@ -1,0 +1,87 @@
+"""The K-step map: against closed forms, a plain loop and the sampler, and what it costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.shortrun.flow.flow_map import flow
+from ebmguard.reference_training.shortrun.network import EnergyNet
+from ebmguard.samplers import sgld
+
+
+def quadratic(x: Tensor) -> Tensor:
+    """-1/2 (a x_0² + b x_1²), whose map contracts each axis by its own factor."""
+    return -0.5 * (x.square() @ x.new_tensor([0.5, -0.25]))
+
+
+@settings(deadline=None, max_examples=20)
+@given(steps=st.integers(0, 12), step_size=st.floats(-1, 1))
+def test_a_quadratic_is_a_power_of_each_axis(steps: int, step_size: float) -> None:
+    z = torch.tensor([[1.0, 2.0], [-3.0, 0.5]], dtype=torch.float64)
+    factors = torch.tensor([1 - 0.5 * step_size, 1 + 0.25 * step_size], dtype=torch.float64)
+    x = flow(quadratic, z, steps=steps, step_size=step_size)
+    torch.testing.assert_close(x, z * factors**steps)
+
+
+def test_it_is_the_sampler_without_noise() -> None:
+    network = _network()
+    z = torch.rand(4, 1, 8, 8) * 2 - 1
+    expected = sgld(network, z, steps=5, step_size=0.7, noise_std=0.0)
+    torch.testing.assert_close(flow(network, z, steps=5, step_size=0.7), expected)
+
+
+def test_its_derivative_is_that_of_finite_differences() -> None:
+    network = _network()
+    z = (torch.rand(2, 1, 8, 8, dtype=torch.float64) * 2 - 1).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: flow(network.double(), z, steps=3, step_size=5.0), (z,), fast_mode=True
+    )
+
+
+def test_a_graph_is_kept_only_where_it_is_asked_for() -> None:
+    network = _network()
+    z = torch.rand(2, 1, 8, 8)
+    # Parameters that require gradients do not make a graph of a sampler's run.
+    assert not flow(network, z, steps=2, step_size=1.0).requires_grad
+    z.requires_grad_()
+    assert flow(network, z, steps=2, step_size=1.0).requires_grad
+    with torch.no_grad():
+        assert not flow(network, z, steps=2, step_size=1.0).requires_grad
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_start_and_type_are_left_as_they_are() -> None:
+    z = torch.rand(3, 2, dtype=torch.float64)
+    before = z.clone()
+    x = flow(quadratic, z, steps=3, step_size=0.1)
+    assert torch.equal(z, before)
+    assert not z.requires_grad
+    assert x.dtype == torch.float64
+    assert torch.equal(flow(quadratic, z, steps=0, step_size=0.1), z)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": -1}, "steps is -1"),
+        ({"steps": 2.0}, "steps is 2.0"),
+        ({"step_size": float("nan")}, "step_size is nan"),
+        ({"z": torch.zeros(3)}, "batch dimension"),
+        ({"z": torch.zeros(3, 2, dtype=torch.uint8)}, "uint8"),
+        ({"f": lambda x: x.sum(1, keepdim=True)}, "one number for each row"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(change: dict[str, object], said: str) -> None:
+    asked = {"f": quadratic, "z": torch.zeros(3, 2), "steps": 2, "step_size": 1.0, **change}
+    with pytest.raises(ConfigError, match=said):
+        flow(**asked)  # type: ignore[arg-type]
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    return EnergyNet(in_channels=1, image_size=8, nf=4, activation="gelu")
