@@ -1,0 +1,414 @@
+"""A short run: that the loop is the published one, what is written, and how a run is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from ebmguard.reference_training.shortrun.draws import Draws
+from ebmguard.reference_training.shortrun.record import Record
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.jem.parts import rows_of, steps_of
+from tests.reference_training.shortrun.parts import config_for
+from tests.reference_training.shortrun.runs import (
+    Silent,
+    assert_same_run,
+    go,
+    in_float64,
+    newest,
+    same,
+    saved,
+)
+
+
+def plain_network(nf):
+    """The published layers, for 8x8 images of one channel."""
+    return nn.Sequential(
+        nn.Conv2d(1, nf, 3, 1, 1),
+        nn.GELU(),
+        nn.Conv2d(nf, nf * 2, 4, 2, 1),
+        nn.GELU(),
+        nn.Conv2d(nf * 2, 1, 4, 1, 0),
+        nn.Flatten(0),
+    ).to(memory_format=torch.channels_last)
+
+
+def guarded_difference(f_pos, f_neg, beta_star):
+    """Minus what has the gradient of Eq. 8: weights written out, and held fixed."""
+    with torch.no_grad():
+        total = torch.exp(beta_star * f_neg).sum()
+        w_pos = torch.exp(beta_star * f_pos)
+        w_pos = w_pos / (w_pos + total)
+        w_neg = torch.exp(beta_star * f_neg) / total
+    return (1 - w_pos).mean() * (w_neg * f_neg).sum() - ((1 - w_pos) * f_pos).mean()
+
+
+def plain_loop(config, steps_run, loss, update):
+    """The published loop, written without anything of the trainer's.
+
+    Args:
+        steps_run: Langevin steps of each update, of which the adaptive sampler decides.
+        loss: of f (B,) of the images and of the samples.
+        update: a function of x, its gradient, the refinement and noise.
+    """
+    settings, data = config.settings, config.load_data()
+    count, shape = settings.batch, data.sample_shape
+    torch.manual_seed(config.seed)
+    net = plain_network(settings.nf)
+    images, chains, counts = (torch.Generator().manual_seed(3 * config.seed + i) for i in range(3))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr)
+    if settings.optimizer == "adam":
+        optimizer = torch.optim.Adam(net.parameters(), lr=settings.lr, fused=True)
+    buffer = None
+    if settings.init == "persistent":
+        buffer = torch.rand(settings.buffer_size, *shape, generator=chains) * 2 - 1
+    for steps in steps_run:
+        index = torch.randint(len(data.train_x), (count,), generator=images)
+        x_pos = data.scale(data.train_x[index])
+        x_pos = x_pos + settings.data_noise * torch.randn(count, *shape, generator=images)
+        k = settings.sgld_steps
+        if settings.most_sgld_steps > k:
+            k = int(torch.randint(k, settings.most_sgld_steps + 1, (), generator=counts))
+        assert steps % k == 0
+        if buffer is not None:
+            rows = torch.randint(len(buffer), (count,), generator=chains)
+            torch.rand(count, generator=chains)  # none begins afresh
+            torch.rand(count, *shape, generator=chains)
+            x = buffer[rows]
+        else:
+            x = torch.rand(count, *shape, generator=chains) * 2 - 1
+        for z in torch.randn(steps, count, *shape, generator=chains):
+            x.requires_grad_()
+            (gradient,) = torch.autograd.grad(net(x).sum(), x)
+            x = update(x.detach(), gradient, steps // k, z)
+        if buffer is not None:
+            for row, value in zip(rows.tolist(), x, strict=True):
+                buffer[row] = value
+        value = loss(net, x_pos, x)
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    return net
+
+
+def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
+    """At beta* = 0 the run is that of Nijkamp et al., to the last bit."""
+    config = config_for(tmp_path, beta_star=0.0, seed=1, iterations=12)
+    go(config)
+
+    def published(net, x_pos, x_neg):
+        f = net(torch.cat((x_pos, x_neg)))
+        return f[8:].mean() - f[:8].mean()
+
+    def update(x, gradient, finer, z):
+        # alpha=, not 0.01 * z: a fused multiply-add rounds once, a product and a sum twice.
+        return torch.add(torch.add(x, gradient), z, alpha=0.01)
+
+    net = plain_loop(config, [3] * 12, published, update)
+    state = saved(tmp_path)
+    for own, plain in zip(state["network"].values(), net.state_dict().values(), strict=True):
+        assert torch.equal(own, plain)
+
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "published": {"beta_star": 0.0},
+    "guarded": {"beta_star": 2000.0},  # a tenth of the drift
+    "over-shooting": {"beta_star": -1000.0},
+    "random K": {"beta_star": 500.0, "most_sgld_steps": 6},
+    "persistent": {"beta_star": 500.0, "init": "persistent", "buffer_size": 12},
+    "gradient descent": {"optimizer": "sgd", "lr": 0.05, "data_noise": 0.2, "noise_std": 0.05},
+    "finer steps": {"beta_star": 2000.0, "most_steps": 4, "most_sgld_steps": 4},
+}
+
+
+@pytest.mark.parametrize("case", LOOPS)
+def test_the_trainer_is_the_published_loop_under_eq_8(tmp_path, case):
+    with in_float64():
+        config = config_for(tmp_path, **{"seed": 2, "iterations": 12, "lr": 3e-3, **LOOPS[case]})
+        go(config)
+        settings, beta_star = config.settings, config.beta_star
+        steps = [row["sgld_steps"] for row in read_jsonl(tmp_path / "training.jsonl")]
+        assert len(steps) == 12
+        if case == "finer steps":
+            assert max(steps) > 2 * settings.most_sgld_steps
+        elif case == "random K":
+            assert len(set(steps)) > 2
+        drift = 1 - beta_star / (2 * settings.step_size / settings.noise_std**2)
+
+        def update(x, gradient, finer, z):
+            moved = x + settings.step_size / finer * drift * gradient
+            return moved + settings.noise_std / math.sqrt(finer) * z
+
+        def loss(net, x_pos, x_neg):
+            return guarded_difference(net(x_pos), net(x_neg), beta_star)
+
+        net = plain_loop(config, steps, loss, update)
+        torch.manual_seed(2)
+        start = plain_network(settings.nf)
+    own = list(saved(tmp_path)["network"].values())
+    for mine, plain in zip(own, net.state_dict().values(), strict=True):
+        assert mine.dtype == torch.float64
+        torch.testing.assert_close(mine, plain, rtol=0, atol=1e-9)
+    # All but the last bias, which f has no use for, have been trained.
+    for mine, first in zip(own[:-1], start.state_dict().values(), strict=False):
+        assert (mine - first).abs().max() > 1e-4
+
+
+def test_same_seed_same_bits_and_another_seed_other_bits(tmp_path):
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        go(config_for(tmp_path / name, seed=seed))
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    a, c = saved(tmp_path / "a"), saved(tmp_path / "c")
+    for part in ("network", "optimizer", "draws"):
+        assert not same(a[part], c[part])
+
+
+def test_runs_of_other_beta_see_the_same_random_numbers(tmp_path, monkeypatch):
+    seen: list[torch.Tensor] = []
+    positives = Draws.positives
+
+    def kept(self):
+        seen.append(positives(self))
+        return seen[-1]
+
+    monkeypatch.setattr(Draws, "positives", kept)
+    for name, beta_star in (("a", 0.0), ("b", 2000.0)):
+        go(config_for(tmp_path / name, beta_star=beta_star, most_sgld_steps=5))
+    assert same(seen[:6], seen[6:])
+    a, b = saved(tmp_path / "a"), saved(tmp_path / "b")
+    assert same(a["draws"], b["draws"])
+    assert not same(a["network"], b["network"])
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A run of eight updates, its negatives, and what it returned."""
+    out, negatives = tmp_path_factory.mktemp("runs") / "run", []
+    after_update = Record.after_update
+
+    def kept(self, numbers, x_neg, *rest):
+        negatives.append(x_neg)
+        after_update(self, numbers, x_neg, *rest)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Record, "after_update", kept)
+        results = go(config_for(out, iterations=8, noise_std=0.1, batch=70, train_images=80))
+    assert results is not None
+    return out, negatives, results
+
+
+def test_a_row_for_each_update(written):
+    out, negatives, _ = written
+    rows = read_jsonl(out / "training.jsonl")
+    assert [row["step"] for row in rows] == steps_of(out, "metrics.jsonl") == list(range(8))
+    for row, x in zip(rows, negatives, strict=True):
+        assert set(row) == {"step", "sgld_steps", "outside", "contrast"}
+        assert row["sgld_steps"] == 3
+        values = x.numpy().ravel()
+        assert row["outside"] == pytest.approx(np.mean(np.abs(values) > 1))
+        assert row["contrast"] == pytest.approx(np.std(values, ddof=1), rel=1e-5)
+    assert 0 < rows[0]["outside"] < 0.5
+
+
+def test_samples_are_kept_as_bytes(written):
+    out, negatives, _ = written
+    names = sorted(path.name for path in (out / "samples").iterdir())
+    assert names == ["00000001.npy", "00000003.npy", "00000006.npy"]
+    for name in names:
+        array = np.load(out / "samples" / name)
+        assert array.dtype == np.uint8
+        assert array.shape == (64, 1, 8, 8)
+        shown = (negatives[int(name[:8]) - 1][:64].clamp(-1, 1) + 1) * 127.5
+        assert np.abs(array - shown.numpy()).max() <= 0.5
+    with np.load(out / "figures" / "samples.npz") as samples:
+        assert set(samples.files) == {"data", "end"}
+        assert np.array_equal(samples["end"], negatives[-1][:64])
+        assert np.array_equal(samples["data"], config_data(out)[:64])
+    for name in ("data", "end"):
+        assert imread(out / "figures" / f"samples_{name}.png").shape[0] > 8 * 8
+
+
+def config_data(out):
+    data = config_for(out, train_images=80).load_data()
+    return data.scale(data.train_x)
+
+
+def test_results_say_what_was_run_and_how_it_ended(written):
+    out, _, results = written
+    stored = json.loads((out / "results.json").read_text())
+    assert stored == json.loads(json.dumps(results))
+    assert stored["command"].startswith(f"ebmguard train shortrun --out {out}")
+    assert (stored["steps"], stored["iterations"], stored["device"]) == (8, 8, "cpu")
+    assert stored["diverged_at"] is stored["ended"] is None
+    assert stored["beta_star"] == 0.02
+    assert stored["beta"] == pytest.approx(0.02 / (2 / 0.1**2))
+    rows = read_jsonl(out / "metrics.jsonl")
+    for tag, value in stored["median_last_100"].items():
+        assert value == pytest.approx(np.median([row[tag] for row in rows])), tag
+    assert {"energy_gap", "f_pos/mean", "ess", "ref/ess", "sampler/grad_norm"} <= set(
+        stored["median_last_100"]
+    )
+
+
+def test_tensorboard_gets_the_samples_and_the_curves(written):
+    out, _, _ = written
+    assert list(out.glob("events.out.tfevents.*"))
+    events = EventAccumulator(str(out / "trainer"))
+    events.Reload()
+    assert [event.step for event in events.Images("samples")] == [1, 3, 6]
+    rows = read_jsonl(out / "training.jsonl")
+    for name in ("outside", "contrast"):
+        found = events.Scalars(f"negatives/{name}")
+        assert [event.step for event in found] == list(range(8))
+        assert [event.value for event in found] == pytest.approx([row[name] for row in rows])
+
+
+def test_medians_are_those_of_the_last_hundred_updates(tmp_path):
+    config, folder = config_for(tmp_path).open()
+    record = Record(config, folder, torch.zeros(2, 1, 8, 8), Silent())
+    rows = [{"energy_gap": 1e6, "ess": 0.5}] * 50 + [{"energy_gap": float(i)} for i in range(100)]
+    assert record.finish(rows, "cpu")["median_last_100"] | {} == {
+        "energy_gap": 49.5,
+        "f_pos/mean": None,
+        "f_neg/mean": None,
+        "grad_scale": None,
+        "ref/grad_scale": None,
+        "ess": None,
+        "ref/ess": None,
+        "sampler/grad_norm": None,
+    }
+    record.close()
+
+
+# -- how a run is lost ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap", [1.01e4, -1.01e4, math.nan, math.inf])
+def test_a_run_is_lost_at_its_first_wide_gap(tmp_path, gap):
+    reporter = Silent()
+    config, folder = config_for(tmp_path).open()
+    record = Record(config, folder, torch.zeros(2, 1, 8, 8), reporter)
+    for own in (1e4, -1e4, gap):
+        assert not record.finished
+        record.after_update(torch.tensor([own, 0.0, 1.0, 0.0]), torch.zeros(2, 1, 8, 8), 3, {})
+    assert (record.diverged_at, record.finished) == (2, True)
+    record.after_update(torch.tensor([gap, 0.0, 1.0, 0.0]), torch.zeros(2, 1, 8, 8), 3, {})
+    assert record.diverged_at == 2
+    assert [note.split(":")[0] for note in reporter.notes] == ["diverged at update 2"]
+    record.close()
+
+
+def test_a_diverging_run_is_said_and_ends(tmp_path):
+    reporter = Silent()
+    results = go(config_for(tmp_path, lr=10.0, iterations=60, beta_star=0.0), reporter)
+    assert results is not None
+    lost = results["diverged_at"]
+    assert lost is not None
+    assert results["steps"] == lost + 1 < 60
+    gaps = [row["energy_gap"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert not abs(gaps[lost]) <= 1e4
+    assert all(abs(gap) <= 1e4 for gap in gaps[:lost])
+    assert any(f"diverged at update {lost}: energy gap" in note for note in reporter.notes)
+    first_error = next(a for a in read_jsonl(tmp_path / "alerts.jsonl") if a["level"] == "ERROR")
+    assert results["first_error"]["message"] == first_error["message"]
+    assert (tmp_path / "figures" / "samples_end.png").is_file()
+    before = rows_of(tmp_path, "training.jsonl")
+    again = go(config_for(tmp_path, resume=True, lr=10.0, iterations=60, beta_star=0.0))
+    assert again is not None
+    assert again["diverged_at"] == lost  # it is lost for good
+    assert rows_of(tmp_path, "training.jsonl") == before
+
+
+def test_a_run_may_be_ended_by_the_guard_and_says_why(tmp_path, monkeypatch):
+    """A NaN among the images of the fifth update; the guard ends it before the sixth."""
+    positives = Draws.positives
+
+    def spoiled(self):
+        x = positives(self)
+        self.calls = getattr(self, "calls", self.start) + 1
+        return torch.full_like(x, math.nan) if self.calls == 5 else x
+
+    monkeypatch.setattr(Draws, "positives", spoiled)
+    monkeypatch.setattr(Draws, "start", 0, raising=False)
+    out, reporter = tmp_path / "run", Silent()
+    results = go(config_for(out, action="raise", iterations=60), reporter)
+    assert results is not None
+    assert results["steps"] == 5
+    assert "nonfinite at step 4" in results["ended"]
+    assert any(note.startswith("ended after 5 updates: ERROR nonfinite") for note in reporter.notes)
+    assert json.loads((out / "results.json").read_text())["ended"] == results["ended"]
+    # There is none of the middle of an update: it would go on from there.
+    assert newest(out).name == "step-00000003.pt"
+    rows = rows_of(out, "metrics.jsonl")
+    monkeypatch.setattr(Draws, "start", 3)
+    assert (
+        go(config_for(out, resume=True, action="raise", iterations=60))["ended"]
+        == (results["ended"])
+    )
+    assert rows_of(out, "metrics.jsonl") == rows
+    # With action="warn" it is lost at the same update, and a diverged run.
+    monkeypatch.setattr(Draws, "start", 0)
+    warned = go(config_for(tmp_path / "warned", iterations=60))
+    assert warned is not None
+    assert (warned["diverged_at"], warned["ended"]) == (4, None)
+
+
+# -- where it starts --------------------------------------------------------------------------
+
+
+def test_a_run_starts_from_anothers_parameters(tmp_path):
+    go(config_for(tmp_path / "a", seed=1))
+    first = saved(tmp_path / "a")["network"]
+    # A learning rate that changes no bit shows what it started from.
+    still = {"lr": 1e-30, "beta_star": 0.0, "sgld_steps": 2, "start_from": str(tmp_path / "a")}
+    go(config_for(tmp_path / "b", **still, seed=2, iterations=2))
+    assert same(saved(tmp_path / "b")["network"], first)
+    assert not same(saved(tmp_path / "b")["draws"], saved(tmp_path / "a")["draws"])
+    # It goes on from its own checkpoint where the other run is gone, or has been trained on.
+    os.rename(tmp_path / "a", tmp_path / "away")
+    go(config_for(tmp_path / "b", **still, seed=2, iterations=3, resume=True))
+    assert same(saved(tmp_path / "b")["network"], first)
+
+
+def test_pytorchs_global_generator_is_left_alone(tmp_path):
+    before = torch.random.get_rng_state()
+    go(config_for(tmp_path, most_sgld_steps=5, init="persistent", buffer_size=10))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# -- that it learns ---------------------------------------------------------------------------
+
+
+def nearest(x, data):
+    """Mean distance of images (n, ...) to the nearest of the data, of one entry: no f."""
+    x, data = (torch.as_tensor(each).double().flatten(1) for each in (x, data))
+    return float(torch.cdist(x, data).amin(1).mean()) / x.shape[1] ** 0.5
+
+
+def test_negatives_of_real_digits_come_close_to_the_data(tmp_path):
+    settings = {"train_images": None, "batch": 32, "nf": 8, "sgld_steps": 12, "lr": 3e-3}
+    results = go(
+        config_for(tmp_path, **settings, iterations=120, sample_every=60, checkpoint_every=1000)
+    )
+    assert results is not None
+    assert results["diverged_at"] is None
+    data = config_for(tmp_path, train_images=None).load_data()
+    images = (data.scale(data.test_x) + 1) * 127.5
+    distances = [
+        nearest(np.load(tmp_path / "samples" / f"{step:08d}.npy"), images) / 127.5
+        for step in (1, 60, 120)
+    ]
+    noise = nearest(torch.rand(32, 1, 8, 8) * 255, images) / 127.5
+    real = nearest((data.scale(data.train_x[:200]) + 1) * 127.5, images) / 127.5
+    assert distances[0] == pytest.approx(noise, rel=0.1)
+    # The way from noise to what separates one digit from another is gone by half.
+    assert distances[2] - real < 0.5 * (noise - real), (distances, noise, real)
