@@ -163,7 +163,8 @@ def monotone(courses: Sequence[Course], endings: Sequence[Ending]) -> bool | Non
 
 def sampled(course: Course, every: int) -> NDArray[np.bool_]:
     """Which updates are shown: one in so many, from the first on."""
-    return course.steps % every == 0
+    shown: NDArray[np.bool_] = course.steps % every == 0
+    return shown
 
 
 def spacing(courses: Sequence[Course]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -145,9 +146,9 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
         return math.nan
     x, y = x.flatten(1), y.flatten(1)
     # Without the shortcut by products of matrices, which loses digits of small distances.
-    far = {"compute_mode": "donot_use_mm_for_euclid_dist"}
-    between = torch.cdist(x, y, **far).mean()
-    within = [torch.cdist(z, z, **far).sum() / (len(z) * (len(z) - 1)) for z in (x, y)]
+    far = partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")
+    between = far(x, y).mean()
+    within = [far(z, z).sum() / (len(z) * (len(z) - 1)) for z in (x, y)]
     return float((2 * between - within[0] - within[1]) / math.sqrt(x.shape[1]))
 
 

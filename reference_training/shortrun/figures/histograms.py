@@ -88,8 +88,8 @@ def table(found: Sequence[Energies]) -> str:
         clean = own.clean[np.isfinite(own.clean)]
         for factor in own.negatives:
             s = own.separation(factor)
-            values = (s.data_mean, s.data_std, float(clean.mean()) if len(clean) else math.nan)
-            values += (s.mean, s.std, s.gap, s.above, s.overlap)
+            of_data = (s.data_mean, s.data_std, float(clean.mean()) if len(clean) else math.nan)
+            values = (*of_data, s.mean, s.std, s.gap, s.above, s.overlap)
             row = [own.label, f"× {factor:g}", *map(number, values)]
             row.append(f"{s.not_finite:,}" if s.not_finite else NONE)
             if larger:

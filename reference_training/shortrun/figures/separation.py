@@ -121,8 +121,8 @@ def edges(*samples: Floats, bins: int = BINS) -> Floats:
     if linear is None:
         return np.linspace(low, high, bins + 1)
     centre = float(samples[0].mean())
-    ends = np.arcsinh((np.array([low, high]) - centre) / linear)
-    found = centre + linear * np.sinh(np.linspace(*ends, bins + 1))
+    first, last = (math.asinh((end - centre) / linear) for end in (low, high))
+    found: Floats = centre + linear * np.sinh(np.linspace(first, last, bins + 1))
     # Rounding must not leave the extremes outside.
     found[[0, -1]] = low, high
     return found

@@ -98,7 +98,7 @@ def negatives(
         (n, C, H, W).
     """
     steps = run.settings.sgld_steps
-    parts = x0.split(TOGETHER)
+    parts = torch.split(x0, TOGETHER)
     return torch.cat([run.chains(x, steps, generator, step_factor=step_factor) for x in parts])
 
 

@@ -38,6 +38,8 @@ class Quadratic(nn.Module):
         mean: m, of every pixel.
     """
 
+    strength: Tensor
+
     def __init__(self, strength: float, mean: float = 0.0) -> None:
         super().__init__()
         # Of no gradient: the chain asks for that of the images alone.
