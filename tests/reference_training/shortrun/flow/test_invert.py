@@ -1,0 +1,189 @@
+"""The inverse of the K-step map: of maps whose inverse is known, and of images out of range."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.shortrun.flow.flow_map import flow
+from ebmguard.reference_training.shortrun.flow.invert import invert, residual_and_gradient
+from ebmguard.reference_training.shortrun.network import EnergyNet
+
+CURVATURES = (0.5, 0.1, -0.2, 0.9)
+
+
+def quadratic(x: Tensor) -> Tensor:
+    """-1/2 sum c_i x_i², whose K-step map takes x_i times (1 - c_i)^K."""
+    return -0.5 * x.square() @ x.new_tensor(CURVATURES)
+
+
+def squashing(x: Tensor) -> Tensor:
+    """log cosh x - x²/2: a step of size 1 is x -> tanh x."""
+    return (x + torch.nn.functional.softplus(-2 * x) - x.square() / 2).sum(1)
+
+
+def network(activation: str = "gelu", strength: float = 3.0) -> EnergyNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = EnergyNet(in_channels=1, image_size=8, nf=4, activation=activation).double()
+    with torch.no_grad():
+        net.head.weight.mul_(strength)
+    return net.requires_grad_(False)
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+
+
+def test_a_map_that_moves_nothing_is_inverted_by_its_first_step() -> None:
+    x = uniform(3, 1, 4, 4, seed=1)
+    found = invert(squashing, x, steps=0, step_size=1.0, z0=uniform(3, 1, 4, 4), iterations=1)
+    torch.testing.assert_close(found.z, x)
+    assert found.error.max() < 1e-30
+
+
+def test_the_inverse_of_a_quadratic_is_that_in_closed_form() -> None:
+    x = uniform(5, 4, seed=1)
+    found = invert(quadratic, x, steps=3, step_size=1.0, z0=uniform(5, 4))
+    # The factors are 0.125, 0.729, 1.728 and 0.001.
+    factors = torch.tensor([(1 - c) ** 3 for c in CURVATURES], dtype=torch.float64)
+    torch.testing.assert_close(found.z, x / factors, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.x, x)
+
+
+def test_in_the_cube_a_quadratic_is_inverted_to_the_nearest_side() -> None:
+    x = uniform(5, 4, seed=1)
+    found = invert(quadratic, x, steps=3, step_size=1.0, z0=uniform(5, 4), inside=True)
+    factors = torch.tensor([(1 - c) ** 3 for c in CURVATURES], dtype=torch.float64)
+    nearest = (x / factors).clamp(-1, 1)
+    assert 0 < int((nearest.abs() == 1).sum()) < nearest.numel()
+    torch.testing.assert_close(found.z, nearest, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.error, (x - nearest * factors).square().mean(1))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_the_start_of_a_networks_run_is_found_again(inside: bool) -> None:
+    f, z = network(strength=6), uniform(4, 1, 8, 8, seed=2)
+    x = flow(f, z, steps=5, step_size=1.0)
+    assert (x - z).square().mean() > 0.01
+    found = invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8), inside=inside)
+    torch.testing.assert_close(found.z, z, rtol=0, atol=1e-6)
+    assert found.error.max() < 1e-12
+
+
+def test_of_a_piecewise_linear_network_the_gradient_is_the_residual() -> None:
+    f, z, x = network("leaky_relu"), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
+    residual, gradient = residual_and_gradient(f, z, x, steps=4, step_size=1.0)
+    torch.testing.assert_close(gradient, 2 * residual)
+
+
+def test_a_piecewise_linear_network_is_inverted_as_a_fixed_point() -> None:
+    f, z = network("leaky_relu"), uniform(4, 1, 8, 8, seed=2)
+    x = flow(f, z, steps=5, step_size=1.0)
+    found = invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8))
+    assert found.error.max() < 1e-4 * found.course[0].min()
+    # It is fixed: another step of the plain iteration leaves it.
+    again = found.z + (x - flow(f, found.z, steps=5, step_size=1.0))
+    torch.testing.assert_close(again, found.z, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
+def test_the_gradient_is_that_of_the_whole_graph(activation: str) -> None:
+    f, z, x = network(activation), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
+    residual, gradient = residual_and_gradient(f, z, x, steps=6, step_size=2.0)
+    z.requires_grad_()
+    expected = flow(f, z, steps=6, step_size=2.0) - x
+    torch.testing.assert_close(residual, expected)
+    (whole,) = torch.autograd.grad(expected.square().sum(), z)
+    torch.testing.assert_close(gradient, whole)
+
+
+def test_the_gradient_is_that_of_finite_differences() -> None:
+    f, z, x = network(), uniform(2, 1, 8, 8), uniform(2, 1, 8, 8, seed=1)
+    _, gradient = residual_and_gradient(f, z, x, steps=6, step_size=2.0)
+    way = uniform(2, 1, 8, 8, seed=3)
+
+    def value(t: float) -> Tensor:
+        return (flow(f, z + t * way, steps=6, step_size=2.0) - x).flatten(1).square().sum(1)
+
+    slope = (value(1e-5) - value(-1e-5)) / 2e-5
+    torch.testing.assert_close((gradient * way).flatten(1).sum(1), slope, rtol=1e-6, atol=1e-8)
+
+
+def test_an_image_out_of_range_keeps_its_error_beside_one_that_is_reached() -> None:
+    x = torch.tensor([[0.5, -0.2], [2.0, 0.5]], dtype=torch.float64)
+    found = invert(squashing, x, steps=1, step_size=1.0, z0=uniform(2, 2))
+    torch.testing.assert_close(found.z[0], x[0].atanh())
+    # tanh ends at 1: of the two entries one is at least 1 away.
+    assert 0.5 <= float(found.error[1]) < 0.51
+    torch.testing.assert_close(found.error, (found.x - x).square().mean(1))
+    held = invert(squashing, x, steps=1, step_size=1.0, z0=uniform(2, 2), inside=True)
+    assert torch.equal(held.z[1, 0], torch.tensor(1.0, dtype=torch.float64))
+    torch.testing.assert_close(held.error[1].item(), (2 - math.tanh(1)) ** 2 / 2)
+
+
+def test_the_cube_is_never_left() -> None:
+    f, x = network(), 1.5 * uniform(4, 1, 8, 8, seed=1)
+    free, held = (
+        invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8), inside=inside)
+        for inside in (False, True)
+    )
+    assert free.z.abs().max() > 1.2
+    assert held.z.abs().max() == 1
+    assert bool((held.error > 100 * free.error).all())
+
+
+def test_the_course_and_its_stages() -> None:
+    f, x, z0 = network(), uniform(3, 1, 8, 8, seed=1), uniform(3, 1, 8, 8)
+    found = invert(f, x, steps=4, step_size=1.0, z0=z0, iterations=12, stages=(0, 2, 12))
+    assert found.course.shape == (13, 3)
+    assert bool((found.course.diff(dim=0) <= 0).all())
+    assert torch.equal(found.course[-1], found.error)
+    assert torch.equal(found.stages[0], flow(f, z0, steps=4, step_size=1.0))
+    assert torch.equal(found.stages[2], found.x)
+    errors = (found.stages - x).square().flatten(2).mean(2)
+    torch.testing.assert_close(errors, found.course[[0, 2, 12]])
+    assert not any(t.requires_grad for t in (found.z, found.x, found.error, found.stages))
+
+
+def test_the_course_goes_on_where_the_descent_is_at_rest() -> None:
+    x = uniform(2, 3, seed=1)
+    found = invert(squashing, x, steps=0, step_size=1.0, z0=x, iterations=60, stages=(60,))
+    assert found.course.shape == (61, 2)
+    assert not found.course.any()
+    assert torch.equal(found.stages[0], x)
+
+
+def test_parameters_are_left_alone() -> None:
+    f = network().requires_grad_()
+    invert(f, uniform(1, 1, 8, 8), steps=2, step_size=1.0, z0=uniform(1, 1, 8, 8), iterations=2)
+    assert all(parameter.grad is None for parameter in f.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": -1}, "steps is -1"),
+        ({"z0": uniform(3, 4)}, "expected them alike"),
+        ({"z0": uniform(2, 4).float()}, "expected them alike"),
+        ({"x": uniform(2, 4) / 0}, "2 of 2 images of x are not finite"),
+        ({"z0": uniform(2, 4) * torch.inf}, "2 of 2 images of z0 are not finite"),
+        ({"x": uniform(0, 4), "z0": uniform(0, 4)}, "at least one image"),
+        ({"iterations": -1}, "iterations is -1"),
+        ({"iterations": True}, "iterations is True"),
+        ({"stages": (0, 101)}, r"stages are \[101\]"),
+        ({"z0": 2 * uniform(2, 4), "inside": True}, r"is to be kept in \[-1, 1\]"),
+        ({"step_size": 1e200}, "M\\(z0\\) is not finite for 2 of 2"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"x": uniform(2, 4), "steps": 3, "step_size": 1.0}
+    given = {**given, "z0": uniform(2, 4), **changed}
+    with pytest.raises(ConfigError, match=message):
+        invert(quadratic, given.pop("x"), **given)
