@@ -106,6 +106,15 @@ class LongRun:
         return self.run.settings.sgld_steps
 
     @property
+    def training(self) -> str:
+        """How the chains of the training were made, in words."""
+        settings = self.run.settings
+        low, high = settings.sgld_steps, settings.most_sgld_steps
+        steps = f"K = {low}" if low == high else f"K from {low} to {high}"
+        start = "chains from noise" if settings.init == "noise" else "persistent chains"
+        return f"trained with {steps}, {start}, σ = {settings.noise_std:g}"
+
+    @property
     def last(self) -> int:
         """The last stop."""
         return self.chains[0].stops[-1]

@@ -104,16 +104,7 @@ def table(own: LongRun) -> str:
                 *[NONE] * 2,
             ]
         )
-    return f"{own.run.name}, {trained_with(own)}\n\n{markdown_table(head, rows)}"
-
-
-def trained_with(own: LongRun) -> str:
-    """How a run's chains were made in training, in words."""
-    settings = own.run.settings
-    low, high = settings.sgld_steps, settings.most_sgld_steps
-    steps = f"K = {low}" if low == high else f"K from {low} to {high}"
-    start = "chains from noise" if settings.init == "noise" else "persistent chains"
-    return f"trained with {steps}, {start}"
+    return f"{own.run.name}, {own.training}\n\n{markdown_table(head, rows)}"
 
 
 def statements(own: LongRun) -> list[str]:
@@ -170,7 +161,7 @@ def number(value: float) -> str:
         return "undefined"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:#.3g}"
 
 
 def _numbers(own: LongRun) -> dict[str, Any]:

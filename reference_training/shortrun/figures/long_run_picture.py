@@ -20,7 +20,7 @@ LINES = {"noise": "-", "data": "--"}
 
 # All in inches.
 WIDTH = 11.5
-SIDE, BETWEEN, TOP = 0.3, 0.35, 0.95
+SIDE, BETWEEN, TOP = 0.3, 0.35, 0.8
 LARGEST = 0.8
 HEADER, LOST_LINE, AFTER_STRIP = 0.5, 0.18, 0.2
 PANEL_HEIGHT, PANEL_LEFT, PANEL_BELOW = 2.2, 0.85, 0.8
@@ -46,7 +46,7 @@ def draw(found: Sequence[LongRun]) -> Figure:
     rows = -(-len(CURVES) // PANELS)
     below = TOP + sum(strips) + 0.55
     legend = 0.15 + LEGEND_LINE * len(found)
-    canvas = Canvas(WIDTH, below + rows * (PANEL_HEIGHT + PANEL_BELOW) - 0.15 + legend)
+    canvas = Canvas(WIDTH, below + rows * (PANEL_HEIGHT + PANEL_BELOW) - 0.3 + legend)
     canvas.write(WIDTH / 2, 0.25, "Chains that go on for long after K steps", fontsize=13)
     canvas.write(
         WIDTH / 2,
@@ -216,13 +216,6 @@ def _legend(found: Sequence[LongRun]) -> list[object]:
     from matplotlib.lines import Line2D
 
     return [
-        Line2D(
-            [],
-            [],
-            color=COLOURS[i],
-            lw=2,
-            label=f"{own.run.name}: K = {own.trained}, {own.run.settings.init}, noise "
-            f"{own.run.settings.noise_std:g}",
-        )
+        Line2D([], [], color=COLOURS[i], lw=2, label=f"{own.run.name}, {own.training}")
         for i, own in enumerate(found)
     ]

@@ -63,7 +63,7 @@ def test_statements_give_the_contrast() -> None:
     noise, _ = statements(own)
     early = own.of_data("contrast", own.chains[0], 3)
     late = own.of_data("contrast", own.chains[0], 300)
-    assert f"contrast {early:.3g} of the data's at K = 3 and {number(late)} at the end" in noise
+    assert f"contrast {early:#.3g} of the data's at K = 3 and {number(late)} at the end" in noise
     assert "100% of the chains have more than 97.5% of the data" in noise
     assert "standard deviations above the data's" in noise
     flat, _ = statements(followed(0.0))
@@ -84,8 +84,8 @@ def test_runs_side_by_side() -> None:
     ]
     made = make(runs, config(runs, count=4))
     assert made.text.count("4 of 4") == 8
-    assert "short, trained with K = 3, chains from noise" in made.text
-    assert "long, trained with K = 2, persistent chains" in made.text
+    assert "short, trained with K = 3, chains from noise, σ = 0.01" in made.text
+    assert "long, trained with K = 2, persistent chains, σ = 0.05" in made.text
     assert_no_text_on_text(made.figure)
     first, second = json.loads(json.dumps(to_json(made.numbers), allow_nan=False))["runs"]
     assert [row["steps"] for row in first["chains"]["noise"]["steps"]] == [
@@ -149,11 +149,11 @@ def test_words() -> None:
     assert words == ["0", "200", "1k", "2.5k", "1M"]
     assert number(float("nan")) == "undefined"
     assert [number(float(text)) for text in ("inf", "-inf")] == ["∞", "−∞"]
-    assert [number(value) for value in (0.12345, 1234.5, 1e12)] == ["0.123", "1,234", "1e+12"]
+    assert [number(value) for value in (0.12345, 1234.5, 1e12)] == ["0.123", "1,234", "1.00e+12"]
     assert number(-1234.5) == "-1,234"
 
 
 def test_random_numbers_of_steps_are_named() -> None:
     run = tiny_run(Path("random"), most_sgld_steps=5, sgld_steps=3)
     own = long_run(run, (0, 3), count=2, seed=0)
-    assert figure.trained_with(own) == "trained with K from 3 to 5, chains from noise"
+    assert own.training == "trained with K from 3 to 5, chains from noise, σ = 0.01"
