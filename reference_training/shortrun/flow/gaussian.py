@@ -32,7 +32,8 @@ class Gaussian:
         white = torch.linalg.solve_triangular(self.factor, off, upper=False)
         half_log_det = self.factor.diagonal().log().sum()
         norm = len(self.mean) / 2 * math.log(2 * math.pi)
-        return -white.square().sum(0) / 2 - half_log_det - norm
+        found: Tensor = -white.square().sum(0) / 2 - half_log_det - norm
+        return found
 
 
 def fit_gaussian(images: Tensor, *, noise: float, independent: bool) -> Gaussian:
@@ -54,7 +55,7 @@ def fit_gaussian(images: Tensor, *, noise: float, independent: bool) -> Gaussian
     if not (math.isfinite(noise) and noise > 0):
         raise ConfigError(f"noise is {noise}, expected a positive standard deviation")
     size = images.shape[1:].numel()
-    parts = images.flatten(1).split(TOGETHER)
+    parts = torch.split(images.flatten(1), TOGETHER)
     mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(images)
     covariance = torch.zeros((size, size), dtype=torch.float64, device=images.device)
     for part in parts:

@@ -110,8 +110,9 @@ def hessians(f: NegativeEnergy, x: Tensor, *, chunk: int = CHUNK) -> Tensor:
     units = torch.eye(size, dtype=x.dtype, device=x.device)
     # Switches off the outer graph alone, which would go to the parameters.
     with torch.no_grad():
-        _, product = torch.func.vjp(gradient, x)
-        for some, lines in zip(units.split(columns), found.split(columns, dim=1), strict=True):
+        product = torch.func.vjp(gradient, x)[1]
+        parts = zip(torch.split(units, columns), torch.split(found, columns, 1), strict=True)
+        for some, lines in parts:
             # The Hessian of the whole batch is block-diagonal: one unit vector in every row at
             # once reads a line of every block.
             vectors = some[:, None].expand(-1, count, -1).reshape(len(some), *x.shape)

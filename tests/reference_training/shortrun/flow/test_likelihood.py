@@ -183,4 +183,5 @@ def density_at(x: Tensor) -> Tensor:
     found = log_abs_det(waves, z, steps=STEPS, step_size=STEP_SIZE)
     torch.testing.assert_close(found.x, x, rtol=0, atol=1e-8)
     assert not bool(found.flips.any())
-    return log_density(z, found.total).exp()
+    density: Tensor = log_density(z, found.total).exp()
+    return density

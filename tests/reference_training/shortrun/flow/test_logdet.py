@@ -68,7 +68,8 @@ def test_a_quadratic_is_the_sum_over_its_eigenvalues(eigenvalues: list[float], s
     curvature = turn @ own.diag() @ turn.T
 
     def f(x: Tensor) -> Tensor:
-        return -0.5 * ((x @ curvature) * x).sum(1)
+        value: Tensor = -0.5 * ((x @ curvature) * x).sum(1)
+        return value
 
     z = torch.randn(2, len(own), dtype=torch.float64)
     found = log_abs_det(f, z, steps=steps, step_size=0.3)
@@ -178,7 +179,7 @@ def test_parameters_get_no_gradient_and_results_no_graph() -> None:
 def test_what_cannot_be_meant_is_refused(change: dict[str, object], said: str) -> None:
     asked = {"steps": 2, "step_size": 1.0, **change}
     with pytest.raises(ConfigError, match=said):
-        log_abs_det(lambda x: x.sum(1), torch.zeros(3, 2), **asked)  # type: ignore[arg-type]
+        log_abs_det(lambda x: x.sum(1), torch.zeros(3, 2), **asked)
 
 
 def convolutional(channels: int, image_size: int) -> tuple[Energy, Tensor]:
@@ -196,7 +197,8 @@ def of_whole_map(f: Energy, z: Tensor, *, steps: int, step_size: float) -> tuple
     size = z.shape[1:].numel()
 
     def mapped(row: Tensor) -> Tensor:
-        return flow(f, row[None], steps=steps, step_size=step_size)[0]
+        x: Tensor = flow(f, row[None], steps=steps, step_size=step_size)[0]
+        return x
 
     jacobians = [torch.autograd.functional.jacobian(mapped, row).reshape(size, size) for row in z]
     signs, logs = torch.linalg.slogdet(torch.stack(jacobians))

@@ -1,0 +1,194 @@
+"""Held-out images and their densities: by a run's flow, and by densities that are simply fitted."""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ..flow.gaussian import fit_gaussian
+from ..flow.invert import Inverse, invert
+from ..flow.likelihood import (
+    bits_per_dim,
+    dequantise,
+    extended_log_density,
+    inside_cube,
+    noise_bits,
+    uniform_bits,
+)
+from ..flow.logdet import log_abs_det
+
+if TYPE_CHECKING:
+    from ..trained import TrainedRun
+
+STORED, NOISY, DEQUANTISED = "as stored", "training's noise", "dequantised"
+UNIFORM, PIXELS, GAUSSIAN = "uniform on the cube", "Gaussian, pixel by pixel", "Gaussian"
+Search = Callable[..., Inverse]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Some images, and the density of what the flow made of them. All on the CPU.
+
+    Attributes:
+        images: what was done to them: STORED, NOISY or DEQUANTISED.
+        inside: whether z was kept in the cube.
+        target: the images, (N, C, H, W).
+        x: M(z), in float64.
+        bits: bits per dimension at M(z), (N,) float64, with p_0 = 2^-D outside the cube too.
+        within: whether z is in the cube, (N,): elsewhere the density at M(z) is 0.
+        misses: root mean square of M(z) - x, (N,) float64, in units of a pixel in [-1, 1].
+        flips: steps whose determinant is negative, (N,).
+        course: log2 |det| / D of the first k steps, (K + 1, N) float64.
+    """
+
+    images: str
+    inside: bool
+    target: Tensor
+    x: Tensor
+    bits: Tensor
+    within: Tensor
+    misses: Tensor
+    flips: Tensor
+    course: Tensor
+
+    @property
+    def share_within(self) -> float:
+        """Share of the images whose z is in the cube."""
+        return self.within.double().mean().item()
+
+    @property
+    def miss(self) -> float:
+        """Root mean square of M(z) - x over all images."""
+        return self.misses.square().mean().sqrt().item()
+
+
+@dataclass(frozen=True)
+class Densities:
+    """A run's held-out images with their densities.
+
+    Attributes:
+        run: the run.
+        flows: by the flow: as stored with z free first, and the others with z in the cube.
+        fitted: bits per dimension, (N,) float64, by density (UNIFORM, PIXELS, GAUSSIAN) and by what
+            was done to the images. The Gaussians need the training's noise, and are not there
+            without it.
+        noise: entropy of the training's noise in bits per dimension; None without noise.
+    """
+
+    run: TrainedRun
+    flows: Sequence[Flow]
+    fitted: Mapping[str, Mapping[str, Tensor]]
+    noise: float | None
+
+    def one(self, images: str, *, inside: bool = True) -> Flow:
+        """The flow of one kind of images."""
+        return next(own for own in self.flows if (own.images, own.inside) == (images, inside))
+
+
+def measure(run: TrainedRun, *, count: int, seed: int, search: Search = invert) -> Densities:
+    """Find z of held-out images and the densities there.
+
+    z is searched for with the network as it was trained, in float32; M(z), its distance from the
+    image and all determinants are computed in float64.
+
+    Args:
+        run: of a smooth network, whose chains start from noise.
+        count: held-out images, drawn at random.
+        seed: of the images' choice, the starts and the noise.
+        search: finds z, as `invert` does.
+
+    Raises:
+        ConfigError: there are fewer test images.
+    """
+    data = run.data
+    if count > len(data.test_x):
+        raise ConfigError(
+            f"{count} held-out images were asked for, and the data of {run.path} have "
+            f"{len(data.test_x)}; give a smaller --count"
+        )
+    generator = torch.Generator(run.device).manual_seed(seed)
+    chosen = torch.randperm(len(data.test_x), generator=generator, device=run.device)[:count]
+    kinds = _kinds(run, data.scale(data.test_x[chosen]), generator)
+    starts = run.starts(count, generator)
+    asked = [(STORED, False), *((name, True) for name in kinds)]
+    flows = [
+        _flow(run, name, kinds[name], starts, inside=inside, search=search)
+        for name, inside in asked
+    ]
+    noise = run.settings.data_noise
+    return Densities(
+        run=run,
+        flows=flows,
+        fitted=_fitted(run, kinds),
+        noise=noise_bits(noise, data.levels) if noise else None,
+    )
+
+
+def _kinds(run: TrainedRun, x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    kinds = {STORED: x}
+    noise = run.settings.data_noise
+    if noise:
+        drawn = torch.randn(x.shape, generator=generator, device=x.device)
+        kinds[NOISY] = x + noise * drawn
+    kinds[DEQUANTISED] = dequantise(x, run.data.levels, generator)
+    return kinds
+
+
+def _flow(
+    run: TrainedRun, name: str, x: Tensor, starts: Tensor, *, inside: bool, search: Search
+) -> Flow:
+    size = x[0].numel()
+    steps, step_size = run.settings.sgld_steps, run.settings.step_size * run.drift
+    network = copy.deepcopy(run.network)
+    network.autocast = None
+    inverse = search(network, x, steps=steps, step_size=step_size, z0=starts, inside=inside)
+    z = inverse.z.double()
+    found = log_abs_det(network.double(), z, steps=steps, step_size=step_size)
+    bits = bits_per_dim(
+        extended_log_density(found.total, size=size), size=size, levels=run.data.levels
+    )
+    so_far = torch.cat([found.log_abs.new_zeros((1, len(x))), found.log_abs.cumsum(0)])
+    return Flow(
+        images=name,
+        inside=inside,
+        target=x.cpu(),
+        x=found.x.cpu(),
+        bits=bits.cpu(),
+        within=inside_cube(z).cpu(),
+        misses=(found.x - x).square().flatten(1).mean(1).sqrt().cpu(),
+        flips=found.flips.cpu(),
+        course=(so_far / (size * math.log(2))).cpu(),
+    )
+
+
+def _fitted(run: TrainedRun, kinds: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    levels = run.data.levels
+    x = kinds[STORED]
+    uniform = torch.full((len(x),), uniform_bits(levels), dtype=torch.float64)
+    # Noise leads out of the cube, where the uniform density is 0.
+    fitted = {UNIFORM: {STORED: uniform}}
+    noise = run.settings.data_noise
+    if not noise:
+        return fitted
+    train = run.data.scale(run.data.train_x)
+    for name, independent in ((PIXELS, True), (GAUSSIAN, False)):
+        density = fit_gaussian(train, noise=noise, independent=independent)
+        fitted[name] = {
+            kind: bits_per_dim(density.log_density(images), size=x[0].numel(), levels=levels).cpu()
+            for kind, images in kinds.items()
+        }
+    return fitted
+
+
+def median(values: Tensor) -> float:
+    """Of (N,) numbers, infinite ones among them; NaN where one is NaN."""
+    return math.nan if bool(values.isnan().any()) else statistics.median(values.tolist())

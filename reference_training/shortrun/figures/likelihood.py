@@ -1,0 +1,242 @@
+"""Figure "likelihood": bits per dimension of held-out images by the short run as a flow.
+
+Nijkamp et al. (2019), author response; with what such a number hides beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ...markdown import NONE, markdown_table
+from .config import FigureConfig
+from .densities import (
+    DEQUANTISED,
+    GAUSSIAN,
+    NOISY,
+    STORED,
+    Densities,
+    Flow,
+    measure,
+    median,
+)
+from .likelihood_picture import draw
+from .made import Made
+from .measured import describe
+from .several import from_noise, number
+
+if TYPE_CHECKING:
+    from ..trained import TrainedRun
+
+COUNT = 16
+"""Held-out images of each run, as many as the authors'."""
+MOST_RUNS = 4
+PUBLISHED = 4.12
+"""The authors' bits per dimension of 16 images of CIFAR-10, "rough, preliminary"."""
+
+LEGEND = (
+    "p(x) = p_0(z) / |det dM/dz| with p_0 = U(-1, 1)^D and x = M(z), M the K steps of training "
+    "without noise, in bits per dimension of images in 0..levels: 1 + log2|det dM/dz| / D + "
+    "log2(levels / 2). Fewer are better. Mean, median, least and most over the images. They are "
+    "of the density at M(z), with 2^-D for p_0 wherever z is; where z is outside the cube the "
+    "density is 0. In the cube: share of images whose z is there. Miss: root mean square of "
+    "M(z) - x, with pixels in [-1, 1]. Folded: images on whose way a step turns space inside out. "
+    "Images: as stored (points of a lattice, where a density may be as large as it likes); with "
+    "the training's noise added; dequantised (uniform noise of one level's width: where M(z) = x, "
+    "the mean bits are those that a lossless code needs at most, and comparable with other papers' "
+    "numbers). Gaussian, and Gaussian pixel by pixel: fitted to the training images with the "
+    "training's noise. Entropy of the noise: no density needs fewer bits of images with that noise "
+    "in expectation."
+)
+MEANING = (
+    "What it shows: the volume of the starts around z that end around M(z). A flow that contracts "
+    "has a large density where it arrives, and none beside: few bits with a miss that is not small "
+    "are no likelihood of the image. Where M is not one-to-one, other starts may add to the "
+    "density at M(z), and the bits are an upper bound. The noise of the chain is left out, as the "
+    "authors left it out."
+)
+
+
+def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
+    """Bits per dimension of held-out images, by every run.
+
+    Args:
+        runs: of GELU networks, with chains that start from noise.
+        config: `count` is the number of held-out images.
+
+    Raises:
+        ConfigError: a network is piecewise linear, a run's chains go on from update to update,
+            there are more runs than the picture has room for, or fewer test images than are asked
+            for.
+        ImportError: matplotlib is not installed.
+    """
+    if len(runs) > MOST_RUNS:
+        raise ConfigError(
+            f"the figure has room for {MOST_RUNS} runs, and {len(runs)} were given; give fewer"
+        )
+    from_noise(runs, "Figure likelihood")
+    for run in runs:
+        check_smooth(run)
+    found = [measure(run, count=config.count or COUNT, seed=config.seed) for run in runs]
+    said = [sentence for own in found for sentence in statements(own)]
+    text = "\n\n".join([LEGEND, *map(table, found), "\n".join([*said, MEANING])])
+    return Made(draw(found), text, {"runs": list(map(_numbers, found)), "statements": said})
+
+
+def check_smooth(run: TrainedRun) -> None:
+    """Refuse a network without second derivatives.
+
+    Raises:
+        ConfigError: its activation is piecewise linear.
+    """
+    if run.settings.activation != "gelu":
+        raise ConfigError(
+            f"{run.path} has a network of {run.settings.activation}, which is piecewise linear: "
+            "its Hessian is 0 wherever it exists, the determinants are all 1, and their product "
+            "says nothing of volumes. Give a run of `ebmguard train shortrun --activation gelu`"
+        )
+
+
+def table(own: Densities) -> str:
+    """A run's bits: a line for each kind of images by the flow, and by each fitted density."""
+    head = ["density", "images", "mean", "median", "least", "most"]
+    head += ["in the cube", "miss", "folded"]
+    rows = [_row(one) for one in own.flows]
+    rows += [
+        [name, images, *_spread(bits), *[NONE] * 3]
+        for name, by_images in own.fitted.items()
+        for images, bits in by_images.items()
+    ]
+    if own.noise is not None:
+        rows.append(["entropy of the noise", NOISY, f"{own.noise:.2f}", *[NONE] * 6])
+    count = len(own.flows[0].bits)
+    size = own.flows[0].target[0].numel()
+    said = f"{describe(own.run)}; {count} held-out images, D = {size:,}, "
+    said += f"levels 0..{own.run.data.levels}"
+    return f"{said}\n\n{markdown_table(head, rows, words=2)}"
+
+
+def _row(one: Flow) -> list[str]:
+    return [
+        f"flow, z {where(one)}",
+        one.images,
+        *_spread(one.bits),
+        f"{one.share_within:.0%}",
+        number(one.miss),
+        f"{int((one.flips > 0).sum())} of {len(one.flips)}",
+    ]
+
+
+def where(one: Flow) -> str:
+    """Where z was searched for."""
+    return "in the cube" if one.inside else "free"
+
+
+def _spread(bits: Tensor) -> list[str]:
+    values = (bits.mean().item(), median(bits), bits.min().item(), bits.max().item())
+    return [f"{value:.2f}" if abs(value) < 1e6 else number(value) for value in values]
+
+
+def statements(own: Densities) -> list[str]:
+    """Sentences that follow from a run's numbers."""
+    said = [_free(own), _missed(own), _against_gaussian(own)]
+    if own.noise is not None:
+        said.append(_against_noise(own, own.noise))
+    if own.run.data.name == "cifar10":
+        said.append(
+            f"the authors' number is {PUBLISHED}, of 16 images; they do not state the unit's "
+            "conversion, whether z was in the cube, how far M(z) was from the image, nor noise"
+        )
+    return [f"{own.run.name}: {sentence}." for sentence in said]
+
+
+def _free(own: Densities) -> str:
+    one = own.one(STORED, inside=False)
+    within = int(one.within.sum())
+    told = f"with z free it is in the cube for {within} of {len(one.within)} images"
+    if within == len(one.within):
+        return told
+    inner = f" ({one.bits[one.within].mean().item():.2f} bits)" if within else ""
+    beyond = one.bits[~one.within].mean().item()
+    return (
+        f"{told}{inner}; the likelihood of the others is 0, and {beyond:.2f} bits are what it "
+        "would be if p_0 went on outside"
+    )
+
+
+def _missed(own: Densities) -> str:
+    one = own.one(STORED)
+    noise = own.run.settings.data_noise
+    told = (
+        f"with z in the cube the mean is {one.bits.mean().item():.2f} bits per dimension at M(z), "
+        f"{number(one.miss)} from the images as stored"
+    )
+    if not noise:
+        return told
+    if one.miss > noise:
+        return (
+            f"{told}, farther than the {noise:g} of the training's noise: it is not the density "
+            "of these images"
+        )
+    return f"{told}, within the {noise:g} of the training's noise"
+
+
+def _against_gaussian(own: Densities) -> str:
+    one = own.one(DEQUANTISED)
+    bits = one.bits.mean().item()
+    told = f"of dequantised images it is {bits:.2f}, {number(one.miss)} from them"
+    if bits < 0:
+        told += " (no lossless code needs less than nothing: it is no likelihood of the images)"
+    if GAUSSIAN not in own.fitted:
+        return told
+    reference = own.fitted[GAUSSIAN][DEQUANTISED].mean().item()
+    return f"{told}; a Gaussian, which is at the images themselves, has {reference:.2f}"
+
+
+def _against_noise(own: Densities, noise: float) -> str:
+    one = own.one(NOISY)
+    bits = one.bits.mean().item()
+    told = (
+        f"of images with the training's noise it is {bits:.2f}, {number(one.miss)} from them; the "
+        f"noise alone has {noise:.2f}"
+    )
+    if bits < noise:
+        return (
+            f"{told}: fewer bits than any density has there in expectation, so that these are no "
+            "likelihoods of the images"
+        )
+    return told
+
+
+def _numbers(own: Densities) -> dict[str, Any]:
+    return {
+        "run": str(own.run.path),
+        "name": own.run.name,
+        "dimensions": own.flows[0].target[0].numel(),
+        "levels": own.run.data.levels,
+        "flows": [
+            {
+                "images": one.images,
+                "inside": one.inside,
+                "mean": one.bits.mean().item(),
+                "median": median(one.bits),
+                "share_within": one.share_within,
+                "miss": one.miss,
+                "bits": one.bits.tolist(),
+                "within": one.within.tolist(),
+                "misses": one.misses.tolist(),
+                "flips": one.flips.tolist(),
+                "log2_det_per_dim": one.course.mean(1).tolist(),
+            }
+            for one in own.flows
+        ],
+        "fitted": {
+            name: {images: bits.mean().item() for images, bits in by_images.items()}
+            for name, by_images in own.fitted.items()
+        },
+        "noise_bits": own.noise,
+    }
