@@ -85,6 +85,7 @@ def draw(found: Sequence[Paths]) -> Figure:
         axes.set_xticks(TICKS)
         axes.set_xlim(0, 90)
         axes.tick_params(labelsize=8)
+        axes.yaxis.set_major_formatter("{x:.4g}")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.2)
     canvas.figure.legend(

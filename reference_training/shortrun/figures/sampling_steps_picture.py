@@ -79,6 +79,7 @@ def draw(sweeps: Sequence[Sweep]) -> Figure:
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("K2", labelpad=1)
         axes.tick_params(labelsize=8)
+        axes.yaxis.set_major_formatter("{x:.4g}")
         axes.set_xlim(0, sweeps[0].stops[-1])
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.2)

@@ -36,7 +36,9 @@ def test_of_an_affine_flow_the_path_is_as_even_as_that_of_its_starts():
     )
     assert "and 0.50 (the worst: 0.51) of the largest at twice the spacing" in said[0]
     pattern = r"to ([\d.]+)% of .* as far as ([\d.]+) .* half-way has ([\d.]+) .* with ([\d.]+)"
-    share, largest, kept, convex = map(float, re.search(pattern, said[2]).groups())
+    ((share, largest, kept, convex),) = (
+        map(float, match) for match in re.findall(pattern, said[2])
+    )
     # The largest of some 20 shares of 1,280 entries each, about 8.6% where they are largest.
     assert 8 < share < 10.5
     assert 1.3 < largest <= 1.41

@@ -32,9 +32,9 @@ def fixed(*values: float, **named: float) -> Measured:
     return Measured({**each, "contrast": torch.tensor(values).double()})
 
 
-def made_sweep(at: dict[int, Measured], **settings: int) -> Sweep:
+def made_sweep(at: dict[int, Measured], most: int = 10) -> Sweep:
     data = fixed(0.5, 0.5, beyond=0.125, ends=0.5)
-    run = tiny_run("some-run", **{"sgld_steps": 10, **settings})
+    run = tiny_run("some-run", sgld_steps=10, most_sgld_steps=most)
     return Sweep(
         run=run,
         stops=tuple(at),
@@ -108,7 +108,7 @@ def test_of_lost_chains_nothing_is_said():
 def test_where_the_distance_to_data_is_smallest(distances, most, words):
     stops = (0, 10, 20)
     at = {k: fixed(0.5, 0.5, distance=d) for k, d in zip(stops, distances, strict=True)}
-    said = statements(made_sweep(at, most_sgld_steps=most))[1]
+    said = statements(made_sweep(at, most))[1]
     assert f"the mean distance to the nearest training image is smallest at {words}" in said
 
 
