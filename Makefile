@@ -16,7 +16,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow test-adapters lint format demo \
-  bench-digits bench-overhead bench-toy bench-jem \
+  bench-digits bench-overhead bench-toy bench-jem bench-shortrun \
   bench-alerts bench-remedies bench-rollback bench-steering \
   screenshots figures sweep-toy clean
 
@@ -35,6 +35,7 @@ help:
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
+	@echo "make bench-shortrun  the short-run trainer on a GPU: speed, memory, a training of minutes"
 	@echo "make screenshots     pictures of TensorBoard and of a report for docs/, with a headless Chromium"
 	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
 	@echo "make sweep-toy       what the paper leaves open on its toys, swept: about an hour"
@@ -113,6 +114,9 @@ bench-toy: $(VENV)/.train
 
 bench-jem: $(VENV)/.train
 	$(BIN)/python -m benchmarks.jem_gpu
+
+bench-shortrun: $(VENV)/.train
+	$(BIN)/python -m benchmarks.shortrun_gpu
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.screenshots

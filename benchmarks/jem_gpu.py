@@ -13,32 +13,23 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
-import re
-import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import date
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.device import describe, find_device
+from ebmguard.reference_training.device import find_device
 
-from .cells import commit
+from .gpu_document import Document, provenance, run_all, write_part
+from .gpu_timing import Clock, memory_of
 from .jem_loop import SIZES
 from .jem_parts import (
     VARIANTS,
     Bench,
-    Clock,
     diverge_part,
     energies_part,
     floor_part,
-    memory_of,
     memory_part,
     step_part,
     sync_part,
@@ -55,73 +46,6 @@ TITLES = {
 }
 SHARES = {"step": 3, "floor": 1, "sync": 1, "diverge": 4, "energies": 1, "memory": 2}
 """How all parts divide the time that is left."""
-UNFINISHED = "**Cut short here.**"
-GRACE = 45
-"""Seconds that a part may take beyond its time before it is ended."""
-
-
-class Document:
-    """Sections of a Markdown file.
-
-    Args:
-        path: the file; what it holds beside the sections that are put is kept.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def put(self, title: str, text: str) -> None:
-        """Write a section, in the place of that of the same title."""
-        old = self.path.read_text(encoding="utf-8") if self.path.is_file() else HEADER
-        top, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
-        sections = dict(part.split("\n", 1) for part in parts)
-        sections[title] = f"\n{text.strip()}\n\n"
-        order = [*TITLES.values(), *sections]
-        body = "".join(f"## {x}\n{sections[x]}" for x in dict.fromkeys(order) if x in sections)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(f"{top.rstrip()}\n\n{body.rstrip()}\n", encoding="utf-8")
-        os.replace(partial, self.path)
-
-
-def write_part(document: Document, title: str, source: str, texts: Iterable[str]) -> None:
-    """Write and print what a part yields, as it comes."""
-    text = f"{source}\n\n"
-    print(f"\n## {title}\n\n{text}", end="")
-    for more in texts:
-        text += more
-        print(more, end="", flush=True)
-        document.put(title, f"{text}\n{UNFINISHED}")
-    document.put(title, text)
-
-
-def provenance(device: torch.device, command: Sequence[str]) -> str:
-    """What ran, where and when."""
-    revision = commit() if shutil.which("git") else "unknown"
-    return (
-        f"Commit {revision}, {describe(device)}, torch {torch.__version__}, "
-        f"{date.today():%d %B %Y}: `{shlex.join(command)}`"
-    )
-
-
-def run_all(command: Callable[[str, float], Sequence[str]], minutes: float) -> Iterator[str]:
-    """Run each part in a process of its own; yields those that failed or found no time.
-
-    Args:
-        command: of a part, by its name and minutes.
-        minutes: of all parts.
-    """
-    clock, waiting = Clock(minutes), dict(SHARES)
-    for part in SHARES:
-        seconds = clock.left * waiting[part] / sum(waiting.values())
-        del waiting[part]
-        if seconds <= 0:
-            yield f"{part}: no time"
-            continue
-        try:
-            subprocess.run(command(part, seconds / 60), check=True, timeout=seconds + GRACE)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            yield f"{part}: {error}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -159,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return [sys.executable, "-m", "benchmarks.jem_gpu", *pairs]
 
     if arguments.part == "all":
-        failed = list(run_all(command, arguments.minutes))
+        failed = list(run_all(SHARES, command, arguments.minutes))
         print("\n".join(failed))
         return 1 if failed else 0
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -172,7 +96,8 @@ def main(words: Sequence[str] | None = None) -> int:
             Path(scratch),
         )
         if arguments.memory_of:
-            print(json.dumps(memory_of(bench, arguments.memory_of)))
+            make = bench.makers()[arguments.memory_of]
+            print(json.dumps(memory_of(make, device)))
             return 0
         own = command(arguments.part, arguments.minutes)
         texts = {
@@ -184,7 +109,8 @@ def main(words: Sequence[str] | None = None) -> int:
             "memory": lambda bench: memory_part(bench, own),
         }[arguments.part](bench)
         source = provenance(device, ["python", *own[1:]])
-        write_part(Document(arguments.out), TITLES[arguments.part], source, texts)
+        document = Document(arguments.out, HEADER, TITLES.values())
+        write_part(document, TITLES[arguments.part], source, texts)
     return 0
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -93,11 +93,12 @@ class RandomImages(JemConfig):  # type: ignore[misc]
         settings = self.settings
         counts = settings.train_images, settings.valid_images, settings.test_images
         sizes = zip(counts, (45_000, 5_000, 10_000), strict=True)
-        return _random_images(*(size if count is None else count for count, size in sizes))
+        return random_images(*(size if count is None else count for count, size in sizes))
 
 
 @functools.lru_cache(maxsize=1)
-def _random_images(*counts: int) -> ImageData:
+def random_images(*counts: int) -> ImageData:
+    """So many training, validation and test images of random bytes, with random labels."""
     generator = torch.Generator().manual_seed(0)
     images = (torch.randint(256, (n, *SHAPE), generator=generator).byte() for n in counts)
     labels = (torch.randint(CLASSES, (n,), generator=generator) for n in counts)
@@ -127,18 +128,6 @@ def config_of(
     )
 
 
-class Steps(Protocol):
-    """Something that trains a network step by step."""
-
-    config: JemConfig
-
-    def step(self) -> None:
-        """The next step."""
-
-    def close(self) -> None:
-        """Let go of what is open."""
-
-
 class Engine:
     """Steps of our trainer as `ebmguard train jem` runs them, guarded, with a log folder."""
 
@@ -147,6 +136,7 @@ class Engine:
         data = config.load_data().to(device)
         network = make_network(config, data)
         self.config = config
+        self.precision = config.precision
         self.data = data
         self.trainer = Trainer(config, network, data, log_dir=config.out)
         self.steps = 0
@@ -184,6 +174,7 @@ class PublishedLoop:
         set_precision(config.precision)
         settings, data = config.settings, config.load_data()
         self.config = config
+        self.precision = config.precision
         self.settings = settings
         self.device = device
         self.f = WideResNet(
@@ -260,17 +251,47 @@ def step_flop(settings: Scenario) -> int:
         network = WideResNet(
             in_channels=SHAPE[0], classes=CLASSES, depth=settings.depth, width=settings.width
         )
-        x = torch.empty(1, *SHAPE)
-    # Each counted on its own: the counter's hooks do not stand autograd.grad inside of them.
-    with FlopCounterMode(display=False) as forward:
-        f = network(x.requires_grad_()).sum()
-    with FlopCounterMode(display=False) as of_samples:
-        torch.autograd.grad(f, x)
-    f = network(x.detach()).sum()
-    with FlopCounterMode(display=False) as of_parameters:
-        torch.autograd.grad(f, list(network.parameters()))
-    once = forward.get_total_flops()
-    langevin = settings.sgld_steps * settings.n_neg * (once + of_samples.get_total_flops())
+    flop = Flop.of(network, SHAPE)
     images = settings.n_pos + settings.n_neg + settings.n_labelled
-    total: int = langevin + images * (once + of_parameters.get_total_flops())
+    total: int = settings.sgld_steps * settings.n_neg * flop.langevin + images * flop.learning
     return total
+
+
+class Flop(NamedTuple):
+    """Floating-point operations of a network's convolutions and products for one image.
+
+    A multiplication with its addition counts as two.
+
+    Attributes:
+        forward: f(x).
+        of_sample: df/dx, after that.
+        of_parameters: df/dtheta, after f(x).
+    """
+
+    forward: int
+    of_sample: int
+    of_parameters: int
+
+    @property
+    def langevin(self) -> int:
+        """Of a Langevin step: a forward pass and the gradient of the sample."""
+        return self.forward + self.of_sample
+
+    @property
+    def learning(self) -> int:
+        """Of an update's pass: a forward pass and the gradient of the parameters."""
+        return self.forward + self.of_parameters
+
+    @classmethod
+    def of(cls, network: nn.Module, shape: Sequence[int]) -> Flop:
+        """Count those of a network on the device "meta", for images (C, H, W)."""
+        x = torch.empty(1, *shape, device="meta")
+        # Each counted on its own: the counter's hooks do not stand autograd.grad inside of them.
+        with FlopCounterMode(display=False) as forward:
+            f = network(x.requires_grad_()).sum()
+        with FlopCounterMode(display=False) as of_sample:
+            torch.autograd.grad(f, x)
+        f = network(x.detach()).sum()
+        with FlopCounterMode(display=False) as of_parameters:
+            torch.autograd.grad(f, list(network.parameters()))
+        return cls(*(x.get_total_flops() for x in (forward, of_sample, of_parameters)))

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import os
-import signal
 import statistics
-import subprocess
 import time
 import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from ebmguard.reference_training.data import ROOT_VARIABLE
 from ebmguard.reference_training.jem.config import JemConfig
@@ -29,20 +21,24 @@ from ebmguard.reference_training.jem.record import RunRecord
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.jem.trainer import make_network
 from ebmguard.reference_training.precision import set_precision
-from ebmguard.reference_training.progress import LineReporter, SilentReporter
 from ebmguard.sinks import read_jsonl
 
-from .jem_loop import Engine, PublishedLoop, Size, Steps, config_of, step_flop
-from .overhead import peak_resident_kib
-from .toy import synchronize
+from .gpu_timing import (
+    WARM_UP,
+    Clock,
+    Steps,
+    Turn,
+    alternate,
+    first_line,
+    memory_table,
+    spread,
+    step_tables,
+    warmed_up,
+)
+from .gpu_watching import Deadline, waits
+from .jem_loop import Engine, PublishedLoop, Size, config_of, step_flop
 
-WARM_UP = 3
-MIN_ROUNDS, MAX_ROUNDS = 3, 40
-LONGEST_WARM_UP = 0.6
-"""Share of a part's time after which no further variant is prepared."""
 TARGET = 3
-SYNCHRONISES = "synchronizing CUDA operation"
-PROJECT = ("reference_training", "ebmguard")
 BATCHES_AT_ONCE = 8
 
 
@@ -65,24 +61,6 @@ VARIANTS = {
 OURS, LOOPS = "ours, bfloat16", ("loop, TF32", "loop, float32")
 RUNS = (("2", 0.0), ("2", 2.0), ("6", 0.0), ("6", 2.0))
 """Scenario and beta_star of the runs that may diverge."""
-
-
-class Clock:
-    """The time that a part may take."""
-
-    def __init__(self, minutes: float) -> None:
-        self._start = time.monotonic()
-        self._seconds = 60 * minutes
-
-    @property
-    def left(self) -> float:
-        """Seconds; below 0 when it is over."""
-        return self._start + self._seconds - time.monotonic()
-
-    @property
-    def used(self) -> float:
-        """Share of the time, 1 when it is over."""
-        return 1 - self.left / self._seconds if self._seconds else 1.0
 
 
 @dataclass
@@ -116,6 +94,10 @@ class Bench:
         config = self.config(name.replace(", ", "-").replace(" ", "-"), **options)
         return (Engine if variant.is_ours else PublishedLoop)(config, self.device)
 
+    def makers(self) -> dict[str, Callable[[], Steps]]:
+        """What makes each variant."""
+        return {name: partial(self.made, name) for name in VARIANTS}
+
     @property
     def lacks_data(self) -> bool:
         """Whether CIFAR-10 is needed and not there."""
@@ -130,60 +112,6 @@ class Bench:
 # -- time --------------------------------------------------------------------------------------
 
 
-class Turn(NamedTuple):
-    """What is done in one turn: so many calls, after what is not timed."""
-
-    call: Callable[[], object]
-    calls: int
-    before: Callable[[], object] = lambda: None
-
-
-def alternate(turns: Mapping[str, Turn], clock: Clock, device: torch.device) -> dict[str, Any]:
-    """Seconds of one call by name, a list over rounds; there and back until the time is over."""
-    found: dict[str, list[float]] = {name: [] for name in turns}
-    longest, rounds = 0.0, 0
-    while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and clock.left > 1.5 * longest):
-        began = time.monotonic()
-        for name in list(turns)[:: -1 if rounds % 2 else 1]:
-            call, calls, before = turns[name]
-            before()
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            synchronize(device)
-            found[name].append((time.perf_counter() - start) / calls)
-        longest = max(longest, time.monotonic() - began)
-        rounds += 1
-    return found
-
-
-def spread(values: Sequence[float], digits: str = ".1f") -> str:
-    """Median and quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:{digits}} ({low:{digits}} to {high:{digits}})"
-
-
-def warmed_up(bench: Bench, name: str) -> tuple[Steps, float]:
-    """A variant after its first steps, and the seconds that these took."""
-    start = time.perf_counter()
-    made = bench.made(name)
-    for _ in range(WARM_UP):
-        made.step()
-    synchronize(bench.device)
-    return made, time.perf_counter() - start
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, short enough for a table."""
-    return str(error).strip().partition("\n")[0].replace("|", "\\|")
-
-
-def compilations() -> int:
-    """Frames that torch.compile has compiled in this process so far."""
-    return int(counters["frames"]["ok"])
-
-
 def step_part(bench: Bench) -> Iterator[str]:
     """(a) Our step against the loop's."""
     yield (
@@ -192,44 +120,16 @@ def step_part(bench: Bench) -> Iterator[str]:
         "rounds, ratios within rounds. Ours: the trainer's step with its guard and log folder, "
         f"{'compiled unless said, ' if bench.size.compile else ''}on a GPU with the Langevin steps "
         "as one CUDA graph. The loop: `PublishedLoop` in `benchmarks/jem_loop.py`, eager.\n\n"
-        f"The first {WARM_UP} steps (compilation, capture, cuDNN's choices), not counted below:\n\n"
-        "| variant | seconds |\n|---|---:|\n"
     )
-    made: dict[str, Steps] = {}
-    for name in VARIANTS:
-        if len(made) > len(LOOPS) and bench.clock.used > LONGEST_WARM_UP:
-            yield f"| {name} | left out: no time |\n"
-            continue
-        try:
-            made[name], seconds = warmed_up(bench, name)
-        except RuntimeError as error:  # out of memory, or the compiler failed
-            traceback.print_exc()
-            yield f"| {name} | failed: {first_line(error)} |\n"
-        else:
-            yield f"| {name} | {seconds:.1f} |\n"
-    compiled = compilations()
-    turns = {
-        name: Turn(each.step, bench.size.block, partial(set_precision, each.config.precision))
-        for name, each in made.items()
-    }
-    found = alternate(turns, bench.clock, bench.device)
-    for each in made.values():
-        each.close()
-    loops = [name for name in LOOPS if name in found]
-    flop = step_flop(bench.config("flop").settings)
-    yield "\n| variant | step, ms | TFLOP/s |" + "".join(f" {x} / it |" for x in loops)
-    yield "\n|---|---:|---:|" + len(loops) * "---:|" + "\n"
-    for name, own in found.items():
-        ratios = [
-            spread([a / b for a, b in zip(found[loop], own, strict=True)], ".2f") for loop in loops
-        ]
-        rate = flop / statistics.median(own) / 1e12
-        cells = (spread([1e3 * x for x in own]), f"{rate:.1f}", *ratios)
-        yield f"| {name} | {' | '.join(cells)} |\n"
-    rounds = len(next(iter(found.values())))
-    yield f"\n{rounds} rounds. Target: {OURS} at least {TARGET} times as fast as either loop.\n"
-    if (again := compilations() - compiled) > 0:
-        yield f"\n**{again} functions were compiled during the measurement: do not use it.**\n"
+    yield from step_tables(
+        bench.makers(),
+        LOOPS,
+        block=bench.size.block,
+        flop=step_flop(bench.config("flop").settings),
+        clock=bench.clock,
+        device=bench.device,
+    )
+    yield f"\nTarget: {OURS} at least {TARGET} times as fast as either loop.\n"
 
 
 def floor_part(bench: Bench) -> Iterator[str]:
@@ -238,7 +138,7 @@ def floor_part(bench: Bench) -> Iterator[str]:
     a, b = (torch.randn(n, n, device=device, dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     flop = step_flop(bench.config("flop").settings)
-    made, seconds = warmed_up(bench, OURS)
+    made, seconds = warmed_up(partial(bench.made, OURS), device)
     turns = {
         "product": Turn(lambda: torch.matmul(a, b, out=out), bench.size.products),
         "step": Turn(made.step, bench.size.block),
@@ -266,119 +166,18 @@ def floor_part(bench: Bench) -> Iterator[str]:
 # -- memory ------------------------------------------------------------------------------------
 
 
-def memory_of(bench: Bench, name: str) -> dict[str, float]:
-    """GiB at the peak of the first steps, and of later ones, of a process of its own."""
-    device, cuda = bench.device, bench.device.type == "cuda"
-
-    def peaks(when: str) -> dict[str, float]:
-        if not cuda:
-            # Of the whole process, since it began.
-            return {f"{when}, resident": peak_resident_kib() / 2**20}
-        found = {
-            f"{when}, allocated": torch.cuda.max_memory_allocated(device) / 2**30,
-            f"{when}, reserved": torch.cuda.max_memory_reserved(device) / 2**30,
-        }
-        torch.cuda.reset_peak_memory_stats(device)
-        return found
-
-    made, _ = warmed_up(bench, name)
-    found = peaks("first steps")
-    if cuda:
-        gc.collect()
-        torch.cuda.empty_cache()
-        peaks("")
-    for _ in range(WARM_UP):
-        made.step()
-    synchronize(device)
-    found |= peaks("later steps")
-    made.close()
-    return found
-
-
 def memory_part(bench: Bench, command: Sequence[str]) -> Iterator[str]:
     """(e) Peak memory of each variant."""
-    yield (
-        f"Scenario 1, {bench.size.network}; each variant in a process of its own; GiB at the peak "
-        f"of the first {WARM_UP} steps (compilation, capture, cuDNN's trials) and of the "
-        f"{WARM_UP} after them. What a CUDA graph works in is reserved, and allocated only while "
-        "it is captured.\n\n"
-    )
-    header = ""
-    for i, name in enumerate(VARIANTS):
-        if i and bench.clock.left <= 0:
-            yield f"\n{name}: left out, no time.\n"
-            continue
-        words = [*command, "--memory-of", name]
-        run = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
-        if run.returncode:
-            yield f"\n{name}: failed with status {run.returncode}.\n\n"
-            header = ""
-            continue
-        found = json.loads(run.stdout.splitlines()[-1])
-        cells = f"| {name} | " + " | ".join(f"{x:.2f}" for x in found.values()) + " |\n"
-        if not header:
-            header = f"| variant | {' | '.join(found)} |\n|---|{len(found) * '---:|'}\n"
-            cells = header + cells
-        yield cells
+    yield f"Scenario 1, {bench.size.network}. "
+    yield from memory_table(list(VARIANTS), command, bench.clock)
 
 
 # -- host synchronisation ----------------------------------------------------------------------
 
 
-class SyncWatch(SilentReporter):  # type: ignore[misc]
-    """Has PyTorch warn of synchronising calls in whole iterations of a run.
-
-    Args:
-        after: iterations before the first one that is watched.
-        watched: how many are.
-        set_mode: sets PyTorch's mode, "warn" or "default".
-    """
-
-    def __init__(self, after: int, watched: int, set_mode: Callable[[str], object]) -> None:
-        self._modes = {after: "warn", after + watched: "default"}
-        self._set_mode = set_mode
-
-    def step(self, done: int, state: Mapping[str, float | str]) -> None:
-        """Called at the end of an iteration, which is in the midst of the loop."""
-        if done in self._modes:
-            self._set_mode(self._modes[done])
-
-
-def is_ours(parts: Sequence[str]) -> bool:
-    """Whether a file is the project's, by the parts of its path, wherever PyTorch lies."""
-    return "torch" not in parts and any(name in parts for name in PROJECT)
-
-
-@contextmanager
-def synchronising_calls() -> Iterator[Counter[str]]:
-    """Where PyTorch has warned of a synchronising call inside the block, and how often."""
-    places: Counter[str] = Counter()
-    shown = warnings.showwarning
-
-    def note(message: Warning | str, *others: Any) -> None:
-        if SYNCHRONISES not in str(message):
-            shown(message, *others)
-            return
-        frames = [x for x in traceback.extract_stack()[:-1] if x.filename != warnings.__file__]
-        own = [x for x in frames if is_ours(Path(x.filename).parts)]
-        frame = (own or frames)[-1]
-        place = f"{'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno}"
-        places[f"`{frame.line}` ({place})"] += 1
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = note  # type: ignore[assignment]
-        yield places
-
-
 def sync_part(bench: Bench) -> Iterator[str]:
     """No call in an iteration of the trainer waits for the GPU, but for the event waits."""
-    cuda, watched = bench.device.type == "cuda", bench.size.watched
-
-    def set_mode(mode: str) -> None:
-        if cuda:
-            torch.cuda.set_sync_debug_mode(mode)
-
+    watched = bench.size.watched
     config = bench.config(
         "sync",
         "2",
@@ -389,44 +188,12 @@ def sync_part(bench: Bench) -> Iterator[str]:
         quality_samples=0,
     )
     config, folder = config.open()
-    try:
-        with synchronising_calls() as places:
-            train(config, folder, SyncWatch(watched, watched, set_mode))
-    finally:
-        set_mode("default")
-    if not cuda:
-        yield "Not on a GPU: PyTorch looks for synchronising calls there alone.\n"
-    yield (
-        f"Iterations {watched} to {2 * watched} of `ebmguard train jem --scenario 2`, all of them "
-        "(step, guard, trainer's log), with PyTorch looking for synchronising calls. Waits for "
-        "the event of a row of two steps ago are none.\n\n"
+    yield from waits(
+        partial(train, config, folder), watched, bench.device, "ebmguard train jem --scenario 2"
     )
-    yield f"Found: {sum(places.values()) or 'none'}.\n"
-    for place, times in places.most_common():
-        yield f"- {times} times {place}\n"
 
 
 # -- divergence --------------------------------------------------------------------------------
-
-
-class Deadline(LineReporter):  # type: ignore[misc]
-    """Stops a run as Ctrl-C does when its time is over; it can be resumed.
-
-    Args:
-        seconds: from now.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._clock = Clock(seconds / 60)
-        self._rang = False
-
-    def step(self, done: int, state: Mapping[str, float | str]) -> None:
-        """Log, and look at the clock."""
-        super().step(done, state)
-        if self._clock.left <= 0 and not self._rang:
-            self._rang = True
-            signal.raise_signal(signal.SIGINT)
 
 
 @dataclass(frozen=True)

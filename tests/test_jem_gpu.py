@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
-import warnings
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +11,8 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import jem_gpu, jem_parts
+from benchmarks.gpu_document import UNFINISHED
+from benchmarks.gpu_timing import Clock
 from benchmarks.jem_loop import SIZES, Engine, PublishedLoop, config_of, step_flop
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
 from ebmguard.samplers import sgld
@@ -114,23 +111,6 @@ def test_the_loop_trains_on_the_same_objective_as_the_unguarded_trainer(tmp_path
 # -- how it is measured ------------------------------------------------------------------------
 
 
-def test_turns_alternate_there_and_back():
-    calls: list[str] = []
-    turns = {
-        name: jem_parts.Turn(partial(calls.append, name), 2, partial(calls.append, "|"))
-        for name in "ab"
-    }
-    found = jem_parts.alternate(turns, jem_parts.Clock(0), CPU)
-    assert "".join(calls) == "|aa|bb|bb|aa|aa|bb"
-    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
-
-
-def test_compilations_are_counted():
-    before = jem_parts.compilations()
-    torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))
-    assert jem_parts.compilations() == before + 1
-
-
 @pytest.mark.parametrize("levels", [5, 10**6])
 def test_rank_correlation_is_scipys(levels):
     x, noise = torch.randint(levels, (200,)).double(), torch.randint(levels, (200,)).double()
@@ -149,78 +129,12 @@ def test_a_common_shift_of_one_side_is_a_difference_of_gaps():
     assert float(row[7]) == pytest.approx(float(0.25 / noise), rel=0.05)
 
 
-def waits():
-    warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-
-
-def test_synchronising_calls_are_found_with_their_place():
-    with jem_parts.synchronising_calls() as places:
-        for _ in range(3):
-            waits()
-    ((place, times),) = places.items()
-    assert times == 3
-    assert "warnings.warn(" in place
-    assert "test_jem_gpu.py" in place
-
-
-def test_the_place_is_the_projects_own_line():
-    within: dict[str, Callable[..., None]] = {}
-    exec(compile("def call(f):\n    f()\n", "/at/reference_training/some.py", "exec"), within)
-    with jem_parts.synchronising_calls() as places:
-        within["call"](waits)
-    assert [place.endswith("at/reference_training/some.py:2)") for place in places] == [True]
-
-
-def test_other_warnings_are_shown():
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        with jem_parts.synchronising_calls() as places:
-            warnings.warn("something else", stacklevel=1)
-    assert not places
-    assert [str(warning.message) for warning in shown] == ["something else"]
-
-
-def test_whole_iterations_are_watched():
-    modes: list[tuple[int, str]] = []
-    now = 0
-    watch = jem_parts.SyncWatch(2, 3, lambda mode: modes.append((now, mode)))
-    for now in range(1, 9):
-        watch.step(now, {})
-    assert modes == [(2, "warn"), (5, "default")]
-
-
 # -- what is written ---------------------------------------------------------------------------
-
-
-def test_a_section_is_replaced_and_all_else_is_kept(tmp_path):
-    file = tmp_path / "results" / "jem.md"
-    document = jem_gpu.Document(file)
-    document.put("Peak memory", "old")
-    text = file.read_text().replace(jem_gpu.HEADER, jem_gpu.HEADER + "\nA word before.\n")
-    file.write_text(text + "\n## What it means\n\nBy hand.\n")
-    document.put("Time of a step", "first")
-    document.put("Peak memory", "new")
-    assert file.read_text() == (
-        "# The JEM trainer on a GPU\n\nA word before.\n\n"
-        "## Time of a step\n\nfirst\n\n## Peak memory\n\nnew\n\n## What it means\n\nBy hand.\n"
-    )
-
-
-def test_a_part_that_is_cut_short_leaves_what_it_had(tmp_path):
-    document = jem_gpu.Document(tmp_path / "jem.md")
-
-    def part():
-        yield "known\n"
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        jem_gpu.write_part(document, "Time of a step", "source", part())
-    assert document.path.read_text().endswith(f"source\n\nknown\n\n{jem_gpu.UNFINISHED}\n")
 
 
 def test_time_of_a_step(command):
     text = command("step")
-    assert jem_gpu.UNFINISHED not in text
+    assert UNFINISHED not in text
     assert "random bytes" in text
     assert "do not use it" not in text
     for name in (jem_parts.OURS, *jem_parts.LOOPS):
@@ -312,34 +226,9 @@ def test_peak_memory(command):
 
 def test_without_data_nothing_is_said_of_divergence(monkeypatch, tmp_path):
     monkeypatch.delenv("EBMGUARD_DATA", raising=False)
-    bench = jem_parts.Bench(SIZES["full"], CPU, jem_parts.Clock(1), tmp_path, tmp_path)
+    bench = jem_parts.Bench(SIZES["full"], CPU, Clock(1), tmp_path, tmp_path)
     for part in (jem_parts.diverge_part, jem_parts.energies_part):
         assert "".join(part(bench)).startswith("Left out: EBMGUARD_DATA")
-
-
-def test_all_parts_share_the_time(monkeypatch):
-    asked: dict[str, float] = {}
-
-    def run(words, *, check, timeout):
-        if words[0] == "floor":
-            raise subprocess.CalledProcessError(1, words)
-        assert check
-        asked[words[0]] = timeout
-
-    monkeypatch.setattr(subprocess, "run", run)
-    # Time stands still, so that every part gets its first share of all of it.
-    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    failed = list(jem_gpu.run_all(lambda part, minutes: [part, f"{minutes:.2f}"], 12))
-    assert len(failed) == 1
-    assert failed[0].startswith("floor: ")
-    assert list(asked) == ["step", "sync", "diverge", "energies", "memory"]
-    assert asked["step"] == pytest.approx(12 * 60 * 3 / 12 + jem_gpu.GRACE)
-
-
-def test_what_finds_no_time_is_said(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("no time is left"))
-    failed = list(jem_gpu.run_all(lambda part, minutes: [part], 0))
-    assert failed == [f"{part}: no time" for part in jem_gpu.SHARES]
 
 
 def test_without_a_gpu_the_command_says_how_to_try_it(capsys, monkeypatch, tmp_path):
