@@ -37,7 +37,21 @@ DATA: Mapping[str, tuple[str, ...]] = {
 """Options of the runs on each data set."""
 JUDGE: Mapping[str, tuple[str, ...]] = {
     "digits": ("--iterations", "2000", "--valid-images", "200"),
-    "mnist": ("--iterations", "1000", "--image-size", "14", "--train-images", "10000"),
+    # The small network of the digits, on 14x14 pixels.
+    "mnist": (
+        "--iterations",
+        "1000",
+        "--image-size",
+        "14",
+        "--scenario",
+        "digits",
+        "--valid-images",
+        "1000",
+        "--test-images",
+        "1000",
+        "--eval-every",
+        "200",
+    ),
 }
 """Options of the classifier whose features the FID is taken of."""
 SAMPLES = 1000

@@ -64,6 +64,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         run="ebmguard.reference_training.jem.evaluation.command:run",
         summary="accuracy, calibration, sample quality and out-of-distribution scores of a JEM run",
     ),
+    ("evaluate", "shortrun"): Command(
+        config="ebmguard.reference_training.shortrun.evaluate_config:EvaluateConfig",
+        run="ebmguard.reference_training.shortrun.evaluation:run",
+        summary="FID and Inception score of a short-run model's samples",
+    ),
     ("table", "jem"): Command(
         config="ebmguard.reference_training.jem.table.config:TableConfig",
         run="ebmguard.reference_training.jem.table.command:run",
