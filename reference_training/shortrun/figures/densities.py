@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ..trained import TrainedRun
 
 STORED, NOISY, DEQUANTISED = "as stored", "training's noise", "dequantised"
+OWN = "the flow's own"
 UNIFORM, PIXELS, GAUSSIAN = "uniform on the cube", "Gaussian, pixel by pixel", "Gaussian"
 Search = Callable[..., Inverse]
 
@@ -39,7 +40,8 @@ class Flow:
     """Some images, and the density of what the flow made of them. All on the CPU.
 
     Attributes:
-        images: what was done to them: STORED, NOISY or DEQUANTISED.
+        images: held-out ones by what was done to them, STORED, NOISY or DEQUANTISED; or OWN, M(z)
+            of z drawn of p_0.
         inside: whether z was kept in the cube.
         target: the images, (N, C, H, W).
         x: M(z), in float64.
@@ -77,7 +79,8 @@ class Densities:
 
     Attributes:
         run: the run.
-        flows: by the flow: as stored with z free first, and the others with z in the cube.
+        flows: by the flow: as stored with z free first, the others with z in the cube, and its own
+            images last.
         fitted: bits per dimension, (N,) float64, by density (UNIFORM, PIXELS, GAUSSIAN) and by what
             was done to the images. The Gaussians need the training's noise, and are not there
             without it.
@@ -121,9 +124,10 @@ def measure(run: TrainedRun, *, count: int, seed: int, search: Search = invert) 
     starts = run.starts(count, generator)
     asked = [(STORED, False), *((name, True) for name in kinds)]
     flows = [
-        _flow(run, name, kinds[name], starts, inside=inside, search=search)
+        _found(run, name, kinds[name], starts, inside=inside, search=search)
         for name, inside in asked
     ]
+    flows.append(_flow(run, OWN, None, starts, inside=True))
     noise = run.settings.data_noise
     return Densities(
         run=run,
@@ -143,31 +147,42 @@ def _kinds(run: TrainedRun, x: Tensor, generator: torch.Generator) -> dict[str, 
     return kinds
 
 
-def _flow(
+def _found(
     run: TrainedRun, name: str, x: Tensor, starts: Tensor, *, inside: bool, search: Search
 ) -> Flow:
-    size = x[0].numel()
-    steps, step_size = run.settings.sgld_steps, run.settings.step_size * run.drift
+    steps, step_size = _map(run)
     network = copy.deepcopy(run.network)
     network.autocast = None
     inverse = search(network, x, steps=steps, step_size=step_size, z0=starts, inside=inside)
-    z = inverse.z.double()
-    found = log_abs_det(network.double(), z, steps=steps, step_size=step_size)
-    bits = bits_per_dim(
-        extended_log_density(found.total, size=size), size=size, levels=run.data.levels
-    )
-    so_far = torch.cat([found.log_abs.new_zeros((1, len(x))), found.log_abs.cumsum(0)])
+    return _flow(run, name, x, inverse.z, inside=inside)
+
+
+def _flow(run: TrainedRun, name: str, x: Tensor | None, z: Tensor, *, inside: bool) -> Flow:
+    """The density at M(z), which is to be x; None: M(z) is the image itself."""
+    steps, step_size = _map(run)
+    network = copy.deepcopy(run.network).double()
+    network.autocast = None
+    found = log_abs_det(network, z.double(), steps=steps, step_size=step_size)
+    size = found.x[0].numel()
+    log_p = extended_log_density(found.total, size=size)
+    so_far = torch.cat([found.log_abs.new_zeros((1, len(z))), found.log_abs.cumsum(0)])
+    target = found.x if x is None else x
     return Flow(
         images=name,
         inside=inside,
-        target=x.cpu(),
+        target=target.cpu(),
         x=found.x.cpu(),
-        bits=bits.cpu(),
+        bits=bits_per_dim(log_p, size=size, levels=run.data.levels).cpu(),
         within=inside_cube(z).cpu(),
-        misses=(found.x - x).square().flatten(1).mean(1).sqrt().cpu(),
+        misses=(found.x - target).square().flatten(1).mean(1).sqrt().cpu(),
         flips=found.flips.cpu(),
         course=(so_far / (size * math.log(2))).cpu(),
     )
+
+
+def _map(run: TrainedRun) -> tuple[int, float]:
+    """K and the factor on the gradient, of the run's sampler."""
+    return run.settings.sgld_steps, run.settings.step_size * run.drift
 
 
 def _fitted(run: TrainedRun, kinds: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

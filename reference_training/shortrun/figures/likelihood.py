@@ -18,6 +18,7 @@ from .densities import (
     DEQUANTISED,
     GAUSSIAN,
     NOISY,
+    OWN,
     STORED,
     Densities,
     Flow,
@@ -48,9 +49,10 @@ LEGEND = (
     "Images: as stored (points of a lattice, where a density may be as large as it likes); with "
     "the training's noise added; dequantised (uniform noise of one level's width: where M(z) = x, "
     "the mean bits are those that a lossless code needs at most, and comparable with other papers' "
-    "numbers). Gaussian, and Gaussian pixel by pixel: fitted to the training images with the "
-    "training's noise. Entropy of the noise: no density needs fewer bits of images with that noise "
-    "in expectation."
+    "numbers); and the flow's own, M(z) of z drawn of p_0, whose mean is the flow's entropy as "
+    "long as M is one-to-one. Gaussian, and Gaussian pixel by pixel: fitted to the training images "
+    "with the training's noise. Entropy of the noise: no density needs fewer bits of images with "
+    "that noise in expectation."
 )
 MEANING = (
     "What it shows: the volume of the starts around z that end around M(z). A flow that contracts "
@@ -122,7 +124,7 @@ def table(own: Densities) -> str:
 
 def _row(one: Flow) -> list[str]:
     return [
-        f"flow, z {where(one)}",
+        f"flow, z {_where(one)}",
         one.images,
         *_spread(one.bits),
         f"{one.share_within:.0%}",
@@ -131,8 +133,9 @@ def _row(one: Flow) -> list[str]:
     ]
 
 
-def where(one: Flow) -> str:
-    """Where z was searched for."""
+def _where(one: Flow) -> str:
+    if one.images == OWN:
+        return "drawn"
     return "in the cube" if one.inside else "free"
 
 
@@ -143,7 +146,7 @@ def _spread(bits: Tensor) -> list[str]:
 
 def statements(own: Densities) -> list[str]:
     """Sentences that follow from a run's numbers."""
-    said = [_free(own), _missed(own), _against_gaussian(own)]
+    said = [_free(own), _missed(own), _against_gaussian(own), _own(own)]
     if own.noise is not None:
         said.append(_against_noise(own, own.noise))
     if own.run.data.name == "cifar10":
@@ -195,6 +198,20 @@ def _against_gaussian(own: Densities) -> str:
         return told
     reference = own.fitted[GAUSSIAN][DEQUANTISED].mean().item()
     return f"{told}; a Gaussian, which is at the images themselves, has {reference:.2f}"
+
+
+def _own(own: Densities) -> str:
+    mean = own.one(OWN).bits.mean().item()
+    told = (
+        f"the flow's own images, where its density is that of the image, have {mean:.2f}: its "
+        "entropy as long as it is one-to-one, and else an upper bound"
+    )
+    if own.noise is not None and mean < own.noise:
+        told += (
+            f"; less than the {own.noise:.2f} of the training's noise alone, so that they are not "
+            "distributed as the images that it was trained with"
+        )
+    return told
 
 
 def _against_noise(own: Densities, noise: float) -> str:

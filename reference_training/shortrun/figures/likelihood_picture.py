@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 from ebmguard.report import sample_grid
 
 from ...canvas import COLOURS, DARK, Canvas
-from .densities import GAUSSIAN, NOISY, PIXELS, STORED, UNIFORM, Densities, Flow
+from .densities import GAUSSIAN, NOISY, OWN, PIXELS, STORED, UNIFORM, Densities, Flow
 from .measured import describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PALETTE = (*COLOURS, "#8C6D31")
+"""Of the flows, in their order; the last is brown."""
 SHOWN = 8
 """Images of a kind, at most."""
 MARKS = ((PIXELS, "^"), (GAUSSIAN, "D"))
@@ -23,7 +25,7 @@ MARKS = ((PIXELS, "^"), (GAUSSIAN, "D"))
 # All in inches.
 WIDTH = 13.7
 LABEL, CELL, BETWEEN, TOP = 1.75, 0.46, 0.05, 0.85
-HEADER, PANEL_HEIGHT, BELOW = 0.5, 2.75, 0.95
+HEADER, PANEL_HEIGHT, BELOW = 0.5, 3.05, 0.95
 STRIP_LEFT, STRIP_WIDTH = 6.6, 3.5
 COURSE_LEFT, COURSE_WIDTH = 10.7, 2.75
 
@@ -60,6 +62,8 @@ def draw(found: Sequence[Densities]) -> Figure:
 
 
 def _label(one: Flow) -> str:
+    if one.images == OWN:
+        return f"{OWN},\nz drawn"
     return f"{one.images},\nz {'in the cube' if one.inside else 'free'}"
 
 
@@ -70,6 +74,7 @@ def _draw_images(canvas: Canvas, y: float, own: Densities) -> None:
     if own.noise is not None:
         noisy = own.one(NOISY)
         rows += [("with training's noise", noisy.target), ("M(z), z in the cube", noisy.x)]
+    rows.append(("M(z), z drawn", own.one(OWN).x))
     for label, images in rows:
         shown = images[:SHOWN].float()
         canvas.write(LABEL - 0.1, y + CELL / 2, label, fontsize=8.5, ha="right", color=DARK)
@@ -84,7 +89,7 @@ def _draw_images(canvas: Canvas, y: float, own: Densities) -> None:
 
 
 def _draw_bits(axes: Axes, own: Densities) -> None:
-    for row, (one, colour) in enumerate(zip(own.flows, COLOURS, strict=False)):
+    for row, (one, colour) in enumerate(zip(own.flows, PALETTE, strict=False)):
         finite = one.bits.isfinite()
         for within, face in ((True, colour), (False, "white")):
             chosen = one.bits[finite & (one.within == within)].tolist()
@@ -92,7 +97,7 @@ def _draw_bits(axes: Axes, own: Densities) -> None:
             places = [row + 0.1 * (i % 5 - 2) for i in range(len(chosen))]
             axes.scatter(chosen, places, s=14, facecolors=face, edgecolors=colour, linewidths=0.8)
         for name, marker in MARKS:
-            if name in own.fitted:
+            if one.images in own.fitted.get(name, {}):
                 mean = own.fitted[name][one.images].mean().item()
                 label = f"{name}, mean" if row == 0 else None
                 axes.plot(mean, row, marker, color=DARK, ms=6, mfc="none", ls="none", label=label)
@@ -109,12 +114,12 @@ def _draw_bits(axes: Axes, own: Densities) -> None:
     place = (0.4, -0.08)
     axes.legend(fontsize=7, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=place)
     _finish(axes)
-    for tick, colour in zip(axes.get_yticklabels(), COLOURS, strict=False):
+    for tick, colour in zip(axes.get_yticklabels(), PALETTE, strict=False):
         tick.set_color(colour)
 
 
 def _draw_course(axes: Axes, own: Densities) -> None:
-    for one, colour in zip(own.flows, COLOURS, strict=False):
+    for one, colour in zip(own.flows, PALETTE, strict=False):
         axes.plot(one.course.tolist(), color=colour, lw=0.4, alpha=0.35)
         axes.plot(one.course.mean(1).tolist(), color=colour, lw=1.6)
     axes.axhline(0, color=DARK, lw=0.6)

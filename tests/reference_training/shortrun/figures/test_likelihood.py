@@ -18,6 +18,7 @@ from ebmguard.reference_training.shortrun.figures.densities import (
     DEQUANTISED,
     GAUSSIAN,
     NOISY,
+    OWN,
     PIXELS,
     STORED,
     UNIFORM,
@@ -61,6 +62,7 @@ def test_bits_of_a_linear_flow_are_those_of_its_box(own: Densities) -> None:
         (STORED, True),
         (NOISY, True),
         (DEQUANTISED, True),
+        (OWN, True),
     ]
     for one in own.flows:
         torch.testing.assert_close(
@@ -120,6 +122,15 @@ def test_images_are_held_out_and_noise_is_as_said(own: Densities) -> None:
     assert cells.std().item() == pytest.approx(12**-0.5, rel=0.2)
 
 
+def test_its_own_images_are_where_its_starts_lead(own: Densities) -> None:
+    drawn = own.one(OWN)
+    assert drawn.share_within == 1
+    assert drawn.misses.tolist() == [0.0] * COUNT
+    # A uniform box of 2 FACTOR a side.
+    assert FACTOR * 0.99 < float(drawn.x.abs().max()) <= FACTOR
+    assert drawn.x.std().item() == pytest.approx(FACTOR * 3**-0.5, rel=0.05)
+
+
 def test_references_are_densities_of_the_same_images(own: Densities) -> None:
     assert own.fitted[UNIFORM][STORED].tolist() == [4.0] * COUNT
     run, noise = own.run, own.run.settings.data_noise
@@ -138,12 +149,12 @@ def test_references_are_densities_of_the_same_images(own: Densities) -> None:
 
 def test_without_noise_in_the_training_there_is_no_reading_of_it() -> None:
     found = measure(shrinking(data_noise=0.0), count=2, seed=0)
-    assert [one.images for one in found.flows] == [STORED, STORED, DEQUANTISED]
+    assert [one.images for one in found.flows] == [STORED, STORED, DEQUANTISED, OWN]
     assert list(found.fitted) == [UNIFORM]
     assert found.noise is None
     assert "noise" not in table(found).replace("β", "")
     draw([found])
-    assert len(statements(found)) == 3
+    assert len(statements(found)) == 4
 
 
 def test_fewer_bits_than_the_noise_has_are_called_impossible(own: Densities) -> None:
@@ -151,7 +162,11 @@ def test_fewer_bits_than_the_noise_has_are_called_impossible(own: Densities) -> 
     flows = [dataclasses.replace(one, bits=one.bits - 6) for one in own.flows]
     said = statements(dataclasses.replace(own, flows=flows))
     honest = statements(own)
-    for words in ("fewer bits than any density has there in expectation", "less than nothing"):
+    for words in (
+        "fewer bits than any density has there in expectation",
+        "less than nothing",
+        "not distributed as the images",
+    ):
         assert any(words in one for one in said)
         assert not any(words in one for one in honest)
 
@@ -184,7 +199,7 @@ def test_a_figure_of_a_network_of_its_own() -> None:
     text = json.dumps(to_json(made.numbers), allow_nan=False)
     (own,) = json.loads(text)["runs"]
     assert own["dimensions"] == 64
-    assert len(own["flows"]) == 4
+    assert len(own["flows"]) == 5
     assert all(len(flow["bits"]) == 2 for flow in own["flows"])
     assert_no_text_on_text(made.figure)
 
