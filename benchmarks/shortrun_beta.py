@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from ebmguard.reference_training.jem.evaluation import SampleQuality, load_features
+from ebmguard.reference_training.jem.evaluation import load_features
 from ebmguard.reference_training.markdown import markdown_table
+from ebmguard.reference_training.shortrun.evaluation import EVALUATION, evaluate
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl, to_json
 
@@ -99,29 +100,17 @@ GRID = [
 
 
 def measure(folder: Path, judge: Path) -> dict[str, Any]:
-    """FID and Inception score of fresh samples, of held-out images and of noise; and the cost.
+    """FID and Inception score of fresh samples, of held-out images and of noise.
 
     Kept in the run folder: the scores of a finished run do not change.
     """
-    file = folder / "measured.json"
-    if file.is_file():
-        return read_json(file)
-    device = torch.device("cpu")
-    run = load_run(folder, device)
-    features = load_features(str(judge), sha256=None, network=None, device=device)
-    quality = SampleQuality(features, run.data.train_x, run.data.scale, device)
-    generator = torch.Generator(device).manual_seed(0)
-    x0 = run.starts(SAMPLES, generator)
-    found = {
-        "samples": run.chains(x0, run.settings.sgld_steps, generator),
-        "held-out": run.data.scale(run.data.test_x[:SAMPLES]),
-        "noise": x0,
-    }
-    scores = {name: quality.measure(x) for name, x in found.items()}
-    steps = [row["sgld_steps"] for row in read_jsonl(folder / "training.jsonl")]
-    measured = {"scores": scores, "mean_steps": sum(steps) / len(steps)}
-    write_json(file, to_json(measured))
-    return measured
+    file = folder / EVALUATION
+    if not file.is_file():
+        device = torch.device("cpu")
+        features = load_features(str(judge), sha256=None, network=None, device=device)
+        write_json(file, to_json(evaluate(load_run(folder, device), features, SAMPLES)))
+    scores: dict[str, Any] = read_json(file)["scores"]
+    return scores
 
 
 def page(root: Path) -> list[str]:
@@ -153,12 +142,13 @@ def table(root: Path, runs: Sequence[Cell], judge: Path) -> str:
     """One line for each run, and the FID of held-out images and of noise below."""
     head = ["β*", "β", "K", "gap", "β* · gap", "GradScale", "ESS", "‖∇f‖", "FID", "IS", "alerts"]
     rows = []
-    ends: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     for cell in runs:
         assert cell.beta_star is not None
         folder = root / cell.name
-        results, measured = read_json(folder / "results.json"), measure(folder, judge)
-        last, ends = results["median_last_100"], measured["scores"]
+        results, scores = read_json(folder / "results.json"), measure(folder, judge)
+        last = results["median_last_100"]
+        steps = [row["sgld_steps"] for row in read_jsonl(folder / "training.jsonl")]
         prefix = "" if cell.beta_star else "ref/"
         gap = last["energy_gap"]
         alerts = [results[level] for level in ("first_warn", "first_error")]
@@ -167,20 +157,20 @@ def table(root: Path, runs: Sequence[Cell], judge: Path) -> str:
             [
                 f"{cell.beta_star:g}" + (" adaptive" if cell.most_steps > 1 else ""),
                 f"{results['beta']:.0e}" if cell.beta_star else "0",
-                number(measured["mean_steps"], ".0f"),
+                f"{sum(steps) / len(steps):.0f}",
                 number(gap),
                 number(None if gap is None else gap * cell.beta_star),
                 number(last[f"{prefix}grad_scale"]),
                 number(last[f"{prefix}ess"]),
                 number(last["sampler/grad_norm"]),
-                number(ends["samples"]["fid"]),
-                number(ends["samples"]["is"]),
+                number(scores["samples"]["fid"]),
+                number(scores["samples"]["is"]),
                 ", ".join(dict.fromkeys(said)) or "none",
             ]
         )
     floor = " and ".join(
-        f"{words} {number(ends[name]['fid'])} (IS {number(ends[name]['is'])})"
-        for name, words in (("held-out", "held-out images"), ("noise", "the noise at the start"))
+        f"{words} {number(scores[name]['fid'])} (IS {number(scores[name]['is'])})"
+        for name, words in (("held_out", "held-out images"), ("noise", "the noise at the start"))
     )
     return f"{markdown_table(head, rows)}\n\nFID of {floor}."
 

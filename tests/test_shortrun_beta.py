@@ -60,12 +60,12 @@ def test_the_page_shows_what_the_runs_did(tmp_path, monkeypatch):
     head, *rows = [[cell.strip() for cell in row] for row in rows if "---" not in row[0]]
     assert [row[head.index("β*")] for row in rows] == ["0", "200"]  # not the one that is not done
     for row, cell in zip(rows, cells[1:], strict=True):
-        scores = measure(root / cell.name, root / cells[0].name)["scores"]
+        scores = measure(root / cell.name, root / cells[0].name)
         assert row[head.index("FID")] == f"{scores['samples']['fid']:.3g}"
         assert row[head.index("K")] == "4"
         # An untrained sampler of four steps has not left the noise.
         assert scores["samples"]["fid"] == pytest.approx(scores["noise"]["fid"], rel=0.3)
-        assert scores["held-out"]["fid"] < scores["noise"]["fid"]
+        assert scores["held_out"]["fid"] < scores["noise"]["fid"]
 
 
 def test_an_adaptive_run_is_told_apart():
