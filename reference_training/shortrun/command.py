@@ -45,10 +45,14 @@ def summary(results: dict[str, Any], path: Path) -> str:
         lines.append(f"DIVERGED at update {results['diverged_at']}")
     else:
         lines.append(f"finished {results['steps']} updates in {results['wall_seconds']:.0f} s")
-    for level in ("first_warn", "first_error"):
+    said = {results["ended"]}
+    alerts = []
+    for level in ("first_error", "first_warn"):  # an ERROR may be the first of both
         alert = results[level]
-        if alert is not None:
-            lines.append(f"{level.replace('_', ' ')}: {alert['message']}")
+        if alert is not None and alert["message"] not in said:
+            said.add(alert["message"])
+            alerts.append(f"{level.replace('_', ' ')}: {alert['message']}")
+    lines += reversed(alerts)
     numbers = results["median_last_100"]
     prefix = "" if results["beta_star"] else "ref/"
     lines.append(

@@ -14,7 +14,7 @@ from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.presets import CIFAR10
 from ebmguard.reference_training.shortrun.sampler import chain, make_sampler, refined
 from tests.reference_training.shortrun.parts import Quadratic
-from tests.replay import capture_as_replays
+from tests.replay import Replay, capture_as_replays
 
 CPU = torch.device("cpu")
 SETTINGS = replace(CIFAR10, step_size=0.7, noise_std=0.05, sgld_steps=4, most_sgld_steps=4)
@@ -179,3 +179,20 @@ def test_a_graph_belongs_to_one_network(device):
     sampler(network(device), x0, noise)
     with pytest.raises(ConfigError, match="another network"):
         sampler(network(device), x0, noise)
+
+
+def test_each_refinement_of_a_fixed_k_is_one_graph(monkeypatch):
+    capture_as_replays(monkeypatch)
+    captures: list[Replay] = []
+
+    def made() -> Replay:
+        captures.append(Replay())
+        return captures[-1]
+
+    monkeypatch.setattr("torch.cuda.CUDAGraph", made)
+    asked = [1, 2, 4, 1, 2, 4, 1]
+    paces = iter(asked)
+    net, sampler = network(), make_sampler(SETTINGS, CPU, lambda: next(paces))
+    for finer in asked:
+        sampler(net, *draws(4 * finer))
+    assert len(captures) == 3

@@ -1,0 +1,180 @@
+"""Runs that are opened to be studied: network, chains, energies, and what is no run."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ebmguard import guard
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.shortrun import trained as trained_module
+from ebmguard.reference_training.shortrun.presets import PRESETS
+from ebmguard.reference_training.shortrun.sampler import make_sampler
+from ebmguard.reference_training.shortrun.trained import load_run
+from tests.reference_training.shortrun.parts import (
+    Quadratic,
+    config_for,
+    tiny_run,
+    trained_folder,
+)
+from tests.reference_training.shortrun.runs import newest, same, saved
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of six updates at a beta of one tenth."""
+    return trained_folder(tmp_path_factory.mktemp("runs") / "tenth", beta_star=2000.0, seed=3)
+
+
+def generator(seed=4):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_the_network_is_that_of_the_newest_checkpoint(folder):
+    run = load_run(folder, CPU)
+    assert run.step == 6
+    assert same(dict(run.network.state_dict()), saved(folder)["network"])
+    assert not run.network.training
+    assert not any(p.requires_grad for p in run.network.parameters())
+    assert run.settings == config_for(folder, beta_star=2000.0).settings
+    assert (run.config.beta_star, run.config.seed, run.path) == (2000.0, 3, folder)
+    assert run.name == "tenth"
+    assert run.drift == pytest.approx(0.9)
+    assert run.device == CPU
+    assert len(run.data.train_x) == 64
+    assert len(run.data.test_x) == 32
+
+
+def test_an_earlier_checkpoint_counts_where_it_is_the_newest(folder, tmp_path):
+    import shutil
+
+    earlier = tmp_path / "earlier"
+    shutil.copytree(folder, earlier)
+    newest(earlier).unlink()
+    run = load_run(earlier, CPU)
+    assert run.step == 3
+    assert not same(dict(run.network.state_dict()), saved(folder)["network"])
+
+
+def test_a_network_is_what_it_was_when_it_was_trained(tmp_path, monkeypatch):
+    with monkeypatch.context() as earlier:
+        changed = replace(PRESETS["digits"], activation="leaky_relu")
+        earlier.setitem(PRESETS, "digits", changed)
+        out = trained_folder(tmp_path / "old")
+    run = load_run(out, CPU)
+    assert run.settings.activation == "leaky_relu"
+    assert any(isinstance(m, torch.nn.LeakyReLU) for m in run.network.modules())
+
+
+def test_what_is_no_run_is_refused(tmp_path, folder):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/no holds no run"):
+        load_run(tmp_path / "no", CPU)
+    JemConfig(out=tmp_path / "jem", device="cpu").open()
+    with pytest.raises(ConfigError, match="jem is not a run of `ebmguard train shortrun`"):
+        load_run(tmp_path / "jem", CPU)
+    config_for(tmp_path / "new").open()
+    with pytest.raises(ConfigError, match="new has no checkpoint yet"):
+        load_run(tmp_path / "new", CPU)
+    newest(trained_folder(tmp_path / "torn")).write_bytes(b"torn")
+    with pytest.raises(ConfigError, match="step-00000006"):
+        load_run(tmp_path / "torn", CPU)
+
+
+def test_data_may_lie_elsewhere(tmp_path, monkeypatch):
+    """Elsewhere than in the training: another folder is named, and looked into."""
+    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
+    out = trained_folder(tmp_path / "run")
+    stored = json.loads((out / "config.json").read_text())
+    stored["data"] = "mnist"
+    (out / "config.json").write_text(json.dumps(stored | {"data_root": "/gone"}))
+    with pytest.raises(ConfigError, match="/gone, which is not a folder"):
+        load_run(out, CPU)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/here, which is not a folder"):
+        load_run(out, CPU, data_root=str(tmp_path / "here"))
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 2000.0, -1000.0, 20_000.0])
+def test_chains_are_those_of_the_training_under_its_guard(beta_star):
+    run = tiny_run(beta_star=beta_star, sgld_steps=7)
+    with torch.no_grad():
+        run.network.head.weight.mul_(30)
+    x0 = run.starts(5, generator())
+    noise = torch.randn(7, 5, 1, 8, 8, generator=generator(9))
+    g = guard(
+        None,
+        make_sampler(run.settings, CPU),
+        beta_star=beta_star,
+        output_scale=run.settings.output_scale,
+    )
+    expected = g.sampler(run.network, x0, noise)
+    x = run.chains(x0, 7, generator(9))
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
+    assert not x.requires_grad
+    if beta_star:  # the drift is large enough to tell the factor
+        plain = tiny_run(beta_star=0.0).chains(x0, 7, generator(9))
+        assert (plain - x).abs().max() > 1e-4
+
+
+def test_a_step_four_times_as_large_has_four_times_the_drift_and_twice_the_noise():
+    """One step of a quadratic: x + 4 s (1 - β) f' + 2 n z; and any factor keeps o."""
+    f = Quadratic(0.05, mean=0.3)
+    run = tiny_run(network=f, beta_star=2000.0)
+    x0 = run.starts(6, generator())
+    z = torch.randn(1, 6, 1, 8, 8, generator=generator(9))[0]
+    gradient = -0.05 * (x0 - 0.3)
+    for factor, drift, noise in ((1.0, 0.9, 0.01), (4.0, 3.6, 0.02), (0.25, 0.225, 0.005)):
+        x = run.chains(x0, 1, generator(9), step_factor=factor)
+        torch.testing.assert_close(x, x0 + drift * gradient + noise * z)
+
+
+def test_noise_in_parts_gives_chains_of_the_same_law(monkeypatch):
+    """Of an autoregression, whose variance is known, in parts of three steps and at once."""
+    run = tiny_run(network=Quadratic(0.2).double(), noise_std=0.1, step_size=1.0)
+    n, steps = 3000, 8
+    x0 = torch.zeros(n, 1, 2, 2, dtype=torch.float64)
+    rho = 1 - 0.2 * run.drift
+    variance = 0.1**2 * (1 - rho ** (2 * steps)) / (1 - rho**2)
+    for chunk in (3, 100):
+        monkeypatch.setattr(trained_module, "CHUNK", chunk)
+        x = run.chains(x0, steps, generator()).flatten()
+        assert abs(x.mean()) < 4 * math.sqrt(variance / len(x))
+        assert float(x.var()) == pytest.approx(variance, rel=4 * math.sqrt(2 / len(x)))
+        # No noise comes again in a later part: steps are independent.
+        first, second = (run.chains(x0[:50], k, generator()) for k in (3, 6))
+        z = (second - rho**3 * first).flatten()
+        correlation = torch.corrcoef(torch.stack((z, first.flatten())))[0, 1]
+        assert abs(correlation) < 5 / math.sqrt(len(z))
+    assert torch.equal(run.chains(x0, 0, generator()), x0)
+
+
+def test_start_points_are_the_trainings():
+    x = tiny_run().starts(1000, generator())
+    assert x.shape == (1000, 1, 8, 8)
+    assert -1 <= float(x.min()) < -0.999
+    assert 0.999 < float(x.max()) <= 1
+    assert float(x.var()) == pytest.approx(1 / 3, rel=0.02)
+
+
+def test_energies_are_the_networks_in_any_number_of_parts(monkeypatch):
+    run = tiny_run()
+    x = run.starts(11, generator())
+    expected = run.network(x)
+    monkeypatch.setattr(trained_module, "BATCH", 4)
+    sizes = []
+    run.network.register_forward_hook(lambda module, args, out: sizes.append(len(out)))
+    f = run.energies(x.requires_grad_())
+    assert sizes == [4, 4, 3]
+    torch.testing.assert_close(f, expected)
+    assert not f.requires_grad
+
+
+def test_a_name_for_pictures():
+    assert tiny_run(Path("runs") / "mnist-0.02").name == "mnist-0.02"
