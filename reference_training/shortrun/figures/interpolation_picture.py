@@ -121,14 +121,16 @@ def _angles(count: int) -> list[float]:
     return [90 * i / (count - 1) for i in range(count)]
 
 
-def _along(name: str) -> Callable[[Axes, Paths, str], None]:
+def _along(name: str, *, less_data: bool = False) -> Callable[[Axes, Paths, str], None]:
     def curve(axes: Axes, paths: Paths, colour: str) -> None:
-        own, blend = paths.along(name), paths.along(name, blend=True)
+        held_out = paths.held_out.mean(name)
+        zero = held_out if less_data else 0.0
+        own, blend = (paths.along(name, blend=b) - zero for b in (False, True))
         at = _angles(own.shape[1])
         axes.plot(at, own.T.tolist(), color=colour, lw=0.6, alpha=0.35)
         axes.plot(at, own.mean(dim=0).tolist(), color=colour, lw=2)
         axes.plot(at, blend.mean(dim=0).tolist(), color=colour, lw=1.5, ls="--")
-        axes.axhline(paths.held_out.mean(name), color=colour, lw=1.2, ls=":")
+        axes.axhline(held_out - zero, color=colour, lw=1.2, ls=":")
 
     return curve
 
@@ -156,7 +158,8 @@ def _spread(axes: Axes, paths: Paths, colour: str) -> None:
 
 
 CURVES: dict[str, Callable[[Axes, Paths, str], None]] = {
-    "f": _along("f"),
+    # Each run's f has a zero of its own.
+    "f, less that of held-out images": _along("f", less_data=True),
     "distance to the nearest training image": _along("distance"),
     "contrast": _along("contrast"),
     "length of a step, of the ends' distance": _steps,
