@@ -146,11 +146,23 @@ def medians(courses: Sequence[Course], endings: Sequence[Ending]) -> dict[float,
 def widening(
     course: Course, end: Ending, courses: Sequence[Course], endings: Sequence[Ending]
 ) -> float | None:
-    """A final gap as a multiple of that at β* = 0; None where that is none, or not positive."""
-    plain = medians(courses, endings).get(0.0)
-    if plain is None or not plain > 0 or course.beta_star == 0:
+    """How much wider a final gap is than at β* = 0, in interquartile ranges of the gap there.
+
+    Not a ratio: the gap of a short-run model at β* = 0 changes its sign from update to update.
+
+    Returns:
+        of several seeds of β* = 0 by the medians of both; NaN where a gap is undefined; None for
+        β* = 0 itself, where there is no such run, or where its gap does not vary.
+    """
+    plain = [e for c, e in zip(courses, endings, strict=True) if c.beta_star == 0]
+    if not plain or course.beta_star == 0:
         return None
-    return end.gap / plain
+    ranges = [e.high - e.low for e in plain]
+    gap = medians(courses, endings)[0.0]
+    if math.isnan(gap):
+        return math.nan
+    varies = statistics.median(ranges)
+    return (end.gap - gap) / varies if varies > 0 else None
 
 
 def monotone(courses: Sequence[Course], endings: Sequence[Ending]) -> bool | None:

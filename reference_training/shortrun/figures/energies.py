@@ -102,7 +102,7 @@ def statement(courses: Sequence[Course], endings: Sequence[Ending]) -> str:
 
 def table(courses: Sequence[Course], endings: Sequence[Ending]) -> str:
     """The ends of the trainings, a line for each run."""
-    head = ["run", "β*", "β", "updates", "gap", "25%", "75%", "× that at 0", "GradScale", "ESS"]
+    head = ["run", "β*", "β", "updates", "gap", "25%", "75%", "widening", "GradScale", "ESS"]
     rows = []
     for course, end in zip(courses, endings, strict=True):
         mark = "†" if course.beta_star == 0 else ""
@@ -121,7 +121,8 @@ def table(courses: Sequence[Course], endings: Sequence[Ending]) -> str:
     lines = [
         markdown_table([*head, "not finite"], rows),
         "Gap: mean f(x⁺) − mean f(x⁻) of a batch; its median and quartiles, and the medians of "
-        "GradScale and ESS, are those of the last tenth of the updates.",
+        "GradScale and ESS, are those of the last tenth of the updates. Widening: by how much the "
+        "gap is wider than at β* = 0, in interquartile ranges of the gap there.",
     ]
     if any(course.beta_star == 0 for course in courses):
         lines.append("† at β* = 0 all weights are equal; this is what the guard's reference has.")

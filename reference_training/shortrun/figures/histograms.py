@@ -163,7 +163,9 @@ def _draw_histograms(axes: Axes, own: Energies) -> None:
         words += f"; {last.not_finite:,} of {len(own.data):,} not finite"
     label = "f − mean f(x⁺)"
     linear = linear_range(*samples)
-    if linear is not None:
+    if linear is None:
+        axes.locator_params(axis="x", nbins=5)
+    else:
         axes.set_xscale("symlog", linthresh=linear)
         axes.set_xticks(symlog_ticks(bins[0], bins[-1], linear))
         axes.set_xticks([], minor=True)
