@@ -44,6 +44,7 @@ class Chains:
         seen: the chains at each of them.
         moved: (stops, n) root mean square over the entries of the difference to the start.
         largest: largest |x| of all chains at each stop; infinite or NaN where one is not finite.
+        spread: at each stop, :func:`spread` of the finite ones.
         images: of the first chains, (at most SHOWN, stops, C, H, W), on the CPU.
     """
 
@@ -52,6 +53,7 @@ class Chains:
     seen: tuple[Measured, ...]
     moved: Tensor
     largest: tuple[float, ...]
+    spread: tuple[float, ...]
     images: Tensor
 
     def finite(self, stop: int) -> Tensor:
@@ -93,12 +95,14 @@ class LongRun:
         chains: from noise, and from held-out images with the noise of training.
         data: training images with the noise of training.
         held_out: test images with it.
+        data_spread: :func:`spread` of the data.
     """
 
     run: TrainedRun
     chains: tuple[Chains, Chains]
     data: Measured
     held_out: Measured
+    data_spread: float
 
     @property
     def trained(self) -> int:
@@ -123,6 +127,10 @@ class LongRun:
         """A mean over that of the data, for "distance" of held-out images; NaN where that is 0."""
         own = (self.held_out if name == "distance" else self.data).mean(name)
         return chains.mean(name, stop) / own if own else math.nan
+
+    def variety(self, chains: Chains, stop: int) -> float:
+        """The chains' spread over the data's: less than 1 where many have become alike."""
+        return chains.spread[chains.stops.index(stop)] / self.data_spread
 
     def quantiles(self, name: str) -> tuple[float, float]:
         """The 2.5% and 97.5% quantiles of the data."""
@@ -196,6 +204,17 @@ def chain_count(run: TrainedRun, asked: int | None) -> int:
     return asked
 
 
+def spread(images: Tensor) -> float:
+    """How unlike images are: the root of the variance over images, on the mean of their entries.
+
+    Args:
+        images: (N, ...); those that are not finite are left out. NaN where fewer than two are left.
+    """
+    rows = images.detach().cpu().double().flatten(1)
+    rows = rows[rows.isfinite().all(dim=1)]
+    return rows.var(dim=0).mean().sqrt().item() if len(rows) > 1 else math.nan
+
+
 def long_run(run: TrainedRun, stops: Sequence[int], *, count: int, seed: int) -> LongRun:
     """Run chains as in training, but on and on, and measure them on their way.
 
@@ -226,7 +245,7 @@ def long_run(run: TrainedRun, stops: Sequence[int], *, count: int, seed: int) ->
         for name, states in zip(("noise", "data"), seen, strict=True)
     )
     reference = measure(run, _noisy(run, held_out, generator))
-    return LongRun(run, (noise, from_data), measure(run, data), reference)
+    return LongRun(run, (noise, from_data), measure(run, data), reference, spread(data))
 
 
 def _chains(run: TrainedRun, start: str, stops: tuple[int, ...], states: Tensor) -> Chains:
@@ -238,6 +257,7 @@ def _chains(run: TrainedRun, start: str, stops: tuple[int, ...], states: Tensor)
         seen=tuple(measure(run, x) for x in states),
         moved=moves.cpu(),
         largest=tuple(states.abs().flatten(1).amax(dim=1).tolist()),
+        spread=tuple(map(spread, states)),
         images=states[:, :SHOWN].transpose(0, 1).cpu(),
     )
 

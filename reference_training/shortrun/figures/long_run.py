@@ -24,14 +24,21 @@ if TYPE_CHECKING:
 LEGEND = (
     "Means over the chains that are still finite. Beyond: share of entries outside [-1, 1]; "
     "excess: by how much, on the mean of all entries. Contrast: standard deviation of an image's "
-    "entries; above: share of the chains with more of it than 97.5% of the data. f off: mean f "
-    "minus that of the data, in standard deviations of f over the data. Pull: length of a step's "
+    "entries; above: share of the chains with more of it than 97.5% of the data. Variety: root of "
+    "the variance over chains, on the mean of all entries, over that of the data; below 1 many "
+    "chains have become one image. f off: mean f minus that of the data, in standard deviations "
+    "of f over the data. Pull: length of a step's "
     "drift over that of its noise. Distance: root mean square difference to the nearest training "
     "image, after cutting to [-1, 1]; moved: likewise to the chain's start. 'Data' are training "
     "images with the noise of training, and what 'of data' refers to; but the distance is held "
     "against that of test images with the same noise, as which chains from data start."
 )
 NAMES = ("beyond", "excess", "ends", "size", "contrast", "f", "slope", "distance")
+WORDS = (
+    ("contrast", "over-saturated", "washed out"),
+    ("f", "on peaks above the data", "below the data"),
+)
+"""What most chains above and below the quantiles of the data are called."""
 
 
 def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
@@ -64,7 +71,17 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
 
 def table(own: LongRun) -> str:
     """A run's chains at K and at the end, from either start, and what they are held against."""
-    head = ["chains", "steps", "finite", "beyond", "excess", "contrast", "of data", "above"]
+    head = [
+        "chains",
+        "steps",
+        "finite",
+        "beyond",
+        "excess",
+        "contrast",
+        "of data",
+        "above",
+        "variety",
+    ]
     head += ["f", "f off", "pull", "distance", "of held-out", "moved"]
     rows = []
     for chains in own.chains:
@@ -80,6 +97,7 @@ def table(own: LongRun) -> str:
                     number(chains.mean("contrast", stop)),
                     number(own.of_data("contrast", chains, stop)),
                     f"{own.above('contrast', chains, stop):.0%}",
+                    number(own.variety(chains, stop)),
                     number(chains.mean("f", stop)),
                     number(own.shift(chains, stop)),
                     number(own.pull(chains.mean("slope", stop))),
@@ -96,7 +114,7 @@ def table(own: LongRun) -> str:
                 f"{images.mean('beyond'):.1%}",
                 number(images.mean("excess")),
                 number(images.mean("contrast")),
-                *[NONE] * 2,
+                *[NONE] * 3,
                 number(images.mean("f")),
                 NONE,
                 number(own.pull(images.mean("slope"))),
@@ -113,19 +131,21 @@ def statements(own: LongRun) -> list[str]:
 
 
 def verdict(own: LongRun, chains: Chains) -> str:
-    """In a word what became of the chains.
+    """In a few words what became of the chains.
 
-    "diverged" where one is not finite at the end; otherwise by the contrast of most of the chains:
-    "over-saturated" above the data's 97.5% quantile, "washed out" below the 2.5% one, and "like
-    data in contrast" where neither holds.
+    "diverged" where one is not finite at the end. Otherwise by most of the chains, first by their
+    contrast and then by f, held against the quantiles between which 95% of the data are:
+    "over-saturated" and "washed out" above and below in contrast, "on peaks above the data" and
+    "below the data" in f, and "like data in contrast and f" where none of these holds.
     """
     if not chains.finite(own.last).all():
         return "diverged"
-    if own.above("contrast", chains, own.last) > 0.5:
-        return "over-saturated"
-    if own.below("contrast", chains, own.last) > 0.5:
-        return "washed out"
-    return "like data in contrast"
+    for name, above, below in WORDS:
+        if own.above(name, chains, own.last) > 0.5:
+            return above
+        if own.below(name, chains, own.last) > 0.5:
+            return below
+    return "like data in contrast and f"
 
 
 def _statement(own: LongRun, chains: Chains) -> str:
@@ -144,7 +164,8 @@ def _statement(own: LongRun, chains: Chains) -> str:
     return (
         f"{who}: {verdict(own, chains)}; contrast {number(before)} of the data's at K = "
         f"{own.trained} and {number(after)} at the end, where {above:.0%} of the chains have more "
-        f"than 97.5% of the data, and mean f is {_off(own.shift(chains, own.last))} the data's."
+        f"than 97.5% of the data; their variety is {number(own.variety(chains, own.last))} of the "
+        f"data's, and mean f is {_off(own.shift(chains, own.last))} the data's."
     )
 
 
@@ -173,6 +194,7 @@ def _numbers(own: LongRun) -> dict[str, Any]:
         "data": {name: own.data.mean(name) for name in NAMES},
         "held_out": {name: own.held_out.mean(name) for name in NAMES},
         "contrast_quantiles": own.quantiles("contrast"),
+        "f_quantiles": own.quantiles("f"),
         "chains": {chains.start: _course(own, chains) for chains in own.chains},
     }
 
@@ -192,6 +214,9 @@ def _course(own: LongRun, chains: Chains) -> dict[str, Any]:
                 "contrast_of_data": own.of_data("contrast", chains, stop),
                 "contrast_above": own.above("contrast", chains, stop),
                 "contrast_below": own.below("contrast", chains, stop),
+                "f_above": own.above("f", chains, stop),
+                "f_below": own.below("f", chains, stop),
+                "variety": own.variety(chains, stop),
                 "f_off": own.shift(chains, stop),
                 "pull": own.pull(chains.mean("slope", stop)),
                 "distance_of_held_out": own.of_data("distance", chains, stop),

@@ -180,19 +180,18 @@ def _relative(name: str) -> Callable[[Axes, Sequence[LongRun]], None]:
     return curve
 
 
-def _absolute(name: str) -> Callable[[Axes, Sequence[LongRun]], None]:
-    def curve(axes: Axes, found: Sequence[LongRun]) -> None:
-        _lines(axes, found, lambda _, chains, stop: chains.mean(name, stop))
-        if name != "moved":
-            for i, own in enumerate(found):
-                axes.axhline(own.data.mean(name), color=COLOURS[i], lw=1.2, ls=":")
-
-    return curve
+def _moved(axes: Axes, found: Sequence[LongRun]) -> None:
+    _lines(axes, found, lambda _, chains, stop: chains.mean("moved", stop))
 
 
 def _off(axes: Axes, found: Sequence[LongRun]) -> None:
     _lines(axes, found, lambda own, chains, stop: own.shift(chains, stop))
     axes.axhline(0, color=DARK, lw=1.2, ls=":")
+
+
+def _variety(axes: Axes, found: Sequence[LongRun]) -> None:
+    _lines(axes, found, lambda own, chains, stop: own.variety(chains, stop))
+    axes.axhline(1, color=DARK, lw=1.2, ls=":")
 
 
 def _pull(axes: Axes, found: Sequence[LongRun]) -> None:
@@ -204,9 +203,9 @@ def _pull(axes: Axes, found: Sequence[LongRun]) -> None:
 CURVES: dict[str, Callable[[Axes, Sequence[LongRun]], None]] = {
     "mean f, off the data's, in its std": _off,
     "contrast, of the data's": _relative("contrast"),
-    "share of entries outside [-1, 1]": _absolute("beyond"),
+    "variety of chains, of the data's": _variety,
     "distance to data, of held-out's": _relative("distance"),
-    "rms distance to the chain's start": _absolute("moved"),
+    "rms distance to the chain's start": _moved,
     "drift of a step over its noise": _pull,
 }
 """The panels."""

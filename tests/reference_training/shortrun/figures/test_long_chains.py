@@ -15,6 +15,7 @@ from ebmguard.reference_training.shortrun.figures.long_chains import (
     chain_count,
     last_stop,
     long_run,
+    spread,
     stops_of,
 )
 
@@ -160,6 +161,28 @@ def test_shares_above_and_below_are_those_of_numpy() -> None:
             f = own.data.each["f"].numpy()
             shift = (chains.values("f", stop).mean().item() - f.mean()) / f.std()
             assert own.shift(chains, stop) == pytest.approx(shift)
+
+
+def test_spread_is_that_of_numpy_over_what_is_finite() -> None:
+    images = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    expected = np.sqrt(images.numpy().reshape(6, -1).var(axis=0, ddof=1).mean())
+    assert spread(images) == pytest.approx(expected)
+    lost = torch.cat([images, torch.full((1, 1, 4, 4), torch.inf), 0 * images[:1] + torch.nan])
+    assert spread(lost) == pytest.approx(expected)
+    # Of the two that are left there is one; of one image there is no variance.
+    assert math.isnan(spread(lost[5:]))
+
+
+def test_variety_goes_with_the_recursion() -> None:
+    a, sigma = 0.02, 0.05
+    own = quadratic(a, noise_std=sigma, beta_star=0.0)
+    decay = 1 - a
+    for chains, first in zip(own.chains, (1 / 3, own.chains[1].spread[0] ** 2), strict=True):
+        for stop in STOPS:
+            power = decay**stop
+            variance = power**2 * first + sigma**2 * (1 - power**2) / (1 - decay**2)
+            share = math.sqrt(variance) / own.data_spread
+            assert own.variety(chains, stop) == pytest.approx(share, rel=0.06)
 
 
 def test_what_has_no_spread_has_no_shift() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures import long_run as figure
@@ -47,7 +48,26 @@ def test_verdicts() -> None:
     assert verdicts(followed(0.1)) == ["washed out"] * 2
     # A flat f leaves data where they are, and noise, of contrast 0.58, below them.
     flat = followed(0.0, noise_std=1e-4)
-    assert verdicts(flat) == ["washed out", "like data in contrast"]
+    assert verdicts(flat) == ["washed out", "like data in contrast and f"]
+
+
+def test_verdict_on_f_where_contrast_is_that_of_data() -> None:
+    class Sum(torch.nn.Module):
+        """Moves all pixels up, or down, by one amount: contrast stays, f does not."""
+
+        def __init__(self, sign: float) -> None:
+            super().__init__()
+            self.sign = sign
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.sign * x.flatten(1).sum(dim=1) / 10
+
+    # Up the hill chains go beyond the data by themselves, in either direction.
+    for sign in (1.0, -1.0):
+        run = tiny_run(network=Sum(sign), noise_std=1e-4, beta_star=0.0)
+        own = long_run(run, STOPS, count=8, seed=0)
+        assert verdicts(own) == ["washed out", "on peaks above the data"]
+        assert own.above("f", own.chains[1], 300) == 1
 
 
 def test_statements_say_where_chains_were_lost() -> None:
@@ -115,6 +135,7 @@ def test_table_holds_the_numbers() -> None:
     chains = own.chains[0]
     assert last["contrast"] == number(chains.mean("contrast", 300))
     assert last["f off"] == number(own.shift(chains, 300))
+    assert last["variety"] == number(own.variety(chains, 300))
     assert last["moved"] == number(chains.mean("moved", 300))
     data = dict(zip(rows[0], rows[6], strict=True))
     assert data["distance"] == number(own.data.mean("distance"))
