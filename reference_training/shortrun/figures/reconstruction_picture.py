@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 SHOWN = 10
 """Images of a kind, at most."""
+
+LEAST = 1e-5
+"""Where the axes of errors end, as a share of the variance: what is left of an image that a free
+descent has reached is rounding."""
 
 # All in inches.
 WIDTH = 12.0
@@ -95,7 +99,7 @@ def _blocks(own: Reconstructed) -> list[list[Row]]:
     cube, free = (own.one(TRAINED, HELD_OUT, inside=inside) for inside in (True, False))
     fresh = own.one(UNTRAINED, HELD_OUT, inside=True)
     stages = [
-        (f"t = {stage}{', z in the cube' if stage == STAGES[-1] else ''}", images)
+        (f"t = {stage}{', z in the cube' if stage else ''}", images)
         for stage, images in zip(STAGES, cube.inverse.stages, strict=True)
     ]
     first = [
@@ -144,7 +148,8 @@ def _draw_courses(axes: Axes, own: Reconstructed) -> None:
     axes.set_title("error, of variance; dashed: z free", fontsize=10)
     axes.set_xlabel("iteration t", fontsize=8, labelpad=1)
     axes.set_xlim(0, STAGES[-1])
-    _finish(axes)
+    axes.set_ylim(bottom=LEAST)
+    _finish(axes, "lower right")
 
 
 def _shares(one: Reconstruction) -> list[float]:
@@ -161,8 +166,7 @@ def _lines(axes: Axes, own: Reconstructed) -> None:
 def _draw_components(axes: Axes, own: Reconstructed) -> None:
     one = own.one(TRAINED, HELD_OUT, inside=True)
     shares = (own.principal.mean(1) / one.variance).tolist()
-    # The last may be 0, which has no place on the axis.
-    shown = [share for share in shares if share > 1e-4]
+    shown = [share for share in shares if share > LEAST]
     axes.plot(shown, color=DARK, lw=1.4, label="principal components")
     axes.axhline(one.share, color=COLOURS[0], lw=1.4, label="z in the cube")
     _lines(axes, own)
@@ -172,11 +176,11 @@ def _draw_components(axes: Axes, own: Reconstructed) -> None:
         f"principal components, of {own.neighbours[0].numel():,}", fontsize=8, labelpad=1
     )
     axes.set_xlim(left=0)
-    _finish(axes)
+    _finish(axes, "lower left")
 
 
-def _finish(axes: Axes) -> None:
-    axes.legend(fontsize=7, frameon=False)
+def _finish(axes: Axes, place: Literal["lower left", "lower right"]) -> None:
+    axes.legend(fontsize=7, frameon=False, loc=place)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.2)

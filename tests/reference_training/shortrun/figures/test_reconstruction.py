@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ FACTOR = (1 - 0.2) ** 3
 """Of K = 3 steps on -0.1 |x|²: M(z) is this times z, and its cube reaches as far."""
 
 
-def shrinking(path: str = "model", **settings: object) -> TrainedRun:
+def shrinking(path: str = "model", **settings: Any) -> TrainedRun:
     return tiny_run(path, network=Quadratic(0.2), activation="gelu", **settings)
 
 

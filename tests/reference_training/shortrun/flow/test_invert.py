@@ -110,7 +110,8 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
     way = uniform(2, 1, 8, 8, seed=3)
 
     def value(t: float) -> Tensor:
-        return (flow(f, z + t * way, steps=6, step_size=2.0) - x).flatten(1).square().sum(1)
+        errors: Tensor = flow(f, z + t * way, steps=6, step_size=2.0) - x
+        return errors.flatten(1).square().sum(1)
 
     slope = (value(1e-5) - value(-1e-5)) / 2e-5
     torch.testing.assert_close((gradient * way).flatten(1).sum(1), slope, rtol=1e-6, atol=1e-8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from scipy.optimize import lsq_linear
@@ -18,8 +20,8 @@ def rosenbrock(z: Tensor) -> tuple[Tensor, Tensor]:
     return value, gradient
 
 
-def end(objective: Objective, z: Tensor, **settings: object) -> Point:
-    *_, last = descend(objective, z, **settings)  # type: ignore[arg-type]
+def end(objective: Objective, z: Tensor, **settings: Any) -> Point:
+    *_, last = descend(objective, z, **settings)
     return last
 
 
@@ -54,6 +56,16 @@ def test_least_squares_in_a_box_are_those_of_scipy() -> None:
         expected = torch.from_numpy(lsq_linear(a[i].numpy(), y[i].numpy(), (-1, 1), tol=1e-14).x)
         assert 2 < int((found.z[i].abs() == 1).sum()) < 12
         torch.testing.assert_close(found.z[i], expected, rtol=0, atol=1e-5)
+
+
+def test_what_is_flat_and_what_is_steep_is_learned() -> None:
+    # Gradient descent takes some 10,000 iterations to halve the distance along the flattest axis.
+    curvatures = torch.logspace(-4, 0, 8, dtype=torch.float64)
+
+    def objective(z: Tensor) -> tuple[Tensor, Tensor]:
+        return (curvatures * z.square()).sum(1) / 2, curvatures * z
+
+    assert end(objective, starts(10, 8), iterations=60).value.max() < 1e-20
 
 
 def test_problems_do_not_touch_each_other() -> None:
