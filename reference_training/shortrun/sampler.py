@@ -51,9 +51,10 @@ def make_sampler(
 ) -> Sampler:
     """The chains of the training; on a GPU as CUDA graphs.
 
-    The `sgld_steps` that every chain has are one graph. Of a random number of steps those beyond
-    are a graph of one step, replayed as often as is needed: with a graph for each number there
-    would be as many graphs as numbers.
+    A fixed number of steps is one graph. Of a random number the steps that every chain has, all but
+    one, are a graph, and the others a graph of one step, replayed as often as is needed: with a
+    graph for each number there would be as many graphs as numbers. The guard reads the gradient
+    norm of the graph that was captured last, and so that graph has to be a part of every chain.
 
     Args:
         settings: of the chains.
@@ -66,14 +67,17 @@ def make_sampler(
         a sampler that belongs to one network and one guard: what a graph has captured is theirs.
     """
     chains: dict[int, Sampler] = {}
+    is_fixed = settings.sgld_steps == settings.most_sgld_steps
 
     def sample_q(network: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
         finer = refinement()
         if finer not in chains:
             chains[finer] = graphed(partial(chain, refined(settings, finer)), device)
-        climb, whole = chains[finer], settings.sgld_steps * finer
-        x = climb(network, x0, noise[:whole])
-        for step in range(whole, len(noise)):
+        climb, x = chains[finer], x0
+        common = settings.sgld_steps * finer - (0 if is_fixed else 1)
+        if common:
+            x = climb(network, x, noise[:common])
+        for step in range(common, len(noise)):
             x = climb(network, x, noise[step : step + 1])
         return x.clone()  # a graph overwrites its result in the next call
 
