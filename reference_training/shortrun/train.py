@@ -79,7 +79,8 @@ def train(
     record = Record(config, folder, data.scale(data.train_x[:SHOWN]), reporter)
 
     def refinement() -> int:
-        return loss_fn.guard.refinement
+        finer: int = loss_fn.guard.refinement
+        return finer
 
     loss_fn, sample_q = guard(
         None,
@@ -127,7 +128,10 @@ def train(
         steps = draws.sgld_steps()
         if config.most_steps > 1:  # the guard knows the smallest K, and by what it multiplies it
             steps = steps * loss_fn.guard.sgld_steps // settings.sgld_steps
-        x0, rows = buffer.sample(count) if buffer is not None else (draws.starts(count), None)
+        if buffer is None:
+            x0 = draws.starts(count)
+        else:
+            x0, rows = buffer.sample(count)
         x_neg = sample_q(network, x0, draws.noise(count, steps))
         if buffer is not None:
             buffer.write(rows, x_neg)

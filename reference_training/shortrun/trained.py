@@ -97,7 +97,7 @@ class TrainedRun:
     def energies(self, x: Tensor) -> Tensor:
         """f of images (N, C, H, W) in [-1, 1]: (N,)."""
         with torch.no_grad():
-            return torch.cat([self.network(part) for part in x.split(BATCH)])
+            return torch.cat([self.network(part) for part in torch.split(x, BATCH)])
 
 
 def _chunks(steps: int) -> Iterator[int]:
