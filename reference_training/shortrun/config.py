@@ -42,8 +42,9 @@ class ShortRunConfig(RunConfig):
     data_root: str | None = None
     """Folder of the other data sets; None is the environment variable EBMGUARD_DATA."""
     beta_star: float = 0.02
-    """Exponent of the guard's weights on raw outputs, β times the output scale of 20,000; 0 is the
-    standard trainer. The paper could train with 0.02, and no more with 200."""
+    """Exponent of the guard's weights on raw outputs: β times the output scale, 20,000 with the
+    published step_size and noise_std. 0 is the standard trainer. The paper could train with 0.02,
+    and no more with 200."""
     most_steps: int = 1
     """Up to so many times the Langevin steps, each as much finer, while GradScale is low; a power
     of two. 1: never more."""
@@ -157,10 +158,10 @@ class ShortRunConfig(RunConfig):
             problems.append(
                 f"beta_star is {self.beta_star}, expected a finite number, such as 0.02"
             )
-        elif not wrong and self.beta_star > settings.output_scale:
+        elif not wrong and self.beta_star >= settings.output_scale:
             problems.append(
-                f"beta_star is {self.beta_star}, expected at most the output scale, "
-                f"{settings.output_scale:g}: chains would run away from the data"
+                f"beta_star is {self.beta_star}, expected less than the output scale, "
+                f"{settings.output_scale:g}: f is not in the sampler at it, and upside down beyond"
             )
         if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
             problems.append(f"most_steps is {self.most_steps}, expected a power of two: 4")
