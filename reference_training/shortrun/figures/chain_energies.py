@@ -47,11 +47,11 @@ class Energies:
     def rise(self) -> float:
         """How far the mean f⁻ rises by the larger steps, in standard deviations of f⁺.
 
-        NaN where one of them is undefined; infinite where f⁺ does not vary.
+        NaN where one of them is undefined; where f⁺ does not vary infinite, or NaN of no rise.
         """
         plain, larger = self.separation(1.0), self.separation(LARGER)
         rise = larger.mean - plain.mean
-        return rise / plain.data_std if plain.data_std else math.copysign(math.inf, rise)
+        return rise / plain.data_std if plain.data_std else rise * math.inf
 
 
 def measure(

@@ -15,7 +15,7 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 
 from ..flow.gaussian import fit_gaussian
-from ..flow.invert import Inverse, invert
+from ..flow.invert import Inverse, first_guess, invert
 from ..flow.likelihood import (
     bits_per_dim,
     dequantise,
@@ -123,10 +123,7 @@ def measure(run: TrainedRun, *, count: int, seed: int, search: Search = invert) 
     kinds = _kinds(run, data.scale(data.test_x[chosen]), generator)
     starts = run.starts(count, generator)
     asked = [(STORED, False), *((name, True) for name in kinds)]
-    flows = [
-        _found(run, name, kinds[name], starts, inside=inside, search=search)
-        for name, inside in asked
-    ]
+    flows = [_found(run, name, kinds[name], inside=inside, search=search) for name, inside in asked]
     flows.append(_flow(run, OWN, None, starts, inside=True))
     noise = run.settings.data_noise
     return Densities(
@@ -147,13 +144,11 @@ def _kinds(run: TrainedRun, x: Tensor, generator: torch.Generator) -> dict[str, 
     return kinds
 
 
-def _found(
-    run: TrainedRun, name: str, x: Tensor, starts: Tensor, *, inside: bool, search: Search
-) -> Flow:
+def _found(run: TrainedRun, name: str, x: Tensor, *, inside: bool, search: Search) -> Flow:
     steps, step_size = _map(run)
     network = copy.deepcopy(run.network)
     network.autocast = None
-    inverse = search(network, x, steps=steps, step_size=step_size, z0=starts, inside=inside)
+    inverse = search(network, x, steps=steps, step_size=step_size, z0=first_guess(x), inside=inside)
     return _flow(run, name, x, inverse.z, inside=inside)
 
 

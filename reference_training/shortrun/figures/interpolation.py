@@ -107,6 +107,10 @@ def _on_smoothness(paths: Paths) -> str:
 
 
 def _on_likeness(paths: Paths) -> str:
+    if not all(
+        paths.along(name, blend=b).isfinite().all() for name in NAMES for b in (False, True)
+    ):
+        return f"{paths.run.name}, between the ends: nothing can be said; not all is finite."
     parts = []
     for name in NAMES:
         ends = paths.along(name)[:, [0, -1]].mean(dim=1)

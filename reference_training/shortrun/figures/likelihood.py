@@ -166,8 +166,8 @@ def _free(own: Densities) -> str:
     inner = f" ({one.bits[one.within].mean().item():.2f} bits)" if within else ""
     beyond = one.bits[~one.within].mean().item()
     return (
-        f"{told}{inner}; the likelihood of the others is 0, and {beyond:.2f} bits are what it "
-        "would be if p_0 went on outside"
+        f"{told}{inner}; the likelihood of the others is 0, unless another z leads there, and "
+        f"{beyond:.2f} bits are what it would be if p_0 went on outside"
     )
 
 

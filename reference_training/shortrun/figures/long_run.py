@@ -157,7 +157,7 @@ def _statement(own: LongRun, chains: Chains) -> str:
         return (
             f"{who}: diverged; {int((~finite).sum())} of {len(finite)} are not finite, the first "
             f"between {lost[0]:,} and {lost[1]:,} steps; the largest |x| that was seen is "
-            f"{number(kept[-1])}."
+            f"{number(max(kept))}."
         )
     before, after = (own.of_data("contrast", chains, stop) for stop in (own.trained, own.last))
     above = own.above("contrast", chains, own.last)

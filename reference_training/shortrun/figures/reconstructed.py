@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ..flow.invert import ITERATIONS, Inverse, invert
+from ..flow.invert import ITERATIONS, Inverse, first_guess, invert
 from ..start import make_network
 from .nearest import nearest
 from .principal import principal_errors
@@ -105,13 +105,13 @@ class Reconstructed:
 def reconstruct(run: TrainedRun, *, count: int, seed: int) -> Reconstructed:
     """Reconstruct held-out images, and as a control images that are no data.
 
-    From starts drawn of p_0, by the map of the run's K steps without noise: of the fewest steps
+    From x / 2, by the map of the run's K steps without noise: of the fewest steps
     that it trained with, each with the drift of the training, (1 - β) f.
 
     Args:
         run: whose chains start from noise.
         count: held-out images, drawn at random.
-        seed: of the images' choice, the starts, the permutation and the noise.
+        seed: of the images' choice, the permutation and the noise.
 
     Raises:
         ConfigError: there are fewer test images.
@@ -134,14 +134,13 @@ def reconstruct(run: TrainedRun, *, count: int, seed: int) -> Reconstructed:
         PERMUTED: (_permuted(some, order), _variance(some, mean)),
         NOISE: (noise, _variance(noise, torch.zeros_like(mean))),
     }
-    starts = run.starts(sum(len(images) for images, _ in kinds.values()), generator)
     fresh = make_network(run.config, data).eval().requires_grad_(False)
     first = {HELD_OUT: (some, _variance(some, mean))}
     found = [
         reconstruction
         for network, f, targets in ((TRAINED, run.network, kinds), (UNTRAINED, fresh, first))
         for inside in (True, False)
-        for reconstruction in _reconstructions(run, network, f, targets, starts, inside=inside)
+        for reconstruction in _reconstructions(run, network, f, targets, inside=inside)
     ]
     near = nearest(x, data.train_x, data.levels)
     return Reconstructed(
@@ -158,7 +157,6 @@ def _reconstructions(
     network: str,
     f: EnergyNet,
     targets: dict[str, tuple[Tensor, float]],
-    starts: Tensor,
     *,
     inside: bool,
 ) -> list[Reconstruction]:
@@ -169,7 +167,7 @@ def _reconstructions(
         x,
         steps=run.settings.sgld_steps,
         step_size=run.settings.step_size * run.drift,
-        z0=starts[: len(x)],
+        z0=first_guess(x),
         inside=inside,
         stages=STAGES,
     )

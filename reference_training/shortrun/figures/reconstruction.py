@@ -28,7 +28,7 @@ from .reconstructed import (
     Reconstruction,
     reconstruct,
 )
-from .reconstruction_picture import draw
+from .reconstruction_picture import LEAST, draw
 from .several import from_noise, number
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ CONVERGED = 0.05
 """The descent counts as over where the last tenth of it took less than this share of the error."""
 
 LEGEND = (
-    "z minimises |x - M(z)|², M the K steps of training without noise, from z drawn of p_0 = "
-    "U(-1, 1). Error: mean squared error per pixel and channel of images in [-1, 1], mean over the "
+    "z minimises |x - M(z)|², M the K steps of training without noise, from z = x / 2. "
+    "Error: mean squared error per pixel and channel of images in [-1, 1], mean over the "
     "images, with its standard error. Of variance: over the mean squared difference from the mean "
     "training image (of noise: from 0). PCA: principal components of the training images that "
     "leave as little. Outside, largest: share of z's entries outside [-1, 1], where no chain "
     "starts, and the largest |z|. Falling: share of the error that the last tenth of the "
     "iterations took. Permuted: held-out images with their pixels in another order, the same for "
-    "all; noise: drawn of p_0. Untrained: the same network as its seed initialises it."
+    "all; noise: drawn of p_0 = U(-1, 1). Untrained: the same network as its seed initialises it."
 )
 MEANING = (
     "What it shows: z has as many numbers as the image, and as long as no step folds space over, M "
@@ -144,7 +144,8 @@ def statements(own: Reconstructed) -> list[str]:
             "its network is piecewise linear: dM/dz is the identity wherever it exists, the "
             "descent is a fixed-point iteration, and its errors are upper bounds of the least ones"
         )
-    falling = [one for one in own.found if one.still_falling > CONVERGED]
+    # What is left of an image that has been reached is rounding, and may still fall.
+    falling = [one for one in own.found if one.still_falling > CONVERGED and one.share > LEAST]
     if falling:
         which = "; ".join(f"{one.images}, {one.network}, z {_where(one)}" for one in falling)
         said.append(f"the descent was not over for {which}: more iterations would lower the error")
@@ -184,17 +185,24 @@ def _training(own: Reconstructed) -> str:
             f"(trained: {number(same)})"
         )
     count = len(own.one(UNTRAINED, HELD_OUT, inside=True).target)
-    return f"before training, {count} of these images had an error of {' and '.join(parts)}"
+    before = "before training"
+    if own.run.config.start_from is not None:
+        before += ", with its seed's parameters and not those that it started from"
+    return f"{before}, {count} of these images had an error of {' and '.join(parts)}"
 
 
 def _no_data(own: Reconstructed) -> str:
     data, *others = (own.one(TRAINED, k, inside=True) for k in (HELD_OUT, PERMUTED, NOISE))
     least = min(one.share for one in others)
-    verdict = (
-        f"the model prefers data, by a factor of {number(least / data.share)}"
-        if data.share < least
-        else "by this measure the model does not prefer data"
-    )
+    if max(data.share, least) <= LEAST:
+        verdict = "all of them are reached, and this measure does not tell data from others"
+    elif data.share < least:
+        # Below LEAST is rounding, which is no measure of how much nearer data are.
+        more = "more than " if data.share < LEAST else ""
+        factor = number(least / max(data.share, LEAST))
+        verdict = f"the model prefers data, by a factor of {more}{factor}"
+    else:
+        verdict = "by this measure the model does not prefer data"
     left = ", ".join(f"{one.images} {one.share:.1%}" for one in (data, *others))
     return f"share of the variance that is left, with z in the cube: {left}: {verdict}"
 

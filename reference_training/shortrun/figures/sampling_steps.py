@@ -114,7 +114,9 @@ def _on_saturation(own: Sweep) -> str:
         f"{early.mean(name):.1%} to {late.mean(name):.1%} (data: {own.data.mean(name):.1%})"
         for name in ("beyond", "ends")
     )
-    if after <= before:
+    if math.isnan(after):
+        verdict = "the data have no contrast to compare it with"
+    elif after <= before:
         verdict = "no over-saturation, contrast does not grow"
     elif after <= 1:
         verdict = "no over-saturation, contrast grows and stays below that of data"

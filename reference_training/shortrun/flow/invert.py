@@ -36,6 +36,20 @@ class Inverse:
     stages: Tensor
 
 
+def first_guess(x: Tensor) -> Tensor:
+    """Where a search for the z of an image x in [-1, 1] may begin: in the cube, on the way to x.
+
+    From noise of p_0, where the paper begins, more descents end at another image than x.
+
+    Args:
+        x: images, (B, ...).
+
+    Returns:
+        (B, ...).
+    """
+    return x / 2
+
+
 def invert(
     f: NegativeEnergy,
     x: Tensor,
