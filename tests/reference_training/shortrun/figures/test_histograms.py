@@ -15,7 +15,7 @@ from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures import separation as sep
-from ebmguard.reference_training.shortrun.figures.chain_energies import measure
+from ebmguard.reference_training.shortrun.figures.chain_energies import Energies, measure
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.histograms import make, symlog_ticks
 from tests.reference_training.pictures import assert_no_text_on_text
@@ -117,6 +117,16 @@ def test_negatives_are_the_chain_in_closed_form():
     assert found.rise == pytest.approx(
         (found.negatives[4.0].mean() - found.negatives[1.0].mean()) / found.data.std()
     )
+
+
+@pytest.mark.parametrize(
+    ("larger", "rise"),
+    [(3.0, math.inf), (1.0, -math.inf), (2.0, math.nan), (math.nan, math.nan)],
+)
+def test_a_rise_over_data_that_do_not_vary(larger, rise):
+    flat = np.zeros(2)
+    found = Energies("x", 0.0, flat, flat, {1.0: flat + 2, 4.0: flat + larger})
+    assert found.rise == pytest.approx(rise, nan_ok=True)
 
 
 def test_data_have_the_noise_of_the_training():

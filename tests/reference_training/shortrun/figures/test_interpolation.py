@@ -59,9 +59,11 @@ def test_where_pixels_are_sorted_the_path_jumps_and_keeps_what_the_blend_loses()
     assert found.inside("f") > 10 * found.inside("f", blend=True)
 
 
-def test_of_lost_paths_nothing_is_said_of_smoothness():
+def test_of_lost_paths_nothing_is_said():
     found = interpolate(tiny_run(network=Quadratic(-1e30)), count=2, seed=0)
-    assert statements(found)[0] == "tiny: nothing can be said; 2 paths are not finite."
+    said = statements(found)
+    assert said[0] == "tiny: nothing can be said; 2 paths are not finite."
+    assert said[1] == "tiny, between the ends: nothing can be said; not all is finite."
 
 
 def test_the_table_has_a_line_for_each_pair_their_mean_and_held_out_images():

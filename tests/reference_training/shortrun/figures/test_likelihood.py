@@ -82,7 +82,7 @@ def test_outside_of_the_flows_box_the_density_is_said_to_be_zero(own: Densities)
     expected = (cube.target.abs() - FACTOR).clamp(min=0).square().mean().sqrt().item()
     assert cube.miss == pytest.approx(expected, rel=1e-3)
     said = " ".join(statements(own))
-    assert f"in the cube for 0 of {COUNT} images; the likelihood of the others is 0" in said
+    assert f"in the cube for 0 of {COUNT} images; the likelihood of the others is 0, unless" in said
     assert f"farther than the {own.run.settings.data_noise:g} of the training's noise" in said
 
 

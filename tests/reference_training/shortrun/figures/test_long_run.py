@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,13 @@ def test_statements_say_where_chains_were_lost() -> None:
     assert "the first between 30 and 300 steps" in noise
     assert "the largest |x| that was seen is 1" in noise or "is 9" in noise
     assert "chains from data" in data
+
+
+def test_the_largest_entry_is_that_of_all_stops() -> None:
+    own = followed(-9.0)
+    first = replace(own.chains[0], largest=(5.0, 2.0, 3.0, math.inf))
+    said = statements(replace(own, chains=(first, own.chains[1])))[0]
+    assert said.endswith("the largest |x| that was seen is 5.00.")
 
 
 def test_statements_give_the_contrast() -> None:

@@ -21,6 +21,7 @@ from ebmguard.reference_training.shortrun.figures.reconstructed import (
     TRAINED,
     UNTRAINED,
     Reconstructed,
+    Reconstruction,
     reconstruct,
 )
 from ebmguard.reference_training.shortrun.figures.reconstruction import make, statements, table
@@ -118,6 +119,47 @@ def test_statements_follow_from_the_numbers(own: Reconstructed) -> None:
     # A cube that shrinks reaches noise, of smaller entries, more easily than digits.
     assert "by this measure the model does not prefer data" in no_data
     assert f"noise {own.one(TRAINED, NOISE, inside=True).share:.1%}" in no_data
+
+
+@pytest.mark.parametrize(
+    ("data", "others", "words"),
+    [
+        (0.2, 0.5, "the model prefers data, by a factor of 2.5."),
+        (0.2, 0.2, "by this measure the model does not prefer data."),
+        (0.5, 0.2, "by this measure the model does not prefer data."),
+        # What is left of an image that is reached is rounding, or nothing.
+        (1e-9, 1e-7, "all of them are reached, and this measure does not tell data from others."),
+        (0.0, 0.0, "all of them are reached, and this measure does not tell data from others."),
+        (0.0, 0.1, "the model prefers data, by a factor of more than 10,000."),
+        (0.1, 0.0, "by this measure the model does not prefer data."),
+    ],
+)
+def test_what_is_rounding_tells_data_from_nothing(
+    own: Reconstructed, data: float, others: float, words: str
+) -> None:
+    found = [left(one, data if one.images == HELD_OUT else others) for one in own.found]
+    assert statements(replace(own, found=found))[3].endswith(words)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.1, True), (1e-8, False)])
+def test_a_descent_that_has_arrived_is_over(own: Reconstructed, share: float, said: bool) -> None:
+    found = [left(one, share, before=2 * share) for one in own.found]
+    assert said == any("was not over" in s for s in statements(replace(own, found=found)))
+
+
+def left(one: Reconstruction, share: float, before: float | None = None) -> Reconstruction:
+    """With this share of the variance left, and so much at the tenths of the descent before."""
+    inverse = one.inverse
+    error = torch.full_like(inverse.error, share * one.variance).double()
+    course = inverse.course.double() * 0 + (share if before is None else before) * one.variance
+    course[-1] = error
+    return replace(one, inverse=replace(inverse, error=error, course=course))
+
+
+def test_a_network_that_was_not_trained_from_its_seed_is_said_not_to_be(own: Reconstructed) -> None:
+    words = "before training, with its seed's parameters and not those that it started from, 16 of"
+    assert words not in statements(own)[2]
+    assert words in statements(replace(own, run=shrinking(start_from="other")))[2]
 
 
 def test_a_piecewise_linear_network_is_said_to_be_one(own: Reconstructed) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def test_contrast_that_grows_towards_the_data_is_no_over_saturation():
     assert statements(found)[0].endswith(
         "no over-saturation, contrast grows and stays below that of data."
     )
+
+
+def test_where_data_have_no_contrast_there_is_no_verdict():
+    found = made_sweep({10: fixed(0.2, 0.2), 20: fixed(0.4, 0.4)})
+    flat = replace(found, data=fixed(0.0, 0.0))
+    said = statements(flat)[0]
+    assert said.endswith(": the data have no contrast to compare it with.")
 
 
 def test_of_lost_chains_nothing_is_said():
