@@ -18,7 +18,7 @@ from ...markdown import NONE, markdown_table
 from ..trained import TrainedRun
 from .config import FigureConfig
 from .made import Made
-from .several import caution, from_noise, labels, negatives, number, ordered
+from .several import caution, from_noise, labels, negatives, number, ordered, unrefined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,15 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
     return Made(
         figure=draw({"training images": images, **dict(zip(names, samples, strict=True))}, title),
         text="\n\n".join(
-            filter(None, [table(names, runs, judged, real, len(reference)), said, caution(runs)])
+            filter(
+                None,
+                [
+                    table(names, runs, judged, real, len(reference)),
+                    said,
+                    caution(runs),
+                    unrefined(runs),
+                ],
+            )
         ),
         numbers={
             "runs": [

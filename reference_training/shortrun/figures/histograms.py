@@ -16,7 +16,7 @@ from .chain_energies import LARGER, Energies, measure
 from .config import FigureConfig
 from .made import Made
 from .separation import edges, linear_range, shares
-from .several import caution, from_noise, labels, number, ordered
+from .several import caution, from_noise, labels, number, ordered, unrefined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +49,7 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
     title = f"Figure {config.name}: f on {runs[0].data.name} and on negatives of SGLD"
     return Made(
         figure=draw(found, title + (f", step size × {LARGER:g}" if len(factors) > 1 else "")),
-        text="\n\n".join(filter(None, [table(found), said, caution(runs)])),
+        text="\n\n".join(filter(None, [table(found), said, caution(runs), unrefined(runs)])),
         numbers={
             "runs": [_numbers(run, own) for run, own in zip(runs, found, strict=True)],
             "statement": said,

@@ -115,6 +115,8 @@ class LongRun:
         settings = self.run.settings
         low, high = settings.sgld_steps, settings.most_sgld_steps
         steps = f"K = {low}" if low == high else f"K from {low} to {high}"
+        if self.run.config.most_steps > 1:
+            steps += f" (up to {self.run.config.most_steps} times as many, as much finer)"
         start = "chains from noise" if settings.init == "noise" else "persistent chains"
         return f"trained with {steps}, {start}, σ = {settings.noise_std:g}"
 

@@ -74,5 +74,7 @@ def describe(run: TrainedRun) -> str:
     """A run in a line: its folder, its data, β*, the K of training, and for how long it trained."""
     low, high = run.settings.sgld_steps, run.settings.most_sgld_steps
     steps = f"K = {low}" if low == high else f"K from {low} to {high}"
+    if run.config.most_steps > 1:
+        steps += f" (in training up to {run.config.most_steps} times as many, as much finer)"
     words = [run.data.name, f"β* = {run.config.beta_star:g}", steps, f"{run.step:,} updates"]
     return f"{run.name}: {', '.join(words)}"

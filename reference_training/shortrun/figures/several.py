@@ -19,6 +19,8 @@ TOGETHER = 200
 """Chains that are run together: the noise of many steps is drawn at once."""
 FREE = ("iterations", "sample_every")
 """Settings that the tables tell otherwise, or that leave the network as it is."""
+BEYOND = ("most_steps", "start_from", "precision")
+"""What else decides a run's network, and is no part of its preset."""
 
 
 def ordered(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
@@ -57,6 +59,7 @@ def other_differences(runs: Sequence[TrainedRun]) -> list[str]:
         for field in dataclasses.fields(runs[0].settings)
         if field.name not in FREE
     }
+    found |= {name: [getattr(run.config, name) for run in runs] for name in BEYOND}
     found["updates"] = [run.step for run in runs]
     return [
         f"{name.replace('_', ' ')} {', '.join(map(_word, dict.fromkeys(values)))}"
@@ -69,6 +72,18 @@ def caution(runs: Sequence[TrainedRun]) -> str:
     """A sentence on :func:`other_differences`; "" where there are none."""
     found = other_differences(runs)
     return f"The runs differ in more than β*: {'; '.join(found)}." if found else ""
+
+
+def unrefined(runs: Sequence[TrainedRun]) -> str:
+    """A sentence on runs that could train with finer steps than their chains here have; or ""."""
+    finer = [run for run in runs if run.config.most_steps > 1]
+    if not finer:
+        return ""
+    told = ", ".join(f"{run.name} {run.config.most_steps}" for run in finer)
+    return (
+        "Chains here have the K steps of the settings; in training there may have been more, each "
+        f"as much finer, up to so many times: {told}."
+    )
 
 
 def number(value: float | None) -> str:

@@ -217,3 +217,16 @@ def test_other_differences_are_told(tmp_path):
     assert told == (
         "The runs differ in more than β*: sgld steps 3, 5; most sgld steps 3, 5; updates 6, 9."
     )
+
+
+def test_what_the_preset_does_not_hold_is_told_too(tmp_path):
+    runs = [
+        run_of(tmp_path / "0", 0.0, [1.0]),
+        run_of(tmp_path / "2", 2.0, [1.0], most_steps=4, start_from="other", precision="bfloat16"),
+    ]
+    told = make(runs, FIGURE_12).text.splitlines()[-1]
+    assert told == (
+        "The runs differ in more than β*: most steps 1, 4; start from None, other; "
+        "precision float32, bfloat16."
+    )
+    assert "differ" not in make(runs[:1], FIGURE_12).text

@@ -17,10 +17,12 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures import separation as sep
 from ebmguard.reference_training.shortrun.figures.chain_energies import Energies, measure
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
+from ebmguard.reference_training.shortrun.figures.grids import make as make_15
 from ebmguard.reference_training.shortrun.figures.histograms import make, symlog_ticks
 from tests.reference_training.pictures import assert_no_text_on_text
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
 
+makers = {"13": make, "14": make, "15": make_15}
 values = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=30)
 
 
@@ -247,3 +249,11 @@ def test_persistent_chains_are_refused():
     run = tiny_run("kept", init="persistent", buffer_size=20)
     with pytest.raises(ConfigError, match=r"kept were persistent and are not kept.*--init noise"):
         make([run], figure("13"))
+
+
+@pytest.mark.parametrize("name", ["13", "14", "15"])
+def test_steps_that_were_finer_in_training_are_told(name):
+    runs = two_runs(most_steps=4)
+    told = makers[name](runs, figure(name, count=4)).text.splitlines()[-1]
+    assert told.endswith("each as much finer, up to so many times: b0 4, b20 4.")
+    assert "finer" not in makers[name](two_runs(), figure(name, count=4)).text

@@ -187,3 +187,6 @@ def test_random_numbers_of_steps_are_named() -> None:
     run = tiny_run(Path("random"), most_sgld_steps=5, sgld_steps=3)
     own = long_run(run, (0, 3), count=2, seed=0)
     assert own.training == "trained with K from 3 to 5, chains from noise, σ = 0.01"
+    finer = long_run(tiny_run("finer", most_steps=4), STOPS, count=2, seed=0)
+    assert "K = 3 (up to 4 times as many, as much finer), chains from noise" in finer.training
+    assert_no_text_on_text(draw([finer]))

@@ -55,3 +55,5 @@ def test_a_run_in_a_line():
     assert describe(tiny_run("runs/a", beta_star=0.5)) == "a: digits, β* = 0.5, K = 3, 6 updates"
     ranged = tiny_run("b", sgld_steps=10, most_sgld_steps=12, step=3000)
     assert describe(ranged).endswith("K from 10 to 12, 3,000 updates")
+    finer = tiny_run("runs/c", most_steps=4)
+    assert "K = 3 (in training up to 4 times as many, as much finer), 6" in describe(finer)
