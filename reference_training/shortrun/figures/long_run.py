@@ -38,7 +38,9 @@ WORDS = (
     ("contrast", "over-saturated", "washed out"),
     ("f", "on peaks above the data", "below the data"),
 )
-"""What most chains above and below the quantiles of the data are called."""
+"""What many chains above and below the quantiles of the data are called."""
+MANY = 0.25
+"""Share of the chains that is many beyond a quantile which 2.5% of the data are beyond."""
 
 
 def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
@@ -133,17 +135,17 @@ def statements(own: LongRun) -> list[str]:
 def verdict(own: LongRun, chains: Chains) -> str:
     """In a few words what became of the chains.
 
-    "diverged" where one is not finite at the end. Otherwise by most of the chains, first by their
-    contrast and then by f, held against the quantiles between which 95% of the data are:
-    "over-saturated" and "washed out" above and below in contrast, "on peaks above the data" and
+    "diverged" where one is not finite at the end. Otherwise by a quarter of the chains or more,
+    first by their contrast and then by f, held against the quantiles between which 95% of the data
+    are: "over-saturated" and "washed out" above and below in contrast, "on peaks above the data" and
     "below the data" in f, and "like data in contrast and f" where none of these holds.
     """
     if not chains.finite(own.last).all():
         return "diverged"
     for name, above, below in WORDS:
-        if own.above(name, chains, own.last) > 0.5:
+        if own.above(name, chains, own.last) >= MANY:
             return above
-        if own.below(name, chains, own.last) > 0.5:
+        if own.below(name, chains, own.last) >= MANY:
             return below
     return "like data in contrast and f"
 
@@ -165,7 +167,8 @@ def _statement(own: LongRun, chains: Chains) -> str:
         f"{who}: {verdict(own, chains)}; contrast {number(before)} of the data's at K = "
         f"{own.trained} and {number(after)} at the end, where {above:.0%} of the chains have more "
         f"than 97.5% of the data; their variety is {number(own.variety(chains, own.last))} of the "
-        f"data's, and mean f is {_off(own.shift(chains, own.last))} the data's."
+        f"data's; mean f is {_off(own.shift(chains, own.last))} the data's, and "
+        f"{own.above('f', chains, own.last):.0%} of the chains are above 97.5% of the data."
     )
 
 
