@@ -136,9 +136,9 @@ def verdict(own: LongRun, chains: Chains) -> str:
     """In a few words what became of the chains.
 
     "diverged" where one is not finite at the end. Otherwise by a quarter of the chains or more,
-    first by their contrast and then by f, held against the quantiles between which 95% of the data
-    are: "over-saturated" and "washed out" above and below in contrast, "on peaks above the data" and
-    "below the data" in f, and "like data in contrast and f" where none of these holds.
+    first by their contrast and then by f, held against the quantiles that 95% of the data lie
+    between: "over-saturated" and "washed out" above and below in contrast, "on peaks above the
+    data" and "below the data" in f, and "like data in contrast and f" where none of these holds.
     """
     if not chains.finite(own.last).all():
         return "diverged"
