@@ -193,6 +193,20 @@ def test_runs_of_other_beta_see_the_same_random_numbers(tmp_path, monkeypatch):
     assert not same(a["network"], b["network"])
 
 
+def test_the_guard_knows_the_steps_and_the_persistent_chains(tmp_path):
+    settings = {"noise_std": 0.05, "step_size": 0.7, "beta_star": 100.0}
+    go(config_for(tmp_path, **settings, init="persistent", buffer_size=12))
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
+    assert len(rows) == 6
+    for row in rows:
+        # The drift is that of (1 - β) f, with o = 2 * 0.7 / 0.05² = 560; an image has 64 entries.
+        drift = 0.7 * (1 - 100 / 560) * row["sampler/grad_norm"]
+        assert row["sampler/drift_to_noise"] == pytest.approx(drift / (0.05 * 8), rel=1e-5)
+    # Of 12 chains each update draws 8: some are drawn again.
+    ages = [row["buffer/age"] for row in rows]
+    assert ages[0] < 1 < ages[-1]
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A run of eight updates, its negatives, and what it returned."""
