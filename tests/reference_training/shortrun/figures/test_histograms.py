@@ -167,6 +167,10 @@ def test_figure_13():
     assert [own["beta_star"] for own in made.numbers["runs"]] == [0, 20]
     (numbers,) = made.numbers["runs"][0]["step_size"].values()
     found = measure(two_runs()[1], "x", 50, 0, (1.0,))
+    # Of 25 values each of one distribution, in 50 bins.
+    chance = sep.overlap(found.data[::2], found.data[1::2])
+    assert chance < 0.7
+    assert f"two halves of the first run's f(x⁺) by {chance:.3g}." in made.text
     assert numbers["data_mean"] == pytest.approx(found.data.mean())
     assert numbers["gap"] == pytest.approx(found.data.mean() - found.negatives[1.0].mean())
     assert numbers["std"] == pytest.approx(found.negatives[1.0].std())
