@@ -143,10 +143,9 @@ def verdict(own: LongRun, chains: Chains) -> str:
     if not chains.finite(own.last).all():
         return "diverged"
     for name, above, below in WORDS:
-        if own.above(name, chains, own.last) >= MANY:
-            return above
-        if own.below(name, chains, own.last) >= MANY:
-            return below
+        up, down = own.above(name, chains, own.last), own.below(name, chains, own.last)
+        if max(up, down) >= MANY:
+            return above if up >= down else below
     return "like data in contrast and f"
 
 
