@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,8 @@ def check_picture(file: Path) -> None:
     """Find out whether a picture could be written there, before anything slow is computed for it.
 
     Raises:
-        ConfigError: its name has no ending that stands for a picture, or there is no such folder.
+        ConfigError: its name has no ending that stands for a picture, there is no such folder, it
+            is a folder itself, or it may not be written.
         ImportError: matplotlib is not installed.
     """
     formats = new_figure(1, 1).canvas.get_supported_filetypes()
@@ -47,6 +49,12 @@ def check_picture(file: Path) -> None:
         )
     if not file.parent.is_dir():
         raise ConfigError(f"{file} cannot be written: {file.parent} is not a folder; make it first")
+    if file.is_dir():
+        raise ConfigError(f"{file} cannot be written: it is a folder; give the name of a file")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(
+            f"{file} cannot be written: no permission; allow it, or choose another folder"
+        )
 
 
 def save_picture(figure: Figure, file: Path) -> None:

@@ -127,3 +127,10 @@ def test_files_that_cannot_be_written_are_told(tmp_path, monkeypatch):
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         command.run(FigureConfig(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
+
+
+def test_a_folder_in_the_pictures_place_is_seen_before_a_run_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "load_run", lambda *_: pytest.fail("a run was opened"))
+    (tmp_path / "x.png").mkdir()
+    with pytest.raises(ConfigError, match=r"x\.png cannot be written: it is a folder"):
+        command.run(FigureConfig(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
