@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-
 from ..flow.gaussian import fit_gaussian
 from ..flow.invert import Inverse, first_guess, invert
 from ..flow.likelihood import (
@@ -25,6 +23,7 @@ from ..flow.likelihood import (
     uniform_bits,
 )
 from ..flow.logdet import log_abs_det
+from .several import enough_held_out
 
 if TYPE_CHECKING:
     from ..trained import TrainedRun
@@ -113,11 +112,7 @@ def measure(run: TrainedRun, *, count: int, seed: int, search: Search = invert) 
         ConfigError: there are fewer test images.
     """
     data = run.data
-    if count > len(data.test_x):
-        raise ConfigError(
-            f"{count} held-out images were asked for, and the data of {run.path} have "
-            f"{len(data.test_x)}; give a smaller --count"
-        )
+    enough_held_out([run], count)
     generator = torch.Generator(run.device).manual_seed(seed)
     chosen = torch.randperm(len(data.test_x), generator=generator, device=run.device)[:count]
     kinds = _kinds(run, data.scale(data.test_x[chosen]), generator)

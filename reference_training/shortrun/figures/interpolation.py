@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ebmguard.errors import ConfigError
-
 from ...markdown import NONE, markdown_table
 from .config import FigureConfig
 from .interpolation_picture import MOST_RUNS, draw
 from .made import Made
 from .measured import describe
 from .paths import Paths, course, interpolate, outside, spread
-from .several import from_noise
+from .several import at_most, from_noise
 
 if TYPE_CHECKING:
     from ..trained import TrainedRun
@@ -51,10 +49,7 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
         ImportError: matplotlib is not installed.
     """
     from_noise(runs, "Figure interpolation")
-    if len(runs) > MOST_RUNS:
-        raise ConfigError(
-            f"the figure has room for {MOST_RUNS} runs, and {len(runs)} were given; give fewer"
-        )
+    at_most(runs, MOST_RUNS)
     found = [interpolate(run, count=config.count or COUNT, seed=config.seed) for run in runs]
     said = [sentence for paths in found for sentence in statements(paths)]
     text = "\n\n".join([LEGEND, *map(table, found), "\n".join(said)])

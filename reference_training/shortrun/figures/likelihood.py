@@ -28,7 +28,7 @@ from .densities import (
 from .likelihood_picture import draw
 from .made import Made
 from .measured import describe
-from .several import from_noise, number
+from .several import at_most, enough_held_out, from_noise, number
 
 if TYPE_CHECKING:
     from ..trained import TrainedRun
@@ -76,14 +76,13 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
             for.
         ImportError: matplotlib is not installed.
     """
-    if len(runs) > MOST_RUNS:
-        raise ConfigError(
-            f"the figure has room for {MOST_RUNS} runs, and {len(runs)} were given; give fewer"
-        )
+    at_most(runs, MOST_RUNS)
     from_noise(runs, "Figure likelihood")
     for run in runs:
         check_smooth(run)
-    found = [measure(run, count=config.count or COUNT, seed=config.seed) for run in runs]
+    count = config.count or COUNT
+    enough_held_out(runs, count)
+    found = [measure(run, count=count, seed=config.seed) for run in runs]
     said = [sentence for own in found for sentence in statements(own)]
     text = "\n\n".join([LEGEND, *map(table, found), "\n".join([*said, MEANING])])
     return Made(draw(found), text, {"runs": list(map(_numbers, found)), "statements": said})

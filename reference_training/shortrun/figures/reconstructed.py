@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-
 from ..flow.invert import ITERATIONS, Inverse, first_guess, invert
 from ..start import make_network
 from .nearest import nearest
 from .principal import principal_errors
+from .several import enough_held_out
 
 if TYPE_CHECKING:
     from ..network import EnergyNet
@@ -117,11 +116,7 @@ def reconstruct(run: TrainedRun, *, count: int, seed: int) -> Reconstructed:
         ConfigError: there are fewer test images.
     """
     data = run.data
-    if count > len(data.test_x):
-        raise ConfigError(
-            f"{count} held-out images were asked for, and the data of {run.path} have "
-            f"{len(data.test_x)}; give a smaller --count"
-        )
+    enough_held_out([run], count)
     generator = torch.Generator(run.device).manual_seed(seed)
     chosen = torch.randperm(len(data.test_x), generator=generator, device=run.device)[:count]
     x = data.scale(data.test_x[chosen])

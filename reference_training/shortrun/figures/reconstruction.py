@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-
 from ...markdown import NONE, markdown_table
 from .config import FigureConfig
 from .made import Made
@@ -29,7 +27,7 @@ from .reconstructed import (
     reconstruct,
 )
 from .reconstruction_picture import LEAST, draw
-from .several import from_noise, number
+from .several import at_most, enough_held_out, from_noise, number
 
 if TYPE_CHECKING:
     from ..trained import TrainedRun
@@ -73,11 +71,10 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
         ImportError: matplotlib is not installed.
     """
     from_noise(runs, "Figure reconstruction")
-    if len(runs) > MOST_RUNS:
-        raise ConfigError(
-            f"the figure has room for {MOST_RUNS} runs, and {len(runs)} were given; give fewer"
-        )
-    found = [reconstruct(run, count=config.count or COUNT, seed=config.seed) for run in runs]
+    at_most(runs, MOST_RUNS)
+    count = config.count or COUNT
+    enough_held_out(runs, count)
+    found = [reconstruct(run, count=count, seed=config.seed) for run in runs]
     said = [sentence for own in found for sentence in statements(own)]
     text = "\n\n".join([LEGEND, *map(table, found), "\n".join([*said, MEANING])])
     return Made(draw(found), text, {"runs": [_numbers(own) for own in found], "statements": said})

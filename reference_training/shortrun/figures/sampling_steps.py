@@ -10,14 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ebmguard.errors import ConfigError
-
 from ...markdown import NONE, markdown_table
 from .config import FigureConfig
 from .made import Made
 from .measured import Measured, describe
 from .sampling_steps_picture import MOST_RUNS, draw
-from .several import from_noise
+from .several import at_most, from_noise
 from .step_sweep import Sweep, stops_of, sweep
 
 if TYPE_CHECKING:
@@ -40,10 +38,7 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
         ImportError: matplotlib is not installed.
     """
     from_noise(runs, "Figure steps")
-    if len(runs) > MOST_RUNS:
-        raise ConfigError(
-            f"the figure has room for {MOST_RUNS} runs, and {len(runs)} were given; give fewer"
-        )
+    at_most(runs, MOST_RUNS)
     stops = stops_of([run.settings.sgld_steps for run in runs])
     sweeps = [sweep(run, stops, count=config.count or COUNT, seed=config.seed) for run in runs]
     said = [sentence for own in sweeps for sentence in statements(own)]

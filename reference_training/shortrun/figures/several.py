@@ -87,7 +87,7 @@ def unrefined(runs: Sequence[TrainedRun]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits; a dash for what there is not, a word for what is undefined."""
+    """Three digits, without zeros at the end; a word for what is undefined, a dash for None."""
     if value is None:
         return NONE
     if math.isnan(value):
@@ -134,6 +134,33 @@ def from_noise(runs: Sequence[TrainedRun], figure: str) -> None:
             f"{', '.join(str(run.path) for run in other)} were persistent and are not kept. Give "
             "runs trained with --init noise."
         )
+
+
+def at_most(runs: Sequence[TrainedRun], most: int) -> None:
+    """Refuse more runs than a picture has room for.
+
+    Raises:
+        ConfigError: there are more.
+    """
+    if len(runs) > most:
+        raise ConfigError(
+            f"the figure has room for {most} runs, and {len(runs)} were given; give fewer"
+        )
+
+
+def enough_held_out(runs: Sequence[TrainedRun], count: int) -> None:
+    """Refuse runs with too few held-out images, before any of them is worked on.
+
+    Raises:
+        ConfigError: names the run, how many were asked for and how many there are.
+    """
+    for run in runs:
+        there = len(run.data.test_x)
+        if count > there:
+            raise ConfigError(
+                f"{count} held-out images were asked for, and the data of {run.path} have "
+                f"{there}; give a smaller --count"
+            )
 
 
 def _word(value: object) -> str:
