@@ -83,6 +83,9 @@ def draw(found: Sequence[LongRun]) -> Figure:
         axes.set_xlabel("steps", labelpad=1)
         least = min(own.trained for own in found)
         axes.set_xscale("symlog", linthresh=least, linscale=0.5)
+        # A power of ten in the linear part would lie on the 0.
+        powers = (10**k for k in range(len(str(found[0].last))))
+        axes.set_xticks([0, *(power for power in powers if power >= least)])
         axes.set_xlim(0, found[0].last)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
