@@ -10,13 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ebmguard.errors import ConfigError
-
 from ...markdown import NONE, markdown_table
 from .config import FigureConfig
 from .long_chains import Chains, LongRun, chain_count, last_stop, long_run, stops_of
 from .long_run_picture import MOST_RUNS, draw
 from .made import Made
+from .several import at_most, number
 
 if TYPE_CHECKING:
     from ..trained import TrainedRun
@@ -56,10 +55,7 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
         ConfigError: there are more runs than colours, or fewer test images than chains.
         ImportError: matplotlib is not installed.
     """
-    if len(runs) > MOST_RUNS:
-        raise ConfigError(
-            f"the figure has room for {MOST_RUNS} runs, and {len(runs)} were given; give fewer"
-        )
+    at_most(runs, MOST_RUNS)
     counts = [chain_count(run, config.count) for run in runs]
     last = last_stop([run.settings.sgld_steps for run in runs])
     found = [
@@ -176,15 +172,6 @@ def _off(shift: float) -> str:
         return "not comparable with"
     side = "above" if shift >= 0 else "below"
     return f"{number(abs(shift))} standard deviations {side}"
-
-
-def number(value: float) -> str:
-    """Three digits, or a word for what is undefined."""
-    if math.isnan(value):
-        return "undefined"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    return f"{value:,.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:#.3g}"
 
 
 def _numbers(own: LongRun) -> dict[str, Any]:

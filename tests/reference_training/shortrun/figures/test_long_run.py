@@ -16,8 +16,9 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures import long_run as figure
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.long_chains import LongRun, long_run
-from ebmguard.reference_training.shortrun.figures.long_run import make, number, statements, verdict
+from ebmguard.reference_training.shortrun.figures.long_run import make, statements, verdict
 from ebmguard.reference_training.shortrun.figures.long_run_picture import draw, short
+from ebmguard.reference_training.shortrun.figures.several import number
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import to_json
 
@@ -96,7 +97,7 @@ def test_the_largest_entry_is_that_of_all_stops() -> None:
     own = followed(-9.0)
     first = replace(own.chains[0], largest=(5.0, 2.0, 3.0, math.inf))
     said = statements(replace(own, chains=(first, own.chains[1])))[0]
-    assert "the largest |x| that was seen is 5" in said
+    assert said.endswith("the largest |x| that was seen is 5.")
 
 
 def test_statements_give_the_contrast() -> None:
@@ -104,7 +105,7 @@ def test_statements_give_the_contrast() -> None:
     noise, _ = statements(own)
     early = own.of_data("contrast", own.chains[0], 3)
     late = own.of_data("contrast", own.chains[0], 300)
-    assert f"contrast {early:#.3g} of the data's at K = 3 and {number(late)} at the end" in noise
+    assert f"contrast {number(early)} of the data's at K = 3 and {number(late)} at the end" in noise
     assert "100% of the chains have more than 97.5% of the data" in noise
     assert "standard deviations above the data's" in noise
     flat, _ = statements(followed(0.0))
@@ -191,7 +192,12 @@ def test_words() -> None:
     assert words == ["0", "200", "1k", "2.5k", "1M"]
     assert number(float("nan")) == "undefined"
     assert [number(float(text)) for text in ("inf", "-inf")] == ["∞", "−∞"]
-    assert [number(value) for value in (0.12345, 1234.5, 1e12)] == ["0.123", "1,234", "1.00e+12"]
+    assert [number(value) for value in (0.12345, 465.2, 1234.5, 1e12)] == [
+        "0.123",
+        "465",
+        "1,234",
+        "1e+12",
+    ]
     assert number(-1234.5) == "-1,234"
 
 
