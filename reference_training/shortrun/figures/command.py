@@ -49,7 +49,9 @@ def run(config: FigureConfig) -> int:
     device = find_device(config.device)
     # A figure's module brings what it alone needs, and other figures should not wait for it.
     module = importlib.import_module(f".{MODULES[config.name]}", __package__)
-    made: Made = module.make([load_run(path, device) for path in config.runs], config)
+    made: Made = module.make(
+        [load_run(path, device, config.data_root) for path in config.runs], config
+    )
     save_picture(made.figure, config.file)
     text = json.dumps(to_json(made.numbers), indent=2, allow_nan=False) + "\n"
     try:

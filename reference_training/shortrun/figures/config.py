@@ -51,6 +51,9 @@ class FigureConfig:
     """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
     count: int | None = None
     """Images or chains; the default is the figure's own."""
+    data_root: str | None = None
+    """Folder of the data sets; None is that of each run, else the environment variable
+    EBMGUARD_DATA."""
     seed: int = 0
     """Seed of the noise that chains start from, and of that of their steps."""
     device: str = "auto"
