@@ -57,7 +57,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, numbers: dict[str, Any]) -> list[Any]:
 
     module.make = make
     monkeypatch.setitem(sys.modules, f"{PACKAGE}.long_run", module)
-    monkeypatch.setattr(command, "load_run", lambda path, device: (path, device.type))
+    monkeypatch.setattr(command, "load_run", lambda path, device, data_root: (path, device.type))
     return seen
 
 
