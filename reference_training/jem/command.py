@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
-from ..interrupt import INTERRUPTED
-from ..ranks import joined_ranks
+from ..launch import launch
 from .config import JemConfig
 from .train import train
 
 
 def run(config: JemConfig) -> int:
-    """`ebmguard train jem`: open the run folder, train, and say how it went.
-
-    Returns:
-        Exit status: 0, or 130 where Ctrl-C stopped the run. That the guard ended it is a result.
-
-    Raises:
-        ConfigError: the settings, the folder or the device cannot be meant.
-    """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with joined_ranks(config.device) as ranks:
-        if not ranks.is_first:  # all see the same alerts, which are said once
-            logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
-        config, folder = config.open(ranks)
-        results = train(config, folder, ranks=ranks)
-    if ranks.is_first:
-        if results is None:
-            by = f", by torchrun with {ranks.world} processes" if ranks.world > 1 else ""
-            print(f"stopped; go on with: {config.command()} --resume{by}")
-        else:
-            print(summary(results, folder.path))
-    return INTERRUPTED if results is None else 0
+    """`ebmguard train jem`: as :func:`..launch.launch` says."""
+    return launch(config, train, summary)
 
 
 def summary(results: dict[str, Any], path: Path) -> str:
