@@ -86,11 +86,10 @@ class RunFolder:
         Raises:
             ConfigError: there is no run in it.
         """
-        if not (path / CONFIG).is_file():
-            raise ConfigError(f"{path} holds no run to resume ({CONFIG} is missing)")
+        config = read_config(path)
         for name in FOLDERS:
             (path / name).mkdir(exist_ok=True)
-        return cls(path, json.loads((path / CONFIG).read_text(encoding="utf-8")), ranks)
+        return cls(path, config, ranks)
 
     @property
     def figures(self) -> Path:
@@ -140,6 +139,24 @@ class RunFolder:
         for name, size in self.row_sizes().items():
             # After a loss of power a file may have less than was written to it.
             os.truncate(self.path / name, min(size, sizes.get(name, 0)))
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of the run in a folder.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+    """
+    file = path / CONFIG
+    if not file.is_file():
+        raise ConfigError(f"{path} holds no run to resume or to read ({CONFIG} is missing)")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, and of UTF-8
+        raise ConfigError(f"{file} is damaged: {error}; it is no run's") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} is damaged: expected the settings of a run, {{...}}")
+    return config
 
 
 def _replace_text(file: Path, text: str) -> None:

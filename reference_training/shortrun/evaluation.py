@@ -19,7 +19,7 @@ from ..device import describe, find_device
 from ..jem.evaluation import Features, SampleQuality, load_features
 from ..markdown import markdown_table
 from ..precision import set_precision
-from ..run_folder import CONFIG
+from ..run_folder import CONFIG, read_config
 from .evaluate_config import EvaluateConfig
 from .trained import TrainedRun, load_run
 
@@ -69,10 +69,9 @@ def check_features(spec: str, trained: TrainedRun) -> None:
     Raises:
         ConfigError: the folder's run is none of JEM, or is on other data or another image size.
     """
-    file = Path(spec) / CONFIG
-    if not file.is_file():
+    if not (Path(spec) / CONFIG).is_file():
         return
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = read_config(Path(spec))
     if not {"data", "scenario", "precision", "settings"} <= set(stored):
         raise ConfigError(
             f"features is {spec}, which is not a run folder of `ebmguard train jem`, whose "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from ebmguard.errors import ConfigError
 from ..checkpoints import load_all_ranks
 from ..data import ImageData
 from ..precision import autocast_type
-from ..run_folder import CONFIG
+from ..run_folder import CONFIG, read_config
 from .network import EnergyNet
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def start_from(network: EnergyNet, path: Path, activation: str) -> None:
     if found is None or not (path / CONFIG).is_file():
         raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")
     other = f"start_from is {path}, whose network is another than this run's"
-    stored = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("settings", {})
+    stored = read_config(path).get("settings", {})
     if stored.get("activation") != activation:
         raise ConfigError(
             f"{other}: its activation is {stored.get('activation')}, here it is {activation}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from ebmguard.errors import ConfigError
 
 from ..checkpoints import load_all_ranks
 from ..data import ImageData
-from ..run_folder import CONFIG
+from ..run_folder import read_config
 from .config import ShortRunConfig
 from .draws import uniform
 from .network import EnergyNet
@@ -117,10 +116,7 @@ def load_run(path: Path, device: torch.device, data_root: str | None = None) -> 
         ConfigError: there is no run of a short-run model, or no checkpoint that can be read; or
             the data are not there.
     """
-    file = path / CONFIG
-    if not file.is_file():
-        raise ConfigError(f"{path} holds no run ({CONFIG} is missing)")
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = read_config(path)
     config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)
     found = load_all_ranks(path / "checkpoints")
     if found is None:

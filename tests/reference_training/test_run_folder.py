@@ -8,7 +8,7 @@ import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.ranks import Ranks
-from ebmguard.reference_training.run_folder import RunFolder
+from ebmguard.reference_training.run_folder import RunFolder, read_config
 from ebmguard.sinks import read_jsonl
 
 
@@ -122,3 +122,13 @@ def test_cuts_nothing_off_a_file_that_lost_its_end(tmp_path):
     folder.cut_rows({"metrics.jsonl": sizes["metrics.jsonl"] // 2})
     folder.cut_rows(sizes)  # the loss of power that a checkpoint survived, but not its rows
     assert folder.row_sizes() == {"metrics.jsonl": sizes["metrics.jsonl"] // 2}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{"])
+def test_a_damaged_config_is_told(tmp_path, text):
+    (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError, match=r"config\.json is damaged"):
+        read_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"config\.json is damaged"):
+        RunFolder.resume(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably
 
+from ... import run_folder
 from ...checkpoints import load_all_ranks
 from ...networks import WideResNet
 from ...run_folder import CONFIG
@@ -27,8 +27,7 @@ def read_config(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the folder holds none.
     """
-    file = run / CONFIG
-    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    config = run_folder.read_config(run) if (run / CONFIG).is_file() else {}
     if not {"data", "precision", "settings"} <= set(config):
         raise ConfigError(f"{run} is not a run folder of `ebmguard train jem`")
     return config
