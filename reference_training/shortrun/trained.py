@@ -65,6 +65,11 @@ class TrainedRun:
         """1 - β, the factor on f in the sampler of the training."""
         return 1 - self.config.beta_star / self.settings.output_scale
 
+    @property
+    def step_size(self) -> float:
+        """Factor of ∇f in a step of the training's sampler, which runs on (1 - β) f."""
+        return self.settings.step_size * self.drift
+
     def starts(self, count: int, generator: torch.Generator) -> Tensor:
         """Start points of chains, U(-1, 1): (count, C, H, W)."""
         return uniform((count, *self.data.sample_shape), generator)

@@ -23,6 +23,7 @@ from ..flow.likelihood import (
     uniform_bits,
 )
 from ..flow.logdet import log_abs_det
+from .measured import some_of
 from .several import enough_held_out
 
 if TYPE_CHECKING:
@@ -114,8 +115,7 @@ def measure(run: TrainedRun, *, count: int, seed: int, search: Search = invert) 
     data = run.data
     enough_held_out([run], count)
     generator = torch.Generator(run.device).manual_seed(seed)
-    chosen = torch.randperm(len(data.test_x), generator=generator, device=run.device)[:count]
-    kinds = _kinds(run, data.scale(data.test_x[chosen]), generator)
+    kinds = _kinds(run, some_of(run, data.test_x, generator, count), generator)
     starts = run.starts(count, generator)
     asked = [(STORED, False), *((name, True) for name in kinds)]
     flows = [_found(run, name, kinds[name], inside=inside, search=search) for name, inside in asked]
@@ -140,19 +140,24 @@ def _kinds(run: TrainedRun, x: Tensor, generator: torch.Generator) -> dict[str, 
 
 
 def _found(run: TrainedRun, name: str, x: Tensor, *, inside: bool, search: Search) -> Flow:
-    steps, step_size = _map(run)
     network = copy.deepcopy(run.network)
     network.autocast = None
-    inverse = search(network, x, steps=steps, step_size=step_size, z0=first_guess(x), inside=inside)
+    inverse = search(
+        network,
+        x,
+        steps=run.settings.sgld_steps,
+        step_size=run.step_size,
+        z0=first_guess(x),
+        inside=inside,
+    )
     return _flow(run, name, x, inverse.z, inside=inside)
 
 
 def _flow(run: TrainedRun, name: str, x: Tensor | None, z: Tensor, *, inside: bool) -> Flow:
     """The density at M(z), which is to be x; None: M(z) is the image itself."""
-    steps, step_size = _map(run)
     network = copy.deepcopy(run.network).double()
     network.autocast = None
-    found = log_abs_det(network, z.double(), steps=steps, step_size=step_size)
+    found = log_abs_det(network, z.double(), steps=run.settings.sgld_steps, step_size=run.step_size)
     size = found.x[0].numel()
     log_p = extended_log_density(found.total, size=size)
     so_far = torch.cat([found.log_abs.new_zeros((1, len(z))), found.log_abs.cumsum(0)])
@@ -168,11 +173,6 @@ def _flow(run: TrainedRun, name: str, x: Tensor | None, z: Tensor, *, inside: bo
         flips=found.flips.cpu(),
         course=(so_far / (size * math.log(2))).cpu(),
     )
-
-
-def _map(run: TrainedRun) -> tuple[int, float]:
-    """K and the factor on the gradient, of the run's sampler."""
-    return run.settings.sgld_steps, run.settings.step_size * run.drift
 
 
 def _fitted(run: TrainedRun, kinds: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

@@ -231,8 +231,7 @@ def long_run(run: TrainedRun, stops: Sequence[int], *, count: int, seed: int) ->
     generator = torch.Generator(run.device).manual_seed(seed)
     noise_starts = run.starts(count, generator)
     held_out = some_of(run, run.data.test_x, generator)
-    chosen = torch.randperm(len(run.data.test_x), generator=generator, device=run.device)[:count]
-    data_starts = _noisy(run, run.data.scale(run.data.test_x[chosen]), generator)
+    data_starts = _noisy(run, some_of(run, run.data.test_x, generator, count), generator)
     data = _noisy(run, some_of(run, run.data.train_x, generator), generator)
     starts = torch.cat([noise_starts, data_starts])
     x, done = starts, 0

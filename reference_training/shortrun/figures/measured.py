@@ -64,9 +64,12 @@ def values_and_slopes(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor,
     return torch.cat(values), torch.cat(slopes)
 
 
-def some_of(run: TrainedRun, images: Tensor, generator: torch.Generator) -> Tensor:
-    """Images of a run's data set at random, at most :data:`REFERENCES`, in [-1, 1]."""
-    chosen = torch.randperm(len(images), generator=generator, device=run.device)[:REFERENCES]
+def some_of(
+    run: TrainedRun, images: Tensor, generator: torch.Generator, count: int | None = None
+) -> Tensor:
+    """Random images of a run's data set in [-1, 1], at most `count`; None: :data:`REFERENCES`."""
+    order = torch.randperm(len(images), generator=generator, device=run.device)
+    chosen = order[: REFERENCES if count is None else count]
     return run.data.scale(images[chosen])
 
 

@@ -150,9 +150,8 @@ def interpolate(run: TrainedRun, *, count: int, seed: int) -> Paths:
     z1, z2 = run.starts(2 * count, generator).chunk(2)
     rho = arc(POINTS)
     starts = between(z1, z2, rho)
-    step_size = run.settings.step_size * run.drift
     parts = [
-        flow(run.network, part, steps=run.settings.sgld_steps, step_size=step_size)
+        flow(run.network, part, steps=run.settings.sgld_steps, step_size=run.step_size)
         for part in torch.split(starts.flatten(0, 1), BATCH)
     ]
     images = torch.cat(parts).reshape(starts.shape)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..flow.invert import ITERATIONS, Inverse, first_guess, invert
 from ..start import make_network
+from .measured import some_of
 from .nearest import nearest
 from .principal import principal_errors
 from .several import enough_held_out
@@ -118,8 +119,7 @@ def reconstruct(run: TrainedRun, *, count: int, seed: int) -> Reconstructed:
     data = run.data
     enough_held_out([run], count)
     generator = torch.Generator(run.device).manual_seed(seed)
-    chosen = torch.randperm(len(data.test_x), generator=generator, device=run.device)[:count]
-    x = data.scale(data.test_x[chosen])
+    x = some_of(run, data.test_x, generator, count)
     mean = data.scale(data.train_x.double().mean(0))
     some = x[:CONTROLS]
     order = torch.randperm(x[0].numel(), generator=generator, device=run.device)
@@ -161,7 +161,7 @@ def _reconstructions(
         f,
         x,
         steps=run.settings.sgld_steps,
-        step_size=run.settings.step_size * run.drift,
+        step_size=run.step_size,
         z0=first_guess(x),
         inside=inside,
         stages=STAGES,
