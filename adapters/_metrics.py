@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ebmguard.sinks._text import LEVEL_NUMBERS, marker_tag
 from ebmguard.sinks.protocol import TAG_PREFIX
+from ebmguard.sinks.text import LEVEL_NUMBERS, marker_tag
 
 __all__ = ["MetricsSink"]
 

@@ -20,12 +20,12 @@ from os import PathLike
 from typing import Any, Literal
 
 from ebmguard import Alert
-from ebmguard._alarm import Alarm
 from ebmguard.adapters._jax_diagnostics import diagnostics
 from ebmguard.adapters._jax_objective import Array, contrastive_loss, temper
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError, ShapeError
-from ebmguard.monitor import Finished, Monitor
+from ebmguard.retrofit.alarm import Alarm
+from ebmguard.retrofit.rows import Finished, Monitor
 from ebmguard.sinks import as_sink, open_log_dir
 
 with requires("jax", extra="jax"):

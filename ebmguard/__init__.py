@@ -8,12 +8,12 @@ mathematics alone.
 """
 
 from . import diagnostics, errors, objective, recovery, samplers, sinks
-from ._guard import Guard
-from ._retrofit import guard
 from .alerts import Alert, Level
 from .errors import BudgetSpentError, DivergenceError, EbmguardError
 from .objective import contrastive_loss
 from .recovery import Recovery
+from .retrofit.arguments import guard
+from .retrofit.guard import Guard
 
 __all__ = [
     "Alert",

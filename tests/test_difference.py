@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ebmguard.difference import Convention, Difference
 from ebmguard.energies import Reduce
 from ebmguard.errors import LossError
+from ebmguard.retrofit.loss_fn import Convention, Difference
 
 N = 6
 

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from ebmguard.monitor import Monitor
+from ebmguard.retrofit.rows import Monitor
 from tests.guard.parts import Memory
 
 

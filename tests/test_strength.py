@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.strength import Strength
+from ebmguard.retrofit.strength import Strength
 
 JEM = 20_000.0
 

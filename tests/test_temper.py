@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ebmguard.errors import SamplerError
-from ebmguard.temper import Tempering, find_module, scale
+from ebmguard.tempering.tempering import Tempering, find_module, scale
 from tests.guard.parts import Bowl, Energy, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)

@@ -14,7 +14,7 @@ from torch import nn
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
 from ebmguard.samplers import sgld
-from ebmguard.temper import Tempering
+from ebmguard.tempering.tempering import Tempering
 from tests.guard.parts import Bowl, Energy, energies
 from tests.replay import Replay, count_replays_as_graphs
 
@@ -351,7 +351,7 @@ def test_nothing_is_compiled_during_the_capture(monkeypatch, beta_star):
     """Compiling is not allowed there; the warm-up of the capture must have done it all."""
     # No replay here: PyTorch compiles nothing while one records.
     capturing = False
-    monkeypatch.setattr("ebmguard.temper.is_capturing", lambda: capturing)
+    monkeypatch.setattr("ebmguard.tempering.tempering.is_capturing", lambda: capturing)
     compiled_during_the_capture = []
 
     def backend(graph, example_inputs):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..energies import Groups, LogQ
 from ..objective import coefficients
-from ..objective._ranks import summed
+from ..ranks import summed
 
 __all__ = ["mixture_gaps", "mixture_weights"]
 

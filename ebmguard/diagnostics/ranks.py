@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
-from ..objective._joined import join
-from ..objective._ranks import gathered
+from ..objective.joined import join
+from ..ranks import gathered
 from .weights import Shares, exponentiated, named, weight_diagnostics_at
 
 __all__ = ["diagnostics_of_ranks"]

@@ -3,7 +3,7 @@
 Notation follows *Energy-Based Model Training Objective Robust to Inaccurate SGLD Samples*:
 ``f`` is the negative energy (high on data), ``beta_star`` is the exponent β* on raw network
 outputs, and S = logsumexp_j β* f(x⁻_j). Only β* enters here; the sampler's side, (1 - β) f, is in
-:mod:`ebmguard.temper`.
+:mod:`ebmguard.tempering`.
 
 Shapes are those of :mod:`ebmguard.energies`. Everything is computed in float32 at least; float64
 stays float64.
@@ -16,8 +16,8 @@ a positive is left out. If a side is then empty the loss is 0 with zero gradient
 dropped in silence: the guard counts these samples and raises an alert.
 """
 
-from ._usable import usable
 from .losses import coefficients, contrastive_loss, grad_scale, positive_weights, weights
+from .usable import usable
 
 __all__ = [
     "coefficients",

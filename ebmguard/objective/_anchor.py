@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._ranks import gathered
-from ._usable import void
+from ..ranks import gathered
+from .usable import void
 
 __all__ = ["Anchor"]
 

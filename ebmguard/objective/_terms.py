@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import SMALLEST, BetaStar, Groups, LogQ, Reduce, Variant, per_sample
+from ..ranks import summed
 from ._anchor import Anchor
-from ._ranks import ProcessGroup, summed
-from ._usable import in_force, kept, void
+from .usable import in_force, kept, void
 
 __all__ = ["Terms", "usable_softmax"]
 
@@ -61,7 +61,7 @@ class Terms:
         groups: Groups | None = None,
         log_q: LogQ | None = None,
         reduce: Reduce = "sum",
-        process_group: ProcessGroup = None,
+        process_group: dist.ProcessGroup | None = None,
         zero_at: float = 1.0,
     ) -> Terms:
         pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)

@@ -23,9 +23,8 @@ from ..energies import (
     per_sample,
     variant_runs,
 )
-from ._joined import join
-from ._ranks import ProcessGroup
 from ._terms import Terms, usable_softmax
+from .joined import join
 
 __all__ = [
     "coefficients",
@@ -122,7 +121,7 @@ def contrastive_loss(
     groups: Groups | None = None,
     log_q: LogQ | None = None,
     reduce: Reduce = "sum",
-    process_group: ProcessGroup = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """The contrastive loss to minimise, in the units of ``f_neg.mean() - f_pos.mean()``.
 
@@ -210,7 +209,7 @@ def coefficients(
     groups: Groups | None = None,
     log_q: LogQ | None = None,
     reduce: Reduce = "sum",
-    process_group: ProcessGroup = None,
+    process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Gradient of :func:`contrastive_loss` with respect to each sample's energy, in closed form.
 

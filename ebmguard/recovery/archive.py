@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
+from ..ranks import Ranks
 from .files import load_durably, save_durably
-from .ranks import Ranks
 
 __all__ = ["Archive"]
 

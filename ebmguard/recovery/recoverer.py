@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from ..alerts import Alert, Level
 from ..errors import BudgetSpentError, ConfigError
+from ..ranks import Ranks
 from .archive import Archive
 from .learning_rate import LearningRate
 from .policy import Change, Recovery
 from .purge import purge
 from .randomness import reseed
-from .ranks import Ranks
 from .rollback import Rollback
 from .snapshots import Snapshot, Snapshots
 from .state import Run, buffer_rows, capture, check_run, generators_of, restore

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from .shards import Place, joined, local, place_of
+from ..shards import Place, joined, local, place_of
 
 __all__ = ["copied", "fresh", "places_of"]
 

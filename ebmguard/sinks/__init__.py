@@ -6,9 +6,9 @@ built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
 alerts to a web address.
 """
 
-from ._patient import PatientSink
 from .add_scalar import AddScalarSink
 from .jsonl import JsonlSink, read_jsonl, to_json
+from .patient import PatientSink
 from .protocol import Sink
 from .resolve import as_sink, open_log_dir
 from .tensorboard import TensorBoardSink

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ._text import LEVEL_NUMBERS, alert_markdown, marker_tag
 from .protocol import TAG_PREFIX
+from .text import LEVEL_NUMBERS, alert_markdown, marker_tag
 
 __all__ = ["AddScalarSink"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from ._files import AppendFile, prepare_folder
+from .files import AppendFile, prepare_folder
 
 __all__ = ["JsonlSink", "parse_line", "read_jsonl", "to_json"]
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from ._files import prepare_folder
-from ._text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
+from .files import prepare_folder
 from .protocol import MARKER_PREFIX, TAG_PREFIX
+from .text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
 
 __all__ = ["TensorBoardSink"]
 
@@ -96,7 +96,7 @@ class TensorBoardSink:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
-            from ._events import EventFile
+            from .events import EventFile
         except ImportError as error:
             raise ConfigError(
                 f"Event files need the package tensorboard, which cannot be imported: {error}. "

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..errors import ConfigError
-from ._text import LEVEL_NUMBERS
 from .jsonl import to_json
+from .text import LEVEL_NUMBERS
 
 __all__ = ["WebhookSink"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
-from ._row import finite
+from .row import finite
 
 __all__ = ["BetaController", "BetaState", "SteerBeta", "decide", "next_state"]
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..errors import ConfigError
-from ._row import REFERENCE, finite
+from .row import REFERENCE, finite
 
 __all__ = ["AdaptiveSteps", "StepsController", "StepsState", "next_state"]
 

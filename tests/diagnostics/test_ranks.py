@@ -18,7 +18,7 @@ from ebmguard.diagnostics import (
     ranks,
     weight_diagnostics_at,
 )
-from ebmguard.objective import _joined
+from ebmguard.objective import joined as joined_batch
 
 Batch = tuple[Tensor, Tensor]
 Row = dict[str, Tensor]
@@ -58,7 +58,7 @@ def across(
 ) -> tuple[list[Row], Row]:
     meeting = Meeting(len(batches))
     monkeypatch.setattr(ranks, "gathered", meeting.gathered)
-    monkeypatch.setattr(_joined, "gathered", meeting.gathered)
+    monkeypatch.setattr(joined_batch, "gathered", meeting.gathered)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda rank: rank)
 
     def one(rank: int) -> tuple[list[Row], Row]:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.ranks import Ranks
 from ebmguard.recovery.archive import Archive
-from ebmguard.recovery.ranks import Ranks
 from ebmguard.sinks import read_jsonl
 from tests.guard.ranks_actions import FAULTY_STEP
 from tests.ranks import ranks_of

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import Guard, guard
-from ebmguard._course import Course
 from ebmguard.diagnostics import ChainState, metropolis_acceptance
+from ebmguard.retrofit.actions import Course
 from ebmguard.samplers import ReplayBuffer, sgld
 from tests.guard.jem_loop import Sampler, train
 from tests.guard.parts import Energy, energies

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ebmguard.ranks import Ranks
 from ebmguard.recovery.archive import Archive
-from ebmguard.recovery.ranks import Ranks
 
 
 class Killed(BaseException):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ebmguard.alerts import Alert, Level
-from ebmguard.sinks._text import alert_markdown
+from ebmguard.sinks.text import alert_markdown
 
 ALERT = Alert("energy_blowup", Level.ERROR, 7, "energy_gap", 3.5, 3.0, 64, ("a", "b"))
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ebmguard._journal import Journal
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training import interrupt
 from ebmguard.reference_training.data import load_data
@@ -24,6 +23,7 @@ from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
+from ebmguard.retrofit.journal import Journal
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
     SMALL,

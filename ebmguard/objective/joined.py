@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
-from ._ranks import gathered
+from ..ranks import gathered
 
 __all__ = ["JoinedBatch", "join"]
 

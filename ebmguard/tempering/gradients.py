@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.hooks import RemovableHandle
 
-from .energies import has_models
+from ..energies import has_models
 
 __all__ = ["Evaluation", "Evaluations"]
 

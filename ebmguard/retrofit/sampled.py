@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ._attached import Attached
-from .diagnostics import (
+from ..diagnostics import (
     ChainState,
     clamped,
     drift_to_noise,
@@ -16,9 +15,10 @@ from .diagnostics import (
     metropolis_acceptance,
     oriented,
 )
-from .energies import has_models
-from .evaluations import Evaluation
-from .temper import Tempering
+from ..energies import has_models
+from ..tempering.gradients import Evaluation
+from ..tempering.tempering import Tempering
+from .attached import Attached
 
 __all__ = ["known_by", "sampled"]
 

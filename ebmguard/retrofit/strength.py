@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .energies import ONE_MODEL, exponents, model_dimensions
-from .errors import ConfigError
+from ..energies import ONE_MODEL, exponents, model_dimensions
+from ..errors import ConfigError
 
 __all__ = ["Schedulable", "Strength", "StrengthAt", "number"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._alarm import Alarm
-from ._meter import Meter
-from .energies import Groups, LogQ
-from .monitor import Finished, Monitor, Row
+from ..energies import Groups, LogQ
+from .alarm import Alarm
+from .measure import Meter
+from .rows import Finished, Monitor, Row
 from .strength import StrengthAt
 
 __all__ = ["Journal"]
@@ -119,7 +119,7 @@ class Journal:
     def end_step_by_optimizer(self, skipped: float | Tensor, by_scaler: bool) -> None:
         """The optimizer has ended the step.
 
-        Args, as of :class:`ebmguard._steps.OptimizerHooks`:
+        Args, as of :class:`ebmguard.retrofit.optimizer.OptimizerHooks`:
             skipped: whether its gradients were not finite.
             by_scaler: whether a GradScaler said so.
         """

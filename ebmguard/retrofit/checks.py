@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch import Tensor
 
-from .check import Setup
-from .errors import ConfigError
+from ..check import Setup
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ._guard import Guard
+    from .guard import Guard
 
 __all__ = ["setup_of"]
 

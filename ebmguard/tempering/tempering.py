@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .energies import ONE_MODEL
-from .errors import SamplerError
-from .evaluations import Evaluation, Evaluations
+from ..energies import ONE_MODEL
+from ..errors import SamplerError
+from .gradients import Evaluation, Evaluations
 
 __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 

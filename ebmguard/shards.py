@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import ConfigError
+from .errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Shard

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, Adam, AdamW, Optimizer
 
-from ._update import PendingUpdate, Update, dense
+from .update import PendingUpdate, Update, dense
 
 __all__ = ["OptimizerHooks"]
 

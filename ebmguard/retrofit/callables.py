@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .energies import Groups, LogQ
-from .errors import ConfigError, SamplerError
+from ..energies import Groups, LogQ
+from ..errors import ConfigError, SamplerError
 
 if TYPE_CHECKING:
-    from ._guard import Guard
+    from .guard import Guard
 
 __all__ = [
     "GuardedFunction",

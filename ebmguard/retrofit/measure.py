@@ -12,10 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._attached import Attached
-from ._sampled import known_by, sampled
-from ._update import Update
-from .diagnostics import (
+from ..diagnostics import (
     amplification,
     buffer_diagnostics,
     diagnostics_of_ranks,
@@ -27,10 +24,13 @@ from .diagnostics import (
     repeated,
     weight_diagnostics_at,
 )
-from .diagnostics.weights import exponentiated
-from .energies import Groups, LogQ, Reduce, Variants, per_sample
+from ..diagnostics.weights import exponentiated
+from ..energies import Groups, LogQ, Reduce, Variants, per_sample
+from ..tempering.tempering import Tempering
+from .attached import Attached
+from .sampled import known_by, sampled
 from .strength import StrengthAt
-from .temper import Tempering
+from .update import Update
 
 __all__ = ["Meter"]
 

@@ -14,27 +14,27 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ._alarm import Action, Alarm
-from ._attached import Attached
-from ._callables import GuardedLoss, check_takes, wrap_sampler
-from ._checks import setup_of
-from ._course import Course
-from ._journal import Journal
-from ._meter import Meter
-from ._sampling import Sampling
-from ._steps import OptimizerHooks
-from .alerts import Alert
-from .check import Problem, find_problems
-from .difference import Difference
-from .energies import Groups, LogQ, Reduce, Variants, check_energies
-from .errors import ConfigError, LossError, SamplerError
-from .monitor import Monitor, Row
-from .objective import coefficients, contrastive_loss
-from .recovery import Recovery, Rollback
-from .recovery.ranks import Ranks
-from .steering import AdaptiveSteps, BetaController
+from ..alerts import Alert
+from ..check import Problem, find_problems
+from ..energies import Groups, LogQ, Reduce, Variants, check_energies
+from ..errors import ConfigError, LossError, SamplerError
+from ..objective import coefficients, contrastive_loss
+from ..ranks import Ranks
+from ..recovery import Recovery, Rollback
+from ..steering import AdaptiveSteps, BetaController
+from ..tempering.tempering import is_capturing, scale
+from .actions import Course
+from .alarm import Action, Alarm
+from .attached import Attached
+from .callables import GuardedLoss, check_takes, wrap_sampler
+from .checks import setup_of
+from .journal import Journal
+from .loss_fn import Difference
+from .measure import Meter
+from .optimizer import OptimizerHooks
+from .rows import Monitor, Row
+from .sampling import Sampling
 from .strength import Strength, StrengthAt
-from .temper import is_capturing, scale
 
 __all__ = ["Guard", "Options"]
 

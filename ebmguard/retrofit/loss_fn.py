@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from .energies import ONE_MODEL, Reduce
-from .errors import LossError
-from .objective import contrastive_loss
+from ..energies import ONE_MODEL, Reduce
+from ..errors import LossError
+from ..objective import contrastive_loss
 
 __all__ = ["Convention", "Difference", "LossFn"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from .alerts import Alert, Detector, Level, error_for
-from .errors import ConfigError
-from .monitor import Monitor, Row
+from ..alerts import Alert, Detector, Level, error_for
+from ..errors import ConfigError
+from .rows import Monitor, Row
 
 __all__ = ["Action", "Alarm"]
 

@@ -1,18 +1,18 @@
-"""What ranks tell each other: a few numbers each, whatever the size of their batches."""
+"""What the ranks of a run tell each other: small messages at every step, plain values rarely."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["ProcessGroup", "gathered", "summed"]
-
-ProcessGroup: TypeAlias = "dist.ProcessGroup | None"
+__all__ = ["Ranks", "gathered", "summed"]
 
 
 def gathered(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]:
@@ -31,6 +31,38 @@ def summed(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]:
     message = _packed(tensors)
     dist.all_reduce(message, group=process_group)
     return _unpacked(message, tensors)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together.
+
+    Attributes:
+        group: their process group; None for a single process.
+    """
+
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 if self.group is None else dist.get_world_size(self.group)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that logs and writes for all."""
+        return self.group is None or dist.get_rank(self.group) == 0
+
+    def own(self, folder: Path) -> Path:
+        """This rank's part of a folder; of a single process all of it."""
+        return folder if self.group is None else folder / f"rank{dist.get_rank(self.group)}"
+
+    def from_all(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank: a plain value, and not at every step."""
+        values = [value] * self.count
+        if self.group is not None:
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
 
 def _packed(tensors: Sequence[Tensor]) -> Tensor:

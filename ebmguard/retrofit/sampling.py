@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from ._callables import refuse_deferred
-from ._course import Course
-from ._meter import Meter
-from .errors import SamplerError
-from .samplers import Mixture
+from ..errors import SamplerError
+from ..samplers import Mixture
+from ..tempering.tempering import Tempering, find_module
+from .actions import Course
+from .callables import refuse_deferred
+from .measure import Meter
 from .strength import Strength, StrengthAt
-from .temper import Tempering, find_module
 
 __all__ = ["Sampling"]
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .energies import ONE_MODEL
-from .sinks import PatientSink, Sink
+from ..energies import ONE_MODEL
+from ..sinks import PatientSink, Sink
 
 __all__ = ["Finished", "Monitor", "Row"]
 

@@ -9,19 +9,19 @@ from typing import Any, get_args
 import torch.distributed as dist
 from torch import nn
 
-from ._alarm import Action
-from ._callables import GuardedLoss, check_sampler
-from ._guard import Guard, Options
-from ._meter import Meter
-from .alerts import Alert
-from .difference import Convention, Difference, LossFn
-from .energies import Reduce, Variants, check_variants
-from .errors import ConfigError
-from .monitor import Monitor
-from .recovery import Recovery
-from .recovery.ranks import Ranks
-from .sinks import as_sink, open_log_dir
-from .steering import AdaptiveSteps, SteerBeta
+from ..alerts import Alert
+from ..energies import Reduce, Variants, check_variants
+from ..errors import ConfigError
+from ..ranks import Ranks
+from ..recovery import Recovery
+from ..sinks import as_sink, open_log_dir
+from ..steering import AdaptiveSteps, SteerBeta
+from .alarm import Action
+from .callables import GuardedLoss, check_sampler
+from .guard import Guard, Options
+from .loss_fn import Convention, Difference, LossFn
+from .measure import Meter
+from .rows import Monitor
 from .strength import Schedulable, Strength, number
 
 __all__ = ["guard"]

@@ -28,7 +28,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 
-from ._files import AppendFile
+from .files import AppendFile
 
 __all__ = ["EventFile", "crc32c"]
 

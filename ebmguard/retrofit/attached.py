@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from .errors import ConfigError
-from .recovery.shards import check_shards
-from .recovery.state import Run
+from ..errors import ConfigError
+from ..recovery.state import Run
+from ..shards import check_shards
 from .strength import number
 
 __all__ = ["Attached"]

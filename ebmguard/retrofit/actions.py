@@ -8,14 +8,14 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ._alarm import Alarm
-from ._attached import Attached
-from ._journal import Journal
-from .errors import ConfigError
-from .monitor import Monitor, Row
-from .recovery import Recoverer, Recovery, Rollback
-from .recovery.state import check_run
-from .steering import AdaptiveSteps, BetaController, StepsController
+from ..errors import ConfigError
+from ..recovery import Recoverer, Recovery, Rollback
+from ..recovery.state import check_run
+from ..steering import AdaptiveSteps, BetaController, StepsController
+from .alarm import Alarm
+from .attached import Attached
+from .journal import Journal
+from .rows import Monitor, Row
 from .strength import Strength, StrengthAt
 
 __all__ = ["Course"]

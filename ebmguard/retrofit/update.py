@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .diagnostics import total_norm
-from .objective._ranks import gathered
-from .recovery.shards import copies, is_sharded, local
+from ..diagnostics import total_norm
+from ..ranks import gathered
+from ..shards import copies, is_sharded, local
 
 __all__ = ["PendingUpdate", "Update", "dense"]
 

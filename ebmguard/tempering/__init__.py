@@ -1,0 +1,6 @@
+"""Runs a sampler on the tempered energy, and watches its gradients as they pass by."""
+
+from .gradients import Evaluation, Evaluations
+from .tempering import Tempering, find_module, is_capturing, scale
+
+__all__ = ["Evaluation", "Evaluations", "Tempering", "find_module", "is_capturing", "scale"]
