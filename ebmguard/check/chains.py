@@ -27,7 +27,7 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
         low, high = float(example.min()), float(example.max())
         if low < high:
             data = low, high
-    clamp = setup.clamp
+    clamp = setup.trainer.clamp
     if clamp is not None and data is not None:
         slack = _SLACK * (data[1] - data[0])
         if clamp[0] > data[0] + slack or clamp[1] < data[1] - slack:
@@ -40,7 +40,7 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
                 "grows without end.",
                 "a clamp as wide as the data or none, or data scaled to it.",
             )
-    samples = getattr(setup.buffer, "samples", setup.buffer)
+    samples = getattr(setup.trainer.buffer, "samples", setup.trainer.buffer)
     if not isinstance(samples, Tensor) or not samples.numel():
         return
     if not samples.is_floating_point():

@@ -24,13 +24,13 @@ def of_consequences(setup: Setup) -> Iterator[Problem]:
             'log_dir="runs/1", or sinks=[...].',
         )
     on_gpu = setup.model is not None and any(p.is_cuda for p in setup.model.parameters())
-    if setup.hold and on_gpu:
+    if setup.judge_in_loss and on_gpu:
         yield Problem(
             Level.INFO,
-            "hold",
-            "guard(hold=)",
-            "hold=True makes the host wait for the GPU once per step.",
-            "nothing, where an ERROR should act in its own step; hold=False decides two steps "
+            "judge_in_loss",
+            "guard(judge_in_loss=)",
+            "judge_in_loss=True makes the host wait for the GPU once per step.",
+            "nothing, where an ERROR should act in its own step; judge_in_loss=False decides two steps "
             "later and waits for nothing.",
         )
     if setup.is_distributed and not setup.joins_ranks:
@@ -47,7 +47,7 @@ def of_consequences(setup: Setup) -> Iterator[Problem]:
 
 
 def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
-    missing = [name for name in ("model", "optimizer") if getattr(setup, name) is None]
+    missing = [name for name in ("model", "optimizer") if getattr(setup.trainer, name) is None]
     if missing:
         yield Problem(
             Level.ERROR,
@@ -56,7 +56,7 @@ def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
             f'action="rollback" cannot take back what it does not know: {" and ".join(missing)}.',
             f"g.attach({', '.join(f'{name}=...' for name in missing)}) before the first step.",
         )
-    if setup.buffer is None and setup.has_sampler:
+    if setup.trainer.buffer is None and setup.has_sampler:
         yield Problem(
             Level.WARN,
             "rollback_incomplete",
@@ -64,7 +64,9 @@ def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
             "No replay buffer is attached: chains of the lost run would go on after a rollback.",
             "g.attach(buffer=...); nothing, if every chain starts afresh.",
         )
-    unknown = [name for name in ("scheduler", "ema", "generators") if not getattr(setup, name)]
+    unknown = [
+        name for name in ("scheduler", "ema", "generators") if not getattr(setup.trainer, name)
+    ]
     if unknown:
         yield Problem(
             Level.INFO,

@@ -16,7 +16,7 @@ __all__ = ["of_training"]
 
 def of_training(setup: Setup) -> Iterator[Problem]:
     """What the optimizer trains, and how."""
-    optimizer, model = setup.optimizer, setup.model
+    optimizer, model = setup.trainer.optimizer, setup.model
     if optimizer is None:
         yield Problem(
             Level.INFO,
@@ -60,7 +60,7 @@ def of_training(setup: Setup) -> Iterator[Problem]:
                 "weight_decay=0, as JEM"
                 + (", or AdamW, which keeps the decay apart." if coupled else ", if in doubt."),
             )
-    if setup.scaler is None and _autocasts_to_float16():
+    if setup.trainer.scaler is None and _autocasts_to_float16():
         yield Problem(
             Level.WARN,
             "no_scaler",

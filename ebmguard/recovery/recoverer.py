@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
 
 from ..alerts import Alert, Level
 from ..errors import BudgetSpentError, ConfigError
 from ..ranks import Ranks
+from ..trainer import Trainer
 from .archive import Archive
 from .learning_rate import LearningRate
 from .policy import Change, Recovery
@@ -22,9 +22,9 @@ from .purge import purge
 from .randomness import reseed
 from .rollback import Rollback
 from .snapshots import Snapshot, Snapshots
-from .state import Run, buffer_rows, capture, check_run, generators_of, restore
+from .state import buffer_rows, capture, check_complete, generators_of, restore
 
-__all__ = ["Effect", "Recoverer"]
+__all__ = ["Effect", "Recoverer", "Restored"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -38,7 +38,7 @@ class Effect:
     """What rollbacks have changed in the run so far.
 
     Attributes:
-        beta_star: β* in the place of the run's own, or None.
+        beta_star: β* instead of the run's own, or None.
         sgld_steps: factor on the number of SGLD steps.
         lr: factor on the learning rate.
     """
@@ -81,39 +81,61 @@ def _is_raised(beta_star: float | None, to: float | None) -> bool:
     return beta_star is not None and to is not None and beta_star < to and beta_star * to >= 0
 
 
-class Recoverer:
-    """Watches the end of every step; see :class:`Recovery` for what it does.
+@dataclass(frozen=True, eq=False)
+class Restored:
+    """The first half of a rollback.
 
-    Ranks that are told the same decide the same: each takes its own part of the run back.
+    Attributes:
+        error: why.
+        step: the step at whose end it happened.
+        snapshot: what the run was put back to.
+        relapse: whether the previous restore had not held.
+        condemned: steps of the snapshots that were given up for it.
+    """
+
+    error: Alert
+    step: int
+    snapshot: Snapshot
+    relapse: bool
+    condemned: tuple[int, ...]
+
+    @property
+    def guard_state(self) -> Any:
+        """The guard's own part of the snapshot."""
+        return self.snapshot.state["guard"]
+
+
+class Recoverer:
+    """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
+
+    A rollback has two halves, since what a change starts from is known only when the caller has
+    loaded its own part: :meth:`restore`, then :meth:`change`. Ranks that are told the same decide
+    the same: each takes its own part of the run back.
 
     Args:
         settings: the policy.
-        process_group: the ranks that train together.
+        ranks: the ranks that train together.
 
     Attributes:
         effect: what has been changed so far.
+        attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
     """
 
-    def __init__(self, settings: Recovery, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, settings: Recovery, ranks: Ranks) -> None:
         self.settings = settings
-        self._ranks = Ranks(process_group)
+        self._ranks = ranks
         self._archive: Archive | None = None
         if settings.folder is not None:
-            self._archive = Archive(Path(settings.folder), settings.folder_every, self._ranks)
+            self._archive = Archive(Path(settings.folder), settings.folder_every, ranks)
         self.effect = Effect()
+        self.attempt = 0
         self.rollbacks: list[Rollback] = []
-        self._attempt = 0
         self._rung = 0
         self._restored: int | None = None
         self._snapshots = Snapshots(settings.keep, settings.certify_after)
         self._has_begun = False
         self._rate = LearningRate()
-
-    @property
-    def attempt(self) -> int:
-        """Number of rollbacks so far, those before a resume included."""
-        return self._attempt
 
     @property
     def snapshot_steps(self) -> list[int]:
@@ -128,69 +150,54 @@ class Recoverer:
         self._rate.watch(optimizer)
         self._rate.factor = self.effect.lr
 
-    def after_step(
-        self,
-        step: int,
-        run: Run,
-        *,
-        judged: int,
-        error: Alert | None,
-        active: Mapping[str, Level],
-        beta_star: Callable[[], float | None],
-        knows_steps: bool,
-        guard_state: Callable[[], Any],
-        load_guard_state: Callable[[Any], None],
-    ) -> Rollback | None:
-        """Take a snapshot, or take the run back.
+    def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
+        """Certify what has been quiet for long enough; say whether a snapshot is due.
 
         Args:
             step: the step that comes next.
-            run: what was attached.
             judged: the step before which all rows have been judged.
-            error: an alert that asks for a rollback.
-            active: the rules whose episode is not over.
-            beta_star: asked for its value at the present step of the guard, which a rollback has
-                rewound by then; None where it is no single number.
-            knows_steps: whether the guard can change the number of SGLD steps.
-            guard_state, load_guard_state: of the guard's own part.
-
-        Returns:
-            what was done, where something was.
-
-        Raises:
-            BudgetSpentError: an ERROR, and no rollback is left; or no step to go back to.
+            active: the rules whose episode is not over, with the highest level of each.
         """
-        if error is not None:
-            return self._roll_back(step, run, error, beta_star, knows_steps, load_guard_state)
         settings, snapshots = self.settings, self._snapshots
-        unsettled = [
-            rule
+        if any(
+            level >= Level.ERROR or (rule in _UNSETTLING and level >= Level.WARN)
             for rule, level in active.items()
-            if level >= Level.ERROR or (rule in _UNSETTLING and level >= Level.WARN)
-        ]
-        if unsettled:
+        ):
             snapshots.disquiet(judged - 1)
-            return None
+            return False
         for ripe in snapshots.certify(judged):
             if self._archive is not None and self._archive.is_due(ripe.step):
                 self._archive.write(ripe.step, ripe.state, self.state_dict())
-        if step % settings.every == 0 or (not snapshots.certified and not snapshots.waiting):
-            state = capture(run, guard_state(), snapshots.spare())
-            snapshots.add(Snapshot(step, state))
-        return None
+        return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
-    def _roll_back(
-        self,
-        step: int,
-        run: Run,
-        error: Alert,
-        beta_star: Callable[[], float | None],
-        knows_steps: bool,
-        load_guard_state: Callable[[Any], None],
-    ) -> Rollback:
+    def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
+        """Take a snapshot.
+
+        Args:
+            step: the step that comes next.
+            trainer: what was attached.
+            guard_state: of the guard's own part.
+        """
+        state = capture(trainer, guard_state, self._snapshots.spare())
+        self._snapshots.add(Snapshot(step, state))
+
+    def restore(self, step: int, trainer: Trainer, error: Alert) -> Restored:
+        """Put the run back to the newest snapshot that is to be trusted.
+
+        Args:
+            step: the step that would come next.
+            trainer: what was attached.
+            error: why.
+
+        Returns:
+            the snapshot, whose own part the guard loads before it asks for :meth:`change`.
+
+        Raises:
+            BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
+        """
         settings, snapshots = self.settings, self._snapshots
-        if self._attempt >= settings.budget:
-            raise BudgetSpentError(error, self._attempt)
+        if self.attempt >= settings.budget:
+            raise BudgetSpentError(error, self.attempt)
         snapshots.disquiet(error.step)
         relapse = self._restored is not None and step - self._restored <= settings.relapse_within
         before = len(snapshots.condemned)
@@ -198,33 +205,47 @@ class Recoverer:
             snapshots.condemn(self._restored)
         snapshot = snapshots.best()
         if snapshot is None:
-            raise BudgetSpentError(error, self._attempt, nothing_to_go_back_to=True)
-        self._attempt += 1
-        restore(run, snapshot.state)
-        load_guard_state(snapshot.state["guard"])
-        self.effect, changes = self._next_effect(beta_star(), knows_steps)
-        self._rate.factor = self.effect.lr
-        generators = generators_of(run)
-        reseeded = reseed(self._attempt, generators) if settings.reseed else 0
-        rows, purged = buffer_rows(run), 0
-        if settings.purge and rows is not None:
-            classes = getattr(run.buffer, "classes", 1)
-            purged = purge(rows, torch.Generator().manual_seed(self._attempt), classes)
-        purged = sum(self._ranks.from_all(purged))
+            raise BudgetSpentError(error, self.attempt, nothing_to_go_back_to=True)
+        self.attempt += 1
+        restore(trainer, snapshot.state)
         snapshots.restart_from(snapshot)
         self._restored = snapshot.step
+        return Restored(error, step - 1, snapshot, relapse, tuple(snapshots.condemned[before:]))
+
+    def change(
+        self, restored: Restored, trainer: Trainer, beta_star: float | None, *, knows_steps: bool
+    ) -> Rollback:
+        """Change the run that was put back, so that it does not take the same course again.
+
+        Args:
+            restored: what :meth:`restore` returned.
+            trainer: what was attached.
+            beta_star: β* of the step that comes next; None where it is no single number.
+            knows_steps: whether the guard can change the number of SGLD steps.
+
+        Returns:
+            what was done, for the audit log.
+        """
+        settings = self.settings
+        self.effect, changes = self._next_effect(beta_star, knows_steps)
+        self._rate.factor = self.effect.lr
+        reseeded = reseed(self.attempt, generators_of(trainer)) if settings.reseed else 0
+        rows, purged = buffer_rows(trainer), 0
+        if settings.purge and rows is not None:
+            classes = getattr(trainer.buffer, "classes", 1)
+            purged = purge(rows, torch.Generator().manual_seed(self.attempt), classes)
         rollback = Rollback(
-            alert=error,
-            step=step - 1,
-            restored_step=snapshot.step,
-            attempt=self._attempt,
-            certified=snapshot.certified,
-            relapse=relapse,
-            condemned=tuple(snapshots.condemned[before:]),
+            alert=restored.error,
+            step=restored.step,
+            restored_step=restored.snapshot.step,
+            attempt=self.attempt,
+            certified=restored.snapshot.certified,
+            relapse=restored.relapse,
+            condemned=restored.condemned,
             changes=changes,
             reseeded=reseeded,
-            purged_rows=purged,
-            budget_left=settings.budget - self._attempt,
+            purged_rows=sum(self._ranks.from_all(purged)),
+            budget_left=settings.budget - self.attempt,
         )
         self.rollbacks.append(rollback)
         if self._ranks.is_first:
@@ -243,35 +264,34 @@ class Recoverer:
             if found or change == Change() or self._rung >= len(ladder):
                 return effect, found
 
-    def save_restored(self, run: Run, guard_state: Callable[[], Any]) -> None:
+    def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
         """Write the run as a rollback has left it, where snapshots are written at all.
 
         Else a process that dies soon would go on from a snapshot that was given up, without the
         changes, and with a budget that is not spent.
 
-        Args:
-            run: what was attached.
-            guard_state: of the guard's own part.
+        Args: as of :meth:`keep`.
         """
         if self._archive is not None and self._restored is not None:
-            state = capture(run, guard_state())
+            state = capture(trainer, guard_state)
             self._archive.write(self._restored, state, self.state_dict())
 
-    def check_folder(self) -> None:
-        """Refuse to begin a run over the snapshots of another, which could go on.
+    def check_ready(self, trainer: Trainer) -> None:
+        """Refuse to begin a run that could not be taken back, or one over another's snapshots.
 
         Raises:
             ConfigError: with what to do.
         """
+        check_complete(trainer)
         if self._archive is not None and not self._has_begun:
             self._archive.check_empty()
             self._has_begun = True
 
-    def resume(self, run: Run, load_guard_state: Callable[[Any], None]) -> int | None:
-        """Go on from the newest snapshot on the disk that all ranks can read.
+    def resume(self, trainer: Trainer) -> Snapshot | None:
+        """Put the run back to the newest snapshot on the disk that all ranks can read.
 
         Returns:
-            the step that comes next; None where there is no snapshot.
+            the snapshot, whose own part the guard loads; None where there is none.
 
         Raises:
             ConfigError: there are snapshots, and none can be read; or no ``folder`` was given.
@@ -280,33 +300,29 @@ class Recoverer:
             raise ConfigError(
                 "There is no folder to resume from: pass recovery=Recovery(folder=...)."
             )
-        check_run(run)
+        check_complete(trainer)
         found = self._archive.newest()
         if found is None:
             return None
-        step, state = int(found["step"]), found["state"]
-        restore(run, state)
-        load_guard_state(state["guard"])
+        snapshot = Snapshot(int(found["step"]), found["state"], certified=True)
+        restore(trainer, snapshot.state)
         self.load_state_dict(found["recovery"])
-        self._archive.saved = step
-        self._snapshots.certified = [Snapshot(step, state, certified=True)]
-        return step
+        self._archive.saved = snapshot.step
+        self._snapshots.certified = [snapshot]
+        return snapshot
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain values. Snapshots in memory are not part of it."""
-        effect = self.effect
         return {
-            "attempt": self._attempt,
+            "attempt": self.attempt,
             "rung": self._rung,
             "restored": self._restored,
-            "beta_star": effect.beta_star,
-            "sgld_steps": effect.sgld_steps,
-            "lr": effect.lr,
+            **vars(self.effect),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self._attempt, self._rung = int(state["attempt"]), int(state["rung"])
+        self.attempt, self._rung = int(state["attempt"]), int(state["rung"])
         self._restored = state["restored"]
         self.effect = Effect(state["beta_star"], float(state["sgld_steps"]), float(state["lr"]))
         self._rate.factor = self.effect.lr

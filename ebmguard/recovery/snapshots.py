@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["Snapshot", "Snapshots"]
 
 
-@dataclass
+@dataclass(eq=False)  # its tensors have no single truth value
 class Snapshot:
     """A run's whole state between two steps.
 
@@ -23,7 +23,7 @@ class Snapshot:
     certified: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Snapshots:
     """A few certified snapshots in ages that grow by factors, and those that may become so.
 

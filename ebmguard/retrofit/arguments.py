@@ -6,23 +6,24 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import Any, get_args
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
-from ..alerts import Alert
+from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Reduce, Variants, check_variants
 from ..errors import ConfigError
-from ..ranks import Ranks
 from ..recovery import Recovery
-from ..sinks import as_sink, open_log_dir
+from ..sinks import Writer, as_sink, open_log_dir
 from ..steering import AdaptiveSteps, SteerBeta
-from .alarm import Action
+from ..trainer import Clamp, Trainer, finite_number
+from .actions import Actions
 from .callables import GuardedLoss, check_sampler
-from .guard import Guard, Options
-from .loss_fn import Convention, Difference, LossFn
-from .measure import Meter
-from .rows import Monitor
-from .strength import Schedulable, Strength, number
+from .guard import Guard, check_told
+from .loss_fn import CallerLoss, Convention, LossFn
+from .settings import Action, Settings
+from .strength import Schedulable, Strength
 
 __all__ = ["guard"]
 
@@ -35,29 +36,39 @@ def guard(
     beta: Schedulable | None = None,
     beta_stars: Sequence[Schedulable] | None = None,
     output_scale: float | None = None,
-    step_size: float | None = None,
-    noise_std: float | None = None,
     sampler_scale: Schedulable | None = None,
-    model: nn.Module | None = None,
     methods: Sequence[str] = (),
     convention: Convention = "log_density",
     variant: Variants = "default",
     reduce: Reduce = "sum",
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    scheduler: Any = None,
+    scaler: torch.amp.GradScaler | None = None,
+    ema: Any = None,
+    buffer: Any = None,
+    step_size: float | None = None,
+    noise_std: float | None = None,
+    clamp: Clamp | None = None,
+    generators: Sequence[torch.Generator] | None = None,
+    sgld_steps: int | None = None,
+    steps_argument: str | None = None,
     log_dir: str | PathLike[str] | None = None,
     sinks: Sequence[object] = (),
     flush_every: int = 50,
+    rules: Sequence[Rule] = DEFAULT_RULES,
     action: Action = "warn",
     recovery: Recovery | None = None,
     adapt: AdaptiveSteps | None = None,
     steer: SteerBeta | None = None,
     on_alert: Callable[[Alert], object] | None = None,
-    hold: bool | None = None,
+    judge_in_loss: bool | None = None,
     reference_beta_star: float = 0.5,
     process_group: dist.ProcessGroup | None = None,
 ) -> Guard:
     """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, ...)``.
 
-    Main arguments:
+    Loss and sampler:
         loss_fn: None (the usual case), or the trainer's own contrastive part, a function of
             ``(f_pos, f_neg)`` that is affine in both; its weight is read by autograd at every call.
         sampler: the function, closure, bound method or object that draws negatives, or None.
@@ -66,35 +77,50 @@ def guard(
             step. Alone, it leaves the sampler as it is.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
-            randn``. The sampler then runs on (1 - β*/o) f.
-        log_dir: folder for TensorBoard events and JSON lines. Needs ``ebmguard[tensorboard]``.
-
-    Other arguments:
-        beta: β = β*/o in the place of ``beta_star``; needs the output scale.
+            randn``, and taken from these two where they are given here. The sampler then runs on
+            (1 - β*/o) f.
+        beta: β = β*/o instead of ``beta_star``; needs the output scale.
         beta_stars: several exponents whose losses are averaged, each as ``beta_star``; needs
             ``sampler_scale``.
-        step_size, noise_std: the sampler's, in the place of ``output_scale``.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1).
-        model: the energy module, where it is not among the sampler's arguments.
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
         variant: "default", "no_pos", "batch" or "true"; see
             :func:`ebmguard.objective.contrastive_loss`. Or a sequence of these, one for each entry
             of the first model dimension.
         reduce: "sum" or "mean": how heads ``(B, K)`` become one energy.
+
+    The rest of the trainer, all optional; :meth:`Guard.attach` takes what is made later:
+        model: the energy module. Needed where it is not among the sampler's arguments.
+        optimizer: a step then ends at its ``step()``, and a step whose gradients are not finite is
+            skipped: on the device by fused optimizers that can, else at the price of one host read
+            per step.
+        scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
+        scheduler, ema, buffer: the rest of the training state. A buffer is a tensor of rows, a
+            list of tensors, or an object with ``state_dict`` and ``load_state_dict``.
+        step_size, noise_std, clamp: the sampler's settings, for its diagnostics.
+        generators: sources of random numbers besides the global ones, for rollbacks.
+        sgld_steps: the usual number of steps of a sampler call, which a rollback or ``adapt`` may
+            change. The sampler asks :meth:`Guard.next_steps` for the number to run now.
+        steps_argument: the sampler's parameter that gets that number at every call instead.
+
+    Watching and acting:
+        log_dir: folder for TensorBoard events and JSON lines. Needs ``ebmguard[tensorboard]``.
         sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``. Of several ranks the
             first one alone writes, to ``log_dir`` and to these.
         flush_every: steps between flushes of the sinks.
+        rules: what raises alerts (:mod:`ebmguard.alerts`): change a threshold by
+            ``dataclasses.replace``, leave a rule out, or add one of your own.
         action: on an alert of level ERROR, "warn", "raise" (at the next safe point: after an
             optimizer step, or before the next sampler call), or "rollback" (after an optimizer
-            step; needs ``g.attach(model=..., optimizer=..., ...)``).
+            step; needs ``model``, ``optimizer`` and whatever else has a state).
         recovery: settings of "rollback": snapshots, what is changed, the budget.
-        adapt: more SGLD steps while GradScale is too low; needs ``g.attach(sgld_steps=...)``.
+        adapt: more SGLD steps while GradScale is too low; needs ``sgld_steps``.
         steer: move β*, a number, so that the effective sample size stays inside a band.
         on_alert: called with every alert, as soon as it is known; on every rank.
-        hold: decide on a step inside ``loss()``, before its gradient exists; with "raise" the
-            contrastive term is then withheld from an ERROR on. None: on a CPU yes, on a GPU no,
-            where decisions come two steps later and nothing waits.
+        judge_in_loss: decide on a step inside ``loss()``, before its gradient exists; unless the
+            action is "warn", the contrastive term is then withheld from an ERROR on. None: on a
+            CPU yes, on a GPU no, where decisions come two steps later and nothing waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, which say something
             at β* = 0 too.
         process_group: the loss and the rows are those of all ranks' samples (see
@@ -107,6 +133,20 @@ def guard(
     Raises:
         ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
     """
+    told: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scaler": scaler,
+        "ema": ema,
+        "buffer": buffer,
+        "step_size": step_size,
+        "noise_std": noise_std,
+        "clamp": clamp,
+        "generators": generators,
+        "sgld_steps": sgld_steps,
+        "steps_argument": steps_argument,
+    }
     strength = Strength.of(
         beta_star=beta_star,
         beta=beta,
@@ -164,18 +204,15 @@ def guard(
     ):
         if given is not None and not callable(given):
             raise ConfigError(f"{name} is a {type(given).__name__}; expected {wanted}, or None.")
-    if model is not None and not isinstance(model, nn.Module):
+    if judge_in_loss is not None and not isinstance(judge_in_loss, bool):
         raise ConfigError(
-            f"model= is a {type(model).__name__}; expected the torch.nn.Module that the sampler "
-            "calls."
+            f"judge_in_loss={judge_in_loss!r}; expected True, False or None (True on a CPU)."
         )
-    if hold is not None and not isinstance(hold, bool):
-        raise ConfigError(f"hold={hold!r}; expected True, False or None (True on a CPU).")
     if log_dir is not None and not isinstance(log_dir, str | PathLike):
         raise ConfigError(f"log_dir is a {type(log_dir).__name__}; expected the path of a folder.")
     if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
         raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
-    if number("reference_beta_star", reference_beta_star) == 0:
+    if finite_number("reference_beta_star", reference_beta_star) == 0:
         raise ConfigError("reference_beta_star=0 has uniform weights, which say nothing.")
     if not isinstance(sinks, list | tuple):
         raise ConfigError(f"sinks= takes a list of sinks; got a {type(sinks).__name__}.")
@@ -189,36 +226,32 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if sampler is not None:
         check_sampler(sampler, methods)
+    settings = Settings(
+        sign=1 if convention == "log_density" else -1,
+        variant=variant if isinstance(variant, str) else tuple(variant),
+        reduce=reduce,
+        models=strength.models,
+        output_scale=strength.output_scale,
+        reference_beta_star=float(reference_beta_star),
+        action=action,
+        judge_in_loss=judge_in_loss,
+        process_group=process_group,
+    )
+    check_told(Trainer(), told, settings, sampler)
+    judge = Judge(rules, settings.members)
+    actions = Actions(settings, recovery, adapt, controller, on_alert)
     opened = [as_sink(sink) for sink in sinks]
-    if not Ranks(process_group).is_first:
-        opened = []  # all ranks have the same rows
+    if not settings.ranks.is_first:
+        opened, log_dir = [], None  # all ranks have the same rows
     elif log_dir is not None:
         opened = [*open_log_dir(log_dir), *opened]
     return Guard(
+        settings=settings,
         strength=strength,
-        difference=Difference(loss_fn, convention, reduce),
+        caller_loss=CallerLoss(loss_fn, convention, reduce),
         sampler=sampler,
         methods=methods,
-        model=model,
-        sign=1 if convention == "log_density" else -1,
-        options=Options(
-            variant if isinstance(variant, str) else tuple(variant), reduce, process_group
-        ),
-        meter=Meter(
-            reduce,
-            float(reference_beta_star),
-            strength.output_scale,
-            strength.models,
-            process_group,
-            sign=1 if convention == "log_density" else -1,
-            variant=variant,
-        ),
-        # The lag is settled by the first energies, which show the device.
-        monitor=Monitor(opened, flush_every=flush_every, lag=0),
-        action=action,
-        recovery=recovery,
-        adapt=adapt,
-        steer=controller,
-        on_alert=on_alert,
-        hold=hold,
-    )
+        judge=judge,
+        actions=actions,
+        writer=Writer(opened, flush_every=flush_every, folder=log_dir),
+    ).attach(**told)

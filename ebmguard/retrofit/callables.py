@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class GuardedLoss:
-    """The guarded contrastive loss, in the place of ``-(fp - fq)``.
+    """The guarded contrastive loss, instead of ``-(fp - fq)``.
 
     Attributes:
         guard: the :class:`~ebmguard.Guard` behind it.
@@ -62,7 +62,7 @@ class GuardedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Draw negatives."""
-        return self._guard._sample(self.original, args, kwargs)
+        return self._guard.sample(self.original, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         # So that a method can be guarded in the body of its class.
@@ -87,7 +87,7 @@ class GuardedObject:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the object, tempered."""
-        return self._guard._sample(self.original, args, kwargs)
+        return self._guard.sample(self.original, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in GuardedObject.__annotations__:  # not set yet: a copy under construction
@@ -103,7 +103,7 @@ def wrap_sampler(
     guard: Guard, sampler: Any, methods: Sequence[str]
 ) -> GuardedFunction | GuardedObject:
     """Wrap a sampler that :func:`check_sampler` has accepted."""
-    if inspect.isroutine(sampler) or isinstance(sampler, functools.partial):
+    if _is_function(sampler):
         return GuardedFunction(guard, sampler)
     return GuardedObject(guard, sampler, methods)
 
@@ -151,24 +151,26 @@ def check_sampler(sampler: object, methods: Sequence[str]) -> None:
 
 
 def check_takes(sampler: object, name: str) -> None:
-    """Refuse a parameter that the guarded sampler does not have.
+    """Refuse a parameter that the sampler, guarded or not, does not have.
 
     Raises:
         ConfigError: with the parameters that it has.
     """
-    if not isinstance(sampler, GuardedFunction):
+    original = sampler.original if isinstance(sampler, GuardedFunction) else sampler
+    if not _is_function(original):
         raise ConfigError(
-            f"attach: steps_argument={name!r} names a parameter of a guarded sampler function, but "
-            f"the sampler is {'None' if sampler is None else 'an object'}. Leave steps_argument= "
-            "out, and let the sampler take g.sgld_steps steps."
+            f"steps_argument={name!r} names a parameter of a sampler function, but the sampler is "
+            f"{'None' if original is None else 'an object'}. Leave steps_argument= out, and let "
+            "the sampler take g.next_steps()."
         )
-    parameters = inspect.signature(sampler.original).parameters
+    parameters = inspect.signature(cast("Callable[..., Any]", original)).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     found = parameters.get(name)
     if not takes_any and (found is None or found.kind is found.POSITIONAL_ONLY):
         raise ConfigError(
-            f"attach: the sampler has no parameter {name!r}; it has {', '.join(parameters)}. Name "
-            "the one that is its number of SGLD steps, or let it take g.sgld_steps steps."
+            f"steps_argument={name!r}: the sampler has no parameter of that name; it has "
+            f"{', '.join(parameters)}. Name the one that is its number of SGLD steps, or let it "
+            "take g.next_steps()."
         )
 
 
@@ -193,6 +195,10 @@ def refuse_deferred(call: object) -> None:
             "returned, on the untempered energy. Return the samples, or temper inside it with "
             "g.temper(f(x)) and guard(loss_fn, None, ...)."
         )
+
+
+def _is_function(sampler: object) -> bool:
+    return inspect.isroutine(sampler) or isinstance(sampler, functools.partial)
 
 
 def _public_methods(sampler: object) -> list[str]:

@@ -16,7 +16,7 @@ from ..energies import ONE_MODEL, Reduce
 from ..errors import LossError
 from ..objective import contrastive_loss
 
-__all__ = ["Convention", "Difference", "LossFn"]
+__all__ = ["CallerLoss", "Convention", "LossFn", "no_gradient", "scaled_gradient"]
 
 Convention: TypeAlias = Literal["log_density", "energy"]
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -24,7 +24,7 @@ LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _FIX = "Keep the contrastive difference here and add the other terms outside."
 
 
-class Difference:
+class CallerLoss:
     """A checked ``loss_fn(f_pos, f_neg)``, or the plain difference of means where it is None.
 
     Args:
@@ -176,3 +176,21 @@ def _points(f_pos: Tensor, f_neg: Tensor) -> list[tuple[Tensor, Tensor]]:
     # Far ones, where a wide clamp or a small square shows; energies get there in a blow-up.
     points += [point(1e4, 1.0), point(-1e4, 1.0)]
     return [*points, points[0]]
+
+
+def no_gradient(f: Tensor) -> Tensor:
+    """0 with a zero gradient, also where f is NaN."""
+    return torch.where(torch.zeros_like(f, dtype=torch.bool), f, 0.0).sum()
+
+
+def scaled_gradient(f: Tensor, by: Tensor) -> Tensor:
+    """f itself; gradients that pass backward are multiplied by ``by``, one factor per sample."""
+    by = by.reshape(by.shape + (1,) * (f.ndim - by.ndim))
+
+    def scaled(gradient: Tensor) -> Tensor:
+        return torch.where(by == 0, 0.0, gradient * by).to(gradient.dtype)
+
+    same = f.view_as(f)
+    if same.requires_grad:
+        same.register_hook(scaled)  # type: ignore[no-untyped-call]
+    return same

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..diagnostics import (
@@ -25,54 +24,25 @@ from ..diagnostics import (
     weight_diagnostics_at,
 )
 from ..diagnostics.weights import exponentiated
-from ..energies import Groups, LogQ, Reduce, Variants, per_sample
-from ..tempering.tempering import Tempering
-from .attached import Attached
-from .sampled import known_by, sampled
+from ..energies import Groups, LogQ, per_sample
+from ..tempering import Tempering
+from ..trainer import Trainer
+from .sampling import known_by, sampled
+from .settings import Settings
 from .strength import StrengthAt
 from .update import Update
 
-__all__ = ["Meter"]
+__all__ = ["Measure"]
 
 # The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
 _POOLED_STEPS = 16
 
 
-class Meter:
-    """Assembles the named numbers of one loss call from the families of diagnostics.
+class Measure:
+    """Assembles the named numbers of a step from the families of diagnostics."""
 
-    Args:
-        reduce: how heads become one energy.
-        reference: exponent of the diagnostics under ``ref/``.
-        output_scale: o, or None where it is unknown.
-        models: model dimensions of an ensemble.
-        process_group: its ranks share one row, see :func:`diagnostics_of_ranks`.
-        sign: 1 where the network's output is high on data, -1 where it is low.
-        variant: of the loss.
-
-    Attributes:
-        attached: what is known of the rest of the trainer.
-    """
-
-    def __init__(
-        self,
-        reduce: Reduce,
-        reference: float,
-        output_scale: float | None,
-        models: torch.Size,
-        process_group: dist.ProcessGroup | None = None,
-        *,
-        sign: int = 1,
-        variant: Variants = "default",
-    ) -> None:
-        self.attached = Attached()
-        self._sign = sign
-        self._variant = variant
-        self._models = models
-        self._reduce = reduce
-        self._reference = reference
-        self._output_scale = output_scale
-        self._process_group = process_group
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._from_sampler: list[dict[str, float | Tensor]] = []
         self._parts: dict[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
@@ -82,19 +52,10 @@ class Meter:
         # Energies of the negatives of each step, and log q where it was given.
         self._recent: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=_POOLED_STEPS)
 
-    @property
-    def watches_steps(self) -> bool:
-        """Whether the two ends of a sampler's step are of use."""
-        return self.attached.step_size is not None and self.attached.noise_std is not None
-
-    @property
-    def watches_updates(self) -> bool:
-        """Whether what the optimizer does can be told: not of the members of an ensemble."""
-        return not self._models
-
     @torch.no_grad()
-    def saw_samples(
+    def samples(
         self,
+        trainer: Trainer,
         tempering: Tempering | None,
         samples: object,
         *,
@@ -105,6 +66,7 @@ class Meter:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
         Args:
+            trainer: as far as it is known.
             tempering: what ran the sampler; None where no energy module is known.
             samples: what the sampler returned.
             slow: include the tier that is not taken at every step.
@@ -112,17 +74,19 @@ class Meter:
             parts: which samples are whose, of a mixture of samplers.
         """
         self._parts = dict(parts or {})
-        run = self.attached
-        if refinement > 1 and run.step_size is not None and run.noise_std is not None:
-            run = replace(
-                run,
-                step_size=run.step_size / refinement,
-                noise_std=run.noise_std / math.sqrt(refinement),
+        if refinement > 1 and trainer.step_size is not None and trainer.noise_std is not None:
+            trainer = replace(
+                trainer,
+                step_size=trainer.step_size / refinement,
+                noise_std=trainer.noise_std / math.sqrt(refinement),
             )
-        seen = sampled(tempering, samples, run, models=self._models, sign=self._sign, slow=slow)
+        models = self._settings.models
+        seen = sampled(
+            tempering, samples, trainer, models=models, sign=self._settings.sign, slow=slow
+        )
         if tempering is not None:
             tempering.forget()
-        now, call = known_by(samples, self._models), len(self._from_sampler)
+        now, call = known_by(samples, models), len(self._from_sampler)
         if now is not None:
             before = self._known_by.get(call)
             seen["sampler/repeated"] = (
@@ -130,10 +94,10 @@ class Meter:
             )
             self._known_by[call] = now
         # Now, since another sampler may draw from the same buffer before the loss.
-        self._from_sampler.append({**seen, **buffer_diagnostics(self.attached.buffer)})
+        self._from_sampler.append({**seen, **buffer_diagnostics(trainer.buffer)})
 
     @torch.no_grad()
-    def saw_update(self, update: Update) -> None:
+    def update(self, update: Update) -> None:
         """Keep what an optimizer step shows for the next row, that of the network it has made."""
         found = {
             "optim/grad_norm": update.gradient_norm,
@@ -146,92 +110,96 @@ class Meter:
         }
 
     @torch.no_grad()
-    def measure(
+    def loss(
         self,
+        trainer: Trainer,
         f_pos: Tensor,
         f_neg: Tensor,
         strength: StrengthAt,
         groups: Groups | None,
         log_q: LogQ | None,
-        extra: Mapping[str, Tensor],
+        extra: Mapping[str, Tensor | None],
         *,
         slow: bool,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """All numbers of one loss call, and the raw energies where ``slow`` asks for histograms.
 
         Args:
+            trainer: as far as it is known.
             f_pos: detached negative energies, high on data, in a layout of
                 :mod:`ebmguard.energies`.
             f_neg: the same for negatives.
             strength: the exponent in use.
             groups: class labels, as for the loss.
             log_q: log-densities of the proposal, as for the loss.
-            extra: further numbers by tag.
+            extra: further numbers by tag, those that are known.
             slow: include the tier that is not taken at every step.
 
         Returns:
             0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
             energies by tag. Across ranks the numbers are every rank's, the energies this rank's.
         """
+        settings, group = self._settings, self._settings.process_group
         star = strength.beta_star
         if isinstance(star, tuple):
             star = sum(star) / len(star)
         if isinstance(star, Tensor):
             star = star.to(f_neg.device)  # a number for a GPU may well be kept on the CPU
-        pos, neg = per_sample(f_pos, star, self._reduce), per_sample(f_neg, star, self._reduce)
+        pos = per_sample(f_pos, star, settings.reduce)
+        neg = per_sample(f_neg, star, settings.reduce)
         numbers = {
             **energy_diagnostics(pos, neg),
             **nonfinite_diagnostics(pos, neg, star, log_q),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
-            **self._take_from_sampler(neg),
+            **self._take_from_sampler(trainer.buffer, neg),
             **self._take_from_update(neg),
-            **extra,
+            **{name: x.detach() for name, x in extra.items() if x is not None},
         }
         # A copy: a compiled network may write its next output into the same memory.
         self._recent.append((neg.clone(), None if log_q is None else log_q[1].detach().clone()))
-        stars = star, self._reference
+        stars = star, settings.reference_beta_star
         samples: dict[str, Tensor] = {}
         if slow:
             shapes = pareto_k(self._pooled_log_weights(stars, neg)).unbind()
             numbers["pareto_k"], numbers["ref/pareto_k"] = shapes
             samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
-        if self._process_group is None:
+        if group is None:
             weights, reference = weight_diagnostics_at(pos, neg, stars, groups, log_q)
         else:
             (weights, reference), numbers = diagnostics_of_ranks(
-                pos, neg, stars, numbers, self._process_group, groups, log_q
+                pos, neg, stars, numbers, group, groups, log_q
             )
         self._grad_scale = self._in_force(weights["grad_scale"], strength)
-        if self._output_scale is not None:
-            numbers["energy_gap_scaled"] = numbers["energy_gap"] * self._output_scale
+        if settings.output_scale is not None:
+            numbers["energy_gap_scaled"] = numbers["energy_gap"] * settings.output_scale
         if self._parts:
-            parts, ranks = self._parts, self._process_group
             at = numbers["beta_star"]
-            weights |= mixture_weights(pos, neg, parts, at, groups, log_q, ranks)
-            at = torch.full_like(at, self._reference)
-            reference |= mixture_weights(pos, neg, parts, at, groups, process_group=ranks)
-            numbers |= mixture_gaps(pos, neg, parts, ranks)
+            weights |= mixture_weights(pos, neg, self._parts, at, groups, log_q, group)
+            at = torch.full_like(at, settings.reference_beta_star)
+            reference |= mixture_weights(pos, neg, self._parts, at, groups, process_group=group)
+            numbers |= mixture_gaps(pos, neg, self._parts, group)
         numbers = {**weights, **{f"ref/{name}": x for name, x in reference.items()}, **numbers}
         return numbers, samples
 
     def _in_force(self, grad_scale: Tensor, strength: StrengthAt) -> float | Tensor:
         """The factor that the loss has put on the contrastive gradient."""
-        if strength.is_off or self._variant == "no_pos":
+        if strength.is_off or self._settings.variant == "no_pos":
             return 1.0
         if isinstance(strength.beta_star, Tensor):
             return torch.where(strength.beta_star.to(grad_scale.device) == 0, 1.0, grad_scale)
         return grad_scale
 
-    def _take_from_sampler(self, like: Tensor) -> dict[str, Tensor]:
+    def _take_from_sampler(self, buffer: object, like: Tensor) -> dict[str, Tensor]:
         calls, self._from_sampler = self._from_sampler, []
         if not calls:  # sampled inline, or a second loss of the same samples
-            calls = [buffer_diagnostics(self.attached.buffer)]  # type: ignore[list-item]
+            calls = [buffer_diagnostics(buffer)]  # type: ignore[list-item]
         found = [{name: _tensor(x, like) for name, x in call.items()} for call in calls]
         if len(found) == 1:
             return found[0]
         names = {name for call in found for name in call}
+        models = self._settings.models
         return {
-            name: torch.stack([x[name].expand(self._models) for x in found if name in x]).mean(0)
+            name: torch.stack([x[name].expand(models) for x in found if name in x]).mean(0)
             for name in sorted(names)
         }
 

@@ -1,196 +1,233 @@
-"""One row of numbers per step, brought to the host without waiting, and written to sinks.
+"""One row of numbers per step, brought to the host without waiting.
 
-With ``lag`` 0 a row is read the moment it is measured. With a lag L the row of step t is copied to
-pinned memory behind an event, and read exactly at the end of step t + L: by then the copy is long
-done, so the queue of a GPU never runs dry, and all ranks read the same rows at the same step.
+With a lag of 0 a number is read the moment it is measured. With a lag L the row of step t is copied
+to pinned memory behind an event, and read exactly at the end of step t + L: by then the copy is
+long done, so the queue of a GPU never runs dry, and all ranks read the same rows at the same step.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..energies import ONE_MODEL
-from ..sinks import PatientSink, Sink
+__all__ = ["Row", "Rows", "StepRow"]
 
-__all__ = ["Finished", "Monitor", "Row"]
+Row: TypeAlias = dict[str, float]
+_Values: TypeAlias = "Tensor | list[float]"
 
-Row = dict[str, float]
-_Values: TypeAlias = Tensor | list[float]
+_log = logging.getLogger("ebmguard")
+
+# Steps between a row's measurement and its reading on a GPU.
+_LAG = 2
+# Histograms, the Pareto shape and what needs copies of samples or parameters come once in so many
+# steps.
+_SLOW_EVERY = 50
+# Losses in one step, beyond any gradient accumulation.
+_ENDLESS_STEP = 1000
 
 
-class Monitor:
-    """Pools the numbers of a step, hands finished rows out, and writes them to sinks.
-
-    Args:
-        sinks: where rows, alerts and rollbacks go. One that raises ``OSError`` does not end the
-            run (see :class:`ebmguard.sinks.PatientSink`).
-        flush_every: sinks are flushed after so many rows and on an alert; a killed run loses no
-            more than that.
-        lag: steps between a row's measurement and its reading.
+@dataclass
+class StepRow:
+    """A row that has reached the host.
 
     Attributes:
-        step: the step whose row is open.
+        step: its step.
+        numbers: by tag; of an ensemble, their means over the members.
+        samples: the raw values of its histograms.
+        members: the numbers of each member; none of a single model.
+        is_over: whether its step is; else it is the row so far, which comes again.
+        is_news: whether it holds anything to judge that the row so far did not.
     """
 
-    def __init__(
-        self,
-        sinks: Sequence[Sink],
-        *,
-        flush_every: int,
-        lag: int,
-    ) -> None:
-        self.sinks = tuple(PatientSink(sink) for sink in sinks)
-        self.lag = lag
+    step: int
+    numbers: Row
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    members: list[Row] = field(default_factory=list)
+    is_over: bool = True
+    is_news: bool = True
+
+
+class Rows:
+    """Counts the steps, pools the numbers of each, and hands out the rows that are due.
+
+    Args:
+        models: model dimensions of an ensemble.
+        in_loss: whether numbers are read the moment they are measured (a lag of 0); None: where
+            they are measured on a CPU.
+
+    Attributes:
+        step: the present step, whose row is open.
+        lag: steps between a row's measurement and its reading.
+        losses: how many there were so far.
+        losses_in_step: how many of them in the present step.
+    """
+
+    def __init__(self, models: torch.Size, in_loss: bool | None) -> None:
         self.step = 0
-        self._flush_every = flush_every
-        self._since_flush = 0
+        self.lag = 0
+        self.losses = 0
+        self.losses_in_step = 0
+        self._models = models
+        self._in_loss = in_loss
         self._open = _OpenRow()
         self._queue: deque[_Pending] = deque()
 
-    def add(
-        self,
-        numbers: Mapping[str, Tensor],
-        samples: Mapping[str, Tensor],
-        models: torch.Size = ONE_MODEL,
-    ) -> tuple[Row, list[Row]] | None:
-        """Measure once; several times in one step are averaged.
+    @property
+    def is_slow(self) -> bool:
+        """Whether the present step has the tier that is not taken at every step."""
+        return self.step % _SLOW_EVERY == 0
+
+    def begin_loss(self, *, is_on_host: bool) -> bool:
+        """A loss is measured next; say whether it has the slow tier.
 
         Args:
-            numbers: 0-dim tensors of one device; with model dimensions, of that shape or 0-dim.
-            samples: vectors for histograms, on steps that have them; else empty.
-            models: model dimensions of an ensemble.
+            is_on_host: whether its numbers are on a CPU.
+        """
+        if not self.losses:
+            self.lag = self._lag(is_on_host if self._in_loss is None else self._in_loss)
+        slow = self.is_slow and not self.losses_in_step
+        self.losses += 1
+        self.losses_in_step += 1
+        if self.losses_in_step == _ENDLESS_STEP:
+            _log.warning(
+                "%d losses without a step of the attached optimizer: rows wait for it. Attach the "
+                "optimizer whose step() is called (of a wrapper such as SAM, the inner one).",
+                self.losses_in_step,
+            )
+        return slow
+
+    def add(
+        self, numbers: Mapping[str, Tensor], samples: Mapping[str, Tensor] | None = None
+    ) -> list[StepRow]:
+        """Take what one call has measured; the calls of one step are averaged by tag.
+
+        Args:
+            numbers: 0-dim tensors of one device; of an ensemble, in the shape of its model
+                dimensions or 0-dim.
+            samples: vectors for histograms, on steps that have them.
 
         Returns:
-            the numbers just measured, where the lag is 0, and those of every member, none without
-            model dimensions; the former are then the mean of the latter. Else None.
+            the row so far where the lag is 0; else nothing yet.
         """
         values = list(numbers.values())
-        if models:
-            values = [x.expand(models).flatten() for x in values]
+        if self._models:
+            values = [x.expand(self._models).flatten() for x in values]
         names, table = tuple(numbers), _stack(values)
-        if models:
+        if self._models:
             table = torch.cat((table.mean(1, keepdim=True), table), 1)
-        flat = {name: x.detach().flatten() for name, x in samples.items()}
+        flat = {name: x.detach().flatten() for name, x in (samples or {}).items()}
         if self.lag:
             self._open.parts.append((names, table))
             self._open.samples.update(flat)
-            return None
+            return []
         row, members = _rows(names, table)
         self._open.rows.append(row)
         if members:
             self._open.members.append(members)
         self._open.samples.update({name: x.tolist() for name, x in flat.items()})
-        return dict(row), members
+        self._open.has_news = False
+        found, of_members = self._open.on_host()
+        return [StepRow(self.step, found, {}, of_members, is_over=False)]
 
     def note(self, numbers: Mapping[str, float]) -> None:
-        """Numbers that the host knows already; the largest of a step counts."""
+        """Numbers of the present step that the host knows already; the largest of a step counts."""
         for name, value in numbers.items():
             self._open.notes[name] = max(value, self._open.notes.get(name, value))
 
-    def end_step(self, step: int) -> list[Finished]:
-        """Close the row of ``step``, and read the rows that are due by now."""
-        if not self._open.is_empty:
-            self._queue.append(_Pending.start(step, self._open))
-            self._open = _OpenRow()
-        self.step = step + 1
-        return self._read_until(step - self.lag)
-
-    def write(self, finished: Finished) -> None:
-        """Write a row to every sink."""
-        for sink in self.sinks:
-            sink.write_row(finished.step, finished.row, finished.samples)
-        self._since_flush += 1
-        if self._since_flush >= self._flush_every:
-            self.flush()
-
-    def alert(self, record: Mapping[str, Any]) -> None:
-        """Write an alert and flush, so that it outlives the run."""
-        for sink in self.sinks:
-            sink.write_alert(record)
-        self.flush()
-
-    def recovery(self, record: Mapping[str, Any]) -> None:
-        """Write a rollback's record and flush."""
-        for sink in self.sinks:
-            sink.write_recovery(record)
-        self.flush()
-
-    def flush(self) -> None:
-        """Flush every sink."""
-        self._since_flush = 0
-        for sink in self.sinks:
-            sink.flush()
-
-    def close(self) -> None:
-        """Flush every sink for the last time, and say what those that fail have not taken."""
-        for sink in self.sinks:
-            sink.close()
-
-    def drain(self) -> list[Finished]:
-        """Close the open row and read everything that is still under way."""
-        step = self.step
-        rows = self.end_step(step) + self._read_until(step)
-        self.step = step  # nothing says that the step is over
-        return rows
-
-    def under_way(self, *, with_open: bool) -> list[list[Any]]:
-        """Rows that are not due yet, read early and kept: for checkpoints.
+    def note_news(self, tag: str, value: float | Tensor) -> None:
+        """A number that is to be judged too: at the end of the step, where it is not 0.
 
         Args:
-            with_open: include the open row, as if its step were over.
+            tag: its diagnostic.
+            value: a number, or a 0-dim tensor where a device knows it.
         """
-        rows = list(self._queue)
-        if with_open:
-            rows.append(_Pending.start(self.step, self._open))
-        found = [pending.read() for pending in rows]
-        # A row gets its level later on; a copy does not.
-        return [list(each._replace(row=dict(each.row))) for each in found]
+        if isinstance(value, Tensor):
+            if self.lag:
+                self.add({tag: value})
+                return
+            value = float(value)
+        self.note({tag: value})
+        # No member's row tells that something is 0 again for the ensemble as a whole.
+        self._open.has_news |= bool(self._models) or bool(value)
 
-    def put_back(self, rows: Sequence[Sequence[Any]]) -> None:
-        """The inverse of :meth:`under_way`."""
+    def end_step(self) -> list[StepRow]:
+        """Close the row of the present step, and read the rows that are due by now."""
+        step = self.step
+        self._close_row()
+        self.step += 1
+        self.losses_in_step = 0
+        return self._read_until(step - self.lag)
+
+    def drain(self) -> list[StepRow]:
+        """Close the open row and read everything that is still under way.
+
+        Nothing says that the step is over, so its number stays.
+        """
+        self._close_row()
+        return self._read_until(self.step)
+
+    def _close_row(self) -> None:
+        if not self._open.is_empty:
+            self._queue.append(_Pending.start(self.step, self._open))
+            self._open = _OpenRow()
+
+    def _read_until(self, step: int) -> list[StepRow]:
+        found = []
+        while self._queue and self._queue[0].row.step <= step:
+            found.append(self._queue.popleft().read())
+        return found
+
+    def state_dict(self, *, is_over: bool) -> dict[str, Any]:
+        """What a checkpoint needs, rows that are not due yet among it, read early and kept.
+
+        Args:
+            is_over: whether the present step ends here, with the open row.
+        """
+        waiting = list(self._queue)
+        if is_over:
+            waiting.append(_Pending.start(self.step, self._open))
+        rows = [each.read() for each in waiting]
+        return {
+            "step": self.step + is_over,
+            "losses": self.losses,
+            "lag": self.lag,
+            # A row gets its level later on; a copy does not.
+            "rows": [[x.step, dict(x.numbers), x.samples, x.members, x.is_news] for x in rows],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
         self._open = _OpenRow()
         self._queue = deque(
-            _Pending(step, (), 0, None, dict(samples), dict(row), [dict(x) for x in members], None)
-            for step, row, samples, members in rows
+            _Pending(
+                StepRow(step, dict(row), dict(samples), [dict(x) for x in members], is_news=is_news)
+            )
+            for step, row, samples, members, is_news in state["rows"]
         )
+        self.step, self.losses = int(state["step"]), int(state["losses"])
+        self.lag = int(state["lag"]) if self._in_loss is None else self._lag(self._in_loss)
+        self.losses_in_step = 0
 
-    def _read_until(self, step: int) -> list[Finished]:
-        finished = []
-        while self._queue and self._queue[0].step <= step:
-            finished.append(self._queue.popleft().read())
-        return finished
-
-
-class Finished(NamedTuple):
-    """A row that has reached the host.
-
-    Attributes:
-        step: its step.
-        row: the numbers; of an ensemble, their means over the members.
-        samples: the raw values of its histograms.
-        members: the numbers of each member; none of a single model.
-    """
-
-    step: int
-    row: Row
-    samples: dict[str, list[float]]
-    members: list[Row]
+    @staticmethod
+    def _lag(in_loss: bool) -> int:
+        return 0 if in_loss else _LAG
 
 
 @dataclass
 class _OpenRow:
     # Names, and a vector of numbers; of an ensemble, a column of means and one for each member.
     parts: list[tuple[tuple[str, ...], Tensor]] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)  # in the place of parts where the lag is 0
+    rows: list[Row] = field(default_factory=list)  # instead of parts where the lag is 0
     members: list[list[Row]] = field(default_factory=list)
     samples: dict[str, _Values] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
+    has_news: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -229,16 +266,14 @@ class _OpenRow:
 
 @dataclass
 class _Pending:
-    """A row on its way to the host."""
+    """A row on its way to the host: what is there already, and what is coming."""
 
-    step: int
-    names: tuple[str, ...]
-    own: int
-    numbers: Tensor | None
-    samples: dict[str, _Values]
-    on_host: Row
-    members: list[Row]
-    arrived: torch.cuda.Event | None
+    row: StepRow
+    names: tuple[str, ...] = ()
+    own: int = 0
+    numbers: Tensor | None = None
+    samples: dict[str, _Values] = field(default_factory=dict)
+    arrived: torch.cuda.Event | None = None
 
     @classmethod
     def start(cls, step: int, row: _OpenRow) -> _Pending:
@@ -251,17 +286,22 @@ class _Pending:
         if table is not None and table.is_cuda:
             arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             arrived.record(torch.cuda.current_stream(table.device))
-        return cls(step, names, own, numbers, samples, *row.on_host(), arrived)
+        found, members = row.on_host()
+        is_news = row.has_news or not row.rows  # what is read late has not been judged yet
+        on_host = StepRow(step, found, {}, members, is_news=is_news)
+        return cls(on_host, names, own, numbers, samples, arrived)
 
-    def read(self) -> Finished:
+    def read(self) -> StepRow:
         if self.arrived is not None:
             self.arrived.synchronize()
-        row, members = self.on_host, self.members
-        if self.numbers is not None:
-            found, members = _rows(self.names, self.numbers, self.own)
-            row = found | row
+        row = self.row
         samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
-        return Finished(self.step, row, samples, members)
+        if self.numbers is None:
+            return StepRow(
+                row.step, row.numbers, row.samples | samples, row.members, is_news=row.is_news
+            )
+        found, members = _rows(self.names, self.numbers, self.own)
+        return StepRow(row.step, found | row.numbers, samples, members, is_news=row.is_news)
 
 
 def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tuple[Row, list[Row]]:

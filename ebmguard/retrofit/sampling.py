@@ -1,48 +1,52 @@
-"""Runs the trainer's sampler on the tempered energy."""
+"""Runs the trainer's sampler on the tempered energy, and reads off what the call shows."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from ..diagnostics import (
+    ChainState,
+    clamped,
+    drift_to_noise,
+    fingerprint,
+    metropolis_acceptance,
+    oriented,
+)
+from ..energies import has_models
 from ..errors import SamplerError
-from ..samplers import Mixture
-from ..tempering.tempering import Tempering, find_module
-from .actions import Course
+from ..tempering import Evaluation, Tempering, find_module
+from ..trainer import Trainer
 from .callables import refuse_deferred
-from .measure import Meter
-from .strength import Strength, StrengthAt
 
-__all__ = ["Sampling"]
+__all__ = ["Sampling", "known_by", "sampled"]
 
 
 class Sampling:
-    """Finds the energy module of a sampler call, tempers it, and shows the meter what came of it.
+    """Finds the energy module of a sampler call, and runs the call on its tempered output.
 
     Args:
-        strength: whether the sampler's side is defined, and the model dimensions.
         model: the energy module; None finds it among the sampler's arguments.
-        meter: gets the samples and what the tempering saw.
-        course: says how many steps a call takes.
+        models: model dimensions of an ensemble.
+        tempers: whether the sampler's side is defined at all.
 
     Attributes:
         model: as given, or attached later.
         calls: how many there were.
-        is_running: inside of a call.
+        is_running: inside a call.
     """
 
-    def __init__(
-        self, strength: Strength, model: nn.Module | None, meter: Meter, course: Course
-    ) -> None:
+    def __init__(self, model: nn.Module | None, models: torch.Size, *, tempers: bool) -> None:
         self.model = model
         self.calls = 0
         self.is_running = False
-        self._strength = strength
-        self._meter = meter
-        self._course = course
+        self._models = models
+        self._tempers = tempers
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
 
@@ -51,34 +55,32 @@ class Sampling:
         call: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        strength: StrengthAt,
+        factor: float | Tensor,
         *,
-        slow: bool,
-    ) -> Any:
-        """What the sampler returns on the tempered energy.
+        remember: bool,
+    ) -> tuple[Any, Tempering | None]:
+        """What the sampler returns on the tempered energy, and what has tempered it.
 
         Args:
             call: the sampler as it was given, with its arguments.
-            strength: of this step.
-            slow: whether this step has the tier that is not taken at every step.
+            factor: multiplies the energy.
+            remember: keep the two ends of the last step, see :meth:`Tempering.active`.
 
         Raises:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
                 generator.
         """
         tempering = self._tempering_of(call, args, kwargs)
-        kwargs = {**kwargs, **self._course.steps_for_call()}
         self.is_running = True
         try:
             if tempering is None:
                 result = call(*args, **kwargs)
             else:
-                remember = slow and self._meter.watches_steps
-                result = tempering.run(call, args, kwargs, strength.factor, remember=remember)
+                result = tempering.run(call, args, kwargs, factor, remember=remember)
         finally:
             self.is_running = False
         refuse_deferred(result)
-        if tempering is not None and not tempering.reached and self._strength.tempers:
+        if tempering is not None and not tempering.reached and self._tempers:
             raise SamplerError(
                 f"The sampler never called {type(tempering.module).__name__}.forward, so it ran on "
                 "the untempered energy (it calls another method such as `classify`, a copy, or a "
@@ -87,14 +89,7 @@ class Sampling:
                 "does call with model=."
             )
         self.calls += 1
-        self._meter.saw_samples(
-            tempering,
-            result,
-            slow=slow,
-            refinement=self._course.refined_by,
-            parts=call.parts if isinstance(call, Mixture) else None,
-        )
-        return result
+        return result, tempering
 
     def _tempering_of(
         self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -104,9 +99,149 @@ class Sampling:
             try:
                 module = find_module(call, args, kwargs)
             except SamplerError:
-                if self._strength.tempers:
+                if self._tempers:
                     raise
                 return None  # the sampler stays as it is, so nothing needs to be found
         if module not in self._temperings:
-            self._temperings[module] = Tempering(module, self._strength.models)
+            self._temperings[module] = Tempering(module, self._models)
         return self._temperings[module]
+
+
+def sampled(
+    tempering: Tempering | None,
+    samples: object,
+    trainer: Trainer,
+    *,
+    models: torch.Size,
+    sign: int,
+    slow: bool,
+) -> dict[str, float | Tensor]:
+    """Numbers of a sampler call that is just over.
+
+    Args:
+        tempering: what ran it; None where no energy module is known.
+        samples: what the sampler returned; its first floating-point tensor is looked at.
+        trainer: as far as it is known.
+        models: model dimensions of an ensemble.
+        sign: 1 where the module's output is high on data, -1 where it is low.
+        slow: include the tier that is not taken at every step.
+
+    Returns:
+        by tag, 0-dim tensors, ``(*models,)`` where the members of an ensemble differ, or numbers
+        that the host knows. NaN is unknown. Which tags there are depends on what is attached, not
+        on what the sampler did, so that all ranks have the same.
+    """
+    found = _of_gradients(tempering, trainer, models)
+    if slow and trainer.step_size is not None and trainer.noise_std is not None:
+        step = None if tempering is None else tempering.last_step
+        found["sampler/acceptance"] = (
+            math.nan if step is None else _acceptance(*step, trainer, models, sign)
+        )
+    return found | _of_samples(_first_tensor(samples), trainer, models)
+
+
+def known_by(samples: object, models: torch.Size) -> Tensor | None:
+    """The :func:`fingerprint` of what a sampler returned; None where that is no samples."""
+    x = _first_tensor(samples)
+    return None if x is None else fingerprint(_rows(x, models))
+
+
+def _of_gradients(
+    tempering: Tempering | None, trainer: Trainer, models: torch.Size
+) -> dict[str, float | Tensor]:
+    unknown = ("grad_norm", "grad_norm_max", "evaluations")
+    found: dict[str, float | Tensor] = {f"sampler/{name}": math.nan for name in unknown}
+    step_size, noise_std = trainer.step_size, trainer.noise_std
+    if step_size is not None and noise_std is not None:
+        found["sampler/drift_to_noise"] = math.nan
+    if tempering is None:
+        return found
+    if tempering.evaluations is not None:
+        found["sampler/evaluations"] = float(tempering.evaluations)
+    norm, drift = tempering.grad_norm, tempering.drift_norm
+    if norm is None or drift is None:
+        return found
+    norm = _by_model(norm.float(), models)
+    found["sampler/grad_norm"] = norm.sum(-1) * (1 / norm.shape[-1])
+    found["sampler/grad_norm_max"] = norm.amax(-1)
+    if step_size is not None and noise_std is not None:
+        found["sampler/drift_to_noise"] = drift_to_noise(
+            _by_model(drift.float(), models).mean(-1),
+            entries=tempering.entries,
+            step_size=step_size,
+            noise_std=noise_std,
+        )
+    return found
+
+
+def _of_samples(
+    x: Tensor | None, trainer: Trainer, models: torch.Size
+) -> dict[str, float | Tensor]:
+    if x is None:
+        return {}
+    rows = _rows(x, models)
+    # NaN and the infinities show in the extremes, without a mask of the samples' size.
+    highest, lowest = rows.amax(-1), rows.amin(-1)
+    largest = torch.finfo(x.dtype).max
+    finite = (highest <= largest) & (lowest >= -largest)
+    finite = _by_model(finite, models)
+    found: dict[str, float | Tensor] = {
+        "nonfinite/samples": 1.0 - finite.float().sum(-1) * (1 / finite.shape[-1])
+    }
+    if trainer.clamp is not None:
+        found["sampler/clamped"] = clamped(rows, trainer.clamp)
+    return found
+
+
+def _rows(x: Tensor, models: torch.Size) -> Tensor:
+    """Samples with their entries in one dimension: ``(..., B, d)``."""
+    leading = len(models) if has_models(x, models) else 0
+    return x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
+
+
+def _acceptance(
+    start: Evaluation, end: Evaluation, trainer: Trainer, models: torch.Size, sign: int
+) -> float | Tensor:
+    """Mean Metropolis acceptance, where the two are a step of the same chains."""
+    assert trainer.step_size is not None
+    assert trainer.noise_std is not None
+    if start.x.shape != end.x.shape:
+        return math.nan
+    points = [_point(each, models, sign) for each in (start, end)]
+    if points[0] is None or points[1] is None:
+        return math.nan
+    accepted = metropolis_acceptance(
+        points[0], points[1], step_size=trainer.step_size, noise_std=trainer.noise_std
+    )
+    return accepted.mean(-1).float()
+
+
+def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None:
+    """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
+    x, output = seen.x, seen.output
+    leading = x.shape[: len(models) + 1]
+    if (
+        not has_models(x, models)
+        or not x.numel()
+        or output.shape[: len(leading)] != leading
+        or x.is_complex()
+        or output.is_complex()
+    ):
+        return None
+    flat = (part.reshape(*leading, -1) for part in (x, output, seen.cotangent, seen.gradient))
+    return oriented(*flat, sign=sign)
+
+
+def _by_model(x: Tensor, models: torch.Size) -> Tensor:
+    """Numbers of samples in one last dimension: those of each model, or those that all share."""
+    return x.flatten(len(models) if has_models(x, models) else 0)
+
+
+def _first_tensor(samples: object) -> Tensor | None:
+    if isinstance(samples, Tensor):
+        return samples if samples.is_floating_point() and samples.numel() else None
+    if isinstance(samples, dict):
+        samples = tuple(samples.values())
+    if isinstance(samples, tuple | list):
+        return next((x for x in map(_first_tensor, samples) if x is not None), None)
+    return None

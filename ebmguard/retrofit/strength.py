@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from ..energies import ONE_MODEL, exponents, model_dimensions
 from ..errors import ConfigError
+from ..trainer import finite_number
 
-__all__ = ["Schedulable", "Strength", "StrengthAt", "number"]
+__all__ = ["Schedulable", "Strength", "StrengthAt"]
 
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
@@ -26,6 +26,8 @@ Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 _SMALLEST_BETA_STAR = 1e-30
 # β = 1 may come out so far above it, as β* is float32 in many tensors.
 _ROUNDING = 1e-6
+# Of a scale that was typed in beside the step and noise that it follows from.
+_TYPED_IN = 0.02
 
 
 @dataclass(frozen=True)
@@ -117,41 +119,59 @@ class Strength:
                 )
             beta_stars = tuple(beta_stars)
         strength = cls(beta, beta_star, beta_stars, scale, sampler_scale)
-        return replace(strength, models=strength._at(0).models)
+        strength = replace(strength, models=model_dimensions(strength._beta_star(0)))
+        strength.at(0)
+        return strength
 
     @property
     def tempers(self) -> bool:
         """Whether the sampler's side is defined at all (otherwise it is left as it is)."""
         return self.output_scale is not None or self.sampler_scale is not None
 
-    def at(self, step: int) -> StrengthAt:
-        """The values that sampler and loss of this step share.
+    def at(
+        self, step: int, *, exactly: float | None = None, at_least: float | None = None
+    ) -> StrengthAt:
+        """The values that sampler and loss of this step share. Asks every schedule once.
+
+        Args:
+            step: passed to the schedules.
+            exactly: β* instead of the schedule's.
+            at_least: β* where the schedule's is a lower number.
 
         Raises:
             ConfigError: a schedule returned something that cannot be used.
         """
-        values = self._at(step)
-        if values.models != self.models:
+        star = self._beta_star(step) if exactly is None else exactly
+        if at_least is not None and not isinstance(star, tuple):
+            star = max(star, at_least) if isinstance(star, float) else star.clamp(min=at_least)
+        models = model_dimensions(star)
+        if models != self.models:
             raise ConfigError(
-                f"beta_star has model dimensions {tuple(values.models)} at step {step}, but "
+                f"beta_star has model dimensions {tuple(models)} at step {step}, but "
                 f"{tuple(self.models)} at step 0; a schedule must keep them. Return a tensor of "
                 "that shape."
             )
-        return values
+        return StrengthAt(star, self._factor(star, step))
 
-    def overridden(self, beta_star: float | None) -> Strength:
-        """This with another β*, one number for all steps; None gives this very one.
+    def check_measured(self, step: int, beta_star: float) -> None:
+        """Refuse a β* that was not looked at when it was used: that of a schedule on a device.
+
+        Args:
+            step: its step.
+            beta_star: as the row of that step has it.
 
         Raises:
-            ConfigError: as :meth:`of`.
+            ConfigError: NaN or infinite, or beyond the output scale.
         """
-        if beta_star is None:
-            return self
-        changed = replace(self, beta=None, beta_star=beta_star, beta_stars=None)
-        changed.at(0)
-        return changed
+        if not math.isfinite(beta_star):
+            raise ConfigError(
+                f"beta_star is {beta_star} at step {step}; expected finite numbers. Look at the "
+                "schedule that returned it."
+            )
+        if self.output_scale is not None and self.sampler_scale is None:
+            _check_factor(1.0 - beta_star / self.output_scale, self.output_scale, step)
 
-    def _at(self, step: int) -> StrengthAt:
+    def _beta_star(self, step: int) -> float | Tensor | tuple[float | Tensor, ...]:
         star: float | Tensor | tuple[float | Tensor, ...]
         if self.beta_stars is not None:
             star = exponents([_value("beta_stars", each, step) for each in self.beta_stars])
@@ -167,18 +187,19 @@ class Strength:
                     f"beta_star = {each:g} is too small for its inverse to exist in float32; use 0 "
                     f"or at least {_SMALLEST_BETA_STAR:g}."
                 )
-        return StrengthAt(star, self._factor(star, step))
+        return star
 
     def _factor(
         self, star: float | Tensor | tuple[float | Tensor, ...], step: int
     ) -> float | Tensor:
         if self.sampler_scale is not None:
             scale = _value("sampler_scale", self.sampler_scale, step)
-            lowest = _lowest(scale, step)
-            if lowest < 0:
+            lowest = _lowest(scale)
+            if lowest is not None and lowest < 0:
                 raise ConfigError(
-                    f"sampler_scale={lowest:g}; a negative factor would make the sampler run away "
-                    "from the data. 1.0 leaves it as it is; (1 - beta) is the robust objective's."
+                    f"sampler_scale={lowest:g} at step {step}; a negative factor would make the "
+                    "sampler run away from the data. 1.0 leaves it as it is; (1 - beta) is the "
+                    "robust objective's."
                 )
             models = model_dimensions(star)
             if isinstance(scale, Tensor) and scale.shape not in (ONE_MODEL, models):
@@ -192,28 +213,23 @@ class Strength:
         if isinstance(star, Tensor) and star.device.type != "mps":
             star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
-        lowest = _lowest(factor, step)
-        if lowest < -_ROUNDING:
-            beta = 1 - lowest
-            raise ConfigError(
-                f"beta = beta_star / output_scale = {beta * self.output_scale:g} / "
-                f"{self.output_scale:g} = {beta:g} is above 1: the sampler would run away from the "
-                "data. Lower beta_star, or check output_scale (2 * step_size / noise_std**2)."
-            )
-        return factor if isinstance(factor, Tensor) else max(factor, 0.0)
+        lowest = _lowest(factor)
+        if lowest is not None:
+            _check_factor(lowest, self.output_scale, step)
+        if not isinstance(factor, Tensor):
+            return max(factor, 0.0)
+        # What is on a device is read with its row, some steps later: see check_measured.
+        return factor.clamp(min=0.0) if lowest is None else factor
 
 
-def number(name: str, value: object) -> float:
-    """A finite number, or an error that names the argument.
-
-    Raises:
-        ConfigError: anything else.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; expected a number.")
-    if not math.isfinite(value):
-        raise ConfigError(f"{name}={value!r}; expected a finite number.")
-    return float(value)
+def _check_factor(factor: float, output_scale: float, step: int) -> None:
+    if factor < -_ROUNDING:
+        beta = 1 - factor
+        raise ConfigError(
+            f"beta = beta_star / output_scale = {beta * output_scale:g} / {output_scale:g} = "
+            f"{beta:g} at step {step} is above 1: the sampler would run away from the data. Lower "
+            "beta_star, or check output_scale (2 * step_size / noise_std**2)."
+        )
 
 
 def _value(name: str, given: Any, step: int) -> float | Tensor:
@@ -225,44 +241,55 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
                 f"{name} is a tensor of dtype {value.dtype} and shape {tuple(value.shape)}; "
                 "expected floating point, and one entry for each model."
             )
-        # Read on the host at step 0 only: later steps must not wait for a device.
-        if step == 0 and not bool(torch.isfinite(value).all()):
-            raise ConfigError(f"{name} holds values that are not finite: {value.tolist()}.")
+        if _is_on_host(value) and not bool(torch.isfinite(value).all()):
+            raise ConfigError(
+                f"{name} holds values that are not finite at step {step}: {value.tolist()}."
+            )
         return value
-    return number(f"{name}(step={step})" if scheduled else name, value)
+    return finite_number(f"{name}(step={step})" if scheduled else name, value)
 
 
-def _lowest(factor: float | Tensor, step: int) -> float:
+def _lowest(factor: float | Tensor) -> float | None:
+    """None where only a device knows."""
     if isinstance(factor, Tensor):
-        return float(factor.min()) if step == 0 else math.nan  # as in _value
+        return float(factor.min()) if _is_on_host(factor) else None
     return factor
 
 
+def _is_on_host(x: Tensor) -> bool:
+    return x.device.type == "cpu"  # a step must not wait for another device
+
+
 def _output_scale(output_scale: object, step_size: object, noise_std: object) -> float | None:
-    if output_scale is not None:
-        if step_size is not None or noise_std is not None:
+    implied = None
+    if step_size is not None and noise_std is not None:
+        step, noise = finite_number("step_size", step_size), finite_number("noise_std", noise_std)
+        implied = 2 * step / noise**2 if noise else math.inf
+    if output_scale is None:
+        if step_size is None and noise_std is None:
+            return None
+        if implied is None:
             raise ConfigError(
-                "Pass output_scale=, or step_size= and noise_std= from which it follows, not both."
+                "step_size= and noise_std= go together: output_scale = 2 * step_size / "
+                "noise_std**2. Pass both, or tell a single one to g.attach()."
             )
-        scale = number("output_scale", output_scale)
-        if scale <= 0:
+        if math.isinf(implied):
             raise ConfigError(
-                f"output_scale={scale:g}; it must be positive: 2 * step_size / noise_std**2 when "
-                "the sampler's update is x += step_size * df/dx + noise_std * randn."
+                "noise_std=0; a sampler without noise has no output scale. Give beta_star= alone: "
+                "the weights then act, and the sampler stays as it is. g.attach(step_size=, "
+                "noise_std=) tells the guard its steps."
             )
-        return scale
-    if step_size is None and noise_std is None:
-        return None
-    if step_size is None or noise_std is None:
+        return implied
+    scale = finite_number("output_scale", output_scale)
+    if scale <= 0:
         raise ConfigError(
-            "step_size= and noise_std= go together: output_scale = 2 * step_size / noise_std**2."
+            f"output_scale={scale:g}; it must be positive: 2 * step_size / noise_std**2 when "
+            "the sampler's update is x += step_size * df/dx + noise_std * randn."
         )
-    step, noise = number("step_size", step_size), number("noise_std", noise_std)
-    if step <= 0:
-        raise ConfigError(f"step_size={step:g}; it must be positive.")
-    if noise <= 0:
+    if implied is not None and not math.isclose(implied, scale, rel_tol=_TYPED_IN):
         raise ConfigError(
-            f"noise_std={noise:g}; a sampler without noise has no output scale. Give beta_star= "
-            "alone: the weights then act, and the sampler stays as it is."
+            f"output_scale={scale:g} contradicts step_size and noise_std, which mean 2 * step_size "
+            f"/ noise_std**2 = {implied:g}. Pass one of the two, or the step and noise that the "
+            "sampler really has."
         )
-    return 2 * step / noise**2
+    return scale

@@ -13,6 +13,7 @@ from .protocol import Sink
 from .resolve import as_sink, open_log_dir
 from .tensorboard import TensorBoardSink
 from .webhook import WebhookSink
+from .writer import Writer
 
 __all__ = [
     "AddScalarSink",
@@ -21,6 +22,7 @@ __all__ = [
     "Sink",
     "TensorBoardSink",
     "WebhookSink",
+    "Writer",
     "as_sink",
     "open_log_dir",
     "read_jsonl",

@@ -10,6 +10,7 @@ from .add_scalar import AddScalarSink
 from .jsonl import JsonlSink
 from .protocol import Sink
 from .tensorboard import TensorBoardSink
+from .writer import check_free
 
 __all__ = ["as_sink", "open_log_dir"]
 
@@ -55,8 +56,10 @@ def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
         path: folder, created if missing.
 
     Raises:
-        ConfigError: if it cannot be written, or the package tensorboard is missing.
+        ConfigError: if it cannot be written, another guard of this process is using it, or the
+            package tensorboard is missing.
     """
+    check_free(path)
     # TensorBoard first: where its package is missing, nothing has been created yet.
     events = TensorBoardSink(path)
     return [JsonlSink(path), events]

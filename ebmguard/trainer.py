@@ -1,0 +1,176 @@
+"""What a trainer has told the guard about the rest of itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .errors import ConfigError
+
+__all__ = ["Clamp", "Trainer", "finite_number", "is_stateful"]
+
+Clamp: TypeAlias = "tuple[float, float]"
+
+_STATEFUL = "an object with state_dict() and load_state_dict()"
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The parts and settings of a training run; None is what the guard was not told.
+
+    Attributes:
+        model: the energy module.
+        optimizer: of its parameters.
+        scheduler, ema: objects with ``state_dict`` and ``load_state_dict``.
+        scaler: the AMP GradScaler around the optimizer.
+        buffer: the replay buffer: a tensor of rows, a list of tensors, or an object with
+            ``state_dict`` and ``load_state_dict``.
+        generators: sources of random numbers besides the global ones.
+        step_size, noise_std: of ``x += step_size * df/dx + noise_std * randn``.
+        clamp: the lowest and the highest value of a sample's entries.
+        sgld_steps: the usual number of steps of a sampler call.
+        steps_argument: the sampler's parameter that gets the number of steps at every call.
+    """
+
+    model: nn.Module | None = None
+    optimizer: Optimizer | None = None
+    scheduler: Any = None
+    scaler: torch.amp.GradScaler | None = None
+    ema: Any = None
+    buffer: Any = None
+    generators: tuple[torch.Generator, ...] = ()
+    step_size: float | None = None
+    noise_std: float | None = None
+    clamp: Clamp | None = None
+    sgld_steps: int | None = None
+    steps_argument: str | None = None
+
+    def extended(self, *, energy: nn.Module | None = None, **given: Any) -> Trainer:
+        """This and what is given now; None leaves a field as it was.
+
+        Args:
+            energy: the energy module, where the guard knows one and no model is given.
+            given: new values of the fields.
+
+        Raises:
+            ConfigError: a field of another type, a value that cannot be meant, an optimizer that
+                trains none of the model's parameters, or a scaler without an optimizer.
+        """
+        new = {name: value for name, value in given.items() if value is not None}
+        for name, value in new.items():
+            new[name] = _checked(name, value)
+        result = replace(self, **new)
+        if result.steps_argument is not None and result.sgld_steps is None:
+            raise ConfigError(
+                "steps_argument= needs sgld_steps=, the number of steps that the sampler runs with."
+            )
+        if result.scaler is not None and result.optimizer is None:
+            raise ConfigError("scaler= needs the optimizer that it scales: add optimizer=.")
+        energy = new.get("model", energy)
+        if result.optimizer is not None and energy is not None:
+            trained = {id(p) for group in result.optimizer.param_groups for p in group["params"]}
+            if not trained & set(map(id, energy.parameters())):
+                raise ConfigError(
+                    "The optimizer trains none of the model's parameters; is it the optimizer of "
+                    "another network, or was the model rebuilt after it?"
+                )
+        return result
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether the step size and the noise of the sampler are known."""
+        return self.step_size is not None and self.noise_std is not None
+
+
+def finite_number(name: str, value: object) -> float:
+    """A finite number, or an error that names the argument.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; expected a number.")
+    if not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r}; expected a finite number.")
+    return float(value)
+
+
+def is_stateful(part: object) -> bool:
+    """Whether an object can give its state and take it back."""
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value of a field as it is kept."""
+    kinds: dict[str, tuple[type, str]] = {
+        "model": (nn.Module, "the torch.nn.Module that the sampler calls"),
+        "optimizer": (Optimizer, "a torch Optimizer"),
+        "scaler": (torch.amp.GradScaler, "a torch.amp.GradScaler"),
+        "steps_argument": (str, "the name of the sampler's parameter"),
+    }
+    if name in kinds:
+        kind, wanted = kinds[name]
+        if not isinstance(value, kind):
+            raise _wrong(name, value, wanted)
+    elif name in ("scheduler", "ema"):
+        if isinstance(value, type) or not is_stateful(value):
+            raise _wrong(name, value, _STATEFUL)
+    elif name == "buffer":
+        rows = value if isinstance(value, list) else [value]
+        is_rows = all(isinstance(x, Tensor) and x.ndim for x in rows)
+        if isinstance(value, type) or not (is_rows or is_stateful(value)):
+            raise _wrong(name, value, f"a tensor of rows, a list of tensors, or {_STATEFUL}")
+    elif name == "generators":
+        return _generators(value)
+    elif name == "clamp":
+        return _clamp(value)
+    elif name == "sgld_steps":
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(
+                f"sgld_steps={value!r}; expected the number of SGLD steps of a sampler call, a "
+                "whole number of 1 or more."
+            )
+    elif name in ("step_size", "noise_std"):
+        number = finite_number(name, value)
+        if number < 0 or (number == 0 and name == "step_size"):
+            least = "above 0" if name == "step_size" else "of 0 or more"
+            raise ConfigError(
+                f"{name}={number:g}; expected a number {least}, of the sampler's update "
+                "x += step_size * df/dx + noise_std * randn (df/dx of the negative energy)."
+            )
+        return number
+    return value
+
+
+def _generators(value: Any) -> tuple[torch.Generator, ...]:
+    if not isinstance(value, Sequence):
+        raise _wrong("generators", value, "a list of torch.Generators")
+    for each in value:
+        if not isinstance(each, torch.Generator):
+            raise ConfigError(
+                f"generators= holds a {type(each).__name__}; expected torch.Generators. The global "
+                "ones need not be named."
+            )
+    return tuple(value)
+
+
+def _clamp(value: Any) -> Clamp:
+    fix = "expected the lowest and the highest value of a sample's entries, such as (-1, 1)."
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise ConfigError(f"clamp={value!r}; {fix}")
+    low, high = value
+    if not all(isinstance(x, Real) and not isinstance(x, bool) for x in value) or not low < high:
+        raise ConfigError(f"clamp={value!r}; {fix}")
+    return float(low), float(high)
+
+
+def _wrong(name: str, value: object, wanted: str) -> ConfigError:
+    found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    return ConfigError(f"{name}= is a {found}; expected {wanted}.")
