@@ -23,10 +23,11 @@ from ebmguard import Alert
 from ebmguard.adapters._jax_diagnostics import diagnostics
 from ebmguard.adapters._jax_objective import Array, contrastive_loss, temper
 from ebmguard.adapters._requires import requires
+from ebmguard.alerts import Judge, error_for
 from ebmguard.errors import ConfigError, ShapeError
-from ebmguard.retrofit.alarm import Alarm
-from ebmguard.retrofit.rows import Finished, Monitor
-from ebmguard.sinks import as_sink, open_log_dir
+from ebmguard.retrofit.actions import Actions
+from ebmguard.retrofit.rows import StepRow
+from ebmguard.sinks import Writer, as_sink, open_log_dir
 
 with requires("jax", extra="jax"):
     import jax
@@ -72,17 +73,18 @@ class Recorder:
         opened = [as_sink(sink) for sink in sinks]
         if log_dir is not None:
             opened = [*open_log_dir(log_dir), *opened]
-        self._monitor = Monitor(opened, flush_every=flush_every, lag=0)
-        self._alarm = Alarm(self._monitor, action, on_alert)
+        self._writer = Writer(opened, flush_every=flush_every, folder=log_dir)
+        self._judge = Judge()
+        self._actions = Actions(on_alert, acts=action == "raise")
         self._lag = 0 if jax.default_backend() == "cpu" else _LAG
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque()
-        # At exit too; the monitor holds no reference to this.
-        weakref.finalize(self, self._monitor.close)
+        # At exit too; the writer holds no reference to this.
+        weakref.finalize(self, self._writer.close)
 
     @property
     def alerts(self) -> list[Alert]:
         """All alerts so far, oldest first."""
-        return self._alarm.alerts
+        return self._actions.alerts
 
     def record(self, step: int, row: Mapping[str, Array | float]) -> None:
         """Take the row of one step.
@@ -104,7 +106,7 @@ class Recorder:
                     "{name: x[i] for name, x in rows.items()}."
                 )
         self._waiting.append((step, dict(row)))
-        self._judge(keep=self._lag)
+        self._follow(keep=self._lag)
 
     def close(self) -> None:
         """Judge and write what is still waiting.
@@ -113,14 +115,20 @@ class Recorder:
             DivergenceError: as :meth:`record`.
         """
         try:
-            self._judge(keep=0)
+            self._follow(keep=0)
         finally:
-            self._monitor.flush()
+            self._writer.flush()
+            self._writer.release()
 
-    def _judge(self, keep: int) -> None:
+    def _follow(self, keep: int) -> None:
         while len(self._waiting) > keep:
             step, row = self._waiting.popleft()
             values = {name: float(value) for name, value in jax.device_get(row).items()}
-            level = self._alarm.judge(step, values)
-            self._monitor.write(Finished(step, values | {"alert_level": level}, {}, []))
-            self._alarm.safe_point()
+            alerts = self._judge.observe(step, values)
+            values["alert_level"] = float(max((alert.level for alert in alerts), default=0))
+            self._writer.write_alerts([alert.record() for alert in alerts])
+            self._writer.write(step, values, {})
+            self._actions.observe(StepRow(step, values), alerts)
+            error = self._actions.take_pending()
+            if error is not None:
+                raise error_for(error)(error)

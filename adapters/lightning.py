@@ -216,7 +216,7 @@ def _guards_of(pl_module: Any) -> dict[str, Guard]:
 
 def _attach(g: Guard, trainer: Any) -> None:
     known = trainer.optimizers
-    optimizer = next((each for each in known if each is g.attached.optimizer), None)
+    optimizer = next((each for each in known if each is g.trainer.optimizer), None)
     if optimizer is None and len(known) != 1:
         raise ConfigError(
             f"The Trainer has {len(known)} optimizers; which one trains the energy? Say it in "

@@ -76,7 +76,7 @@ def compare(
     """Alternate unguarded and guarded steps."""
     block = GPU_BLOCK if device.type == "cuda" else 1
     loss, sample = guard
-    optimizers = {False: trainer.optimizer, True: guard.attached.optimizer or trainer.optimizer}
+    optimizers = {False: trainer.optimizer, True: guard.trainer.optimizer or trainer.optimizer}
 
     def measure(kind: bool, seed: int) -> tuple[float, float]:
         trainer.rng.manual_seed(seed)
@@ -165,7 +165,7 @@ def everything(name: str, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         guard = with_everything(trainer, folder)
         found = compare(trainer, guard, arguments.pairs, device)
-        run, state = guard.attached, guard.state_dict()
+        run, state = guard.trainer, guard.state_dict()
         kept = capture(run, state)
         seconds = lower_quartile(lambda: capture(run, state, kept), WARM_UP * 10, device)
         guard.close()
@@ -269,9 +269,9 @@ def report(names: Sequence[str], arguments: argparse.Namespace) -> None:
         target = "1.005" if device.type == "cuda" else f"{scenario.target}"
         for hold in (None, True) if device.type == "cuda" else (None,):
             with tempfile.TemporaryDirectory() as folder:
-                guard = guarded(trainer, folder, hold=hold)
+                guard = guarded(trainer, folder, judge_in_loss=hold)
                 found = compare(trainer, guard, arguments.pairs, device)
-                title = scenario.title + (", hold=True" if hold else "")
+                title = scenario.title + (", judge_in_loss=True" if hold else "")
                 print(found.row(title, "" if hold else target), flush=True)
                 if device.type == "cuda" and not hold:
                     prove_no_wait(trainer, guard, 2 * FLUSH_EVERY)

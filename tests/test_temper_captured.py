@@ -334,7 +334,7 @@ def test_on_a_gpu(beta_star, monkeypatch):
 
     found = []
     for sampler, network in ((captured, f), (lambda f, x: sgld(f, x, **settings), again)):
-        g, steps = guard(None, sampler, beta_star=beta_star, hold=True, **SCALE), []
+        g, steps = guard(None, sampler, beta_star=beta_star, judge_in_loss=True, **SCALE), []
         for step in range(STEPS):
             x = torch.full((5, 2), 0.1 * step, dtype=torch.float64).cuda()
             samples = g.sampler(network, x)

@@ -30,8 +30,8 @@ def of_consequences(setup: Setup) -> Iterator[Problem]:
             "judge_in_loss",
             "guard(judge_in_loss=)",
             "judge_in_loss=True makes the host wait for the GPU once per step.",
-            "nothing, where an ERROR should act in its own step; judge_in_loss=False decides two steps "
-            "later and waits for nothing.",
+            "nothing, where an ERROR should act in its own step; judge_in_loss=False decides two "
+            "steps later and waits for nothing.",
         )
     if setup.is_distributed and not setup.joins_ranks:
         yield Problem(

@@ -26,9 +26,9 @@ def implied_scale(step_size: float, noise_std: float) -> float:
 
 def of_exponents(setup: Setup) -> Iterator[Problem]:
     """The guard's numbers against the sampler's."""
-    implied = None
-    if setup.trainer.step_size is not None and setup.trainer.noise_std is not None:
-        implied = implied_scale(setup.trainer.step_size, setup.trainer.noise_std)
+    implied, step_size, noise_std = None, setup.trainer.step_size, setup.trainer.noise_std
+    if step_size is not None and noise_std is not None:
+        implied = implied_scale(step_size, noise_std)
     scale = setup.output_scale
     if implied is not None and scale is not None and not _agree(implied, scale):
         if math.isinf(implied):
@@ -36,7 +36,7 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
             fix = "beta_star alone, without output_scale."
         else:
             said = (
-                f"step {setup.trainer.step_size:g} and noise {setup.trainer.noise_std:g} mean an output scale of "
+                f"step {step_size:g} and noise {noise_std:g} mean an output scale of "
                 f"2 * step / noise**2 = {implied:g}"
             )
             fix = f"output_scale={implied:g}, or the step and noise that the sampler really has."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ class Setup:
         example: a batch of inputs to try the model on.
     """
 
-    trainer: Trainer = Trainer()
+    trainer: Trainer = field(default_factory=Trainer)
     model: nn.Module | None = None
     has_sampler: bool = True
     beta_star: tuple[float, ...] = (0.5,)

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from ..alerts import Alert, Level
 from ..errors import ConfigError
-from ..recovery import Recoverer, Recovery
+from ..recovery import Recoverer
 from ..steering import AdaptiveSteps, BetaController, StepsController
 from ..trainer import Trainer
 from .rows import StepRow
-from .settings import Settings
 from .strength import Strength, StrengthAt
 
 __all__ = ["Actions", "SgldSteps"]
@@ -27,13 +26,13 @@ class SgldSteps(NamedTuple):
     """What a sampler call should run now.
 
     Attributes:
-        count: number of SGLD steps.
+        steps: their number.
         refinement: in how many finer steps ``adapt=`` has split each usual one; 1 without it. The
             step size is to be divided by it and the standard deviation of the noise by its root:
             the same diffusion, for the same time and with the same output scale.
     """
 
-    count: int
+    steps: int
     refinement: int
 
 
@@ -41,32 +40,35 @@ class Actions:
     """Reports alerts, keeps an ERROR for a safe point, and holds what changes the run's course.
 
     Args:
-        settings: of the guard.
-        recovery: settings of ``action="rollback"``; None without it.
+        on_alert: called with every alert.
+        acts: whether an ERROR has an action, which waits for a safe point.
+        is_logging: whether alerts are logged; of several ranks one does.
+        recoverer: of ``action="rollback"``; None without it.
         adapt: settings of the number of SGLD steps; None leaves it.
         steer: moves β* from row to row; None leaves it.
-        on_alert: called with every alert.
 
     Attributes:
         alerts: all alerts so far, oldest first.
-        recoverer: None without ``action="rollback"``.
+        recoverer: as given.
         asks_steps: whether the sampler asks for the number of its steps.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        recovery: Recovery | None,
-        adapt: AdaptiveSteps | None,
-        steer: BetaController | None,
         on_alert: Callable[[Alert], object] | None,
+        *,
+        acts: bool,
+        is_logging: bool = True,
+        recoverer: Recoverer | None = None,
+        adapt: AdaptiveSteps | None = None,
+        steer: BetaController | None = None,
     ) -> None:
         self.alerts: list[Alert] = []
-        self.recoverer = None if recovery is None else Recoverer(recovery, settings.ranks)
+        self.recoverer = recoverer
         self.asks_steps = False
         self._asks_refinement = False
-        self._is_logging = settings.ranks.is_first
-        self._acts = settings.action != "warn"
+        self._is_logging = is_logging
+        self._acts = acts
         self._on_alert = on_alert
         self._pending: Alert | None = None
         self._adapt = adapt
@@ -177,7 +179,7 @@ class Actions:
         """What the step runs with, for its row."""
         found = {}
         if self.asks_steps:
-            found["sampler/steps"] = float(self.steps.count)
+            found["sampler/steps"] = float(self.steps.steps)
         if self._steps is not None:
             found["sampler/steps_factor"] = float(self._steps.factor)
             found["steering/extra_compute"] = self._steps.extra_compute

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Reduce, Variants, check_variants
 from ..errors import ConfigError
-from ..recovery import Recovery
+from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink, open_log_dir
 from ..steering import AdaptiveSteps, SteerBeta
 from ..trainer import Clamp, Trainer, finite_number
@@ -239,7 +239,14 @@ def guard(
     )
     check_told(Trainer(), told, settings, sampler)
     judge = Judge(rules, settings.members)
-    actions = Actions(settings, recovery, adapt, controller, on_alert)
+    actions = Actions(
+        on_alert,
+        acts=action != "warn",
+        is_logging=settings.ranks.is_first,
+        recoverer=None if recovery is None else Recoverer(recovery, settings.ranks),
+        adapt=adapt,
+        steer=controller,
+    )
     opened = [as_sink(sink) for sink in sinks]
     if not settings.ranks.is_first:
         opened, log_dir = [], None  # all ranks have the same rows

@@ -62,7 +62,7 @@ class GuardedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Draw negatives."""
-        return self._guard.sample(self.original, args, kwargs)
+        return self._guard._sample(self.original, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         # So that a method can be guarded in the body of its class.
@@ -87,7 +87,7 @@ class GuardedObject:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the object, tempered."""
-        return self._guard.sample(self.original, args, kwargs)
+        return self._guard._sample(self.original, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in GuardedObject.__annotations__:  # not set yet: a copy under construction

@@ -18,7 +18,7 @@ from ..alerts import Alert, Judge
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ, check_energies
 from ..errors import ConfigError, LossError, SamplerError
-from ..objective import coefficients, contrastive_loss
+from ..objective import trusted
 from ..recovery import Rollback
 from ..samplers import Mixture
 from ..shards import check_shards
@@ -27,7 +27,8 @@ from ..tempering import is_capturing, scale
 from ..trainer import Clamp, Trainer
 from .actions import Actions, SgldSteps
 from .callables import GuardedLoss, check_takes, wrap_sampler
-from .loss_fn import CallerLoss
+from .loop import Loop, write_the_rest
+from .loss_fn import CallerLoss, no_gradient, scaled_gradient
 from .optimizer import OptimizerHooks
 from .rows import Row, Rows
 from .sampling import Sampling
@@ -141,7 +142,7 @@ class Guard:
         Raises:
             ConfigError: that was not attached.
         """
-        return self._actions.steps.count
+        return self._actions.steps.steps
 
     @property
     def refinement(self) -> int:
@@ -193,7 +194,7 @@ class Guard:
             if strength.is_off:
                 loss = self._caller_loss.plain(f_pos, f_neg)
             else:
-                loss = contrastive_loss(
+                loss = trusted.contrastive_loss(
                     self._upright(f_pos),
                     self._upright(f_neg),
                     strength.beta_star,
@@ -206,8 +207,9 @@ class Guard:
                     loss = weight * loss
             extra = {"loss": loss, "loss_weight": weight}
             self._take_loss(f_pos, f_neg, strength, groups, log_q, extra)
-            loss = loss.sum() if loss.ndim else loss
-            return loss if not self._actions.is_pending else no_gradient(f_pos) + no_gradient(f_neg)
+            if self._actions.is_pending:
+                return no_gradient(f_pos) + no_gradient(f_neg)
+            return loss.sum() if loss.ndim else loss
 
     def reweight(
         self,
@@ -232,7 +234,7 @@ class Guard:
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
             if strength.is_off:
                 return f_pos, f_neg
-            to_pos, to_neg = coefficients(
+            to_pos, to_neg = trusted.coefficients(
                 self._upright(f_pos),
                 self._upright(f_neg),
                 strength.beta_star,
@@ -322,7 +324,7 @@ class Guard:
         comes back by finer steps, not by more of the same size (``docs/results/steering.md``).
 
         Returns:
-            ``(count, refinement)``: run ``count`` steps, the step size divided by ``refinement``
+            ``(steps, refinement)``: run ``steps`` steps, the step size divided by ``refinement``
             and the standard deviation of the noise by the root of it.
 
         Raises:
@@ -364,7 +366,7 @@ class Guard:
         finally:
             self._is_paused = before
 
-    def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a sampler on the tempered energy; what :attr:`sampler` does when it is called."""
         if self._is_paused or self._sampling.is_running:
             return call(*args, **kwargs)
@@ -376,7 +378,7 @@ class Guard:
         )
         if self.trainer.steps_argument is not None:
             steps = actions.ask_steps(for_refinement=False)
-            kwargs = {**kwargs, self.trainer.steps_argument: steps.count}
+            kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
         result, tempering = self._sampling.run(
             call, args, kwargs, strength.factor, remember=slow and self.trainer.knows_steps
         )

@@ -91,8 +91,9 @@ class Loop:
             if row.is_news:
                 alerts = self._judge.observe(row.step, row.numbers, row.members)
                 level = float(max((alert.level for alert in alerts), default=Level.INFO))
-                row.numbers["alert_level"] = max(level, row.numbers.get("alert_level", level))
-                if not row.is_over:
+                if row.is_over:
+                    row.numbers["alert_level"] = max(level, row.numbers.get("alert_level", level))
+                else:
                     self.rows.note({"alert_level": level})
             self.writer.write_alerts([alert.record() for alert in alerts])
             if row.is_over:
@@ -131,7 +132,7 @@ class Loop:
             alert = self.actions.take_pending()
             if alert is not None:
                 self.writer.flush()
-                raise error_for(alert)(alert)
+                raise error_for(alert, self._judge.rules)(alert)
 
     def _keep_or_roll_back(self) -> None:
         actions, recoverer = self.actions, self.actions.recoverer

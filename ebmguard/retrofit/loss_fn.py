@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..energies import ONE_MODEL, Reduce
 from ..errors import LossError
-from ..objective import contrastive_loss
+from ..objective import trusted
 
 __all__ = ["CallerLoss", "Convention", "LossFn", "no_gradient", "scaled_gradient"]
 
@@ -44,7 +44,7 @@ class CallerLoss:
         """The unguarded loss (Eq. 3): the caller's own, untouched."""
         if self._loss_fn is not None:
             return self._loss_fn(f_pos, f_neg)
-        loss = contrastive_loss(f_pos, f_neg, 0.0, reduce=self._reduce)
+        loss = trusted.contrastive_loss(f_pos, f_neg, 0.0, reduce=self._reduce)
         return loss if self._sign > 0 else -loss
 
     def check(self, f_pos: Tensor, f_neg: Tensor) -> None:

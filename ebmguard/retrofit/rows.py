@@ -149,7 +149,7 @@ class Rows:
         """
         if isinstance(value, Tensor):
             if self.lag:
-                self.add({tag: value})
+                self._open.parts.append(((tag,), _stack([value])))
                 return
             value = float(value)
         self.note({tag: value})

@@ -119,9 +119,9 @@ class Strength:
                 )
             beta_stars = tuple(beta_stars)
         strength = cls(beta, beta_star, beta_stars, scale, sampler_scale)
-        strength = replace(strength, models=model_dimensions(strength._beta_star(0)))
-        strength.at(0)
-        return strength
+        star = strength._beta_star(0)
+        strength._factor(star, 0)
+        return replace(strength, models=model_dimensions(star))
 
     @property
     def tempers(self) -> bool:

@@ -87,7 +87,7 @@ class Trainer:
 
         def guarded(log_dir: Path | None) -> Guard:
             def pace() -> tuple[int, int]:
-                return own.sgld_steps, own.refinement
+                return own.next_steps()
 
             own = guard(
                 None,

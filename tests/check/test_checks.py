@@ -367,11 +367,11 @@ def test_rows_that_go_nowhere():
 
 
 def test_hold_costs_nothing_without_a_gpu():
-    assert find_problems(sound(hold=True)) == []
+    assert find_problems(sound(judge_in_loss=True)) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_hold_and_determinism_on_a_gpu():
     net = Net().cuda()
-    setup = sound(net, hold=True, action="rollback", example=X.cuda())
-    assert found(setup, "hold").severity is Level.INFO
+    setup = sound(net, judge_in_loss=True, action="rollback", example=X.cuda())
+    assert found(setup, "judge_in_loss").severity is Level.INFO

@@ -81,7 +81,7 @@ def test_before_anything_is_attached():
         ({"beta_star": torch.tensor([0.5, 20_000.0])}, "sampler_factor"),
         ({"beta_star": lambda step: 19_900.0}, "sampler_factor"),
         ({"output_scale": None}, "no_output_scale"),
-        ({"hold": True}, None),
+        ({"judge_in_loss": True}, None),
     ],
 )
 def test_strength(options, name):
@@ -114,7 +114,7 @@ def test_a_check_is_no_step():
     assert g.step == 0
     assert g.last == {}
     g.loss_fn(f(X), f(g.sampler(f))).backward()
-    g.attached.optimizer.step()
+    g.trainer.optimizer.step()
     assert g.step == 1
     assert g.check(X) == []
 

@@ -368,7 +368,7 @@ def test_rollback_inside_of_the_trainers_loop():
     memory = Memory()
     model = make(Rolled, action="rollback", recovery=recovery, sinks=[memory])
     g = model.cd_loss.guard
-    g._alarm.detector = Scripted([8])
+    g._loop._judge = Scripted([8])
     trainer = make_trainer(max_epochs=3)
     trainer.fit(model, data())
     (rollback,) = g.rollbacks
@@ -415,7 +415,7 @@ def test_manual_optimization_with_two_optimizers():
     for _ in range(2):  # the second fit has optimizers of its own
         make_trainer().fit(model, data())
     assert memory.steps == list(range(2 * N_BATCHES))
-    attached = model.cd_loss.guard.attached
+    attached = model.cd_loss.guard.trainer
     assert [each.optimizer for each in attached.scheduler] == [attached.optimizer]
     unclear = make(Manual)
     unclear.says_which = False

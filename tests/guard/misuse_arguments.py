@@ -61,7 +61,12 @@ ARGUMENTS = [
         ("model", lambda w: w.guard(model="f"), ConfigError, "model= is a str; expected the torch"),
         ("loss_fn", lambda w: w.guard(3.0), ConfigError, "loss_fn is a float; expected a function"),
         ("on_alert", lambda w: w.guard(on_alert=1), ConfigError, "on_alert is a int; expected"),
-        ("hold", lambda w: w.guard(hold=2), ConfigError, "hold=2; expected True, False or None"),
+        (
+            "judge_in_loss",
+            lambda w: w.guard(judge_in_loss=2),
+            ConfigError,
+            "judge_in_loss=2; expected True, False or None",
+        ),
         ("flush_every", lambda w: w.guard(flush_every=0), ConfigError, "flush_every=0; expected"),
         ("reference", lambda w: w.guard(reference_beta_star=0), ConfigError, "uniform weights"),
         (

@@ -111,7 +111,11 @@ class ScriptedDetector:
         self.rule = rule
         self.seen: list[tuple[int, dict[str, float]]] = []
 
-    def observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+    active: Mapping[str, Level] = {}
+
+    def observe(
+        self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
+    ) -> list[Alert]:
         self.seen.append((step, dict(row)))
         level = self.script.get(step)
         if level is None:
@@ -128,7 +132,7 @@ class ScriptedDetector:
 def script(g: Guard, levels: Mapping[int, Level], rule: str = "energy_blowup") -> ScriptedDetector:
     """Replace the guard's rules by a script."""
     detector = ScriptedDetector(levels, rule)
-    g._alarm.detector = detector  # type: ignore[assignment]
+    g._loop._judge = detector  # type: ignore[assignment]
     return detector
 
 

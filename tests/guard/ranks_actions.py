@@ -133,7 +133,7 @@ class Run:
             "rollbacks": [rollback.record() for rollback in self.guard.rollbacks],
             "attempt": self.guard.attempt,
             "step": self.guard.step,
-            "rules": self.guard._alarm.state_dict(),
+            "rules": self.guard._loop._judge.state_dict(),
             "parameters": [whole(p) for p in self.net.parameters()],
         }
 
@@ -178,7 +178,7 @@ def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
         action="rollback",
         recovery=recovery,
         log_dir=log_dir,
-        hold=False,
+        judge_in_loss=False,
     )
     run.buffer[3] = 1e9 if rank == 0 else run.buffer[3]  # to be replaced
     draws = [run.draws()]

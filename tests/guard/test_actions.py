@@ -32,12 +32,12 @@ def gradient(g: Guard) -> torch.Tensor:
     return torch.cat(slopes(g.loss_fn(pos, neg), pos, neg))
 
 
-# -- with hold (a CPU's default) ---------------------------------------------------------------
+# -- judged in the loss (a CPU's default) ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hold", [None, True])
-def test_hold_judges_inside_the_loss(hold):
-    g, detector, sgd, _ = make({1: Level.WARN}, optimizer=True, hold=hold)
+@pytest.mark.parametrize("judge_in_loss", [None, True])
+def test_judging_inside_the_loss(judge_in_loss):
+    g, detector, sgd, _ = make({1: Level.WARN}, optimizer=True, judge_in_loss=judge_in_loss)
     for step in range(3):
         gradient(g)
         assert [seen for seen, _ in detector.seen] == list(range(step + 1))
@@ -148,7 +148,7 @@ def test_reweighting_is_withheld_too():
 
 def test_lag_judges_exactly_two_steps_later():
     memory = Memory()
-    g, detector, sgd, _ = make({1: Level.WARN}, optimizer=True, hold=False, sinks=[memory])
+    g, detector, sgd, _ = make({1: Level.WARN}, optimizer=True, judge_in_loss=False, sinks=[memory])
     for step in range(6):
         gradient(g)
         seen = [step for step, _ in detector.seen]
@@ -163,7 +163,7 @@ def test_lag_judges_exactly_two_steps_later():
 
 
 def test_lag_raises_after_the_update_that_is_two_steps_later():
-    g, _, sgd, _ = make({1: Level.ERROR}, optimizer=True, hold=False)
+    g, _, sgd, _ = make({1: Level.ERROR}, optimizer=True, judge_in_loss=False)
     for _ in range(3):
         assert gradient(g).abs().sum() > 0
         sgd.step()
@@ -175,7 +175,7 @@ def test_lag_raises_after_the_update_that_is_two_steps_later():
 
 def test_lag_without_an_optimizer():
     calls: list[Any] = []
-    g, _, _, _ = make({0: Level.ERROR}, sampler=calls.append, hold=False)
+    g, _, _, _ = make({0: Level.ERROR}, sampler=calls.append, judge_in_loss=False)
     for _ in range(3):
         g.sampler(X)
         assert gradient(g).abs().sum() > 0
@@ -185,7 +185,7 @@ def test_lag_without_an_optimizer():
 
 
 def test_lag_with_losses_alone_withholds_one_loss():
-    g, _, _, _ = make({0: Level.ERROR}, hold=False)
+    g, _, _, _ = make({0: Level.ERROR}, judge_in_loss=False)
     for _ in range(3):
         assert gradient(g).abs().sum() > 0
     assert gradient(g).abs().sum() == 0  # here step 2 ended, and step 0 was judged

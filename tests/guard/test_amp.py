@@ -34,10 +34,10 @@ class Amp:
         self.scaler.update()
 
 
-@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("judge_in_loss", [True, False])
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_skip_is_counted_and_is_no_alarm(name, hold):
-    amp = Amp(name, hold=hold, action="raise")
+def test_skip_is_counted_and_is_no_alarm(name, judge_in_loss):
+    amp = Amp(name, judge_in_loss=judge_in_loss, action="raise")
     for factor in (1.0, torch.inf, 1.0, 1.0):
         before = amp.p.detach().clone()
         amp.step(factor)
@@ -104,10 +104,10 @@ def test_scaler_may_come_later_and_is_let_go():
     with pytest.raises(ConfigError, match="scaler= needs the optimizer"):
         g.attach(scaler=scaler)
     g.attach(optimizer=first).attach(scaler=scaler)
-    assert g.attached.optimizer is first
+    assert g.trainer.optimizer is first
     assert scaler.step != step
     g.attach(optimizer=second)
-    assert g.attached.scaler is scaler
+    assert g.trainer.scaler is scaler
     scaler.scale(torch.inf * p.sum()).backward()
     scaler.step(second)
     assert g.step == 1

@@ -81,12 +81,12 @@ def same_row(actual: dict[str, float], expected: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize("output_scale", [OUTPUT_SCALE, None])
-@pytest.mark.parametrize("hold", [True, False])
-def test_rows_of_members_are_those_of_guards_of_single_models(hold, output_scale):
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_rows_of_members_are_those_of_guards_of_single_models(judge_in_loss, output_scale):
     memory = Memory()
     options: dict[str, Any] = {
         "sampler": gradient_at,
-        "hold": hold,
+        "judge_in_loss": judge_in_loss,
         "output_scale": output_scale,
     }
     together = ensemble(**options, sinks=[memory])
@@ -100,7 +100,7 @@ def test_rows_of_members_are_those_of_guards_of_single_models(hold, output_scale
         for i, single in enumerate(singles):
             single.sampler(Bowls(torch.tensor(CURVATURES[i])), x[i])
             single.loss_fn(pos[i], neg[i])
-        assert len(together.members) == (3 if hold or step > 2 else 0)
+        assert len(together.members) == (3 if judge_in_loss or step > 2 else 0)
         for row, single in zip(together.members, singles, strict=False):
             same_row(row, single.last)
         shapes += [row["ref/pareto_k"] for row in together.members if "ref/pareto_k" in row]
@@ -160,12 +160,14 @@ def test_members_are_counted_along_the_flattened_model_dimensions():
 
 
 @pytest.mark.parametrize("optimizer", [None, "sgd", "fused adam"])
-@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("judge_in_loss", [True, False])
 @pytest.mark.parametrize("bad", [100.0, torch.nan])
-def test_alerts_are_those_of_the_failing_member_alone(hold, optimizer, bad):
+def test_alerts_are_those_of_the_failing_member_alone(judge_in_loss, optimizer, bad):
     memory, told = Memory(), list[Alert]()
-    together = ensemble(sampler=None, hold=hold, sinks=[memory], on_alert=told.append)
-    singles = [alone(i, sampler=None, hold=hold) for i in range(3)]
+    together = ensemble(
+        sampler=None, judge_in_loss=judge_in_loss, sinks=[memory], on_alert=told.append
+    )
+    singles = [alone(i, sampler=None, judge_in_loss=judge_in_loss) for i in range(3)]
     optimizers = [attach(g, optimizer) for g in (together, *singles) if optimizer]
     for step in range(60):
         pos, neg, _ = draws(step, bad)
@@ -188,28 +190,31 @@ def test_alerts_are_those_of_the_failing_member_alone(hold, optimizer, bad):
     assert {step for step, row in memory.rows if row["alert_level"]} == fired
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_any_members_error_raises_and_withholds_the_loss(hold):
-    g = ensemble(sampler=None, hold=hold, action="raise")
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_any_members_error_raises_and_withholds_the_loss(judge_in_loss):
+    g = ensemble(sampler=None, judge_in_loss=judge_in_loss, action="raise")
     optimizer = attach(g)
 
     def go(first: int, last: int) -> None:
         for step in range(first, last):
             pos, neg, _ = draws(step, torch.nan)
-            assert (g.loss_fn(pos, neg).item() == 0) is (hold and step == 43)
+            assert (g.loss_fn(pos, neg).item() == 0) is (judge_in_loss and step == 43)
             optimizer.step()
 
-    decided = 43 if hold else 45
+    decided = 43 if judge_in_loss else 45
     go(40, decided)
     with pytest.raises(errors.NonFiniteError, match=r"at step 3, member 2: nonfinite/energies"):
         go(decided, decided + 1)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "fused adam"])
-@pytest.mark.parametrize("hold", [True, False])
-def test_skipped_steps_are_of_the_whole_ensemble(hold, kind):
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_skipped_steps_are_of_the_whole_ensemble(judge_in_loss, kind):
     memory = Memory()
-    together, single = ensemble(sampler=None, hold=hold, sinks=[memory]), alone(0, sampler=None)
+    together, single = (
+        ensemble(sampler=None, judge_in_loss=judge_in_loss, sinks=[memory]),
+        alone(0, sampler=None),
+    )
     optimizers = [attach(together, kind), attach(single, kind)]
     for step in range(60):
         pos, neg, _ = draws(step)
@@ -232,23 +237,23 @@ def test_skipped_steps_are_of_the_whole_ensemble(hold, kind):
 
 
 def test_skips_by_the_scaler_are_no_members():
-    g = ensemble(sampler=None, hold=True)
+    g = ensemble(sampler=None, judge_in_loss=True)
     pos, neg, _ = draws(0)
     g.loss_fn(pos, neg)
-    g._after_optimizer(1.0, True)
+    g._loop.end_step_by_optimizer(1.0, True)
     assert [(alert.rule, alert.level, alert.member) for alert in g.alerts] == [
         ("amp_skip", Level.INFO, None)
     ]
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_losses_of_one_step_are_pooled_for_each_member(hold):
-    g = ensemble(sampler=None, hold=hold)
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_losses_of_one_step_are_pooled_for_each_member(judge_in_loss):
+    g = ensemble(sampler=None, judge_in_loss=judge_in_loss)
     optimizer = attach(g, "fused adam")
     first, second = draws(0)[:2], draws(1)[:2]
     g.loss_fn(*first)
     g.loss_fn(*second)
-    (row,) = g._journal._monitor.under_way(with_open=True)
+    (row,) = g._loop.rows.state_dict(is_over=True)["rows"]
     optimizer.step()
     g.close()
     for i, member in enumerate(row[3]):
@@ -260,9 +265,9 @@ def test_losses_of_one_step_are_pooled_for_each_member(hold):
 class Run:
     """An ensemble on given energies, of which one member's blow up late."""
 
-    def __init__(self, *, hold: bool, optimizer: bool) -> None:
+    def __init__(self, *, judge_in_loss: bool, optimizer: bool) -> None:
         self.memory = Memory()
-        self.guard = ensemble(sampler=None, hold=hold, sinks=[self.memory])
+        self.guard = ensemble(sampler=None, judge_in_loss=judge_in_loss, sinks=[self.memory])
         self.optimizer = attach(self.guard) if optimizer else None
 
     def go(self, first: int, last: int) -> None:
@@ -277,10 +282,10 @@ class Run:
 
 
 @pytest.mark.parametrize("saved_after", [30, 45])
-@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("judge_in_loss", [True, False])
 @pytest.mark.parametrize("optimizer", [True, False])
-def test_continued_run_is_the_uninterrupted_one(hold, optimizer, saved_after):
-    whole, first, second = (Run(hold=hold, optimizer=optimizer) for _ in range(3))
+def test_continued_run_is_the_uninterrupted_one(judge_in_loss, optimizer, saved_after):
+    whole, first, second = (Run(judge_in_loss=judge_in_loss, optimizer=optimizer) for _ in range(3))
     whole.go(0, 60)
     first.go(0, saved_after)
     state = json.loads(json.dumps(first.guard.state_dict()))
@@ -299,23 +304,24 @@ def test_continued_run_is_the_uninterrupted_one(hold, optimizer, saved_after):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state | {"members": []}, "of 0 ensemble members, but this one has 3"),
-        (lambda state: state | {"members": state["members"][:2]}, "of 2 ensemble members, but"),
-        (lambda state: state | {"members": [{}, {}, {}]}, "is of a detector with the rules"),
-        (lambda state: state | {"detector": {}}, "is of a detector with the rules"),
+        (lambda judge: judge | {"members": []}, "of 0 ensemble members, but this one has 3"),
+        (lambda judge: judge | {"members": judge["members"][:2]}, "of 2 ensemble members, but"),
+        (lambda judge: judge | {"members": [{}, {}, {}]}, "is of a judge with the rules"),
+        (lambda judge: judge | {"shared": {}}, "is of a judge with the rules"),
     ],
 )
 def test_foreign_states_are_refused_and_change_nothing(change, message):
-    run, other = (Run(hold=True, optimizer=True) for _ in range(2))
+    run, other = (Run(judge_in_loss=True, optimizer=True) for _ in range(2))
     run.go(0, 5)
     other.go(0, 50)
     before = repr(run.guard.state_dict())
     with pytest.raises(ConfigError, match=message):
-        run.guard.load_state_dict(change(other.guard.state_dict()))
+        state = other.guard.state_dict()
+        run.guard.load_state_dict(state | {"judge": change(state["judge"])})
     assert repr(run.guard.state_dict()) == before
 
 
 def test_state_of_an_ensemble_is_not_that_of_a_single_model():
-    run, single = Run(hold=True, optimizer=False), alone(0, sampler=None)
+    run, single = Run(judge_in_loss=True, optimizer=False), alone(0, sampler=None)
     with pytest.raises(ConfigError, match=r"3 ensemble members, but this one has 0 \(0 for a sin"):
         single.load_state_dict(run.guard.state_dict())

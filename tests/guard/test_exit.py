@@ -29,7 +29,7 @@ TRAINERS = """
     def train(ending):
         g = guard(
             None, sampler, beta_star=1.0, output_scale=9.0, flush_every=10,
-            sinks=[JsonlSink(os.path.join(sys.argv[1], ending))], hold="lag" not in ending,
+            sinks=[JsonlSink(os.path.join(sys.argv[1], ending))], judge_in_loss="lag" not in ending,
         )
         loss_fn, sample_q = g
         optimizer = torch.optim.SGD(f.parameters(), lr=0.0)

@@ -34,7 +34,7 @@ def test_misuse(case, tmp_path):
         assert g.step == 0
         assert g.last == {}
         assert g.alerts == []
-        assert g.attached == type(g.attached)()
+        assert g.trainer == type(g.trainer)()
         assert g.state_dict()["losses"] == g.state_dict()["sampler_calls"] == 0
         g.close()
     assert world.memory.rows == []

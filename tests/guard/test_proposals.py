@@ -34,7 +34,7 @@ def gradients(request):
         if request.param == "loss":
             return slopes(g.loss_fn(pos, neg, **options), pos, neg)
         same_pos, same_neg = g.reweight(pos, neg, **options)
-        sign = 1 if g._sign > 0 else -1
+        sign = 1 if g._settings.sign > 0 else -1
         return slopes(sign * (same_neg.mean() - same_pos.mean()), pos, neg)
 
     return of

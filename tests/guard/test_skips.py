@@ -113,10 +113,10 @@ def test_only_fused_adam_decides_on_the_device(name):
     assert seen == (on_device if name.startswith("fused adam") else [(None, True), (None, False)])
 
 
-@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("judge_in_loss", [True, False])
 @pytest.mark.parametrize("name", ["adam", "fused adam"])
-def test_skips_obey_the_lag_and_the_action(name, hold):
-    g, opt, parameters, _ = make(OPTIMIZERS[name], hold=hold, action="raise")
+def test_skips_obey_the_lag_and_the_action(name, judge_in_loss):
+    g, opt, parameters, _ = make(OPTIMIZERS[name], judge_in_loss=judge_in_loss, action="raise")
 
     def step(*, bad=None):
         g.loss_fn(*energies())
@@ -124,7 +124,7 @@ def test_skips_obey_the_lag_and_the_action(name, hold):
         opt.step()
 
     step()
-    if hold:
+    if judge_in_loss:
         with pytest.raises(errors.NonFiniteError, match="nonfinite/gradients"):
             step(bad=torch.inf)
         return

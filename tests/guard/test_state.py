@@ -18,7 +18,7 @@ STEPS, SAVED_AFTER = 60, 45
 class Run:
     """A loop on given energies that blow up late: alerts, a schedule, histograms, all of it."""
 
-    def __init__(self, *, hold=True, optimizer=False, sampler=True, beta_star=None):
+    def __init__(self, *, judge_in_loss=True, optimizer=False, sampler=True, beta_star=None):
         self.memory = Memory()
         self.alerts: list[dict[str, object]] = []
         self.sampling = sampler
@@ -29,7 +29,7 @@ class Run:
             output_scale=100.0,
             sinks=[self.memory],
             flush_every=7,
-            hold=hold,
+            judge_in_loss=judge_in_loss,
             on_alert=lambda alert: self.alerts.append(alert.record()),
         )
         self.optimizer = None
@@ -62,12 +62,12 @@ def through_torch(state, tmp_path):
     return torch.load(tmp_path / "state.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("judge_in_loss", [True, False])
 @pytest.mark.parametrize("optimizer", [True, False])
 @pytest.mark.parametrize("sampler", [True, False])
 @pytest.mark.parametrize("via", [through_json, through_torch])
-def test_continued_run_is_the_uninterrupted_one(hold, optimizer, sampler, via, tmp_path):
-    options = {"hold": hold, "optimizer": optimizer, "sampler": sampler}
+def test_continued_run_is_the_uninterrupted_one(judge_in_loss, optimizer, sampler, via, tmp_path):
+    options = {"judge_in_loss": judge_in_loss, "optimizer": optimizer, "sampler": sampler}
     whole = Run(**options)
     whole.go(0, STEPS)
     whole.guard.close()
@@ -97,9 +97,9 @@ def test_continued_run_is_the_uninterrupted_one(hold, optimizer, sampler, via, t
 
 
 def test_histogram_of_a_row_that_was_under_way():
-    first = Run(hold=False, optimizer=True)
+    first = Run(judge_in_loss=False, optimizer=True)
     first.go(0, 1)
-    second = Run(hold=False, optimizer=True)
+    second = Run(judge_in_loss=False, optimizer=True)
     second.guard.load_state_dict(first.guard.state_dict())
     second.go(1, 4)
     first.go(1, 4)
@@ -136,14 +136,14 @@ def test_schedule_goes_on_where_it_stopped():
 
 
 def test_own_hold_wins_over_the_saved_one():
-    held = Run(hold=True, optimizer=True)
+    held = Run(judge_in_loss=True, optimizer=True)
     held.go(0, 5)
-    lagging = Run(hold=False, optimizer=True)
+    lagging = Run(judge_in_loss=False, optimizer=True)
     lagging.guard.load_state_dict(held.guard.state_dict())
     lagging.go(5, 9)
     assert lagging.memory.steps == [5, 6]
     # And the other way round: rows that were under way are judged when they come.
-    back = Run(hold=True, optimizer=True)
+    back = Run(judge_in_loss=True, optimizer=True)
     back.guard.load_state_dict(lagging.guard.state_dict())
     detector = script(back.guard, {8: Level.WARN})
     back.go(9, 10)
@@ -163,7 +163,11 @@ def test_nothing_is_over_before_its_loss():
 
 
 def test_what_was_loaded_is_what_was_saved():
-    for options in ({"hold": True}, {"hold": False}, {"hold": False, "optimizer": True}):
+    for options in (
+        {"judge_in_loss": True},
+        {"judge_in_loss": False},
+        {"judge_in_loss": False, "optimizer": True},
+    ):
         first, second = Run(**options), Run(**options)
         first.go(0, 5)
         state = first.guard.state_dict()

@@ -31,13 +31,13 @@ class Loop:
         self.memory = Memory()
         self.paces = []
         self.factors = []
-        settings = {"beta_star": 0.5, "hold": True, "output_scale": 4.0} | settings
+        settings = {"beta_star": 0.5, "judge_in_loss": True, "output_scale": 4.0} | settings
         self.guard = guard(None, self.sample, sinks=[self.memory], **settings)
         self.guard.attach(sgld_steps=3)
         self.f = Bowl()
 
     def sample(self, f, x):
-        self.paces.append((self.guard.sgld_steps, self.guard.refinement))
+        self.paces.append(tuple(self.guard.next_steps()))
         gradient = gradient_at(f, x)
         self.factors.append(float((gradient / -x).mean()))
         return x
@@ -56,9 +56,9 @@ class Loop:
 LOST, FINE = energies(gap=200.0), energies()
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_a_lost_sampler_gets_more_and_finer_steps_and_the_rows_say_what_ran(hold):
-    loop = Loop(adapt=ADAPT, hold=hold).go([FINE] * 2 + [LOST] * 4 + [FINE] * 12)
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_a_lost_sampler_gets_more_and_finer_steps_and_the_rows_say_what_ran(judge_in_loss):
+    loop = Loop(adapt=ADAPT, judge_in_loss=judge_in_loss).go([FINE] * 2 + [LOST] * 4 + [FINE] * 12)
     factors = [refinement for _, refinement in loop.paces]
     assert loop.paces == [(3 * factor, factor) for factor in factors]
     assert factors[:3] == [1, 1, 1]
@@ -88,7 +88,7 @@ def test_a_sampler_without_the_word_for_it_gets_the_number_by_name():
         seen.append(n_steps)
         return gradient_at(f, x)
 
-    g = guard(None, sample, beta_star=0.5, hold=True, adapt=ADAPT)
+    g = guard(None, sample, beta_star=0.5, judge_in_loss=True, adapt=ADAPT)
     g.attach(sgld_steps=5, steps_argument="n_steps")
     f = Bowl()
     for _ in range(3):

@@ -238,7 +238,7 @@ def test_attaching_again_adds_up_and_replaces():
     first = loop.optimizer
     buffer = torch.zeros(3)
     loop.guard.attach(buffer=buffer, step_size=1.0)
-    attached = loop.guard.attached
+    attached = loop.guard.trainer
     assert [attached.optimizer, attached.step_size] == [first, 1.0]
     assert attached.buffer is buffer
     loop.sample()

@@ -76,9 +76,9 @@ def adam(groups):
     return torch.optim.Adam(groups, betas=(0.0, 0.5), eps=0)
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_descent_goes_as_far_as_the_gradient(hold):
-    run = Run(sgd, hold=hold)
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_descent_goes_as_far_as_the_gradient(judge_in_loss):
+    run = Run(sgd, judge_in_loss=judge_in_loss)
     run.step(apart=2.0)
     norm = run.gradient()
     run.step()

@@ -24,7 +24,9 @@ class Scripted:
         self.count = 0
         self.active: dict[str, Level] = {}
 
-    def observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+    def observe(
+        self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
+    ) -> list[Alert]:
         if "energy_gap" not in row:
             return []
         self.active = self.script.get(self.count, {})
@@ -73,7 +75,7 @@ class Run:
             usual |= {"action": "rollback", "recovery": recovery}
         self.guard: Guard = guard(None, self.sample, **(usual | options))
         if detector is not None:
-            self.guard._alarm.detector = detector
+            self.guard._loop._judge = detector
         self.guard.attach(
             model=self.model,
             optimizer=self.optimizer,
@@ -86,7 +88,7 @@ class Run:
 
     def sample(self, f: nn.Module, buffer: ReplayBuffer) -> Tensor:
         x, rows = buffer.sample(8)
-        steps = self.guard.sgld_steps
+        steps = self.guard.next_steps().steps
         self.sgld_steps.append(steps)
         x = sgld(f, x, steps=steps, step_size=0.1, noise_std=0.03, generator=self.rng)
         buffer.write(rows, x)

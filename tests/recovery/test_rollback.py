@@ -36,11 +36,11 @@ def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("hold", [True, False])
-def test_a_rollback_restores_bits(fused: bool, hold: bool) -> None:
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_a_rollback_restores_bits(fused: bool, judge_in_loss: bool) -> None:
     """After a rollback the run goes on exactly as it once went on from the snapshot."""
-    lag = 0 if hold else 2
-    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]), fused=fused, hold=hold)
+    lag = 0 if judge_in_loss else 2
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]), fused=fused, judge_in_loss=judge_in_loss)
     states = run_until(run, 19 + lag + 8)
     (rollback,) = run.guard.rollbacks
     restored, at = rollback.restored_step, 18 + lag
@@ -261,10 +261,10 @@ def test_loading_a_state_forgets_an_error_of_the_course_that_is_left() -> None:
 def test_a_row_on_its_way_is_the_snapshots_own() -> None:
     """With every=1 a row that was put back can be on its way a second time."""
     settings: dict[str, Any] = {"every": 1, "certify_after": 4, "relapse_within": 0, "keep": 8}
-    run = Run(Recovery(**SAME, **settings), detector=Scripted([18]), hold=False)
+    run = Run(Recovery(**SAME, **settings), detector=Scripted([18]), judge_in_loss=False)
     run_until(run, 24)
     assert run.guard.rollbacks
-    recoverer = run.guard._course.recoverer
+    recoverer = run.guard._actions.recoverer
     assert recoverer is not None
     for each in recoverer._snapshots.certified:
         assert not any("alert_level" in row for _, row, *_ in each.state["guard"]["rows"])
@@ -329,7 +329,7 @@ def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -
     settings: dict[str, Any] = {"every": 4, "certify_after": 1}
     run = Run(Recovery(**SAME, **settings), detector=Scripted([], trouble))
     run_until(run, 15)
-    recoverer = run.guard._course.recoverer
+    recoverer = run.guard._actions.recoverer
     assert recoverer is not None
     assert recoverer.snapshot_steps == [1, 4, 8]
 

@@ -155,7 +155,7 @@ def test_guarded_chain_follows_its_beta(device):
             sampler,
             beta_star=lambda step: torch.tensor([0.0, 0.5, 1.0], device=device) * step / 4,
             output_scale=2.0,
-            hold=True,
+            judge_in_loss=True,
         )
         for step in range(5):
             x = g.sampler(each, samples(M, step, device), draws(step, M, device))

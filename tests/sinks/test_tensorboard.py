@@ -309,14 +309,14 @@ def test_what_others_wrote_into_the_folder_is_never_voided(tmp_path: Path) -> No
     assert [step for step, _ in scalars(tmp_path, "guard/ess")] == REWOUND
 
 
-@pytest.mark.parametrize("hold", [True, False])
-def test_rollbacks_of_a_real_run(tmp_path: Path, hold: bool) -> None:
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_rollbacks_of_a_real_run(tmp_path: Path, judge_in_loss: bool) -> None:
     quick = Recovery(every=4, certify_after=4, relapse_within=6)
     memory = Memory()
     run = Run(
         quick,
         detector=Scripted([18, 44]),
-        hold=hold,
+        judge_in_loss=judge_in_loss,
         sinks=[memory, TensorBoardSink(tmp_path)],
     )
     for _ in range(60):
