@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
-from ..objective.usable import in_force
+from ..objective.finite_samples import in_force
 
 __all__ = ["Shares", "exponentiated", "named", "weight_diagnostics", "weight_diagnostics_at"]
 

@@ -16,14 +16,16 @@ a positive is left out. If a side is then empty the loss is 0 with zero gradient
 dropped in silence: the guard counts these samples and raises an alert.
 """
 
+from . import trusted
+from .finite_samples import usable
 from .losses import coefficients, contrastive_loss, grad_scale, positive_weights, weights
-from .usable import usable
 
 __all__ = [
     "coefficients",
     "contrastive_loss",
     "grad_scale",
     "positive_weights",
+    "trusted",
     "usable",
     "weights",
 ]

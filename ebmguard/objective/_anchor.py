@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..ranks import gathered
-from .usable import void
+from .finite_samples import void
 
 __all__ = ["Anchor"]
 
@@ -66,9 +66,11 @@ class Anchor:
         f, log_sum, *rest = gathered(process_group, *parts)
         q = rest[0] if rest else None
         # Relative to its own anchor a rank has an exponent of 0, if it has a usable negative.
-        best = _best(f, q, log_sum >= 0, beta, 0)
-        anchor = cls(best.f.squeeze(0), None if best.log_q is None else best.log_q.squeeze(0))
+        anchor = _best(f, q, log_sum >= 0, beta, 0).squeeze(0)
         return anchor, torch.logsumexp(anchor.exponent(f - anchor.f, q, beta) + log_sum, 0)
+
+    def squeeze(self, dim: int) -> Anchor:
+        return Anchor(self.f.squeeze(dim), None if self.log_q is None else self.log_q.squeeze(dim))
 
     def exponent(self, shifted: Tensor, log_q: Tensor | None, beta: float | Tensor) -> Tensor:
         """β* (f - f₀) - (log q - log q₀) of energies that have been shifted by f₀."""

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from ..energies import SMALLEST, BetaStar, Groups, LogQ, Reduce, Variant, per_sample
 from ..ranks import summed
 from ._anchor import Anchor
-from .usable import in_force, kept, void
+from .finite_samples import in_force, kept, void
 
 __all__ = ["Terms", "usable_softmax"]
 
@@ -33,22 +33,20 @@ def usable_softmax(neg: Tensor, beta: float | Tensor, log_q: Tensor | None = Non
 
 @dataclass
 class Terms:
-    """What every variant is made of, for shifted energies of shape ``(*models, samples)``.
-
-    Energies are this rank's; the shift and S are those of all ranks' negatives.
+    """What every variant is made of, for energies of shape ``(*models, samples)``.
 
     Energies are shifted by the negative of the largest weight *before* β* multiplies them, see
-    :class:`Anchor`.
+    :class:`Anchor`: the largest of all ranks, or with groups of the positive's own class.
     """
 
-    pos: Tensor
+    pos: Tensor  # this rank's energies, shifted unless there are groups
     neg: Tensor
     valid_pos: Tensor
     valid_neg: Tensor
     beta: float | Tensor  # with a trailing dimension for samples where it is a tensor
     zero: Tensor | None  # entries of a β* tensor that are 0, computed at 1
     exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (*models, M), or (*models, N, M) with groups
-    log_sum: Tensor  # S, (*models, 1), or (*models, N) with groups
+    log_sum: Tensor  # S, (*models, 1), or (*models, N, 1) with groups
     margin: Tensor  # S - r⁺
 
     @classmethod
@@ -80,33 +78,34 @@ class Terms:
         valid_pos, pos, q_pos = kept(pos, beta, q_pos)
         valid_neg, neg, q_neg = kept(neg, beta, q_neg)
         log_sum: Tensor | None = None
-        if process_group is None:
-            anchor = Anchor.of(neg, valid_neg, beta, q_neg)
-        else:
-            anchor, log_sum = Anchor.of_ranks(neg, valid_neg, beta, q_neg, process_group)
-        pos, neg = pos - anchor.f, neg - anchor.f
-        exponent, visible = anchor.exponent(neg, q_neg, beta), valid_neg
         if groups is not None:
-            visible = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
-            exponent = exponent.unsqueeze(-2)
-            partnered = visible.any(-1)
+            seen = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
+            partnered = seen.any(-1)
             if zero is not None:  # β* = 0 sets nobody against anybody
                 partnered = partnered | zero.unsqueeze(-1)
             valid_pos = valid_pos & partnered
-        exponent = torch.where(visible, exponent, void(exponent))
+            # A row and an anchor for each positive: classes may lie far apart.
+            rows = neg.unsqueeze(-2).expand(seen.shape)
+            q_rows = None if q_neg is None else q_neg.unsqueeze(-2).expand(seen.shape)
+            of_row = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
+            anchor = Anchor.of(rows, seen, of_row, q_rows)
+            exponent = anchor.exponent(rows - anchor.f, q_rows, of_row)
+            anchor = anchor.squeeze(-1)
+            r_pos = anchor.exponent(pos - anchor.f, q_pos, beta)
+        else:
+            seen = valid_neg
+            if process_group is None:
+                anchor = Anchor.of(neg, valid_neg, beta, q_neg)
+            else:
+                anchor, log_sum = Anchor.of_ranks(neg, valid_neg, beta, q_neg, process_group)
+            pos, neg = pos - anchor.f, neg - anchor.f
+            exponent = anchor.exponent(neg, q_neg, beta)
+            r_pos = anchor.exponent(pos, q_pos, beta)
+        exponent = torch.where(seen, exponent, void(exponent))
         if log_sum is None:
-            log_sum = torch.logsumexp(exponent, -1, keepdim=groups is None)
-        return cls(
-            pos,
-            neg,
-            valid_pos,
-            valid_neg,
-            beta,
-            zero,
-            exponent,
-            log_sum,
-            log_sum - anchor.exponent(pos, q_pos, beta),
-        )
+            log_sum = torch.logsumexp(exponent, -1, keepdim=True)
+        margin = (log_sum if groups is None else log_sum.squeeze(-1)) - r_pos
+        return cls(pos, neg, valid_pos, valid_neg, beta, zero, exponent, log_sum, margin)
 
     def count(self, valid: Tensor) -> Tensor:
         """Number of usable samples, at least 1 so that an empty side divides by something."""
@@ -156,12 +155,10 @@ class Terms:
 
     def coefficients(self, variant: Variant) -> tuple[Tensor, Tensor]:
         """Gradient of the loss with respect to each energy; 0 where a side is empty."""
-        pull = self._pull(variant)
-        if self.exponent.ndim > self.neg.ndim:  # groups: each positive weighs its own class
-            weight = torch.exp(self.exponent - self.log_sum.unsqueeze(-1))
+        pull, weight = self._pull(variant), torch.exp(self.exponent - self.log_sum)
+        if weight.ndim > self.neg.ndim:  # groups: each positive weighs its own class
             to_neg = (pull.unsqueeze(-1) * weight).sum(-2)
         else:
-            weight = torch.exp(self.exponent - self.log_sum)
             to_neg = pull.sum(-1).unsqueeze(-1) * weight * self.valid_neg
         to_pos = -pull
         if self.zero is not None:

@@ -17,6 +17,7 @@ from ..diagnostics import (
     buffer_diagnostics,
     diagnostics_of_ranks,
     energy_diagnostics,
+    exponentiated,
     mixture_gaps,
     mixture_weights,
     nonfinite_diagnostics,
@@ -24,7 +25,6 @@ from ..diagnostics import (
     repeated,
     weight_diagnostics_at,
 )
-from ..diagnostics.weights import exponentiated
 from ..energies import Groups, LogQ, Reduce, Variants, per_sample
 from ..tempering.tempering import Tempering
 from .attached import Attached

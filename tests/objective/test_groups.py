@@ -118,6 +118,28 @@ def test_classes_far_apart_in_energy_keep_their_own_normaliser(variant):
         assert relative_error(side, oracle) < 1e-9
 
 
+@pytest.mark.parametrize("level", [1e8, -1e8, 1e9, -1e9])
+@pytest.mark.parametrize("beta", [0.5, -0.5, torch.tensor(0.5), torch.tensor([0.5])], ids=str)
+@pytest.mark.parametrize("proposal", [False, True])
+@pytest.mark.parametrize("variant", GROUPED)
+def test_the_level_of_a_class_costs_no_other_class_its_digits(variant, proposal, beta, level):
+    # All exact in float32, and not when class 1 is shifted by the level of class 0.
+    pos = torch.tensor([level, level + 64, 0.25, 1.5, -1.0])
+    neg = torch.tensor([level - 64, level, 0.625, 0.75, -1.25])
+    y = torch.tensor([0, 0, 1, 1, 1])
+    loss, expected = _per_class(pos, neg, float(beta), variant, y, y)
+    models = beta.shape if isinstance(beta, torch.Tensor) else ()
+    pos, neg = (f.expand(*models, 5).clone().requires_grad_() for f in (pos, neg))
+    # One number for all of a class changes nothing.
+    log_q = torch.where(y == 0, level, 0.0).expand(pos.shape)
+    options = {"variant": variant, "groups": (y, y), "log_q": (log_q, log_q) if proposal else None}
+    found = contrastive_loss(pos, neg, beta, **options)
+    assert found.item() == pytest.approx(float(loss), rel=1e-6)
+    for sides in (slopes(found, pos, neg), coefficients(pos, neg, beta, **options)):
+        for side, oracle in zip(sides, expected, strict=True):
+            assert side.flatten().tolist() == pytest.approx([float(x) for x in oracle], rel=1e-6)
+
+
 @pytest.mark.parametrize("variant", GROUPED)
 def test_a_class_whose_only_negative_is_not_finite_has_no_partner(variant):
     pos, neg = energies(6, 7)

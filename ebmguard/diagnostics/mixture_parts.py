@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..energies import Groups, LogQ
-from ..objective import coefficients
+from ..objective import trusted
 from ..ranks import summed
 
 __all__ = ["mixture_gaps", "mixture_weights"]
@@ -50,7 +50,7 @@ def mixture_weights(
         has a weight, and where the parts are not those of M negatives.
     """
     # Of all variants the one without GradScale, whose shares are defined where that underflows.
-    _, pull = coefficients(
+    _, pull = trusted.coefficients(
         f_pos,
         f_neg,
         beta_star,
