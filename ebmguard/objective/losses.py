@@ -69,8 +69,8 @@ def positive_weights(
     Args: as for :func:`contrastive_loss`.
 
     Returns:
-        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy or log q is not usable. At
-        β* = 0 it is 1 / (M + 1).
+        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy or log q is not usable;
+        1 / (M + 1) at β* = 0.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
@@ -97,7 +97,7 @@ def grad_scale(
     Args: as for :func:`contrastive_loss`.
 
     Returns:
-        0-dim, or ``(*models,)``; 0 where a side has no usable sample, as the loss then is.
+        0-dim, or ``(*models,)``; 0 if a side has no usable sample, as the loss is then.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
@@ -140,19 +140,19 @@ def contrastive_loss(
             dimension.
         groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
             set against the negatives of its own class, since class-conditional chains have one
-            normaliser per class. Positives without a partner are left out. For "default" and
-            "no_pos" only.
+            normaliser per class. Positives without a negative of their class are left out. For
+            "default" and "no_pos" only.
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
-            both sides' samples: ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``. Up
-            to a constant that both sides share; high where the proposal draws often, whatever the
-            sign of f. The weights then hold p / q (Eq. 6). Only the part of the proposal that β*
-            leaves to be divided out: for negatives from q(x) exp(a f) of a model exp(o f), β* is
-            o - a. No gradient flows into it. A sample whose log q is not finite is left out.
-            Entries of a β* tensor that are 0 do not look at it.
+            the samples of both sides: ``(N,)`` and ``(M,)``, or ``(*models, N)`` and
+            ``(*models, M)``. A constant common to both sides does not matter; they are high where
+            the proposal draws often, whatever the sign of f. The weights are then p / q (Eq. 6).
+            If the negatives are drawn from q(x) exp(a f) for a model exp(o f), give log q alone
+            and β* = o - a. No gradient flows into log q, a sample whose log q is not finite
+            is left out, and entries of a β* tensor that are 0 ignore it.
         reduce: "sum" or "mean": how heads become one energy (whatever the sampler uses).
         process_group: sums and logsumexp run over all ranks' samples; after an averaging
             all-reduce of the gradients the result is that of one process with the joined batch.
-            "true" halves each rank's positives. Each loss of one β* takes two messages, of two
+            "true" halves each rank's positives. The loss of one β* takes two messages, of two
             (with ``log_q`` three) and of at most nine numbers per model. With ``groups`` the ranks
             exchange their energies and labels instead: the messages grow with the batch, and the
             host waits for the batch sizes. First-order only.

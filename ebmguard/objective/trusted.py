@@ -1,6 +1,6 @@
-"""The loss and its gradient for callers that have passed :func:`~ebmguard.energies.check_energies`.
+"""The loss and its gradient without checks, for energies that have been checked already.
 
-What these make of other input is undefined.
+Call :func:`ebmguard.energies.check_energies` first: these do not say what is wrong with an input.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def contrastive_loss(
     if process_group is None:
         terms = Terms.of(f_pos, f_neg, beta_star, groups=groups, log_q=log_q, reduce=reduce)
         return terms.loss(variant)
-    # The value is every rank's; the gradient is this rank's share of it, times the world size that
-    # averaging divides by.
+    # The value is that of all ranks; the gradient is this rank's share, times the world size that
+    # the averaging of gradients divides by.
     value, (to_pos, to_neg), (pos, neg) = _over_ranks(
         f_pos, f_neg, beta_star, variant, groups, log_q, reduce, process_group
     )
@@ -118,10 +118,10 @@ def _over_ranks(
     reduce: Reduce,
     process_group: dist.ProcessGroup,
 ) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The loss of all ranks' samples, and its coefficients of this rank's: both are detached.
+    """The loss of all ranks' samples and the coefficients of this rank's, both detached.
 
     Returns:
-        also this rank's energies, which are not, with 0 in the place of those that have no part.
+        also this rank's energies, not detached, with 0 for samples that have no part.
     """
     if groups is None:
         terms = Terms.of(
@@ -129,7 +129,7 @@ def _over_ranks(
         )
         value, to_pos, to_neg = terms.over_ranks(variant, process_group)
         return value, (to_pos, to_neg), (terms.pos, terms.neg)
-    # What a positive needs of its class cannot be had from sums: every rank computes it all.
+    # Sums do not suffice for classes: every rank computes the loss of the whole batch.
     pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
     batch = join(pos, neg, groups, log_q, process_group)
     terms = Terms.of(batch.f_pos, batch.f_neg, beta_star, groups=batch.groups, log_q=batch.log_q)
