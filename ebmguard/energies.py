@@ -131,11 +131,8 @@ def check_energies(
                 "log_q must be a pair (log_q_pos, log_q_neg): the log-density of the proposal at "
                 "each positive and at each negative."
             )
-        for name, side, f in (
-            ("log_q_pos", log_q[0], f_pos),
-            ("log_q_neg", log_q[1], f_neg),
-        ):
-            check_log_q(side, f, beta_star, name=name)
+        check_log_q(log_q[0], f_pos, beta_star, name="log_q_pos")
+        check_log_q(log_q[1], f_neg, beta_star, name="log_q_neg")
 
 
 def check_log_q(

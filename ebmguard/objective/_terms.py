@@ -14,21 +14,7 @@ from ..ranks import summed
 from ._anchor import Anchor
 from .finite_samples import log_q_at, lowest, masked
 
-__all__ = ["Terms", "usable_softmax"]
-
-
-def usable_softmax(neg: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
-    """Weights of usable negatives, 0 of the others.
-
-    Args:
-        neg: energies, ``(..., samples)``.
-        beta: β*, broadcastable against ``neg``.
-        log_q: log-density of the proposal, of ``neg``'s shape.
-    """
-    valid, neg, log_q = masked(neg, beta, None if log_q is None else log_q_at(log_q, beta))
-    anchor = Anchor.of(neg, valid, beta, log_q)
-    exponent = anchor.exponent(neg - anchor.f, log_q, beta)
-    return torch.softmax(torch.where(valid, exponent, lowest(exponent)), dim=-1) * valid
+__all__ = ["Terms"]
 
 
 @dataclass

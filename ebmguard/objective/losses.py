@@ -19,7 +19,9 @@ from ..energies import (
     per_sample,
 )
 from . import trusted
-from ._terms import Terms, usable_softmax
+from ._anchor import Anchor
+from ._terms import Terms
+from .finite_samples import log_q_at, lowest, masked
 
 __all__ = [
     "coefficients",
@@ -53,7 +55,10 @@ def weights(
         check_log_q(log_q, f_neg, beta_star)
     neg = per_sample(f_neg, beta_star, reduce)
     beta = beta_star.to(neg).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
-    return usable_softmax(neg, beta, log_q)
+    valid, neg, log_q = masked(neg, beta, None if log_q is None else log_q_at(log_q, beta))
+    anchor = Anchor.of(neg, valid, beta, log_q)
+    exponent = anchor.exponent(neg - anchor.f, log_q, beta)
+    return torch.softmax(torch.where(valid, exponent, lowest(exponent)), -1) * valid
 
 
 def positive_weights(

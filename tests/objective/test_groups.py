@@ -10,7 +10,7 @@ import torch
 from ebmguard.errors import ConfigError
 from ebmguard.objective import coefficients, contrastive_loss
 from tests.objective import oracles
-from tests.objective.oracles import decimals, energies, relative_error, slopes
+from tests.objective.oracles import both_slopes, decimals, energies, relative_error, slopes
 
 GROUPED = ["default", "no_pos"]
 Y_POS = torch.tensor([0, 1, 2, 0, 1, 3])  # class 3 has no negative
@@ -40,8 +40,7 @@ def test_against_a_loop_over_classes(variant, beta):
     loss, expected = _per_class(pos, neg, beta, variant)
     found = contrastive_loss(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG))
     assert found.item() == pytest.approx(float(loss), rel=1e-12)
-    closed = coefficients(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG))
-    for sides in (slopes(found, pos, neg), closed):
+    for sides in both_slopes(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG)):
         for side, oracle in zip(sides, expected, strict=True):
             # Samples without a partner have exactly no coefficient.
             assert [value == 0 for value in side.tolist()] == [value == 0 for value in oracle]
@@ -135,7 +134,7 @@ def test_the_level_of_a_class_costs_no_other_class_its_digits(variant, proposal,
     options = {"variant": variant, "groups": (y, y), "log_q": (log_q, log_q) if proposal else None}
     found = contrastive_loss(pos, neg, beta, **options)
     assert found.item() == pytest.approx(float(loss), rel=1e-6)
-    for sides in (slopes(found, pos, neg), coefficients(pos, neg, beta, **options)):
+    for sides in both_slopes(pos, neg, beta, **options):
         for side, oracle in zip(sides, expected, strict=True):
             assert side.flatten().tolist() == pytest.approx([float(x) for x in oracle], rel=1e-6)
 
