@@ -131,11 +131,8 @@ def check_energies(
                 "log_q must be a pair (log_q_pos, log_q_neg): the log-density of the proposal at "
                 "each positive and at each negative."
             )
-        for name, side, f in (
-            ("log_q_pos", log_q[0], f_pos),
-            ("log_q_neg", log_q[1], f_neg),
-        ):
-            check_log_q(side, f, beta_star, name=name)
+        check_log_q(log_q[0], f_pos, beta_star, name="log_q_pos")
+        check_log_q(log_q[1], f_neg, beta_star, name="log_q_neg")
 
 
 def check_log_q(
@@ -226,7 +223,7 @@ def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[st
 
 
 def variant_runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
-    """Runs of equal names that follow each other, each with where it lies."""
+    """Runs of consecutive equal names, each with its slice."""
     found, start = [], 0
     for name, run in groupby(variant):
         stop = start + len(list(run))
@@ -236,9 +233,9 @@ def variant_runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
 
 
 def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
-    """The exponents whose losses are averaged, each for every model.
+    """The exponents whose losses are averaged, all with the same model dimensions.
 
-    What has no model dimensions holds for all models, where another entry has some.
+    If one entry has model dimensions, an entry without any is expanded to them.
 
     Raises:
         ShapeError: entries of different model dimensions.
@@ -254,7 +251,7 @@ def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
 
 
 def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
-    """The leading model dimensions that the exponents ask of energies; none for one model.
+    """The leading dimensions that energies must have at these exponents; none for one model.
 
     Raises:
         ShapeError: entries of different model dimensions.
@@ -274,7 +271,7 @@ def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
 
 
 def has_models(x: Tensor, models: torch.Size) -> bool:
-    """Whether x holds samples of each model, rather than samples that all models share."""
+    """Whether each model has samples of its own in x, instead of all sharing the same."""
     return x.ndim > len(models) and x.shape[: len(models)] == models
 
 
@@ -286,5 +283,5 @@ def per_sample(f: Tensor, beta_star: BetaStar, reduce: Reduce) -> Tensor:
     heads = f.flatten(1)
     if reduce == "mean":
         return heads.mean(1)
-    # One head is a view: summing it would only add a kernel.
+    # A sum over one head would only add a kernel.
     return heads.squeeze(1) if heads.shape[1] == 1 else heads.sum(1)

@@ -1,14 +1,14 @@
 """Pure functions of detached tensors: named numbers, one file per family."""
 
 from .buffer import buffer_diagnostics
-from .energies import energy_diagnostics, nonfinite_diagnostics
-from .mixture import mixture_gaps, mixture_weights
-from .optimizer import amplification, total_norm
+from .mixture_parts import mixture_gaps, mixture_weights
 from .pareto import pareto_k
 from .ranks import diagnostics_of_ranks
+from .raw_energies import energy_diagnostics, nonfinite_diagnostics
 from .repeats import fingerprint, repeated
-from .sampler import ChainState, clamped, drift_to_noise, metropolis_acceptance, oriented
-from .weights import weight_diagnostics, weight_diagnostics_at
+from .sampler_steps import ChainState, clamped, drift_to_noise, metropolis_acceptance, oriented
+from .update_size import amplification, total_norm
+from .weights import exponentiated, weight_diagnostics, weight_diagnostics_at
 
 __all__ = [
     "ChainState",
@@ -18,6 +18,7 @@ __all__ = [
     "diagnostics_of_ranks",
     "drift_to_noise",
     "energy_diagnostics",
+    "exponentiated",
     "fingerprint",
     "metropolis_acceptance",
     "mixture_gaps",

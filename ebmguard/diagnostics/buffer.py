@@ -1,4 +1,4 @@
-"""What a replay buffer says of its latest draw."""
+"""What a replay buffer reports of its latest draw."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["buffer_diagnostics"]
 
 
 def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
-    """The numbers that a buffer has of its latest draw, under ``buffer/``.
+    """The numbers that a buffer reports of its latest draw, under ``buffer/``.
 
-    A buffer may have a method ``diagnostics()`` that returns 0-dim tensors by name.
-    :class:`ebmguard.samplers.ReplayBuffer` has ``age`` (mean number of draws that the drawn chains
-    have lived through since they started afresh), ``duplicates`` (share of the draw that repeats a
-    row of the same draw) and ``reinit`` (share that started afresh). Others need not have the same.
+    A buffer may have a method ``diagnostics()`` that returns 0-dim tensors by name. Those of
+    :class:`ebmguard.samplers.ReplayBuffer` are ``age`` (mean number of draws of the drawn chains
+    since they were initialised), ``duplicates`` (share of the draw that repeats a row of the same
+    draw) and ``reinit`` (share that was initialised again). Other buffers may have others.
 
     Args:
-        buffer: any object. Of one without that method nothing is known, and nothing is made up.
+        buffer: any object. One without that method has no diagnostics.
 
     Returns:
         detached 0-dim tensors.
 
     Raises:
-        ConfigError: what ``diagnostics()`` returned is not that.
+        ConfigError: ``diagnostics()`` returned something else.
     """
     ask = getattr(buffer, "diagnostics", None)
     if isinstance(buffer, Tensor) or not callable(ask):

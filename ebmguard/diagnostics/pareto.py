@@ -30,13 +30,13 @@ _NEGLIGIBLE = 10 * torch.finfo(torch.float64).eps
 def pareto_k(log_weights: Tensor) -> Tensor:
     """Shape k of the generalised Pareto distribution fitted to the upper tail of the weights.
 
-    The largest ``min(n / 5, 3 sqrt(n))`` weights (rounded down) are fitted, above the next
-    largest as their threshold, and k is drawn towards 0.5 by the prior, so that a bounded tail
-    also comes out near 0.2. Read it as: below 0.7 the weights have a variance to trust; above,
-    averages under them do not settle; above 1 they have no mean. At n = 64 its standard deviation
-    is 0.2 to 0.4: pool the weights of several steps before acting on it.
+    The fit is to the largest ``min(n / 5, 3 sqrt(n))`` weights (rounded down), with the next
+    largest as threshold. The prior draws k towards 0.5, so that even a bounded tail gives about
+    0.2. Below 0.7 the weights have a variance to trust; above, averages under them do not settle;
+    above 1 they have no mean. At n = 64 the standard deviation of k is 0.2 to 0.4: pool the weights
+    of several steps before acting on it.
 
-    Everything runs on the device of the input, in float64, and nothing is read by the host.
+    Everything runs on the device of the input, in float64, without a read by the host.
 
     Args:
         log_weights: unnormalised log weights, β* f of the negatives, ``(n,)`` or ``(*models, n)``.

@@ -1,4 +1,4 @@
-"""Whether a sampler returns what it returned before: a chain that hangs."""
+"""Whether a sampler returns the samples of its previous call: a chain that hangs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["fingerprint", "repeated"]
 
 
 def fingerprint(samples: Tensor) -> Tensor:
-    """Three numbers by which a sample is known again: its sum and its extremes.
+    """Three numbers by which a sample is recognised: its sum and its extremes.
 
     Args:
         samples: ``(..., B, d)``.
@@ -21,17 +21,17 @@ def fingerprint(samples: Tensor) -> Tensor:
 
 
 def repeated(now: Tensor, before: Tensor) -> Tensor:
-    """Share of the samples that are those of the sampler's previous call, each in its place.
+    """Share of the samples that equal those at the same place of the sampler's previous call.
 
-    A chain that moves, or starts afresh, never repeats itself to the last bit.
+    A chain that moves or restarts never repeats itself to the last bit.
 
     Args:
         now: :func:`fingerprint` of a call, ``(..., B, 3)``.
-        before: of the call before.
+        before: the same of the previous call.
 
     Returns:
-        float32 tensor, ``(...,)``; NaN where the two are of different shapes. A sample that holds a
-        NaN repeats nothing.
+        float32 tensor, ``(...,)``; NaN if the shapes differ. A sample with a NaN never counts as
+        repeated.
     """
     if now.shape != before.shape:
         return torch.full(now.shape[:-2], torch.nan, device=now.device)

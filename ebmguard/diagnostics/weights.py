@@ -1,4 +1,4 @@
-"""What the importance weights say: who carries the gradient, and how much of it is left.
+"""The importance weights: which samples carry the gradient, and how much of it is left.
 
 Everything is per loss call, from detached energies, without waiting for the device.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
-from ..objective.usable import in_force
+from ..objective.finite_samples import log_q_at
 
 __all__ = ["Shares", "exponentiated", "named", "weight_diagnostics", "weight_diagnostics_at"]
 
@@ -32,8 +32,8 @@ def weight_diagnostics(
         f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
         f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
         beta_star: number, 0-dim tensor, or tensor over the model dimensions.
-        groups: class labels ``(y_pos, y_neg)``, as in the objective: w is then the share of each
-            negative in the gradient, and positives without a negative of their class are left out.
+        groups: class labels ``(y_pos, y_neg)``, as in the objective: w is then each negative's
+            share of the gradient, and positives without a negative of their class are left out.
         log_q: log-densities of the proposal, as in the objective.
 
     Returns:
@@ -47,7 +47,7 @@ def weight_diagnostics(
         - ``reweighting_angle``: cosine between the gradient coefficients at β* and at β* = 0.
         - ``unpaired``, with groups only: number of positives left out.
 
-        All are NaN where an energy or log q is not finite: a weight among NaNs means nothing.
+        All are NaN if an energy or log q is not finite: the other weights mean nothing then.
     """
     (found,) = weight_diagnostics_at(f_pos, f_neg, (beta_star,), groups, log_q)
     return found
@@ -60,12 +60,12 @@ def weight_diagnostics_at(
     groups: Groups | None = None,
     log_q: LogQ | None = None,
 ) -> list[dict[str, Tensor]]:
-    """:func:`weight_diagnostics` at several exponents, at hardly more than the price of one.
+    """:func:`weight_diagnostics` at several exponents, for little more than the cost of one.
 
-    ``log_q`` is divided out at the first of them only, the exponent in force.
+    ``log_q`` is divided out at the first exponent only, that of the loss.
     """
-    # Small tensors between two passes of a network: the first use of each kind of kernel costs as
-    # much as ten more of it, so a few kinds do everything here.
+    # Between two passes of a network the first use of each kind of kernel on small tensors costs as
+    # much as ten more of it, so everything here is made of a few kinds.
     q_pos, q_neg = log_q or (None, None)
     pos, neg = exponentiated(f_pos, beta_stars, q_pos), exponentiated(f_neg, beta_stars, q_neg)
     n, m = f_pos.shape[-1], f_neg.shape[-1]
@@ -73,7 +73,7 @@ def weight_diagnostics_at(
         paired: int | Tensor = n
         log_w = torch.log_softmax(neg, -1)
         w = log_w.exp()
-        # The largest entry and its weight's logarithm are logsumexp apart.
+        # logsumexp is the largest entry less the logarithm of its weight.
         log_sum = (neg.amax(-1) - log_w.amax(-1)).unsqueeze(-1)
         log_pull = F.logsigmoid(log_sum - pos)
         log_v = torch.log_softmax(log_pull, -1)
@@ -85,12 +85,12 @@ def weight_diagnostics_at(
         rows = torch.where(same, neg.unsqueeze(-2), -torch.inf)
         log_pull = F.logsigmoid(torch.logsumexp(rows, -1) - pos)
         log_pull = torch.where(partnered, log_pull, -torch.inf)
-        # Normalised as logarithms: GradScale may be too small for a float where its shares are not.
+        # Normalised as logarithms: GradScale may underflow where the shares in it do not.
         log_v = torch.log_softmax(log_pull, -1)
         v = log_v.exp()
         w = torch.where(same, v.unsqueeze(-1) * torch.softmax(rows, -1), 0.0).sum(-2)
-        w = w / (paired > 0).unsqueeze(-1)  # with no pair at all there are no weights
-        # Finite where the weight is 0: it adds nothing to the entropy.
+        w = w / (paired > 0).unsqueeze(-1)  # NaN if there is no pair at all
+        # Finite where the weight is 0, which adds nothing to the entropy.
         lowest = torch.finfo(w.dtype).min
         log_v, log_w = log_v.clamp(min=lowest), w.log().clamp(min=lowest)
     found = named(
@@ -110,12 +110,12 @@ def weight_diagnostics_at(
 
 @dataclass(frozen=True)
 class Shares:
-    """Sums over shares p of the gradient, which add up to one.
+    """Sums over samples' shares p of the gradient, where Σ p = 1.
 
     Attributes:
         square: Σ p².
         entropy: Σ p log p.
-        count: number of samples that share it, as a number or a tensor.
+        count: number of samples.
     """
 
     square: Tensor
@@ -124,7 +124,7 @@ class Shares:
 
     @property
     def relative_entropy(self) -> Tensor:
-        """Entropy in units of its largest value, log(count); NaN of one sample."""
+        """Entropy in units of its largest value, log(count); NaN for one sample."""
         if isinstance(self.count, Tensor):
             return self.entropy / -self.count.log()
         return self.entropy * (-1 / math.log(self.count) if self.count > 1 else math.nan)
@@ -133,14 +133,14 @@ class Shares:
 def named(
     w: Shares, v: Shares, *, largest: Tensor, scale: Tensor, paired: int | Tensor
 ) -> dict[str, Tensor]:
-    """The diagnostics by name.
+    """The diagnostics by name, from sums that join across ranks.
 
     Args:
         w: shares of the negatives.
         v: shares of the positives.
         largest: the largest w.
         scale: GradScale.
-        paired: number of positives with a negative of their class; without classes, all.
+        paired: number of positives with a negative of their class; all without classes.
     """
     w_inverse = w.square.rsqrt()
     return {
@@ -163,5 +163,5 @@ def exponentiated(
     ]
     logits = [beta * f for beta in betas]
     if log_q is not None:
-        logits[0] = (logits[0] - in_force(log_q, betas[0])).to(f.dtype)
+        logits[0] = (logits[0] - log_q_at(log_q, betas[0])).to(f.dtype)
     return torch.stack(logits)

@@ -8,22 +8,27 @@ outputs, and S = logsumexp_j β* f(x⁻_j). Only β* enters here; the sampler's 
 Shapes are those of :mod:`ebmguard.energies`. Everything is computed in float32 at least; float64
 stays float64.
 
-Where the negatives come from a proposal that knows its density q, ``log_q=`` divides it out of the
-weights (Eq. 6); r = β* f - log q then stands in the place of β* f everywhere.
+If the negatives come from a proposal with a known density q, ``log_q=`` divides it out of the
+weights (Eq. 6): r = β* f - log q replaces β* f everywhere.
 
-Non-finite policy. A negative with ``|β* f| > 1e30`` or a NaN, in f or in log q, gets weight 0; such
-a positive is left out. If a side is then empty the loss is 0 with zero gradients. Nothing is
-dropped in silence: the guard counts these samples and raises an alert.
+Non-finite samples. A negative with ``|β* f| > 1e30`` or a NaN, in f or in log q, gets weight 0;
+such a positive is left out. If that empties a side, the loss is 0 with zero gradients. The guard
+counts these samples and raises an alert.
+
+The functions here check their input. :mod:`~ebmguard.objective.trusted` has the loss and its
+coefficients without the checks.
 """
 
+from . import trusted
+from .finite_samples import usable
 from .losses import coefficients, contrastive_loss, grad_scale, positive_weights, weights
-from .usable import usable
 
 __all__ = [
     "coefficients",
     "contrastive_loss",
     "grad_scale",
     "positive_weights",
+    "trusted",
     "usable",
     "weights",
 ]

@@ -1,7 +1,7 @@
-"""Exponents β* f - log q relative to the negative of the largest weight, here or on any rank.
+"""Exponents β* f - log q relative to the negative of the largest weight.
 
-The objective does not depend on a common offset, of f or of log q, but float32 does: both are
-shifted before they meet.
+The objective does not depend on a common offset of f or of log q, but the rounding of float32 does:
+both are shifted before they are combined.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..ranks import gathered
-from .usable import void
+from .finite_samples import lowest
 
 __all__ = ["Anchor"]
 
 
 @dataclass
 class Anchor:
-    """The negative that exponents are relative to; 0 where no negative is usable.
+    """The negative that exponents are relative to; 0 if no negative is usable.
 
     Attributes:
         f: its energy, ``(*models, 1)``, detached.
-        log_q: log q of it, or None where nothing is divided out.
+        log_q: its log q, or None if nothing is divided out.
     """
 
     f: Tensor
@@ -37,10 +37,10 @@ class Anchor:
         """The usable negative of the largest weight.
 
         Args:
-            neg: energies, 0 where they are not usable, ``(*models, M)``.
-            valid: which are.
+            neg: energies, ``(*models, M)``, 0 where they are not usable.
+            valid: which are usable.
             beta: β*, broadcastable against ``neg``.
-            log_q: as :func:`in_force` has it, 0 where the sample is not usable.
+            log_q: from :func:`log_q_at`, 0 where the sample is not usable.
         """
         return _best(neg.detach(), log_q, valid, beta, -1)
 
@@ -55,20 +55,22 @@ class Anchor:
     ) -> tuple[Anchor, Tensor]:
         """The usable negative of the largest weight on any rank, and S relative to it.
 
-        Args, beside the above:
-            process_group: the ranks. Two numbers per model travel, or three with log q.
+        Args: those of :meth:`of`, and
+            process_group: the ranks. Each sends two numbers per model, or three with log q.
         """
         own = cls.of(neg, valid, beta, log_q)
         exponent = own.exponent(neg.detach() - own.f, log_q, beta)
-        exponent = torch.where(valid, exponent, void(exponent))
+        exponent = torch.where(valid, exponent, lowest(exponent))
         log_sum = torch.logsumexp(exponent, -1, keepdim=True)
         parts = (own.f, log_sum) if own.log_q is None else (own.f, log_sum, own.log_q)
         f, log_sum, *rest = gathered(process_group, *parts)
         q = rest[0] if rest else None
-        # Relative to its own anchor a rank has an exponent of 0, if it has a usable negative.
-        best = _best(f, q, log_sum >= 0, beta, 0)
-        anchor = cls(best.f.squeeze(0), None if best.log_q is None else best.log_q.squeeze(0))
+        # A rank with a usable negative has an exponent of 0 relative to its own anchor.
+        anchor = _best(f, q, log_sum >= 0, beta, 0).squeeze(0)
         return anchor, torch.logsumexp(anchor.exponent(f - anchor.f, q, beta) + log_sum, 0)
+
+    def squeeze(self, dim: int) -> Anchor:
+        return Anchor(self.f.squeeze(dim), None if self.log_q is None else self.log_q.squeeze(dim))
 
     def exponent(self, shifted: Tensor, log_q: Tensor | None, beta: float | Tensor) -> Tensor:
         """β* (f - f₀) - (log q - log q₀) of energies that have been shifted by f₀."""
@@ -78,7 +80,7 @@ class Anchor:
 
 
 def _best(f: Tensor, log_q: Tensor | None, valid: Tensor, beta: float | Tensor, dim: int) -> Anchor:
-    """Of the largest weight among the valid ones along a dimension, which stays as one of 1."""
+    """The valid one of the largest weight along a dimension, which is kept with size 1."""
     exponent = beta * f if log_q is None else beta * f - log_q.to(f.dtype)
-    index = torch.where(valid, exponent, void(exponent)).argmax(dim, keepdim=True)
+    index = torch.where(valid, exponent, lowest(exponent)).argmax(dim, keepdim=True)
     return Anchor(f.gather(dim, index), None if log_q is None else log_q.gather(dim, index))

@@ -1,4 +1,4 @@
-"""What every variant is made of: weights and means of energies, some of which may be lost."""
+"""The terms of the four losses: weights and means of energies, some of which may be unusable."""
 
 from __future__ import annotations
 
@@ -12,43 +12,27 @@ from torch.nn import functional as F
 from ..energies import SMALLEST, BetaStar, Groups, LogQ, Reduce, Variant, per_sample
 from ..ranks import summed
 from ._anchor import Anchor
-from .usable import in_force, kept, void
+from .finite_samples import log_q_at, lowest, masked
 
-__all__ = ["Terms", "usable_softmax"]
-
-
-def usable_softmax(neg: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
-    """Weights of usable negatives, 0 of the others.
-
-    Args:
-        neg: energies, ``(..., samples)``.
-        beta: β*, broadcastable against ``neg``.
-        log_q: log-density of the proposal, of ``neg``'s shape.
-    """
-    valid, neg, log_q = kept(neg, beta, None if log_q is None else in_force(log_q, beta))
-    anchor = Anchor.of(neg, valid, beta, log_q)
-    exponent = anchor.exponent(neg - anchor.f, log_q, beta)
-    return torch.softmax(torch.where(valid, exponent, void(exponent)), dim=-1) * valid
+__all__ = ["Terms"]
 
 
 @dataclass
 class Terms:
-    """What every variant is made of, for shifted energies of shape ``(*models, samples)``.
-
-    Energies are this rank's; the shift and S are those of all ranks' negatives.
+    """The terms of every variant, for energies of shape ``(*models, samples)``.
 
     Energies are shifted by the negative of the largest weight *before* β* multiplies them, see
-    :class:`Anchor`.
+    :class:`Anchor`: the largest of all ranks, or with groups of the positive's own class.
     """
 
-    pos: Tensor
+    pos: Tensor  # this rank's energies, shifted unless there are groups
     neg: Tensor
     valid_pos: Tensor
     valid_neg: Tensor
     beta: float | Tensor  # with a trailing dimension for samples where it is a tensor
     zero: Tensor | None  # entries of a β* tensor that are 0, computed at 1
     exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (*models, M), or (*models, N, M) with groups
-    log_sum: Tensor  # S, (*models, 1), or (*models, N) with groups
+    log_sum: Tensor  # S, (*models, 1), or (*models, N, 1) with groups
     margin: Tensor  # S - r⁺
 
     @classmethod
@@ -76,37 +60,38 @@ class Terms:
         q_pos = q_neg = None
         if log_q is not None:
             given = beta_star.unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
-            q_pos, q_neg = (in_force(side, given) for side in log_q)
-        valid_pos, pos, q_pos = kept(pos, beta, q_pos)
-        valid_neg, neg, q_neg = kept(neg, beta, q_neg)
+            q_pos, q_neg = (log_q_at(side, given) for side in log_q)
+        valid_pos, pos, q_pos = masked(pos, beta, q_pos)
+        valid_neg, neg, q_neg = masked(neg, beta, q_neg)
         log_sum: Tensor | None = None
-        if process_group is None:
-            anchor = Anchor.of(neg, valid_neg, beta, q_neg)
-        else:
-            anchor, log_sum = Anchor.of_ranks(neg, valid_neg, beta, q_neg, process_group)
-        pos, neg = pos - anchor.f, neg - anchor.f
-        exponent, visible = anchor.exponent(neg, q_neg, beta), valid_neg
         if groups is not None:
-            visible = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
-            exponent = exponent.unsqueeze(-2)
-            partnered = visible.any(-1)
+            seen = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
+            partnered = seen.any(-1)
             if zero is not None:  # β* = 0 sets nobody against anybody
                 partnered = partnered | zero.unsqueeze(-1)
             valid_pos = valid_pos & partnered
-        exponent = torch.where(visible, exponent, void(exponent))
+            # A row and an anchor for each positive: classes may lie far apart.
+            rows = neg.unsqueeze(-2).expand(seen.shape)
+            q_rows = None if q_neg is None else q_neg.unsqueeze(-2).expand(seen.shape)
+            of_row = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
+            anchor = Anchor.of(rows, seen, of_row, q_rows)
+            exponent = anchor.exponent(rows - anchor.f, q_rows, of_row)
+            anchor = anchor.squeeze(-1)
+            r_pos = anchor.exponent(pos - anchor.f, q_pos, beta)
+        else:
+            seen = valid_neg
+            if process_group is None:
+                anchor = Anchor.of(neg, valid_neg, beta, q_neg)
+            else:
+                anchor, log_sum = Anchor.of_ranks(neg, valid_neg, beta, q_neg, process_group)
+            pos, neg = pos - anchor.f, neg - anchor.f
+            exponent = anchor.exponent(neg, q_neg, beta)
+            r_pos = anchor.exponent(pos, q_pos, beta)
+        exponent = torch.where(seen, exponent, lowest(exponent))
         if log_sum is None:
-            log_sum = torch.logsumexp(exponent, -1, keepdim=groups is None)
-        return cls(
-            pos,
-            neg,
-            valid_pos,
-            valid_neg,
-            beta,
-            zero,
-            exponent,
-            log_sum,
-            log_sum - anchor.exponent(pos, q_pos, beta),
-        )
+            log_sum = torch.logsumexp(exponent, -1, keepdim=True)
+        margin = (log_sum if groups is None else log_sum.squeeze(-1)) - r_pos
+        return cls(pos, neg, valid_pos, valid_neg, beta, zero, exponent, log_sum, margin)
 
     def count(self, valid: Tensor) -> Tensor:
         """Number of usable samples, at least 1 so that an empty side divides by something."""
@@ -126,8 +111,8 @@ class Terms:
     def both_sides(self) -> Tensor:
         """Whether positives and negatives have a usable sample.
 
-        An empty half needs no check in ``true``: its GradScale and its means are 0, and either
-        product has one of each.
+        In ``true`` an empty half needs no check: its GradScale and its mean are 0, so both products
+        are.
         """
         return self.valid_pos.any(-1) & self.valid_neg.any(-1)
 
@@ -135,7 +120,7 @@ class Terms:
         return self.mean(self.margin / self.beta, valid)
 
     def loss(self, variant: Variant) -> Tensor:
-        """The loss; 0 where a side has no usable sample."""
+        """The loss; 0 if a side has no usable sample."""
         loss = self._loss(variant)
         if self.zero is not None:
             plain = self.mean(self.neg, self.valid_neg) - self.mean(self.pos, self.valid_pos)
@@ -144,7 +129,7 @@ class Terms:
 
     def _loss(self, variant: Variant) -> Tensor:
         if variant == "default":
-            # -logsigmoid, as softplus is cut off at 20 and would lose nine digits in float64.
+            # Not softplus: torch cuts it off at 20, which would lose nine digits in float64.
             return self.mean(F.logsigmoid(-self.margin) / -self.beta, self.valid_pos)
         if variant == "no_pos":
             return self.no_pos(self.valid_pos)
@@ -155,13 +140,11 @@ class Terms:
         return 0.5 * (scale_second * self.no_pos(first) + scale_first * self.no_pos(second))
 
     def coefficients(self, variant: Variant) -> tuple[Tensor, Tensor]:
-        """Gradient of the loss with respect to each energy; 0 where a side is empty."""
-        pull = self._pull(variant)
-        if self.exponent.ndim > self.neg.ndim:  # groups: each positive weighs its own class
-            weight = torch.exp(self.exponent - self.log_sum.unsqueeze(-1))
+        """Gradient of the loss with respect to each energy; 0 if a side is empty."""
+        pull, weight = self._pull(variant), torch.exp(self.exponent - self.log_sum)
+        if weight.ndim > self.neg.ndim:  # groups: each positive weighs its own class
             to_neg = (pull.unsqueeze(-1) * weight).sum(-2)
         else:
-            weight = torch.exp(self.exponent - self.log_sum)
             to_neg = pull.sum(-1).unsqueeze(-1) * weight * self.valid_neg
         to_pos = -pull
         if self.zero is not None:
@@ -193,11 +176,11 @@ class Terms:
     def over_ranks(
         self, variant: Variant, process_group: dist.ProcessGroup
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss of all ranks' samples, and its coefficients of this rank's, detached.
+        """The loss of all ranks' samples and the coefficients of this rank's, detached.
 
-        Every variant is a sum over parts of the positives (two halves, or the whole) of what a
-        sample of the part counts times what its samples cost. All that this needs beside S is sums
-        over samples, which travel together.
+        Every variant is a sum over parts of the positives (two halves, or one whole): the weight of
+        a sample in the part times the sum of its samples' costs. Beside S this needs only sums over
+        samples, which one message carries.
         """
         parts = self.valid_pos.unsqueeze(0)
         if variant == "true":
@@ -215,7 +198,7 @@ class Terms:
             torch.where(self.valid_pos, self.pos, 0.0).sum(-1),
         )
         pulls = scales if variant == "default" else counts
-        each = 1 / counts.clamp(min=1.0)  # what a sample of each part counts
+        each = 1 / counts.clamp(min=1.0)  # weight of a sample in each part
         if variant == "batch":
             each = each * (scales * each)
         elif variant == "true":

@@ -1,4 +1,4 @@
-"""The batch of all ranks, where sums do not suffice: with classes."""
+"""The batch of all ranks, for losses with classes, where sums over ranks do not suffice."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["JoinedBatch", "join"]
 
 @dataclass(frozen=True)
 class JoinedBatch:
-    """All ranks' samples, in the order of the ranks; detached, and the same on every rank.
+    """All ranks' samples in the order of the ranks, detached and the same on every rank.
 
     Attributes:
         f_pos, f_neg: energies, ``(*models, all samples)``.
         groups: class labels.
         log_q: log-densities of the proposal, or None.
-        places: where this rank's positives and negatives are.
+        places: the slices of this rank's positives and negatives.
     """
 
     f_pos: Tensor
@@ -45,9 +45,9 @@ def join(
     log_q: LogQ | None,
     process_group: dist.ProcessGroup,
 ) -> JoinedBatch:
-    """The batch of all ranks, from three messages: sizes, energies and log q, labels.
+    """The batch of all ranks, from three messages: sizes, energies with log q, labels.
 
-    The sizes are read on the host, which waits for them: a message needs to know its length.
+    The host waits for the sizes, since they set the lengths of the other messages.
 
     Args:
         f_pos: this rank's energies, one per sample, ``(*models, N)``; N may differ between ranks.
@@ -59,7 +59,7 @@ def join(
     sizes = torch.tensor([f_pos.shape[-1], f_neg.shape[-1]], device=f_pos.device)
     n, m = gathered(process_group, sizes)[0].T.tolist()
     numbers = _joined(process_group, (n, m), f_pos, f_neg, *(log_q or ()))
-    # Apart, as a float32 message would round large labels.
+    # A message of their own: float32 would round large labels.
     labels = _joined(
         process_group, (n, m), *(y if y.is_floating_point() else y.long() for y in groups)
     )

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..energies import (
-    SMALLEST,
     BetaStar,
     Groups,
     LogQ,
     Reduce,
-    Variant,
     Variants,
     check_energies,
     check_log_q,
-    exponents,
     per_sample,
-    variant_runs,
 )
-from ._terms import Terms, usable_softmax
-from .joined import join
+from . import trusted
+from ._anchor import Anchor
+from ._terms import Terms
+from .finite_samples import log_q_at, lowest, masked
 
 __all__ = [
     "coefficients",
@@ -58,7 +55,10 @@ def weights(
         check_log_q(log_q, f_neg, beta_star)
     neg = per_sample(f_neg, beta_star, reduce)
     beta = beta_star.to(neg).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
-    return usable_softmax(neg, beta, log_q)
+    valid, neg, log_q = masked(neg, beta, None if log_q is None else log_q_at(log_q, beta))
+    anchor = Anchor.of(neg, valid, beta, log_q)
+    exponent = anchor.exponent(neg - anchor.f, log_q, beta)
+    return torch.softmax(torch.where(valid, exponent, lowest(exponent)), -1) * valid
 
 
 def positive_weights(
@@ -74,8 +74,8 @@ def positive_weights(
     Args: as for :func:`contrastive_loss`.
 
     Returns:
-        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy or log q is not usable. At
-        β* = 0 it is 1 / (M + 1).
+        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy or log q is not usable;
+        1 / (M + 1) at β* = 0.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
@@ -102,7 +102,7 @@ def grad_scale(
     Args: as for :func:`contrastive_loss`.
 
     Returns:
-        0-dim, or ``(*models,)``; 0 where a side has no usable sample, as the loss then is.
+        0-dim, or ``(*models,)``; 0 if a side has no usable sample, as the loss is then.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
@@ -145,19 +145,19 @@ def contrastive_loss(
             dimension.
         groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
             set against the negatives of its own class, since class-conditional chains have one
-            normaliser per class. Positives without a partner are left out. For "default" and
-            "no_pos" only.
+            normaliser per class. Positives without a negative of their class are left out. For
+            "default" and "no_pos" only.
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
-            both sides' samples: ``(N,)`` and ``(M,)``, or ``(*models, N)`` and ``(*models, M)``. Up
-            to a constant that both sides share; high where the proposal draws often, whatever the
-            sign of f. The weights then hold p / q (Eq. 6). Only the part of the proposal that β*
-            leaves to be divided out: for negatives from q(x) exp(a f) of a model exp(o f), β* is
-            o - a. No gradient flows into it. A sample whose log q is not finite is left out.
-            Entries of a β* tensor that are 0 do not look at it.
+            the samples of both sides: ``(N,)`` and ``(M,)``, or ``(*models, N)`` and
+            ``(*models, M)``. A constant common to both sides does not matter; they are high where
+            the proposal draws often, whatever the sign of f. The weights are then p / q (Eq. 6).
+            If the negatives are drawn from q(x) exp(a f) for a model exp(o f), give log q alone
+            and β* = o - a. No gradient flows into log q, a sample whose log q is not finite
+            is left out, and entries of a β* tensor that are 0 ignore it.
         reduce: "sum" or "mean": how heads become one energy (whatever the sampler uses).
         process_group: sums and logsumexp run over all ranks' samples; after an averaging
             all-reduce of the gradients the result is that of one process with the joined batch.
-            "true" halves each rank's positives. Each loss of one β* takes two messages, of two
+            "true" halves each rank's positives. The loss of one β* takes two messages, of two
             (with ``log_q`` three) and of at most nine numbers per model. With ``groups`` the ranks
             exchange their energies and labels instead: the messages grow with the batch, and the
             host waits for the batch sizes. First-order only.
@@ -171,33 +171,16 @@ def contrastive_loss(
     check_energies(
         f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q, reduce=reduce
     )
-    part = partial(contrastive_loss, groups=groups, reduce=reduce, process_group=process_group)
-    if isinstance(beta_star, Sequence):
-        losses = [
-            part(f_pos, f_neg, each, variant=variant, log_q=log_q) for each in exponents(beta_star)
-        ]
-        return torch.stack(losses).mean(0)
-    if not isinstance(variant, str):
-        assert isinstance(beta_star, Tensor)
-        losses = [
-            part(f_pos[i], f_neg[i], beta_star[i], variant=name, log_q=_of_models(log_q, i))
-            for name, i in variant_runs(variant)
-        ]
-        return torch.cat(losses)
-    if not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
-        if process_group is None:
-            return _mean(f_neg, reduce) - _mean(f_pos, reduce)
-        beta_star = torch.zeros((), device=f_pos.device)
-    if process_group is None:
-        terms = Terms.of(f_pos, f_neg, beta_star, groups=groups, log_q=log_q, reduce=reduce)
-        return terms.loss(variant)
-    # The value is every rank's; the gradient is this rank's share of it, times the world size that
-    # averaging divides by.
-    value, (to_pos, to_neg), (pos, neg) = _over_ranks(
-        f_pos, f_neg, beta_star, variant, groups, log_q, reduce, process_group
+    return trusted.contrastive_loss(
+        f_pos,
+        f_neg,
+        beta_star,
+        variant=variant,
+        groups=groups,
+        log_q=log_q,
+        reduce=reduce,
+        process_group=process_group,
     )
-    share = (to_pos * pos).sum(-1) + (to_neg * neg).sum(-1)
-    return value + dist.get_world_size(process_group) * (share - share.detach())
 
 
 def coefficients(
@@ -222,69 +205,13 @@ def coefficients(
     check_energies(
         f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q, reduce=reduce
     )
-    part = partial(coefficients, groups=groups, reduce=reduce, process_group=process_group)
-    if isinstance(beta_star, Sequence):
-        sides = [
-            part(f_pos, f_neg, each, variant=variant, log_q=log_q) for each in exponents(beta_star)
-        ]
-        to_pos, to_neg = (torch.stack(side).mean(0) for side in zip(*sides, strict=True))
-        return to_pos, to_neg
-    if not isinstance(variant, str):
-        assert isinstance(beta_star, Tensor)
-        sides = [
-            part(f_pos[i], f_neg[i], beta_star[i], variant=name, log_q=_of_models(log_q, i))
-            for name, i in variant_runs(variant)
-        ]
-        return torch.cat([pos for pos, _ in sides]), torch.cat([neg for _, neg in sides])
-    with torch.no_grad():
-        if not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
-            beta_star = torch.zeros((), device=f_pos.device)
-        if process_group is not None:
-            return _over_ranks(
-                f_pos, f_neg, beta_star, variant, groups, log_q, reduce, process_group
-            )[1]
-        terms = Terms.of(f_pos, f_neg, beta_star, groups=groups, log_q=log_q, reduce=reduce)
-        return terms.coefficients(variant)
-
-
-def _over_ranks(
-    f_pos: Tensor,
-    f_neg: Tensor,
-    beta_star: BetaStar,
-    variant: Variant,
-    groups: Groups | None,
-    log_q: LogQ | None,
-    reduce: Reduce,
-    process_group: dist.ProcessGroup,
-) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The loss of all ranks' samples, and its coefficients of this rank's: both are detached.
-
-    Returns:
-        also this rank's energies, which are not, with 0 in the place of those that have no part.
-    """
-    if groups is None:
-        terms = Terms.of(
-            f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce, process_group=process_group
-        )
-        value, to_pos, to_neg = terms.over_ranks(variant, process_group)
-        return value, (to_pos, to_neg), (terms.pos, terms.neg)
-    # What a positive needs of its class cannot be had from sums: every rank computes it all.
-    pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
-    batch = join(pos, neg, groups, log_q, process_group)
-    terms = Terms.of(batch.f_pos, batch.f_neg, beta_star, groups=batch.groups, log_q=batch.log_q)
-    to_pos, to_neg = batch.own(*terms.coefficients(variant))
-    return (
-        terms.loss(variant),
-        (to_pos, to_neg),
-        (torch.where(to_pos == 0, 0.0, pos), torch.where(to_neg == 0, 0.0, neg)),
+    return trusted.coefficients(
+        f_pos,
+        f_neg,
+        beta_star,
+        variant=variant,
+        groups=groups,
+        log_q=log_q,
+        reduce=reduce,
+        process_group=process_group,
     )
-
-
-def _of_models(log_q: LogQ | None, models: slice) -> LogQ | None:
-    return None if log_q is None else (log_q[0][models], log_q[1][models])
-
-
-def _mean(f: Tensor, reduce: Reduce) -> Tensor:
-    if reduce == "mean" or f.ndim == 1 or f.numel() == f.shape[0]:
-        return f.mean()
-    return f.flatten(1).sum(1).mean()

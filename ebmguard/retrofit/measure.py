@@ -16,6 +16,7 @@ from ..diagnostics import (
     buffer_diagnostics,
     diagnostics_of_ranks,
     energy_diagnostics,
+    exponentiated,
     mixture_gaps,
     mixture_weights,
     nonfinite_diagnostics,
@@ -23,7 +24,6 @@ from ..diagnostics import (
     repeated,
     weight_diagnostics_at,
 )
-from ..diagnostics.weights import exponentiated
 from ..energies import Groups, LogQ, per_sample
 from ..tempering import Tempering
 from ..trainer import Trainer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from arviz_stats.base.array import array_stats
 
-from ebmguard.diagnostics.pareto import pareto_k
+from ebmguard.diagnostics import pareto_k
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebmguard.diagnostics import weight_diagnostics
-from ebmguard.diagnostics.weights import weight_diagnostics_at
+from ebmguard.diagnostics import weight_diagnostics, weight_diagnostics_at
 from ebmguard.objective import coefficients, grad_scale, weights
 
 TAGS = {
@@ -282,6 +281,16 @@ def test_failing_sampler_with_classes():
     for tag in TAGS - {"grad_scale"}:
         assert far[tag].item() == pytest.approx(expected[tag], rel=5e-3), tag
     assert far["grad_scale"].item() == 0.0
+
+
+@pytest.mark.parametrize("level", [1e8, -1e9])
+def test_the_level_of_a_class_costs_no_other_class_its_digits(level):
+    pos = torch.tensor([level, level + 64, 0.25, 1.5, -1.0])
+    neg = torch.tensor([level - 64, level, 0.625, 0.75, -1.25])
+    labels = torch.tensor([0, 0, 1, 1, 1])
+    exact = weight_diagnostics(pos.double(), neg.double(), 0.5, (labels, labels))
+    found = weight_diagnostics(pos, neg, 0.5, (labels, labels))
+    close(found, {tag: x.item() for tag, x in exact.items()}, rtol=1e-5)
 
 
 def test_classes_and_a_proposal():

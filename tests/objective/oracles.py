@@ -1,5 +1,7 @@
 """Textbook forms of the objective in 80-digit decimals: slow, naive, nothing shared with torch.
 
+The last three functions are for tests: energies, and the slopes that the forms are held against.
+
 No shift, no log-sum-exp trick, no masks: exponentials of the energies as the formulas print them.
 A gradient comes in two independent ways, as the closed form and as a difference quotient.
 """
@@ -9,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ebmguard.energies import Variant
+from ebmguard.objective import coefficients, contrastive_loss
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -172,3 +175,9 @@ def energies(
 def slopes(loss_value: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     """Gradients by autograd."""
     return torch.autograd.grad(loss_value.sum(), inputs)
+
+
+def both_slopes(pos: Tensor, neg: Tensor, beta: Any, **options: Any) -> list[tuple[Tensor, ...]]:
+    """Gradients of the loss, by autograd and in closed form."""
+    loss_value = contrastive_loss(pos, neg, beta, **options)
+    return [slopes(loss_value, pos, neg), coefficients(pos, neg, beta, **options)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ebmguard.energies import check_energies
+from ebmguard.energies import check_energies, model_dimensions
 from ebmguard.errors import ConfigError, EbmguardError, EnergyTypeError, ShapeError
 from ebmguard.objective import (
     coefficients,
@@ -260,3 +260,25 @@ def test_weights_and_grad_scale_refuse_log_densities_that_do_not_match():
         weights(F3, 0.5, log_q=F4)
     with pytest.raises(ConfigError, match="with beta_star = 0 there are none"):
         weights(F3, 0, log_q=F3)
+
+
+@pytest.mark.parametrize(
+    ("beta_star", "variant"),
+    [
+        (0.5, "default"),
+        (0.0, "no_pos"),
+        ([0.5, 1.0, 2.0], "true"),
+        (torch.ones(4), ["default", "batch", "batch", "true"]),
+        ([torch.ones(4), 0.5], ["default", "batch", "batch", "true"]),
+    ],
+    ids=str,
+)
+def test_each_call_checks_its_energies_once(monkeypatch, beta_star, variant):
+    asked = []
+    monkeypatch.setattr(
+        "ebmguard.objective.losses.check_energies", lambda *args, **_: asked.append(args)
+    )
+    models = model_dimensions(beta_star)
+    for calls, function in enumerate((contrastive_loss, coefficients), 1):
+        function(torch.zeros(*models, 5), torch.zeros(*models, 3), beta_star, variant=variant)
+        assert len(asked) == calls

@@ -10,7 +10,7 @@ import torch
 from ebmguard.errors import ConfigError
 from ebmguard.objective import coefficients, contrastive_loss
 from tests.objective import oracles
-from tests.objective.oracles import decimals, energies, relative_error, slopes
+from tests.objective.oracles import both_slopes, decimals, energies, relative_error, slopes
 
 GROUPED = ["default", "no_pos"]
 Y_POS = torch.tensor([0, 1, 2, 0, 1, 3])  # class 3 has no negative
@@ -40,8 +40,7 @@ def test_against_a_loop_over_classes(variant, beta):
     loss, expected = _per_class(pos, neg, beta, variant)
     found = contrastive_loss(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG))
     assert found.item() == pytest.approx(float(loss), rel=1e-12)
-    closed = coefficients(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG))
-    for sides in (slopes(found, pos, neg), closed):
+    for sides in both_slopes(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG)):
         for side, oracle in zip(sides, expected, strict=True):
             # Samples without a partner have exactly no coefficient.
             assert [value == 0 for value in side.tolist()] == [value == 0 for value in oracle]
@@ -116,6 +115,28 @@ def test_classes_far_apart_in_energy_keep_their_own_normaliser(variant):
     )
     for side, oracle in zip(found, expected, strict=True):
         assert relative_error(side, oracle) < 1e-9
+
+
+@pytest.mark.parametrize("level", [1e8, -1e8, 1e9, -1e9])
+@pytest.mark.parametrize("beta", [0.5, -0.5, torch.tensor(0.5), torch.tensor([0.5])], ids=str)
+@pytest.mark.parametrize("proposal", [False, True])
+@pytest.mark.parametrize("variant", GROUPED)
+def test_the_level_of_a_class_costs_no_other_class_its_digits(variant, proposal, beta, level):
+    # All exact in float32, and not when class 1 is shifted by the level of class 0.
+    pos = torch.tensor([level, level + 64, 0.25, 1.5, -1.0])
+    neg = torch.tensor([level - 64, level, 0.625, 0.75, -1.25])
+    y = torch.tensor([0, 0, 1, 1, 1])
+    loss, expected = _per_class(pos, neg, float(beta), variant, y, y)
+    models = beta.shape if isinstance(beta, torch.Tensor) else ()
+    pos, neg = (f.expand(*models, 5).clone().requires_grad_() for f in (pos, neg))
+    # One number for all of a class changes nothing.
+    log_q = torch.where(y == 0, level, 0.0).expand(pos.shape)
+    options = {"variant": variant, "groups": (y, y), "log_q": (log_q, log_q) if proposal else None}
+    found = contrastive_loss(pos, neg, beta, **options)
+    assert found.item() == pytest.approx(float(loss), rel=1e-6)
+    for sides in both_slopes(pos, neg, beta, **options):
+        for side, oracle in zip(sides, expected, strict=True):
+            assert side.flatten().tolist() == pytest.approx([float(x) for x in oracle], rel=1e-6)
 
 
 @pytest.mark.parametrize("variant", GROUPED)

@@ -149,15 +149,15 @@ def test_only_the_product_of_exponent_and_energy_counts(
 
 
 @EVERY_VARIANT
-@given(moderate(), st.floats(-1e3, 1e3))
+@given(moderate(), st.floats(-1e6, 1e6))
 @SETTINGS
 def test_a_common_shift_changes_nothing(variant: Variant, case: Case, shift: float) -> None:
     one = contrastive_loss(case.pos, case.neg, case.beta, variant=variant)
     other = contrastive_loss(case.pos + shift, case.neg + shift, case.beta, variant=variant)
-    torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
     sides = zip(slopes(one, case.pos, case.neg), slopes(other, case.pos, case.neg), strict=True)
     for a, b in sides:
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=0)
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=0)
 
 
 @EVERY_VARIANT

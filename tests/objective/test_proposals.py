@@ -22,7 +22,14 @@ from ebmguard.objective import (
     weights,
 )
 from tests.objective import oracles
-from tests.objective.oracles import VARIANTS, decimals, energies, relative_error, slopes
+from tests.objective.oracles import (
+    VARIANTS,
+    both_slopes,
+    decimals,
+    energies,
+    relative_error,
+    slopes,
+)
 
 SETTINGS = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
@@ -86,8 +93,7 @@ def test_with_classes(variant, beta):
     loss = contrastive_loss(pos, neg, beta, variant=variant, groups=GROUPS, log_q=log_q)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     sides = slopes(expected, pos, neg)
-    closed = coefficients(pos, neg, beta, variant=variant, groups=GROUPS, log_q=log_q)
-    for found in (slopes(loss, pos, neg), closed):
+    for found in both_slopes(pos, neg, beta, variant=variant, groups=GROUPS, log_q=log_q):
         torch.testing.assert_close(found, sides, rtol=1e-11, atol=1e-15)
 
 
@@ -349,9 +355,7 @@ def test_float32_energies_keep_five_digits_beside_large_offsets(variant, beta, d
         for side, log in zip((pos, neg), log_q, strict=True)
     ]
     expected = oracles.gradient(exact[0], exact[1], Decimal(1), variant)
-    loss = contrastive_loss(pos, neg, beta, variant=variant, log_q=log_q)
-    closed = coefficients(pos, neg, beta, variant=variant, log_q=log_q)
-    for found in (slopes(loss, pos, neg), closed):
+    for found in both_slopes(pos, neg, beta, variant=variant, log_q=log_q):
         for side, oracle in zip(found, expected, strict=True):
             assert side.dtype == torch.float32
             assert relative_error(side, oracle) < 1e-5

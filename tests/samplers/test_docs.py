@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ebmguard.diagnostics.mixture import mixture_gaps, mixture_weights
+from ebmguard.diagnostics import mixture_gaps, mixture_weights
 
 PAGE = Path(__file__).parents[2] / "docs" / "samplers.md"
 

@@ -1,4 +1,4 @@
-"""What the raw energies say: how far positives and negatives lie apart, and whether any is lost."""
+"""The raw energies: how far positives and negatives lie apart, and how many are not finite."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
 
     Returns:
         0-dim tensors, or ``(*models,)``: ``energy_gap`` = mean f⁺ - mean f⁻; ``energy_overlap`` =
-        P(f⁻ > f⁺) with ties counted half (0.5 when the two look alike, 0 when every negative is
-        worse than every positive); ``f_pos/...`` and ``f_neg/...``: mean, std (of the population),
-        min, q05, median, q95, max. NaN where an energy is NaN, and where infinities that they need
-        leave them undefined.
+        P(f⁻ > f⁺) with ties counted half (0.5 when the two look alike, 0 when every negative lies
+        below every positive); ``f_pos/...`` and ``f_neg/...``: mean, std (of the population),
+        min, q05, median, q95, max. NaN if an energy is NaN, or if infinities leave a number
+        undefined.
     """
-    # Few kinds of kernels, for the reason given in weight_diagnostics_at, and one pass for both
-    # sides where their shapes allow it.
+    # Few kinds of kernels, see weight_diagnostics_at, and one pass for both sides if their shapes
+    # agree.
     if f_pos.shape == f_neg.shape:
         ranked = torch.stack((f_pos, f_neg)).sort(-1).values
         pos, neg = _summaries(ranked)
@@ -67,14 +67,14 @@ def nonfinite_diagnostics(
 
 
 def _summaries(ranked: Tensor) -> list[dict[str, Tensor]]:
-    """Of each entry along the first dimension, sorted along the last."""
+    """Summaries of each entry of the first dimension, of values sorted along the last."""
     n = ranked.shape[-1]
     mean = ranked.sum(-1) * (1 / n)
     deviation = ranked - mean.unsqueeze(-1)
     below, above, part = _positions(n, ranked.dtype, ranked.device)
     low, high = ranked.index_select(-1, below), ranked.index_select(-1, above)
     least, most = ranked[..., 0], ranked[..., -1]
-    # NaN is sorted to the end, where it would spare the lower quantiles.
+    # A NaN is sorted to the end and would leave the lower quantiles as they are.
     spoiler = _spoiler(most)
     table = (
         mean,
@@ -97,8 +97,8 @@ def _spoiler(largest: Tensor) -> Tensor:
 
 @lru_cache
 def _positions(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Per quantile its two neighbours among n sorted values, and how far it lies between them."""
-    # Kept, since making them anew would copy from the host in every step.
+    """For each quantile its two neighbours among n sorted values and its place between them."""
+    # Cached: making them again would copy from the host in every step.
     exact = [level * (n - 1) for level in _QUANTILES.values()]
     return (
         torch.tensor([math.floor(x) for x in exact], device=device),

@@ -1,8 +1,8 @@
-"""What the optimizer makes of a gradient that GradScale has made small.
+"""How large the optimizer's update is where GradScale has made the gradient small.
 
-Where no negative is competitive, GradScale → 0 and the contrastive gradient fades. Adaptive
-optimizers divide by the gradient's own recent size and undo that (Appendix H of the paper), so that
-the network goes on moving on next to no evidence.
+If no negative is competitive, GradScale → 0 and the contrastive gradient fades. Adaptive optimizers
+divide by the gradient's recent size and undo that (Appendix H of the paper), so that the network
+keeps moving on next to no evidence.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def amplification(relative_update: Tensor, grad_scale: float | Tensor) -> Tensor:
-    """‖update‖ / (lr · GradScale): how far a step goes for the gradient there is reason for.
+    """‖update‖ / (lr · GradScale): the size of a step relative to the evidence for it.
 
-    With plain gradient descent it is ‖gradient‖ / GradScale, the size of the contrastive gradient
-    had a competitive negative been there. It rises where the optimizer undoes GradScale.
+    With plain gradient descent it is ‖gradient‖ / GradScale, the size that the contrastive gradient
+    would have with a competitive negative. It rises where the optimizer undoes GradScale.
 
     Args:
         relative_update: ‖update / lr‖, 0-dim.
-        grad_scale: GradScale in force; 1 where the gradient is not scaled by it (β* = 0).
+        grad_scale: GradScale of the loss; 1 if the gradient is not scaled by it (β* = 0).
 
     Returns:
-        0-dim tensor; infinite or NaN where GradScale is 0.
+        0-dim tensor; infinite or NaN if GradScale is 0.
     """
     return relative_update / grad_scale
 

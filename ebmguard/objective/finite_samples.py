@@ -1,4 +1,4 @@
-"""Which samples the objective uses, and what stands in the place of the others."""
+"""Which samples the objective uses, and what replaces the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..energies import SMALLEST
 
-__all__ = ["in_force", "kept", "usable", "void"]
+__all__ = ["log_q_at", "lowest", "masked", "usable"]
 
 # Beyond this a product with β*, or log q, is as good as infinite.
 _LARGEST = 1e30
@@ -19,14 +19,14 @@ def usable(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tens
     Args:
         f: energies, ``(..., samples)``.
         beta: β*, broadcastable against ``f``.
-        log_q: log-density of the proposal, of ``f``'s shape: finite too, and ``|log q| <= 1e30``.
-            Not looked at where β* is 0.
+        log_q: log-density of the proposal, of ``f``'s shape: also finite, and ``|log q| <= 1e30``.
+            Ignored where β* is 0.
 
     Returns:
         boolean tensor of ``f``'s shape.
     """
     # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow. The
-    # second limit keeps sums and differences of energies finite where β* is tiny.
+    # second limit keeps sums and differences of energies finite if β* is tiny.
     f, limit = f.detach(), 1e-4 * torch.finfo(f.dtype).max
     if isinstance(beta, Tensor):
         found = ((beta * f).abs() <= _LARGEST) & (f.abs() <= limit)
@@ -34,18 +34,18 @@ def usable(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tens
         found = f.abs() <= (min(_LARGEST / abs(beta), limit) if beta else limit)
     if log_q is None:
         return found
-    # The loss divides by β*, so that log q / β* has to be within the limit as well.
+    # The loss divides by β*, so log q / β* must be within the limit as well.
     if isinstance(beta, Tensor):
         largest: float | Tensor = (limit * beta.abs()).clamp(max=_LARGEST)
     else:
         largest = min(limit * abs(beta), _LARGEST)
-    return found & (in_force(log_q, beta).abs() <= largest)
+    return found & (log_q_at(log_q, beta).abs() <= largest)
 
 
-def in_force(log_q: Tensor, beta: float | Tensor) -> Tensor:
-    """Log q detached, and 0 where β* is 0: the standard loss has no weights to divide it out of.
+def log_q_at(log_q: Tensor, beta: float | Tensor) -> Tensor:
+    """Log q, detached, and 0 where β* is 0: the standard loss has no weights to divide it out of.
 
-    In float32 at least, else in its own dtype, which may keep digits that the energies' has not.
+    In float32 at least; a wider dtype of its own is kept, for its digits.
     """
     log_q = log_q.detach().to(torch.promote_types(log_q.dtype, torch.float32))
     if isinstance(beta, Tensor):
@@ -53,18 +53,18 @@ def in_force(log_q: Tensor, beta: float | Tensor) -> Tensor:
     return log_q if abs(beta) >= SMALLEST else torch.zeros_like(log_q)
 
 
-def kept(
+def masked(
     f: Tensor, beta: float | Tensor, log_q: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Which samples are usable, with their energies and log q: 0 where they are not.
+    """Which samples are usable, and the energies and log q with 0 for those that are not.
 
-    Args: as of :func:`usable`, with log q as :func:`in_force` has it.
+    Args: those of :func:`usable`, with log q from :func:`log_q_at`.
     """
     valid = usable(f, beta, log_q)
     f = torch.where(valid, f, 0.0)
     return valid, f, None if log_q is None else torch.where(valid, log_q, 0.0)
 
 
-def void(x: Tensor) -> float:
-    """What stands in the place of -inf, whose differences are NaN in the backward pass."""
+def lowest(x: Tensor) -> float:
+    """A finite replacement of -inf, whose differences are NaN in the backward pass."""
     return torch.finfo(x.dtype).min / 16

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebmguard.diagnostics.mixture import mixture_gaps, mixture_weights
+from ebmguard.diagnostics import mixture_gaps, mixture_weights
 from ebmguard.samplers import Mixture
 
 PARTS = {"good": slice(0, 5), "broken": slice(5, 8), "none": slice(8, 8)}

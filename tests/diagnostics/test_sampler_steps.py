@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal
 
-from ebmguard.diagnostics import ChainState, clamped, drift_to_noise, metropolis_acceptance
-from ebmguard.diagnostics.sampler import oriented
+from ebmguard.diagnostics import (
+    ChainState,
+    clamped,
+    drift_to_noise,
+    metropolis_acceptance,
+    oriented,
+)
 
 # -- drift to noise ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Which sampler of a mixture delivers the negatives that the objective learns from.
+"""How much of the weight each sampler of a mixture carries, and how good its negatives are.
 
 Everything is per loss call, from detached energies, without waiting for the device.
 """
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..energies import Groups, LogQ
-from ..objective import coefficients
+from ..objective import trusted
 from ..ranks import summed
 
 __all__ = ["mixture_gaps", "mixture_weights"]
@@ -29,28 +29,28 @@ def mixture_weights(
 ) -> dict[str, Tensor]:
     """Share of the whole weight that each sampler's negatives carry (Eq. 5).
 
-    A sampler whose share is far below that of its samples draws what the model does not believe in,
-    or has lost energies: those that are not finite weigh nothing, as in the objective.
+    If a sampler's share of the weight is far below its share of the samples, the model finds what
+    it draws unlikely, or its energies are not finite and weigh nothing, as in the objective.
 
     Args:
         f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
         f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
-        parts: which negatives are whose, by the sampler's name; between them all M.
+        parts: each sampler's negatives, by its name; together all M.
         beta_star: number, 0-dim tensor, or tensor over the model dimensions. At 0 the share of the
             weight is that of the samples.
         groups: class labels ``(y_pos, y_neg)``: shares of the weights within each positive's class,
-            averaged over the positives that have a partner.
+            averaged over the positives that have a negative of their class.
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal, as for the objective; not
             with the number 0 as exponent.
-        process_group: the shares are those of all ranks' negatives together, at the price of the
-            objective's messages and one more.
+        process_group: the shares are those of all ranks' negatives together, for the messages of
+            the objective and one more.
 
     Returns:
-        ``mixture/<name>/weight``, 0-dim or ``(*models,)``; they add up to 1. NaN where no negative
-        has a weight, and where the parts are not those of M negatives.
+        ``mixture/<name>/weight``, 0-dim or ``(*models,)``; they add up to 1. NaN if no negative
+        has a weight, or if the parts do not add up to M negatives.
     """
-    # Of all variants the one without GradScale, whose shares are defined where that underflows.
-    _, pull = coefficients(
+    # "no_pos" has no GradScale, so the shares are defined where GradScale underflows.
+    _, pull = trusted.coefficients(
         f_pos,
         f_neg,
         beta_star,
@@ -77,12 +77,12 @@ def mixture_gaps(
     Args:
         f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
         f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
-        parts: which negatives are whose, by the sampler's name; between them all M.
-        process_group: the means are those of all ranks' samples, by one message.
+        parts: each sampler's negatives, by its name; together all M.
+        process_group: the means are those of all ranks' samples, from one message.
 
     Returns:
         ``mixture/<name>/energy_gap``, 0-dim or ``(*models,)``. NaN for a part without samples,
-        where energies leave it undefined, and where the parts are not those of M negatives.
+        if energies leave it undefined, or if the parts do not add up to M negatives.
     """
     counts = [f_pos.shape[-1], *(part.stop - part.start for part in parts.values())]
     sizes = [f_neg.new_full((), count) for count in counts]
@@ -95,7 +95,7 @@ def mixture_gaps(
 
 
 def _sums(x: Tensor, parts: Mapping[str, slice]) -> list[Tensor]:
-    """Numbers of negatives, summed in each part; NaN where the parts are of more or fewer."""
+    """Sum of x over each part; NaN if the parts do not add up to the samples of x."""
     if sum(part.stop - part.start for part in parts.values()) != x.shape[-1]:
         return [x.new_full(x.shape[:-1], torch.nan) for _ in parts]
     return [x[..., part].sum(-1) for part in parts.values()]

@@ -1,6 +1,6 @@
-"""Whether the sampler's steps are of the right size: too long, too short, or stopped by a clamp.
+"""Whether the sampler's steps are too long, too short, or stopped by a clamp.
 
-Of the Langevin step x' = x + s ∇h(x) + σ z with z ~ N(0, I), where h = (1 - β) f is the energy that
+The Langevin step is x' = x + s ∇h(x) + σ z with z ~ N(0, I), where h = (1 - β) f is the energy that
 the sampler climbs. It is a correct step for the density ∝ exp(o h) with o = 2 s / σ² (Welling and
 Teh 2011; Appendix A.3 of the paper).
 """
@@ -19,7 +19,7 @@ __all__ = ["ChainState", "clamped", "drift_to_noise", "metropolis_acceptance", "
 def drift_to_noise(
     grad_norm: Tensor, *, entries: int, step_size: float, noise_std: float
 ) -> Tensor:
-    """How far the drift moves a sample, in units of what the noise does: s ‖∇h‖ / (σ √d).
+    """How far the drift moves a sample, relative to the noise: s ‖∇h‖ / (σ √d).
 
     Far above 1 the sampler is gradient ascent, far below 1 a random walk.
 
@@ -30,7 +30,7 @@ def drift_to_noise(
         noise_std: σ.
 
     Returns:
-        a tensor in the shape of ``grad_norm``; NaN where there is no noise.
+        a tensor in the shape of ``grad_norm``; NaN if there is no noise.
     """
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
@@ -51,11 +51,11 @@ def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
 
 
 class ChainState(NamedTuple):
-    """A point of a chain, in copies.
+    """A point of a chain, copied.
 
     Attributes:
         x: the samples, ``(..., d)``.
-        h: the energy that is climbed, ``(...,)``.
+        h: the energy that the sampler climbs, ``(...,)``.
         gradient: ∇h, ``(..., d)``.
     """
 
@@ -76,9 +76,9 @@ def metropolis_acceptance(
 
         h(x') - h(x) - ½ (x' - x)·(∇h(x) + ∇h(x')) - ¼ s (‖∇h(x')‖² - ‖∇h(x)‖²)
 
-    which loses no digits where both densities of the proposal are tiny. Near 1 the chain follows
-    the density, near 0 its steps are too long for it. It assumes that nothing but drift and noise
-    has moved the samples: a clamp that has stopped them counts as noise.
+    which keeps its digits where both densities of the proposal are tiny. Near 1 the chain follows
+    the density; near 0 its steps are too long. Only drift and noise may have moved the samples: the
+    effect of a clamp counts as noise.
 
     Args:
         start: x, where the step begins.
@@ -87,8 +87,8 @@ def metropolis_acceptance(
         noise_std: σ.
 
     Returns:
-        float64 tensor (float32 on MPS), ``(...,)``. NaN where there is no noise, and where inputs
-        that are not finite leave it undefined.
+        float64 tensor (float32 on MPS), ``(...,)``. NaN if there is no noise, or if inputs that
+        are not finite leave it undefined.
     """
     if noise_std == 0:
         return torch.full_like(start.h, torch.nan, dtype=_wide(start.h))
@@ -104,10 +104,10 @@ def metropolis_acceptance(
 def oriented(
     x: Tensor, output: Tensor, cotangent: Tensor, gradient: Tensor, *, sign: int
 ) -> ChainState:
-    """A point of a chain, from what the sampler differentiated there.
+    """A point of a chain with h and ∇h high on data, from what the sampler differentiated there.
 
     Samplers differentiate sums or means over the batch, of f or of an energy, negated or not. The
-    cotangent tells which; it must be the same number c for all samples and heads.
+    cotangent tells which: it must be the same number c for all samples and heads.
 
     Args:
         x: samples, ``(..., d)``.
