@@ -11,6 +11,7 @@ torch.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Where each name comes from; a room comes from itself. Those that are not in __all__ were always
-# there once ebmguard was imported.
+# Where a name that is no room comes from.
 _HOMES = {
     "Alert": "alerts",
     "BudgetSpentError": "errors",
@@ -52,31 +52,18 @@ _HOMES = {
     "Recovery": "recovery",
     "contrastive_loss": "objective",
     "guard": "retrofit",
-} | {
-    room: room
-    for room in (
-        "alerts",
-        "check",
-        "diagnostics",
-        "energies",
-        "errors",
-        "objective",
-        "recovery",
-        "samplers",
-        "sinks",
-        "steering",
-    )
 }
 
 if not TYPE_CHECKING:  # To a type checker it would make every misspelt name a good one.
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        room = _HOMES.get(name, name)
+        if name.startswith("_") or find_spec(f"{__name__}.{room}") is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = import_module(f".{_HOMES[name]}", __name__)
-        value = globals()[name] = home if name == _HOMES[name] else getattr(home, name)
+        home = import_module(f"{__name__}.{room}")
+        value = globals()[name] = home if name == room else getattr(home, name)
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *__all__})
