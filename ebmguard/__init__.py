@@ -5,15 +5,22 @@
 reweights the negatives by exp(β* f), lets every positive serve as its own extra negative, runs the
 sampler on (1 - β) f, and watches the run. See :func:`guard`, and :mod:`ebmguard.objective` for the
 mathematics alone.
+
+Names are imported when they are first used, so that the command line lists its commands without
+torch.
 """
 
-from . import diagnostics, errors, objective, recovery, samplers, sinks
-from .alerts import Alert, Level
-from .errors import BudgetSpentError, DivergenceError, EbmguardError
-from .objective import contrastive_loss
-from .recovery import Recovery
-from .retrofit.arguments import guard
-from .retrofit.guard import Guard
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import diagnostics, errors, objective, recovery, samplers, sinks
+    from .alerts import Alert, Level
+    from .errors import BudgetSpentError, DivergenceError, EbmguardError
+    from .objective import contrastive_loss
+    from .recovery import Recovery
+    from .retrofit import Guard, guard
 
 __all__ = [
     "Alert",
@@ -33,3 +40,30 @@ __all__ = [
     "sinks",
 ]
 __version__ = "0.1.0"
+
+# Where a name that is no room comes from.
+_HOMES = {
+    "Alert": "alerts",
+    "BudgetSpentError": "errors",
+    "DivergenceError": "errors",
+    "EbmguardError": "errors",
+    "Guard": "retrofit",
+    "Level": "alerts",
+    "Recovery": "recovery",
+    "contrastive_loss": "objective",
+    "guard": "retrofit",
+}
+
+if not TYPE_CHECKING:  # To a type checker it would make every misspelt name a good one.
+
+    def __getattr__(name: str) -> object:
+        room = _HOMES.get(name, name)
+        if name.startswith("_") or find_spec(f"{__name__}.{room}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = import_module(f"{__name__}.{room}")
+        value = globals()[name] = home if name == room else getattr(home, name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

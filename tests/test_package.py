@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import pkgutil
@@ -11,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,50 +17,19 @@ from typing import Any
 import pytest
 
 import ebmguard
+from tests.rooms import FACADE, LAYERS, MAIN, OUTSIDE, ROOT, House, Module, may_import, modules
 
-ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# Room -> what it may import of ours. `errors` and `energies` (the shapes that energies have) are
-# the floor that all may stand on. See CONTRIBUTING.md.
-FLOOR = {"errors", "energies"}
-ROOMS: dict[str, set[str]] = {
-    "errors": set(),
-    "energies": set(),
-    "objective": set(),
-    "difference": {"objective"},
-    "strength": set(),
-    "evaluations": set(),
-    "temper": {"evaluations"},
-    "diagnostics": {"objective"},
-    "sinks": set(),
-    "samplers": set(),
-    "faults": set(),
-    "alerts": set(),
-    "recovery": {"alerts"},
-    "steering": set(),
-    "check": {"alerts"},
-    "monitor": {"diagnostics", "sinks"},
-    # The stateful shell: all private modules.
-    "_guard": {
-        "objective",
-        "difference",
-        "strength",
-        "evaluations",
-        "temper",
-        "diagnostics",
-        "sinks",
-        "samplers",
-        "alerts",
-        "monitor",
-        "check",
-        "recovery",
-        "steering",
-    },
-    "doctor": {"alerts", "check", "sinks"},
-    "report": {"alerts", "sinks"},
-    "cli": {"alerts", "doctor", "report", "sinks", "reference_training"},
+MAPPED = {
+    "ebmguard": "ebmguard",
+    "adapters": "ebmguard.adapters",
+    "reference_training": "ebmguard.reference_training",
 }
+HOUSE = House()
+# The guard as people import it: without what stands above it and beside it.
+LINES, LINES_OF_A_FILE = 15_300, 573
+CORE = House(without=(FACADE, MAIN, OUTSIDE))
 EXTRAS_ONLY = (
     "tensorboard",
     "tyro",
@@ -95,48 +62,11 @@ def run(code: str, *, cwd: Path = ROOT, env: dict[str, str] | None = None) -> st
     return done.stdout
 
 
-def room_of(module: str) -> str:
-    """The room of a module below ebmguard; private modules are the guard's."""
-    first = module.split(".")[0]
-    if first == "__main__":
-        return "cli"
-    return "_guard" if first.startswith("_") else first
-
-
-def modules() -> list[tuple[str, Path]]:
-    """Every module of ebmguard/ by its name below the package, the facade left out."""
-    paths = sorted((ROOT / "ebmguard").rglob("*.py"))
-    parts = [path.relative_to(ROOT / "ebmguard").with_suffix("").parts for path in paths]
-    names = [".".join(part for part in own if part != "__init__") for own in parts]
-    return [(name, path) for name, path in zip(names, paths, strict=True) if name]
-
-
-def imports(path: Path, name: str) -> Iterator[str]:
-    """Absolute names that a module imports anywhere in it, but for the type checker alone."""
-    tree = ast.parse(path.read_text())
-    for_types: set[ast.AST] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            for_types.update(child for part in node.body for child in ast.walk(part))
-    package = ["ebmguard", *name.split(".")]
-    if path.name != "__init__.py":
-        package.pop()
-    for node in ast.walk(tree):
-        if node in for_types:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            stem = ".".join([*base, *([node.module] if node.module else [])])
-            yield from (f"{stem}.{alias.name}" for alias in node.names)
-
-
 def test_importing_ebmguard_imports_nothing_but_torch() -> None:
     new = run(
         "import sys, torch\n"
         "before = {name.split('.')[0] for name in sys.modules}\n"
-        "import ebmguard\n"
+        "from ebmguard import *\n"
         "after = {name.split('.')[0] for name in sys.modules}\n"
         "print(' '.join(sorted(after - before - set(sys.stdlib_module_names))))"
     ).split()
@@ -145,25 +75,21 @@ def test_importing_ebmguard_imports_nothing_but_torch() -> None:
 
 
 def test_ebmguard_can_be_imported_without_any_extra() -> None:
-    run(f"import sys\nfor name in {EXTRAS_ONLY}: sys.modules[name] = None\nimport ebmguard")
+    block = f"import sys\nfor name in {EXTRAS_ONLY}: sys.modules[name] = None\n"
+    run(block + "from ebmguard import *\nimport ebmguard.cli")
 
 
-@pytest.mark.parametrize(("name", "path"), modules(), ids=[name for name, _ in modules()])
-def test_every_module_imports_only_what_its_room_may(name: str, path: Path) -> None:
-    room = room_of(name)
-    assert room in ROOMS, f"{room} has no entry in ROOMS: say there what it may import"
-    allowed = ROOMS[room] | FLOOR | {room}
-    ours = [target for target in imports(path, name) if target.split(".")[0] == "ebmguard"]
-    wrong = [
-        target
-        for target in ours
-        if len(parts := target.split(".")) == 1 or room_of(parts[1]) not in allowed
-    ]
-    assert not wrong, f"ebmguard.{name} imports {wrong}; {room} may import {sorted(allowed)}"
-
-
-def test_every_room_in_the_table_exists() -> None:
-    assert {room_of(name) for name, _ in modules()} == set(ROOMS)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ebmguard; dir(ebmguard)",
+        "from ebmguard.cli import main; main(['--help'])",
+        "import ebmguard.errors, ebmguard.alerts, ebmguard.steering",
+    ],
+    ids=["facade", "help", "rooms"],
+)
+def test_needs_no_torch(code: str) -> None:
+    run(f"import sys\nsys.modules['torch'] = None\n{code}")
 
 
 @pytest.mark.parametrize(
@@ -171,18 +97,40 @@ def test_every_room_in_the_table_exists() -> None:
     [("alerts", "torch"), ("steering", "torch"), ("sinks", "torch.utils.tensorboard")],
 )
 def test_what_a_room_must_not_need(room: str, forbidden: str) -> None:
-    for name, path in modules():
-        if room_of(name) == room:
-            assert not any(target.startswith(forbidden) for target in imports(path, name)), name
+    for module in HOUSE.modules:
+        if module.room == room:
+            assert not any(seen.target.startswith(forbidden) for seen in module.imports())
 
 
-def test_reference_training_uses_only_public_names() -> None:
-    for path in sorted((ROOT / "reference_training").rglob("*.py")):
-        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for target in imports(path, name):
-            parts = target.split(".")
-            if parts[0] == "ebmguard" and parts[1] not in ("reference_training", "adapters"):
-                assert not any(part.startswith("_") for part in parts), f"{path}: {target}"
+@pytest.mark.parametrize("module", HOUSE.modules, ids=lambda module: module.name)
+def test_a_room_imports_only_what_stands_below_it(module: Module) -> None:
+    allowed = may_import(module.room) | {module.room}
+    wrong = [
+        seen.target
+        for seen in module.imports()
+        if (parts := (*seen.target.split("."), FACADE))[0] == "ebmguard" and parts[1] not in allowed
+    ]
+    assert not wrong, f"{module.name} imports {wrong}; {module.room} may import {sorted(allowed)}"
+
+
+def test_the_house_is_small() -> None:
+    assert HOUSE.circles() == set()
+    assert max(HOUSE.heights().values()) <= len(LAYERS)
+    assert len(CORE.rooms) <= 20
+    assert len(CORE.arrows) <= 50
+    lines = {module.name: module.lines for module in CORE.modules}
+    assert sum(lines.values()) <= LINES
+    assert max(lines.values()) <= LINES_OF_A_FILE, max(lines, key=lambda name: lines[name])
+
+
+@pytest.mark.parametrize("folder", [*MAPPED, "benchmarks"])
+def test_no_room_imports_the_private_names_of_another(folder: str) -> None:
+    for module in modules(ROOT / folder, MAPPED.get(folder, folder)):
+        own = f"ebmguard.{module.room}." if folder in MAPPED else f"{folder}."
+        for seen in module.imports():
+            private = re.search(r"\._(?!_)", seen.target)
+            ours = seen.target.startswith("ebmguard.")
+            assert not (ours and private) or seen.target.startswith(own), (module.name, seen.target)
 
 
 def public_modules() -> list[ModuleType]:
@@ -209,25 +157,21 @@ def test_what_is_exported_exists_and_is_documented(module: ModuleType) -> None:
                     assert inspect.getdoc(member), f"{module.__name__}.{name}.{attribute}"
 
 
-def test_the_facade_names_everything_it_offers() -> None:
-    offered = {
-        name
-        for name, thing in vars(ebmguard).items()
-        if not name.startswith("_") and not inspect.ismodule(thing)
-    }
-    assert offered <= set(ebmguard.__all__)
+def test_the_facade_offers_the_same_to_people_and_to_type_checkers() -> None:
+    (facade,) = (module for module in HOUSE.modules if module.room == FACADE)
+    typed = {seen.target.rpartition(".")[2] for seen in facade.imports() if seen.for_types}
+    assert typed == set(ebmguard.__all__) <= set(dir(ebmguard))
+    for name in ebmguard.__all__:
+        assert getattr(ebmguard, name) is vars(ebmguard)[name]
+    with pytest.raises(AttributeError, match="no attribute 'gaurd'"):
+        ebmguard.gaurd  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_package_is_installed() -> None:
     # setuptools finds nothing by itself where folders are mapped to other names.
-    mapping = {
-        "ebmguard": "ebmguard",
-        "adapters": "ebmguard.adapters",
-        "reference_training": "ebmguard.reference_training",
-    }
     found = {
         ".".join([name, *path.parent.relative_to(ROOT / folder).parts])
-        for folder, name in mapping.items()
+        for folder, name in MAPPED.items()
         for path in (ROOT / folder).rglob("__init__.py")
     }
     assert found == set(PROJECT["tool"]["setuptools"]["packages"])

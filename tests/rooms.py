@@ -1,0 +1,219 @@
+"""The rooms of ebmguard/ and their imports as text: `python -m tests.rooms --help`.
+
+A room is a module or package right below ``ebmguard/``, the facade ``__init__`` and ``__main__``
+among them. An arrow leads from a room to one that any of its files imports, be it inside a function
+or for the type checker alone. Floors are the longest chain of arrows; where arrows for types close
+a circle, the longest chain of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# From the ground up. A room imports rooms of lower floors; a room of the ground floor, those that
+# stand before it in the list.
+LAYERS = (
+    ("errors", "energies", "tags", "trainer", "ranks", "shards"),
+    ("objective", "tempering", "samplers", "alerts", "steering", "sinks", "faults"),
+    ("diagnostics", "recovery", "check"),
+    ("retrofit",),
+    ("report",),
+    ("cli",),
+)
+FACADE, MAIN, OUTSIDE = "__init__", "__main__", "doctor"
+
+Arrow = tuple[str, str]
+
+
+def may_import(room: str) -> set[str]:
+    """The rooms that a room may import."""
+    if room == MAIN:
+        return {"cli"}
+    if room == FACADE:
+        room = "cli"  # It names what a user of the library needs: all but the command line.
+    if room == OUTSIDE:
+        # It reads the source of trainers, and the command line alone runs it.
+        return {*LAYERS[0], "alerts", "check", "sinks", "report"}
+    (height,) = (height for height, floor in enumerate(LAYERS) if room in floor)
+    before = LAYERS[0][: LAYERS[0].index(room)] if height == 0 else ()
+    return {name for floor in LAYERS[:height] for name in floor} | set(before)
+
+
+@dataclass(frozen=True)
+class Import:
+    """The absolute name that is imported, and whether for the type checker alone."""
+
+    target: str
+    for_types: bool = False
+
+
+@dataclass(frozen=True)
+class Module:
+    """A file, and the name by which it is imported."""
+
+    name: str
+    path: Path
+
+    @property
+    def room(self) -> str:
+        """What stands right below the package."""
+        return (*self.name.split("."), FACADE)[1]
+
+    @property
+    def lines(self) -> int:
+        """How many lines the file has."""
+        return len(self.path.read_text().splitlines())
+
+    def imports(self) -> Iterator[Import]:
+        """Every name that it imports anywhere, and the attributes that it reads of those."""
+        tree = ast.parse(self.path.read_text())
+        package = self.name.split(".")
+        if self.path.name != "__init__.py":
+            package.pop()
+        typed: set[ast.AST] = set()
+        bound: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+                typed.update(inner for part in node.body for inner in ast.walk(part))
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    first = alias.name.split(".")[0]
+                    bound[alias.asname or first] = alias.name if alias.asname else first
+                    yield Import(alias.name, node in typed)
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                stem = ".".join([*base, *([node.module] if node.module else [])])
+                for alias in node.names:
+                    bound[alias.asname or alias.name] = f"{stem}.{alias.name}"
+                    yield Import(f"{stem}.{alias.name}", node in typed)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = node.value.id
+                if name in bound:
+                    # No arrow of its own: that of the import says whether it runs.
+                    yield Import(f"{bound[name]}.{node.attr}", for_types=True)
+
+
+def modules(folder: Path, package: str) -> list[Module]:
+    """Every file below a folder, which is imported as the package of that name."""
+    paths = sorted(folder.rglob("*.py"))
+    parts = [[package, *path.relative_to(folder).with_suffix("").parts] for path in paths]
+    names = [".".join(part).removesuffix(".__init__") for part in parts]
+    return [Module(name, path) for name, path in zip(names, paths, strict=True)]
+
+
+class House:
+    """The rooms of one checkout.
+
+    Attributes:
+        modules: its files.
+        rooms: their rooms.
+        arrows: from a room to one that it imports, and whether for the type checker alone.
+    """
+
+    def __init__(self, root: Path = ROOT, *, without: Collection[str] = ()) -> None:
+        found = modules(root / "ebmguard", "ebmguard")
+        self.root = root
+        self.modules = [module for module in found if module.room not in without]
+        self.rooms = {module.room for module in self.modules}
+        self.arrows: dict[Arrow, bool] = {}
+        for module in self.modules:
+            for imported in module.imports():
+                package, *below = imported.target.split(".")
+                room = below[0] if below else FACADE
+                if package == "ebmguard" and room in self.rooms and room != module.room:
+                    arrow = module.room, room
+                    self.arrows[arrow] = self.arrows.get(arrow, True) and imported.for_types
+
+    def circles(self) -> set[frozenset[str]]:
+        """Rooms that can reach each other, where there are more than one."""
+        return {circle for circle in _circles(self.rooms, self.arrows).values() if len(circle) > 1}
+
+    def heights(self) -> dict[str, int]:
+        """The floor of each room, from 1."""
+        at_run_time = {arrow for arrow, for_types in self.arrows.items() if not for_types}
+        arrows = at_run_time if self.circles() else set(self.arrows)
+        circles = _circles(self.rooms, arrows)
+
+        def height(circle: frozenset[str]) -> int:
+            below = {circles[b] for a, b in arrows if a in circle and b not in circle}
+            return 1 + max(map(height, below), default=0)
+
+        return {room: height(circles[room]) for room in sorted(self.rooms)}
+
+    def numbers(self) -> str:
+        """What can be counted, in two lines."""
+        sizes = {module.path: module.lines for module in self.modules}
+        largest = max(sizes, key=lambda path: sizes[path])
+        circles = "; ".join(" ".join(sorted(circle)) for circle in self.circles())
+        return (
+            f"rooms {len(self.rooms)}, floors {max(self.heights().values())}, arrows "
+            f"{len(self.arrows)} ({sum(self.arrows.values())} for types alone), circles "
+            f"{len(self.circles())}{circles and f' ({circles})'}\n"
+            f"lines {sum(sizes.values()):,}, files {len(sizes)}: median "
+            f"{statistics.median(sizes.values()):.0f}, largest {max(sizes.values())} "
+            f"({largest.relative_to(self.root)})"
+        )
+
+    def picture(self) -> str:
+        """The rooms, each with its lines of code and what it says it is.
+
+        They stand in the order of LAYERS where it has them all; in another tree, on their heights.
+        """
+        listed = {room: floor for floor, rooms in enumerate(LAYERS, start=1) for room in rooms}
+        apart = {FACADE: 0, MAIN: 0, OUTSIDE: 0}
+        floors = {**listed, **apart} if self.rooms <= {*listed, *apart} else self.heights()
+        lines = Counter[str]()
+        says = {}
+        for module in self.modules:
+            lines[module.room] += module.lines
+            if module.name.count(".") <= 1:
+                text = ast.get_docstring(ast.parse(module.path.read_text())) or ""
+                says[module.room] = text.partition("\n")[0]
+        return "\n".join(
+            f"{floors[room] or '':<3}{room:13}{lines[room]:6,}  {says[room]}"
+            for room in sorted(floors, key=lambda room: floors[room] or len(floors))
+            if room in self.rooms
+        )
+
+
+def _circles(rooms: Collection[str], arrows: Collection[Arrow]) -> dict[str, frozenset[str]]:
+    """Each room's circle: the room, and those that it reaches and that reach it."""
+    reached = {room: {room} for room in rooms}
+    for _ in rooms:
+        for a, b in arrows:
+            reached[a] |= reached[b]
+    return {
+        room: frozenset(other for other in reached[room] if room in reached[other])
+        for room in rooms
+    }
+
+
+def main() -> None:
+    """Print the picture."""
+    parser = argparse.ArgumentParser(prog="python -m tests.rooms", description=__doc__)
+    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout to draw")
+    parser.add_argument("--arrows", action="store_true", help="name what each room imports")
+    options = parser.parse_args()
+    house = House(options.root)
+    print(house.picture(), house.numbers(), sep="\n\n")
+    apart = {FACADE, MAIN, OUTSIDE}
+    print(f"\nwithout {', '.join(sorted(apart))}:\n{House(options.root, without=apart).numbers()}")
+    if options.arrows:
+        print()
+        for room in sorted(house.rooms):
+            targets = sorted(b for a, b in house.arrows if a == room)
+            marked = [b + (" (types)" if house.arrows[room, b] else "") for b in targets]
+            print(f"{room} -> {', '.join(marked) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    main()
