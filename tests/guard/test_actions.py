@@ -32,7 +32,7 @@ def gradient(g: Guard) -> torch.Tensor:
     return torch.cat(slopes(g.loss_fn(pos, neg), pos, neg))
 
 
-# -- judged in the loss (a CPU's default) ---------------------------------------------------------------
+# -- judged in the loss (a CPU's default) -----------------------------------------------------
 
 
 @pytest.mark.parametrize("judge_in_loss", [None, True])

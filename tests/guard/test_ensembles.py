@@ -315,8 +315,8 @@ def test_foreign_states_are_refused_and_change_nothing(change, message):
     run.go(0, 5)
     other.go(0, 50)
     before = repr(run.guard.state_dict())
+    state = other.guard.state_dict()
     with pytest.raises(ConfigError, match=message):
-        state = other.guard.state_dict()
         run.guard.load_state_dict(state | {"judge": change(state["judge"])})
     assert repr(run.guard.state_dict()) == before
 

@@ -40,7 +40,9 @@ def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:
 def test_a_rollback_restores_bits(fused: bool, judge_in_loss: bool) -> None:
     """After a rollback the run goes on exactly as it once went on from the snapshot."""
     lag = 0 if judge_in_loss else 2
-    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]), fused=fused, judge_in_loss=judge_in_loss)
+    run = Run(
+        Recovery(**SAME, **QUICK), detector=Scripted([18]), fused=fused, judge_in_loss=judge_in_loss
+    )
     states = run_until(run, 19 + lag + 8)
     (rollback,) = run.guard.rollbacks
     restored, at = rollback.restored_step, 18 + lag

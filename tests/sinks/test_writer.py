@@ -1,0 +1,76 @@
+"""What a guard writes, when it is flushed, and whose folder it is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from ebmguard import guard
+from ebmguard.errors import ConfigError
+from ebmguard.sinks import Writer, read_jsonl
+from tests.guard.parts import Memory, energies
+
+
+def test_every_sink_gets_everything_and_is_flushed_every_so_many_rows():
+    first, second = Memory(), Memory()
+    writer = Writer([first, second], flush_every=3)
+    for step in range(7):
+        writer.write(step, {"a": float(step)}, {"f": [5.0]} if step == 5 else {})
+    assert first.rows == second.rows == [(step, {"a": float(step)}) for step in range(7)]
+    assert first.histograms == [(5, {"f": [5.0]})]
+    assert first.flushed_rows == [3, 6]
+    writer.write_alerts([])
+    assert first.flushed_rows == [3, 6]
+    writer.write_alerts([{"rule": "r"}, {"rule": "s"}])
+    writer.write_recovery({"restored_step": 4})
+    assert first.alerts == [{"rule": "r"}, {"rule": "s"}]
+    assert first.recoveries == second.recoveries == [{"restored_step": 4}]
+    assert first.flushed_rows == [3, 6, 7, 7]
+    for step in (8, 9, 10):  # the count starts again after any flush
+        writer.write(step, {}, {})
+    assert first.flushed_rows == [3, 6, 7, 7, 10]
+
+
+def test_two_guards_do_not_write_to_one_folder(tmp_path):
+    """Their rows could not be told apart: 240 rows for 120 steps."""
+    first = guard(None, None, beta_star=0.5, log_dir=tmp_path)
+    first.loss_fn(*energies())
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match="in use by another guard of this process.*g.close()"):
+        guard(None, None, beta_star=0.5, log_dir=tmp_path / ".")
+    assert sorted(tmp_path.iterdir()) == before
+    guard(None, None, beta_star=0.5, log_dir=tmp_path / "other")
+    first.close()
+    second = guard(None, None, beta_star=0.5, log_dir=tmp_path)
+    del second, first
+    gc.collect()  # nobody has closed the second one
+    guard(None, None, beta_star=0.5, log_dir=tmp_path).close()
+
+
+FORKS = """
+    import os, sys, torch
+    from ebmguard import guard
+    g = guard(None, None, beta_star=0.5, log_dir=sys.argv[1])
+    for _ in range(7):
+        g.loss_fn(torch.randn(3), torch.randn(3))
+    child = os.fork()
+    if child == 0:
+        g.loss_fn(torch.randn(3), torch.randn(3))
+        if sys.argv[2] == "close":
+            g.close()
+        sys.exit()  # runs what is to run at exit
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("ending", ["exit", "close"])
+def test_a_forked_child_does_not_write_its_parents_rows(tmp_path, ending):
+    code = textwrap.dedent(FORKS)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path), ending], check=True)
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == list(range(7))
