@@ -34,8 +34,8 @@ class Mixture:
     y each: those of the mixture are ``torch.cat([y] * len(samplers))``.
 
     Args:
-        samplers: callables by name; each returns one tensor of samples. The names become part of
-            the tags of the diagnostics.
+        samplers: callables by name; each returns one tensor of samples, as those of this package
+            do. The names become part of the tags of the diagnostics.
         dim: the batch dimension of the samples; 1 for an ensemble's (models, B, ...).
 
     Attributes:
@@ -82,7 +82,7 @@ class Mixture:
         first_name, first = next(iter(drawn.items()))
         parts, start = {}, 0
         for name, x in drawn.items():
-            if self._kind(x) != self._kind(first):
+            if self._alike(x) != self._alike(first):
                 raise SamplerError(
                     f"Mixture: the sampler {name!r} returned {_described(x)}, and {first_name!r} "
                     f"{_described(first)}; expected the same but for dimension {self.dim}, that of "
@@ -105,8 +105,8 @@ class Mixture:
                 f"{self.dim} for the batch."
             )
 
-    def _kind(self, x: Tensor) -> tuple[object, ...]:
-        """What the samples of all samplers have in common."""
+    def _alike(self, x: Tensor) -> tuple[object, ...]:
+        """What the samples of all samplers must have in common."""
         return x.shape[: self.dim], x.shape[self.dim + 1 :], x.dtype, x.device
 
 
