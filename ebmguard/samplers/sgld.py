@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -153,7 +154,7 @@ def _move(
 
 def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Sequence[float]:
     check_count("steps", steps, 0)
-    given = setting if isinstance(setting, Sequence) else [setting] * max(steps, 1)
+    given: Sequence[Any] = setting if isinstance(setting, Sequence) else [setting] * max(steps, 1)
     for value in given:
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise ConfigError(

@@ -73,7 +73,7 @@ CASES = {
 
 
 @pytest.fixture(params=CASES)
-def case(request) -> Case:
+def case(request):
     return CASES[request.param]
 
 
@@ -119,7 +119,7 @@ def test_a_run_is_its_steps_and_nothing_else_changes(case, models, dtype):
 
 
 def test_a_seed_gives_its_samples_from_either_generator(case):
-    def draw(rng: torch.Generator | None) -> Tensor:
+    def draw(rng):
         return case.run(bowl, normals(5, 2), steps=4, **SIZES, generator=rng)
 
     first = draw(seeded(0))
