@@ -26,16 +26,15 @@ def leapfrog(
     """Follow Hamilton's equations for `steps` leapfrog steps.
 
     Of H(x, p) = -o f(x) + |p|²/2 with o = 2 step_size / noise_std**2, in steps of length noise_std
-    (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30). With the momentum turned round
-    it goes back the way it came.
+    (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30). With the momentum reversed it
+    goes back the way it came.
 
     Args:
         f: negative energy, as in :func:`start_chains`.
         chains: where the trajectories start.
         momentum: p, in the shape of the samples.
         steps: number of leapfrog steps.
-        step_size: as in :func:`ebmguard.samplers.sgld_step`.
-        noise_std: likewise.
+        step_size, noise_std: as in :func:`ebmguard.samplers.sgld_step`.
 
     Returns:
         the ends of the trajectories, the momenta there, and H(start) - H(end) for each chain,
@@ -50,7 +49,7 @@ def leapfrog(
         end = start_chains(f, chains.x + noise_std * half, dim=dim)
         momentum = half + kick * end.grad
         # The difference of kinetic energies is a quadrature of the gradient along the way. Summed
-        # so, it keeps the digits that |p|² has lost to its size.
+        # like this it keeps the digits that |p|² has lost to its size.
         x, x_end, before, after = (
             each.unsqueeze(-1).flatten(dim + 1).to(wide)
             for each in (chains.x, end.x, chains.grad, end.grad)
@@ -168,21 +167,17 @@ def hmc(
 ) -> Tensor:
     """Run `steps` steps of :func:`hmc_step` from `x0`.
 
-    The gradients stored in the parameters of `f` are not touched. f is evaluated
-    ``1 + steps * leapfrog_steps`` times.
+    f is evaluated ``1 + steps * leapfrog_steps`` times; its parameters' gradients stay untouched.
 
     Args:
         f: negative energy, one value for each sample: (B, ...) -> (B,), or (models, B, ...) ->
             (models, B) of an ensemble.
         x0: start points.
         steps: number of steps, at least 0.
-        leapfrog_steps: leapfrog steps of each.
-        step_size: factor of the gradient.
-        noise_std: standard deviation of the noise.
-        generator: source of randomness, on the device of `x0`; None is PyTorch's global one.
+        leapfrog_steps, step_size, noise_std, generator: as in :func:`hmc_step`.
         dim: the batch dimension of `x0`; 1 for (models, B, ...).
-        on_step: called with the proposal of each step, for its acceptance and divergences. Keep
-            numbers rather than proposals, which hold samples and gradients.
+        on_step: called with the proposal of each step. Keep its numbers rather than the proposal,
+            which holds samples and gradients.
 
     Returns:
         Detached samples, in the shape of `x0`.

@@ -25,7 +25,7 @@ class Mixture:
     bring with them, as closures or partials. ::
 
         sample_q = Mixture({
-            "buffer": lambda f: sgld(f, *from_buffer(64), ...),
+            "buffer": lambda f: mala(f, from_buffer(64), ...),
             "noise": lambda f: sgld(f, torch.rand(16, 3, 32, 32) * 2 - 1, ...),
         })
 
@@ -39,12 +39,11 @@ class Mixture:
         dim: the batch dimension of the samples; 1 for an ensemble's (models, B, ...).
 
     Attributes:
-        samplers: as given.
-        dim: as given.
+        samplers, dim: as given.
         parts: of the latest call, which samples along ``dim`` are whose; empty before it.
 
     Raises:
-        ConfigError: no sampler, a name that is no text, or what cannot be called.
+        ConfigError: no sampler, a name that is not text, or a sampler that cannot be called.
     """
 
     def __init__(self, samplers: Mapping[str, Callable[..., Tensor]], *, dim: int = 0) -> None:

@@ -31,12 +31,12 @@ def sgld_step(
 
     This is the update of JEM's sampler, with step and noise set apart. It is a correct Langevin
     step for p(x) ∝ exp(o f(x)) with o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4,
-    without minibatching). Every move is accepted. f is evaluated at its end, for the next step; a
-    rule of your own for the gradient goes between two steps, as ``chains._replace(grad=...)``.
+    without minibatching). Every move is accepted, and f evaluated where it ends. A rule of your own
+    for the gradient goes between two steps: ``chains._replace(grad=...)``.
 
     Args:
         f: negative energy, as in :func:`ebmguard.samplers.start_chains`.
-        chains: the present state, from there or from the step before.
+        chains: the present state.
         step_size: factor of the gradient.
         noise_std: standard deviation of the noise, in units of `x`; 0 draws no random numbers.
         generator: source of the noise, on the device of `x`; None is PyTorch's global one.
@@ -54,14 +54,13 @@ def sgld_step(
     _of_each_step("step_size", step_size, 1)
     _of_each_step("noise_std", noise_std, 1)
     _check_limits(clamp, grad_clip)
-    x, grad = chains.x, chains.grad
-    check_noise(noise, x.shape, generator)
-    if grad.shape != x.shape:
+    check_noise(noise, chains.x.shape, generator)
+    if chains.grad.shape != chains.x.shape:
         raise ShapeError(
-            f"grad has shape {tuple(grad.shape)} and x has {tuple(x.shape)}; "
+            f"grad has shape {tuple(chains.grad.shape)} and x has {tuple(chains.x.shape)}; "
             "expected one gradient entry for each entry of x"
         )
-    moved = _move(x, grad, step_size, noise_std, generator, noise, clamp, grad_clip)
+    moved = _move(chains.x, chains.grad, step_size, noise_std, generator, noise, clamp, grad_clip)
     end = start_chains(f, moved, dim=chains.f.ndim - 1)
     accepted = torch.ones_like(end.f, dtype=torch.bool)
     return end, Proposal(end, torch.ones_like(end.f), accepted, ~torch.isfinite(end.f))

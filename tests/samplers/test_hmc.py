@@ -86,13 +86,13 @@ def test_energy_error_is_that_of_the_hamiltonian(step_size, noise_std, energy, s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_constant_force_costs_no_energy_whatever_the_precision_of_the_samples(dtype):
     """As large as an image, at JEM's o = 20,000: nothing but rounding could be rejected."""
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 3072, generator=rng).to(dtype)
-    start = start_chains(lambda x: x.double().sum(1), x)
-    momentum = torch.randn(5, 3072, generator=rng).to(dtype)
-    _, _, gained = leapfrog(
-        lambda x: x.double().sum(1), start, momentum, steps=3, step_size=1.0, noise_std=0.01
-    )
+    x, momentum = normals(2, 5, 3072).to(dtype)
+
+    def slope(x: Tensor) -> Tensor:
+        return x.double().sum(1)
+
+    settings: Any = {"steps": 3, "step_size": 1.0, "noise_std": 0.01}
+    _, _, gained = leapfrog(slope, start_chains(slope, x), momentum, **settings)
     assert gained.abs().max() < 1e-6
 
 
@@ -161,9 +161,8 @@ def test_rare_moves_are_as_rare_in_half_precision():
 
     n = 100_000
     settings: Any = {"step_size": 0.08, "noise_std": 0.4}  # o = 1
-    rng = torch.Generator().manual_seed(0)
     start = start_chains(cliff, torch.zeros(n, 1, dtype=torch.bfloat16))
-    _, proposal = mala_step(cliff, start, **settings, generator=rng)
+    _, proposal = mala_step(cliff, start, **settings, generator=seeded(0))
     rate = math.exp(-6)
     torch.testing.assert_close(proposal.acceptance, torch.full((n,), rate, dtype=torch.float64))
     assert abs(proposal.accepted.double().mean().item() - rate) < 5 * math.sqrt(rate / n)
@@ -219,7 +218,7 @@ def test_proposals_without_a_finite_energy_are_rejected_and_counted(lost, leapfr
     def walled(x: Tensor) -> Tensor:
         return torch.where(x[:, 0] > 1, lost, bowl(x))
 
-    rng = torch.Generator().manual_seed(2)
+    rng = seeded(2)
     chains = start_chains(walled, torch.zeros(300, 2, dtype=torch.float64))
     seen = torch.zeros(300, dtype=torch.int64)
     settings: Any = {"leapfrog_steps": leapfrog_steps, "step_size": 0.3, "noise_std": 0.7}
