@@ -3,7 +3,8 @@
 All have one shape, whichever algorithm is inside:
 
 - a sampler (:func:`sgld`, :func:`mala`, :func:`hmc`) is called as ``(f, x0, steps=, step_size=,
-  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``;
+  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``; what became of
+  each step of MALA and HMC goes to ``on_step=``;
 - a step (:func:`sgld_step`, :func:`mala_step`, :func:`hmc_step`) is called as ``(f, chains,
   step_size=, noise_std=, generator=)`` and returns ``(chains, proposal)``: the new state, and what
   became of the step. :func:`start_chains` makes the first state.
