@@ -48,6 +48,9 @@ class Injected:
 class FaultInjector:
     """Arms faults on a training loop, and lets each happen once, at its step.
 
+    A fault is armed by the method of its name. It raises a ConfigError, and changes nothing, for a
+    step that is over and for settings out of range.
+
     A step begins where the sampler that :meth:`sampler` returned is called, or, in loops whose
     sampler is written inline, where :meth:`tick` is. Leaving the ``with`` block, or :meth:`remove`,
     takes every hook off; wrapped samplers then are what they wrap.
@@ -82,8 +85,6 @@ class FaultInjector:
     def pending(self) -> list[str]:
         """Names of the faults that have not happened, in the order in which they were armed."""
         return [fault.name for fault in self._faults if not fault.has_acted]
-
-    # -- where it sits ----------------------------------------------------------------------
 
     def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
         """The sampler with room for faults: same arguments, same results.
@@ -152,20 +153,16 @@ class FaultInjector:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    # -- the faults -------------------------------------------------------------------------
-
     def nan_sample(self, at: int, *, row: int = 0) -> None:
         """One entry of one sample is NaN, in the result of one sampler call.
 
         Args:
-            at: the step.
+            at: its step.
             row: which sample, along the first dimension.
-
-        Raises:
-            ConfigError: a step that is no number or is over, or a negative row.
         """
-        self._check(at, row=(row, 0))
-        self._faults.append(NanSample("nan_sample", at, row))
+        self._check(at)
+        _whole("row", row, 0)
+        self._faults.append(NanSample(at, row))
 
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
         """The sampler hangs: what it returned at the step comes again in the calls after it.
@@ -176,12 +173,10 @@ class FaultInjector:
         Args:
             at: the step whose result comes again.
             steps: how many times.
-
-        Raises:
-            ConfigError: a step that is no number or is over, or fewer than one repetition.
         """
-        self._check(at, steps=(steps, 1))
-        self._faults.append(FrozenSampler("frozen_sampler", at, steps))
+        self._check(at)
+        _whole("steps", steps, 1)
+        self._faults.append(FrozenSampler(at, steps))
 
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
         """The model's outputs are multiplied by a factor in one step, and so are their gradients.
@@ -190,17 +185,13 @@ class FaultInjector:
         by, are not reached.
 
         Args:
-            at: the step.
+            at: its step.
             model: the energy module that the loss calls.
             factor: what multiplies its output.
-
-        Raises:
-            ConfigError: no module, a step that is no number or is over, or a factor that is not
-                finite.
         """
-        self._check(at, factor=(factor, None))
+        self._check(at)
         _expect("model", model, nn.Module, "the energy module")
-        fault = EnergySpike("energy_spike", at, float(factor))
+        fault = EnergySpike(at, _finite("factor", factor))
 
         def after(*call: Any) -> Any:
             output = call[-1]
@@ -218,17 +209,14 @@ class FaultInjector:
         """A row of the replay buffer is overwritten, before the sampler of that step draws.
 
         Args:
-            at: the step.
+            at: its step.
             buffer: a tensor with one chain in each row, or an object with such a tensor as its
                 ``samples``.
             row: which chain.
             value: what its entries become.
-
-        Raises:
-            ConfigError: no such tensor or row, a value that its type does not have, or a step that
-                is no number or is over.
         """
-        self._check(at, row=(row, 0))
+        self._check(at)
+        _whole("row", row, 0)
         chains = chains_of(buffer)
         if row >= len(chains):
             raise ConfigError(f"row={row}, but the buffer has {len(chains)} rows.")
@@ -236,7 +224,7 @@ class FaultInjector:
             raise ConfigError(
                 f"value={value!r} does not exist in a buffer of {chains.dtype}; give an integer."
             )
-        self._faults.append(CorruptBuffer("corrupt_buffer", at, buffer, row, value))
+        self._faults.append(CorruptBuffer(at, buffer, row, value))
 
     def exploding_lr(
         self, at: int, optimizer: Optimizer, *, factor: float = 1e3, steps: int = 1
@@ -247,45 +235,26 @@ class FaultInjector:
         order in which they came, and a snapshot should see the learning rate that is back.
 
         Args:
-            at: the step.
+            at: its step.
             optimizer: any torch optimizer.
             factor: what multiplies the learning rate of each of its groups.
             steps: how many steps it lasts.
-
-        Raises:
-            ConfigError: no optimizer, a step that is no number or is over, a factor that is not
-                finite, or less than one step.
         """
-        self._check(at, factor=(factor, None), steps=(steps, 1))
+        self._check(at)
+        _whole("steps", steps, 1)
         _expect("optimizer", optimizer, Optimizer, "a torch Optimizer")
-        fault = ExplodingLr("exploding_lr", at, optimizer, float(factor), steps)
+        fault = ExplodingLr(at, optimizer, _finite("factor", factor), steps)
 
-        def before(*_: Any) -> None:
-            self._note(fault, fault.explode())
-
-        def after(*_: Any) -> None:
-            fault.put_back()
-
-        self._undo.append(fault.put_back)
-        self._undo.append(optimizer.register_step_pre_hook(before).remove)
-        self._undo.append(optimizer.register_step_post_hook(after).remove)
+        before = optimizer.register_step_pre_hook(lambda *_: self._note(fault, fault.explode()))
+        after = optimizer.register_step_post_hook(lambda *_: fault.put_back())
+        self._undo += [fault.put_back, before.remove, after.remove]
         self._faults.append(fault)
 
-    # -- inside -----------------------------------------------------------------------------
-
-    def _check(self, at: int, **numbers: tuple[float, int | None]) -> None:
-        """Refuse a step, or a number by name with its least value (None: any finite number)."""
+    def _check(self, at: int) -> None:
         self._refuse_when_removed()
         _whole("at", at, 0)
         if self._ask is None and at < self._ticks:
             raise ConfigError(f"at={at}, but {self._ticks} steps have begun; choose a later one.")
-        for name, (value, least) in numbers.items():
-            if least is not None:
-                _whole(name, value, least)
-            elif isinstance(value, bool) or not isinstance(value, int | float):
-                raise ConfigError(f"{name}={value!r}; expected a number.")
-            elif not math.isfinite(value):
-                raise ConfigError(f"{name}={value!r}; expected a finite number.")
 
     def _refuse_when_removed(self) -> None:
         if self._is_removed:
@@ -306,3 +275,9 @@ def _expect(name: str, value: object, kind: type, wanted: str) -> None:
 def _whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r}; expected a whole number, {least} or more.")
+
+
+def _finite(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"{name}={value!r}; expected a finite number.")
+    return float(value)

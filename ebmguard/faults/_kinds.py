@@ -1,9 +1,10 @@
-"""What each fault does, once its step has come. Installing them is the injector's business."""
+"""What each fault does, once its step has come. The injector installs the hooks that call it."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ __all__ = [
 ]
 
 
+@dataclass(eq=False)
 class Fault:
-    """One armed fault. What it does not override, it leaves alone.
+    """One armed fault. A hook that it does not override changes nothing.
 
     Attributes:
         name: that of the injector's method.
@@ -32,11 +34,10 @@ class Fault:
         has_acted: whether it has done anything.
     """
 
-    def __init__(self, name: str, at: int) -> None:
-        self.name = name
-        self.at = at
-        self.has_begun = False
-        self.has_acted = False
+    name: ClassVar[str]
+    at: int
+    has_begun: bool = field(default=False, init=False)
+    has_acted: bool = field(default=False, init=False)
 
     def begin(self) -> str | None:
         """The step has come; what was done there and then, in words."""
@@ -50,59 +51,58 @@ class Fault:
         return result, None
 
 
+@dataclass(eq=False)
 class NanSample(Fault):
     """A NaN in one sampler result."""
 
-    def __init__(self, name: str, at: int, row: int) -> None:
-        super().__init__(name, at)
-        self._row: int | None = row
+    name = "nan_sample"
+    row: int
 
     def on_result(self, result: Any) -> tuple[Any, str | None]:
-        row, self._row = self._row, None
-        if row is None:
+        if self.has_acted:
             return result, None
         samples = _samples(result)
-        if row >= len(samples) or not samples.is_floating_point():
+        if self.row >= len(samples) or not samples.is_floating_point():
             raise ConfigError(
-                f"nan_sample: row {row} of samples of shape {tuple(samples.shape)} and type "
+                f"nan_sample: row {self.row} of samples of shape {tuple(samples.shape)} and type "
                 f"{samples.dtype} cannot be NaN; expected more rows, of floating point."
             )
         here = torch.zeros(samples.shape, dtype=torch.bool, device=samples.device)
-        here[row].view(-1)[0] = True
-        where = f"the first entry of sample {row} of {len(samples)} is NaN"
+        here[self.row].view(-1)[0] = True
+        where = f"the first entry of sample {self.row} of {len(samples)} is NaN"
         return _with_samples(result, samples.masked_fill(here, math.nan)), where
 
 
+@dataclass(eq=False)
 class FrozenSampler(Fault):
     """One result, again and again."""
 
-    def __init__(self, name: str, at: int, steps: int) -> None:
-        super().__init__(name, at)
-        self._left = steps
-        self._kept: Any = None
+    name = "frozen_sampler"
+    steps: int
+    _kept: Any = field(default=None, init=False)
 
     def on_result(self, result: Any) -> tuple[Any, str | None]:
         if self._kept is None:
             self._kept = _with_samples(result, _samples(result).detach().clone())
-            return result, f"this result comes again in the next {self._left} calls"
-        if not self._left or _samples(result).shape != _samples(self._kept).shape:
+            return result, f"this result comes again in the next {self.steps} calls"
+        if not self.steps or _samples(result).shape != _samples(self._kept).shape:
             return result, None
-        self._left -= 1
+        self.steps -= 1
         # A copy, since samplers' results are often changed in place.
         return _with_samples(self._kept, _samples(self._kept).clone()), None
 
 
+@dataclass(eq=False)
 class EnergySpike(Fault):
     """Outputs multiplied in one step."""
 
-    def __init__(self, name: str, at: int, factor: float) -> None:
-        super().__init__(name, at)
-        self._factor = factor
-        self._has_hit = self._is_over = False
+    name = "energy_spike"
+    factor: float
+    _is_over: bool = field(default=False, init=False)
 
     def on_tick(self) -> None:
-        # Of two sampler calls in a step the second is no end: no loss has come between them.
-        self._is_over = self._has_hit
+        # A second sampler call of the same step does not end it: no loss has come between the two.
+        self._is_over = self.has_acted
 
     def on_output(self, output: Any) -> tuple[Any, str | None]:
         if not self.has_begun or self._is_over:
@@ -112,36 +112,36 @@ class EnergySpike(Fault):
                 f"energy_spike: the model returned a {type(output).__name__}; expected one tensor "
                 "of energies. Name the module that returns it."
             )
-        what = None if self._has_hit else f"the model's outputs are multiplied by {self._factor:g}"
-        self._has_hit = True
-        return output * self._factor, what
+        what = f"the model's outputs are multiplied by {self.factor:g}"
+        return output * self.factor, None if self.has_acted else what
 
 
+@dataclass(eq=False)
 class CorruptBuffer(Fault):
     """A row overwritten."""
 
-    def __init__(self, name: str, at: int, buffer: Any, row: int, value: float) -> None:
-        super().__init__(name, at)
-        self._buffer = buffer
-        self._row = row
-        self._value = value
+    name = "corrupt_buffer"
+    buffer: Any
+    row: int
+    value: float
 
     def begin(self) -> str:
         with torch.no_grad():
-            chains_of(self._buffer)[self._row] = self._value
-        return f"row {self._row} of the replay buffer is {self._value:g}"
+            chains_of(self.buffer)[self.row] = self.value
+        return f"row {self.row} of the replay buffer is {self.value:g}"
 
 
+@dataclass(eq=False)
 class ExplodingLr(Fault):
     """Learning rates multiplied inside some steps of an optimizer."""
 
-    def __init__(self, name: str, at: int, optimizer: Optimizer, factor: float, steps: int) -> None:
-        super().__init__(name, at)
-        self._optimizer = optimizer
-        self._factor = factor
-        self._steps = self._left = steps
-        self._usual: list[Any] = []
-        self._exploded: list[Any] = []
+    name = "exploding_lr"
+    optimizer: Optimizer
+    factor: float
+    steps: int
+    # Of the present step: the rates of each group, and what they were multiplied to.
+    _usual: list[Any] = field(default_factory=list, init=False)
+    _exploded: list[Any] = field(default_factory=list, init=False)
 
     def on_tick(self) -> None:
         # Another hook may have put the exploded rate back after ours had run.
@@ -149,22 +149,20 @@ class ExplodingLr(Fault):
         self._exploded = []
 
     def explode(self) -> str | None:
-        if not self.has_begun or not self._left:
+        if not self.has_begun or not self.steps:
             return None
-        is_first = self._left == self._steps
-        self._left -= 1
-        groups = self._optimizer.param_groups
+        lasts = f" for {self.steps} steps" if self.steps > 1 else ""
+        self.steps -= 1
+        groups = self.optimizer.param_groups
         self._usual = [group["lr"] for group in groups]
-        self._exploded = [usual * self._factor for usual in self._usual]
+        self._exploded = [usual * self.factor for usual in self._usual]
         for group, exploded in zip(groups, self._exploded, strict=True):
             group["lr"] = exploded
-        if not is_first:
-            return None
-        lasts = f" for {self._steps} steps" if self._steps > 1 else ""
-        return f"the learning rate is multiplied by {self._factor:g}{lasts}"
+        what = f"the learning rate is multiplied by {self.factor:g}{lasts}"
+        return None if self.has_acted else what
 
     def put_back(self) -> None:
-        rates = zip(self._optimizer.param_groups, self._usual, self._exploded, strict=False)
+        rates = zip(self.optimizer.param_groups, self._usual, self._exploded, strict=False)
         for group, usual, exploded in rates:
             if group["lr"] == exploded:  # and not what a rollback in another hook has put there
                 group["lr"] = usual

@@ -1,11 +1,21 @@
-"""Samplers of energy-based models: pure steps with an explicit random generator.
+"""Samplers of energy-based models: pure functions with an explicit random generator.
 
-Nothing here knows of the guard. Every function works on any device and draws its random numbers
-from the ``torch.Generator`` it is given, which must live on the device of the samples.
+All have one shape, whichever algorithm is inside:
+
+- a sampler (:func:`sgld`, :func:`mala`, :func:`hmc`) is called as ``(f, x0, steps=, step_size=,
+  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``; what became of
+  each step of MALA and HMC goes to ``on_step=``;
+- a step (:func:`sgld_step`, :func:`mala_step`, :func:`hmc_step`) is called as ``(f, chains,
+  step_size=, noise_std=, generator=)`` and returns ``(chains, proposal)``: the new state, and what
+  became of the step. :func:`start_chains` makes the first state.
+
+Parameters' gradients and the inputs stay untouched. :class:`Mixture` and the guard take any of the
+samplers, and any other callable that returns samples; nothing here knows of the guard. Everything
+works on any device; the ``torch.Generator`` must live on that of the samples.
 """
 
-from .hmc import Chains, Proposal, Tally, hmc, hmc_step, leapfrog, start_chains
-from .mala import mala, mala_step
+from .chains import Chains, Proposal, start_chains
+from .hmc import hmc, hmc_step, leapfrog, mala, mala_step
 from .mixture import Mixture
 from .replay_buffer import ReplayBuffer
 from .schedules import annealed, random_steps
@@ -16,7 +26,6 @@ __all__ = [
     "Mixture",
     "Proposal",
     "ReplayBuffer",
-    "Tally",
     "annealed",
     "hmc",
     "hmc_step",

@@ -25,7 +25,7 @@ class Mixture:
     bring with them, as closures or partials. ::
 
         sample_q = Mixture({
-            "buffer": lambda f: sgld(f, *from_buffer(64), ...),
+            "buffer": lambda f: mala(f, from_buffer(64), ...),
             "noise": lambda f: sgld(f, torch.rand(16, 3, 32, 32) * 2 - 1, ...),
         })
 
@@ -34,17 +34,16 @@ class Mixture:
     y each: those of the mixture are ``torch.cat([y] * len(samplers))``.
 
     Args:
-        samplers: callables by name; each returns one tensor of samples. The names become part of
-            the tags of the diagnostics.
+        samplers: callables by name; each returns one tensor of samples, as those of this package
+            do. The names become part of the tags of the diagnostics.
         dim: the batch dimension of the samples; 1 for an ensemble's (models, B, ...).
 
     Attributes:
-        samplers: as given.
-        dim: as given.
+        samplers, dim: as given.
         parts: of the latest call, which samples along ``dim`` are whose; empty before it.
 
     Raises:
-        ConfigError: no sampler, a name that is no text, or what cannot be called.
+        ConfigError: no sampler, a name that is not text, or a sampler that cannot be called.
     """
 
     def __init__(self, samplers: Mapping[str, Callable[..., Tensor]], *, dim: int = 0) -> None:
@@ -82,7 +81,7 @@ class Mixture:
         first_name, first = next(iter(drawn.items()))
         parts, start = {}, 0
         for name, x in drawn.items():
-            if self._kind(x) != self._kind(first):
+            if self._alike(x) != self._alike(first):
                 raise SamplerError(
                     f"Mixture: the sampler {name!r} returned {_described(x)}, and {first_name!r} "
                     f"{_described(first)}; expected the same but for dimension {self.dim}, that of "
@@ -105,8 +104,8 @@ class Mixture:
                 f"{self.dim} for the batch."
             )
 
-    def _kind(self, x: Tensor) -> tuple[object, ...]:
-        """What the samples of all samplers have in common."""
+    def _alike(self, x: Tensor) -> tuple[object, ...]:
+        """What the samples of all samplers must have in common."""
         return x.shape[: self.dim], x.shape[self.dim + 1 :], x.dtype, x.device
 
 

@@ -102,8 +102,16 @@ class ReplayBuffer:
         """
         if n < 1:
             raise ConfigError(f"n is {n}, expected at least 1")
-        if labels is not None:
-            self._check(labels, n)
+        if labels is not None and self.classes == 1:
+            raise ConfigError(
+                "labels were given to a buffer that does not tell classes apart; build it with "
+                "classes=..."
+            )
+        if labels is not None and (labels.shape != (n,) or labels.dtype != torch.int64):
+            raise ConfigError(
+                f"labels have shape {tuple(labels.shape)} and type {labels.dtype}, expected "
+                f"({n},) and torch.int64"
+            )
         device = self.samples.device
         chains = len(self) if labels is None else len(self) // self.classes
         indices = torch.randint(chains, (n,), generator=self.generator, device=device)
@@ -117,8 +125,8 @@ class ReplayBuffer:
     def write(self, indices: Tensor, samples: Tensor) -> None:
         """Store the ends of the chains in their rows. Of a row drawn twice, the last one stays.
 
-        The chains are one draw older then: those of the latest draw than it left them, others than
-        the rows were.
+        Each is then one draw older than its start point in the latest draw, or, with other rows,
+        than what its row held.
 
         Args:
             indices: rows, (n,) int64, as returned by :meth:`sample`.
@@ -140,10 +148,8 @@ class ReplayBuffer:
         last = torch.zeros(len(self), dtype=torch.int64, device=indices.device)
         last.scatter_reduce_(0, indices, order, "amax")
         self.samples[indices] = samples.detach()[last[indices]].to(self._dtype)
-        if self._draw is not None and indices is self._draw.rows:
-            ages = self._draw.ages
-        else:
-            ages = self.ages[indices]
+        draw = self._draw
+        ages = draw.ages if draw is not None and indices is draw.rows else self.ages[indices]
         self.ages[indices] = ages[last[indices]] + 1
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -152,8 +158,8 @@ class ReplayBuffer:
         Returns:
             0-dim float32 tensors, none before the first draw and after a restored state: ``age``,
             the mean number of draws that the start points have lived through since they started
-            afresh, 0 for those that do so now; ``duplicates``, the share of the draw that repeats a
-            row of the same draw; ``reinit``, the share that started afresh.
+            afresh; ``duplicates``, the share of the draw that repeats a row of the same draw;
+            ``reinit``, the share that started afresh.
         """
         if self._draw is None:
             return {}
@@ -197,23 +203,7 @@ class ReplayBuffer:
         self._draw = None
         self.generator.set_state(state["generator"].cpu())
 
-    def _check(self, labels: Tensor, n: int) -> None:
-        if self.classes == 1:
-            raise ConfigError(
-                "labels were given to a buffer that does not tell classes apart; build it with "
-                "classes=..."
-            )
-        if labels.shape != (n,) or labels.dtype != torch.int64:
-            raise ConfigError(
-                f"labels have shape {tuple(labels.shape)} and type {labels.dtype}, expected "
-                f"({n},) and torch.int64"
-            )
-
     def _fresh(self, n: int) -> Tensor:
-        uniform = torch.rand(
-            (n, *self._sample_shape),
-            generator=self.generator,
-            device=self.generator.device,
-            dtype=self._dtype,
-        )
+        rng, shape = self.generator, (n, *self._sample_shape)
+        uniform = torch.rand(shape, generator=rng, device=rng.device, dtype=self._dtype)
         return uniform.mul_(self.high - self.low).add_(self.low)

@@ -5,58 +5,65 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError, ShapeError
+from .chains import Chains, Proposal, check_count, check_noise, start_chains
 
 __all__ = ["sgld", "sgld_step"]
 
 
 def sgld_step(
-    x: Tensor,
-    grad: Tensor,
+    f: Callable[[Tensor], Tensor],
+    chains: Chains,
     *,
     step_size: float,
     noise_std: float,
     generator: torch.Generator | None = None,
     noise: Tensor | None = None,
-) -> Tensor:
+    clamp: tuple[float, float] | None = None,
+    grad_clip: float | None = None,
+) -> tuple[Chains, Proposal]:
     """One Langevin step: x + step_size * grad + noise_std * z, with z ~ N(0, I).
 
     This is the update of JEM's sampler, with step and noise set apart. It is a correct Langevin
     step for p(x) ∝ exp(o f(x)) with o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4,
-    without minibatching).
+    without minibatching). Every move is accepted, and f evaluated where it ends. A rule of your own
+    for the gradient goes between two steps: ``chains._replace(grad=...)``.
 
     Args:
-        x: samples, of any shape: (B, ...), or (models, B, ...) of an ensemble.
-        grad: gradient of the negative energy f at `x`, same shape.
+        f: negative energy, as in :func:`ebmguard.samplers.start_chains`.
+        chains: the present state.
         step_size: factor of the gradient.
         noise_std: standard deviation of the noise, in units of `x`; 0 draws no random numbers.
         generator: source of the noise, on the device of `x`; None is PyTorch's global one.
-        noise: z itself, in the place of a generator; broadcast to the shape of `x`, so that the
-            members of an ensemble may share it. No random numbers are drawn then.
+        noise: z itself, instead of a generator; broadcast to the shape of `x`, so that the members
+            of an ensemble may share it. No random numbers are drawn then.
+        clamp, grad_clip: as in :func:`sgld`.
 
     Returns:
-        The new samples, in the shape of `x`. No input is changed.
+        the new state, detached, and what happened. No input is changed.
 
     Raises:
         ShapeError: the shapes differ.
-        ConfigError: both `noise` and `generator` are given.
+        ConfigError: as for :func:`sgld`.
     """
-    check_noise(noise, x.shape, generator)
-    if grad.shape != x.shape:
+    _of_each_step("step_size", step_size, 1)
+    _of_each_step("noise_std", noise_std, 1)
+    _check_limits(clamp, grad_clip)
+    check_noise(noise, chains.x.shape, generator)
+    if chains.grad.shape != chains.x.shape:
         raise ShapeError(
-            f"grad has shape {tuple(grad.shape)} and x has {tuple(x.shape)}; "
+            f"grad has shape {tuple(chains.grad.shape)} and x has {tuple(chains.x.shape)}; "
             "expected one gradient entry for each entry of x"
         )
-    moved = torch.add(x, grad, alpha=step_size)
-    if noise_std == 0:
-        return moved
-    if noise is None:
-        noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-    return moved.add_(noise, alpha=noise_std)
+    moved = _move(chains.x, chains.grad, step_size, noise_std, generator, noise, clamp, grad_clip)
+    end = start_chains(f, moved, dim=chains.f.ndim - 1)
+    accepted = torch.ones_like(end.f, dtype=torch.bool)
+    return end, Proposal(end, torch.ones_like(end.f), accepted, ~torch.isfinite(end.f))
 
 
 def sgld(
@@ -90,8 +97,8 @@ def sgld(
             multiplies it; larger ones are cut to it (IGEBM: 0.01). Where it cuts, the step no
             longer depends on how steep f is: the chains sample no density that is known, and
             tempering f does not slow them down.
-        noise: standard normal draws, (steps, *x0.shape), in the place of a generator; dimensions
-            of `x0` may be 1, so that the members of an ensemble share them. No random numbers are
+        noise: standard normal draws, (steps, *x0.shape), instead of a generator; dimensions of
+            `x0` may be 1, so that the members of an ensemble share them. No random numbers are
             drawn then, and the chain is a function of its tensors: it can be captured as a CUDA
             graph.
 
@@ -117,30 +124,43 @@ def sgld(
         x.requires_grad_()
         with torch.enable_grad():
             (grad,) = torch.autograd.grad(f(x).sum(), x)
-        if grad_clip is not None:
-            grad = grad.clamp(-grad_clip, grad_clip)
-        x = sgld_step(
-            x.detach(),
-            grad,
-            step_size=step_sizes[step],
-            noise_std=noise_stds[step],
-            generator=generator,
-            noise=None if noise is None else noise[step],
-        )
-        if clamp is not None:
-            x.clamp_(*clamp)
+        z = None if noise is None else noise[step]
+        x = x.detach()
+        x = _move(x, grad, step_sizes[step], noise_stds[step], generator, z, clamp, grad_clip)
     return x
 
 
+def _move(
+    x: Tensor,
+    grad: Tensor,
+    step_size: float,
+    noise_std: float,
+    generator: torch.Generator | None,
+    noise: Tensor | None,
+    clamp: tuple[float, float] | None,
+    grad_clip: float | None,
+) -> Tensor:
+    """The update alone, of checked settings."""
+    if grad_clip is not None:
+        grad = grad.clamp(-grad_clip, grad_clip)
+    moved = torch.add(x, grad, alpha=step_size)
+    if noise_std != 0:
+        if noise is None:
+            noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+        moved.add_(noise, alpha=noise_std)
+    return moved if clamp is None else moved.clamp_(*clamp)
+
+
 def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Sequence[float]:
-    if steps < 0:
-        raise ConfigError(f"steps is {steps}, expected 0 or more")
-    given = setting if isinstance(setting, Sequence) else [setting]
+    check_count("steps", steps, 0)
+    given: Sequence[Any] = setting if isinstance(setting, Sequence) else [setting] * max(steps, 1)
     for value in given:
-        _check_size(name, value)
-    if given is not setting:
-        return list(given) * steps
-    if len(given) != steps:
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise ConfigError(
+                f"{name} is {value}, expected a finite number, 0 or more, or a list of them, one "
+                "for each step (of a tensor or an array, its tolist())"
+            )
+    if given is setting and len(given) != steps:
         raise ConfigError(
             f"{name} has {len(given)} entries for {steps} steps, expected one number or one for "
             "each step"
@@ -148,32 +168,8 @@ def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Se
     return given
 
 
-def _check_size(name: str, value: object) -> None:
-    if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-        raise ConfigError(
-            f"{name} is {value}, expected a finite number, 0 or more, or a list of them, one for "
-            "each step (of a tensor or an array, its tolist())"
-        )
-
-
 def _check_limits(clamp: tuple[float, float] | None, grad_clip: float | None) -> None:
     if clamp is not None and not clamp[0] < clamp[1]:
         raise ConfigError(f"clamp is {clamp}, expected (low, high) with low < high")
     if grad_clip is not None and not (math.isfinite(grad_clip) and grad_clip > 0):
         raise ConfigError(f"grad_clip is {grad_clip}, expected a finite number above 0, or None")
-
-
-def check_noise(
-    noise: Tensor | None, shape: Sequence[int], generator: torch.Generator | None
-) -> None:
-    """Refuse noise that cannot be broadcast to `shape`, and a generator beside it."""
-    if noise is None:
-        return
-    if generator is not None:
-        raise ConfigError("noise and generator were both given; expected one source of noise")
-    # From the right, as broadcasting does.
-    pairs = zip(reversed(noise.shape), reversed(shape), strict=False)
-    if noise.ndim > len(shape) or any(own not in (1, size) for own, size in pairs):
-        raise ShapeError(
-            f"noise has shape {tuple(noise.shape)}, which does not broadcast to {tuple(shape)}"
-        )

@@ -1,7 +1,6 @@
 """Controllers of the run: the number of SGLD steps, and β*. Both are off by default.
 
-Pure functions (settings, state, row) -> state, without torch, around which two small objects keep
-the state of a run::
+Settings make a controller, which reads rows and answers with a number. No torch::
 
     steps = AdaptiveSteps().start(5)             # the sampler's usual number of steps
     beta = SteerBeta(most=4.0).start(0.5)        # β* at the start

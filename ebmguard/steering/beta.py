@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from .row import finite
+from .common import check_keys, finite, is_count
 
-__all__ = ["BetaController", "BetaState", "SteerBeta", "decide", "next_state"]
+__all__ = ["BetaController", "SteerBeta"]
 
 # β* of a row is float32 as often as not.
 _SAME = 1e-5
@@ -28,19 +28,19 @@ class SteerBeta:
     """Settings of the steered β*; all default values are those measured.
 
     Medians of ``window`` rows decide, and each decision starts a new window: one step of a blow-up
-    moves nothing, and β* changes by at most ``rate`` in so many steps. That is slow on purpose. A
-    blow-up takes five steps; those it takes are the weights' own business and the detector's.
+    moves nothing, and β* changes by at most ``rate`` in so many steps. That is slow on purpose: a
+    blow-up takes five steps, and is left to the weights and to the alerts.
 
     =========== =========== ======= ================================================================
     ESS         GradScale   β*      why
     =========== =========== ======= ================================================================
     above band  above floor raised  the weights are nearly uniform: they neither filter nor tell
                                     likelihoods apart, and more strength costs few negatives
-    in its band above floor held    what is asked for
+    in its band above floor held    as it should be
     below band  above floor lowered few of the negatives that compete carry the weight: the gradient
                                     is theirs, and the others are pushed nowhere, so that the
                                     sampler finds them again (Appendix J)
-    any         below floor held    no negative competes: the sampler's matter, see
+    any         below floor held    no negative competes, which the sampler has to mend, see
                                     :class:`AdaptiveSteps`. A lower β* would raise GradScale in this
                                     step, and the gap in the next ones: measured, it grew with 1/β*
                                     until GradScale was 0 again
@@ -84,7 +84,7 @@ class SteerBeta:
             )
         if not 0 < self.floor < 1:
             raise ConfigError(f"SteerBeta: floor={self.floor!r}; expected a value between 0 and 1.")
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
+        if not is_count(self.window):
             raise ConfigError(f"SteerBeta: window={self.window!r}; expected a number of rows.")
         if not (_is_number(self.rate) and self.rate > 1):
             raise ConfigError(f"SteerBeta: rate={self.rate!r}; expected a factor above 1.")
@@ -114,96 +114,66 @@ class SteerBeta:
                 f"SteerBeta: the starting beta_star {start:g} lies outside its bounds, "
                 f"{least:g} to {most:g}."
             )
-        return BetaController(replace(self, least=least, most=most), start)
+        return BetaController(self, start, (least, most))
+
+    def direction(self, ess: float, grad_scale: float) -> int:
+        """1 to raise β*, -1 to lower it, 0 to hold it: the table above."""
+        if grad_scale < self.floor:
+            return 0
+        low, high = self.ess
+        return (ess > high) - (ess < low)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@dataclass(frozen=True)
-class BetaState:
-    """What the next decision rests on.
-
-    Attributes:
-        beta_star: the value in use.
-        ess, grad_scale: of the rows since the last decision.
-    """
-
-    beta_star: float
-    ess: tuple[float, ...] = ()
-    grad_scale: tuple[float, ...] = ()
-
-
-def decide(settings: SteerBeta, ess: float, grad_scale: float) -> int:
-    """1 to raise β*, -1 to lower it, 0 to hold it: the table of :class:`SteerBeta`."""
-    if grad_scale < settings.floor:
-        return 0
-    low, high = settings.ess
-    return (ess > high) - (ess < low)
-
-
-def next_state(settings: SteerBeta, state: BetaState, row: Mapping[str, float]) -> BetaState:
-    """The state after a row; one that lacks a number or was measured at another β* changes none.
-
-    Args:
-        settings: with both bounds.
-        state: the state before.
-        row: a judged row of diagnostics, tag to value; ``ess``, ``grad_scale`` and
-            ``beta_star`` are read.
-    """
-    ess, scale = finite(row, "ess"), finite(row, "grad_scale")
-    measured_at = row.get("beta_star", state.beta_star)
-    if ess is None or scale is None:
-        return state
-    if not math.isclose(measured_at, state.beta_star, rel_tol=_SAME):
-        return state  # of steps before the last change, which reach the host later
-    state = replace(state, ess=(*state.ess, ess), grad_scale=(*state.grad_scale, scale))
-    if len(state.ess) < settings.window:
-        return state
-    direction = decide(settings, statistics.median(state.ess), statistics.median(state.grad_scale))
-    assert settings.least is not None
-    assert settings.most is not None
-    beta_star = state.beta_star * settings.rate**direction
-    return BetaState(min(max(beta_star, settings.least), settings.most))
-
-
 class BetaController:
-    """The steered β* of one run: a settings object and a state.
+    """The steered β* of one run.
 
     Deterministic: equal rows on all ranks give equal values.
 
     Attributes:
-        settings: with both bounds filled in.
-        state: replaced by each row.
+        settings: what it was started with.
+        bounds: the least and the largest β*.
+        value: β* of the steps from now on.
     """
 
-    def __init__(self, settings: SteerBeta, start: float) -> None:
+    def __init__(self, settings: SteerBeta, start: float, bounds: tuple[float, float]) -> None:
         self.settings = settings
-        self.state = BetaState(start)
+        self.bounds = bounds
+        self.move_to(start)
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row."""
-        self.state = next_state(self.settings, self.state, row)
+        """Take one judged row; one that lacks a number, or is of another β*, changes nothing.
 
-    @property
-    def value(self) -> float:
-        """β* of the steps from now on."""
-        return self.state.beta_star
+        Args:
+            row: diagnostics, tag to value; ``ess``, ``grad_scale`` and ``beta_star`` are read.
+        """
+        ess, scale = finite(row, "ess"), finite(row, "grad_scale")
+        if ess is None or scale is None:
+            return
+        if not math.isclose(row.get("beta_star", self.value), self.value, rel_tol=_SAME):
+            return  # of steps before the last change, which reach the host later
+        self._ess.append(ess)
+        self._grad_scale.append(scale)
+        if len(self._ess) >= self.settings.window:
+            medians = statistics.median(self._ess), statistics.median(self._grad_scale)
+            self.move_to(self.value * self.settings.rate ** self.settings.direction(*medians))
 
     def move_to(self, beta_star: float) -> None:
-        """Go on from another β*, that of a recovery; the bounds hold it."""
-        assert self.settings.least is not None
-        assert self.settings.most is not None
-        self.state = BetaState(min(max(beta_star, self.settings.least), self.settings.most))
+        """Go on from another β*, such as that of a recovery, within the bounds."""
+        least, most = self.bounds
+        self.value = min(max(beta_star, least), most)
+        self._ess: list[float] = []  # of the rows since the last decision
+        self._grad_scale: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON-able data."""
-        state = self.state
         return {
-            "beta_star": state.beta_star,
-            "ess": list(state.ess),
-            "grad_scale": list(state.grad_scale),
+            "beta_star": self.value,
+            "ess": list(self._ess),
+            "grad_scale": list(self._grad_scale),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -212,22 +182,13 @@ class BetaController:
         Raises:
             ConfigError: not such a state, or of a β* outside this controller's bounds.
         """
-        if set(state) != {"beta_star", "ess", "grad_scale"}:
-            raise ConfigError(
-                "Not a state of SteerBeta: expected the keys beta_star, ess and grad_scale; got "
-                f"{', '.join(sorted(map(str, state)))}."
-            )
-        beta_star = float(state["beta_star"])
-        assert self.settings.least is not None
-        assert self.settings.most is not None
-        if not self.settings.least <= beta_star <= self.settings.most:
+        check_keys("SteerBeta", state, ("beta_star", "ess", "grad_scale"))
+        beta_star, (least, most) = float(state["beta_star"]), self.bounds
+        if not least <= beta_star <= most:
             raise ConfigError(
                 f"The state of SteerBeta is at beta_star={beta_star:g}, outside the bounds "
-                f"{self.settings.least:g} to {self.settings.most:g}; start the run with the "
-                "settings of the saved one."
+                f"{least:g} to {most:g}; start the run with the settings of the saved one."
             )
-        self.state = BetaState(
-            beta_star,
-            tuple(float(x) for x in state["ess"]),
-            tuple(float(x) for x in state["grad_scale"]),
-        )
+        self.value = beta_star
+        self._ess = [float(x) for x in state["ess"]]
+        self._grad_scale = [float(x) for x in state["grad_scale"]]

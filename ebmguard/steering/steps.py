@@ -14,13 +14,13 @@ noise_std**2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import ConfigError
-from .row import REFERENCE, finite
+from .common import check_keys, finite, is_count
 
-__all__ = ["AdaptiveSteps", "StepsController", "StepsState", "next_state"]
+__all__ = ["AdaptiveSteps", "StepsController"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class AdaptiveSteps:
         rise_after: rows in a row under the floor that double the number.
         fall_after: rows over ``clear`` since the last change that halve it.
         longest: rows to which the patience may grow.
-        give_up_after: rows under the floor at the most, after which the base is run again, until a
-            row over ``clear``: what has not helped by then is not paid for any longer. The run is
-            one for a rollback.
+        give_up_after: rows under the floor with the most steps, after which the base is run again,
+            until a row over ``clear``: what has not helped by then is not paid for any longer. Such
+            a run needs a rollback.
 
     Raises:
         ConfigError: names a setting out of range and what was expected.
@@ -69,7 +69,7 @@ class AdaptiveSteps:
     def __post_init__(self) -> None:
         for name in ("most", "rise_after", "fall_after", "longest", "give_up_after"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_count(value):
                 raise ConfigError(f"AdaptiveSteps: {name}={value!r}; expected a whole number >= 1.")
         if self.most & (self.most - 1):
             raise ConfigError(
@@ -91,7 +91,7 @@ class AdaptiveSteps:
         Raises:
             ConfigError: a base that is no whole number of 1 or more.
         """
-        if isinstance(base, bool) or not isinstance(base, int) or base < 1:
+        if not is_count(base):
             raise ConfigError(
                 f"AdaptiveSteps: the base number of steps is {base!r}; expected a whole number of "
                 "1 or more (sgld_steps= of attach)."
@@ -99,9 +99,9 @@ class AdaptiveSteps:
         return StepsController(self, base)
 
 
-@dataclass(frozen=True)
-class StepsState:
-    """What the decision on the next row rests on.
+@dataclass
+class _State:
+    """What the decision on the next row rests on, all of it saved.
 
     Attributes:
         level: the number of steps is base * 2**level.
@@ -109,7 +109,7 @@ class StepsState:
         healthy: rows over ``clear`` since the last halving or row under the floor.
         patience: healthy rows that the next halving waits for; 0 for ``fall_after``.
         since_fall: rows since the last halving; None before any, and once it has proved right.
-        in_vain: rows under the floor at the most; from ``give_up_after`` on nothing rises.
+        in_vain: rows under the floor with the most steps; from ``give_up_after`` on nothing rises.
         rows: all rows.
         factors: sum of 2**level over them.
     """
@@ -124,67 +124,66 @@ class StepsState:
     factors: int = 0
 
 
-def next_state(settings: AdaptiveSteps, state: StepsState, row: Mapping[str, float]) -> StepsState:
-    """The state after a row. Rows in which GradScale is unknown only count as spent.
-
-    Args:
-        settings: thresholds.
-        state: the state before.
-        row: a judged row of diagnostics, tag to value; ``grad_scale``, ``ref/grad_scale`` and
-            ``beta_star`` are read.
-    """
-    state = replace(state, rows=state.rows + 1, factors=state.factors + 2**state.level)
-    beta_star = row.get("beta_star", 1.0)
-    scale = finite(row, f"{REFERENCE}grad_scale" if beta_star == 0 else "grad_scale")
-    if scale is None or not beta_star >= 0:
-        return state
-    patience = state.patience or settings.fall_after
-    if state.since_fall is not None:
-        # A halving has proved right once it has lasted as long as it had been waited for.
-        since = state.since_fall + 1
-        state = replace(state, since_fall=None if since > patience else since)
-    if scale < settings.floor:
-        state = replace(state, low=state.low + 1, healthy=0)
-        if 2**state.level >= settings.most:
-            state = replace(state, in_vain=state.in_vain + 1)
-            given_up = state.in_vain >= settings.give_up_after
-            return replace(state, level=0, low=0, since_fall=None) if given_up else state
-        if state.low < settings.rise_after or state.in_vain >= settings.give_up_after:
-            return state
-        if state.since_fall is not None:
-            patience = min(2 * patience, settings.longest)
-        return replace(state, level=state.level + 1, low=0, patience=patience, since_fall=None)
-    if scale <= settings.clear:
-        return replace(state, low=0)
-    state = replace(state, low=0, healthy=state.healthy + 1, in_vain=0)
-    if state.healthy < patience or not state.level:
-        return state
-    return replace(state, level=state.level - 1, healthy=0, since_fall=0)
-
-
 class StepsController:
-    """The adaptive number of steps of one run: a settings object, a base, and a state.
+    """The adaptive number of steps of one run.
 
     Deterministic: equal rows on all ranks give equal numbers.
 
     Attributes:
+        settings: what it was started with.
         base: the number of steps that the trainer would run; recovery may change it.
-        state: replaced by each row.
     """
 
     def __init__(self, settings: AdaptiveSteps, base: int) -> None:
         self.settings = settings
         self.base = base
-        self.state = StepsState()
+        self._state = _State()
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row."""
-        self.state = next_state(self.settings, self.state, row)
+        """Take one judged row; one in which GradScale is unknown only counts as spent.
+
+        Args:
+            row: diagnostics, tag to value; ``grad_scale``, ``ref/grad_scale`` and ``beta_star`` are
+                read.
+        """
+        settings, state = self.settings, self._state
+        state.rows += 1
+        state.factors += self.factor
+        beta_star = row.get("beta_star", 1.0)
+        scale = finite(row, "ref/grad_scale" if beta_star == 0 else "grad_scale")
+        if scale is None or not beta_star >= 0:
+            return
+        if state.since_fall is not None:
+            # A halving has proved right once it has lasted as long as it had been waited for.
+            proved = state.since_fall >= (state.patience or settings.fall_after)
+            state.since_fall = None if proved else state.since_fall + 1
+        if scale < settings.floor:
+            state.low, state.healthy = state.low + 1, 0
+            self._rise()
+            return
+        state.low = 0
+        if scale > settings.clear:
+            state.healthy, state.in_vain = state.healthy + 1, 0
+            if state.level and state.healthy >= (state.patience or settings.fall_after):
+                state.level, state.healthy, state.since_fall = state.level - 1, 0, 0
+
+    def _rise(self) -> None:
+        """Double the number after a row under the floor, or give up, if it is time."""
+        settings, state = self.settings, self._state
+        if self.factor >= settings.most:
+            state.in_vain += 1
+            if state.in_vain >= settings.give_up_after:
+                state.level, state.low, state.since_fall = 0, 0, None
+        elif state.low >= settings.rise_after and state.in_vain < settings.give_up_after:
+            state.patience = state.patience or settings.fall_after
+            if state.since_fall is not None:
+                state.patience = min(2 * state.patience, settings.longest)
+            state.level, state.low, state.since_fall = state.level + 1, 0, None
 
     @property
     def factor(self) -> int:
         """By how much the base is multiplied, and each step to be finer: a power of two."""
-        return int(2**self.state.level)
+        return int(2**self._state.level)
 
     @property
     def value(self) -> int:
@@ -194,11 +193,11 @@ class StepsController:
     @property
     def extra_compute(self) -> float:
         """All steps so far over those that the base would have taken; 1 where none was added."""
-        return self.state.factors / self.state.rows if self.state.rows else 1.0
+        return self._state.factors / self._state.rows if self._state.rows else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON-able data."""
-        return asdict(self.state)
+        return asdict(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -206,17 +205,12 @@ class StepsController:
         Raises:
             ConfigError: not such a state, or one beyond this controller's ``most``.
         """
-        names = {field.name for field in fields(StepsState)}
-        if set(state) != names:
-            raise ConfigError(
-                f"Not a state of AdaptiveSteps: expected the keys {', '.join(sorted(names))}; got "
-                f"{', '.join(sorted(map(str, state)))}."
-            )
-        loaded = StepsState(**state)
+        check_keys("AdaptiveSteps", state, (field.name for field in fields(_State)))
+        loaded = _State(**state)
         if not 1 <= 2**loaded.level <= self.settings.most:
             raise ConfigError(
                 f"The state of AdaptiveSteps runs {2**loaded.level} times the base number of "
                 f"steps, but most={self.settings.most}; start the run with the settings of the "
                 "saved one."
             )
-        self.state = loaded
+        self._state = loaded

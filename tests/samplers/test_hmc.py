@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,43 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal
 
-from ebmguard import guard
 from ebmguard.diagnostics import ChainState, metropolis_acceptance
 from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.samplers import (
-    Chains,
+    Proposal,
     hmc,
     hmc_step,
     leapfrog,
     mala,
     mala_step,
-    sgld,
     sgld_step,
     start_chains,
 )
-from tests.guard.parts import Bowl, Energy
-
-PRECISION = torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=torch.float64)
-
-
-def bowl(x: Tensor) -> Tensor:
-    """log-density of N(0, PRECISION⁻¹), up to a constant."""
-    return -0.5 * torch.einsum("...i,ij,...j->...", x, PRECISION, x)
-
-
-def wells(x: Tensor) -> Tensor:
-    """Two wells at ±1 in each direction, with a slope between them."""
-    return (-(x.square() - 1).square() + 0.3 * x).sum(-1)
-
-
-def scale_of(step_size: float, noise_std: float) -> float:
-    return 2 * step_size / noise_std**2
-
-
-def normals(*shape: int, seed: int = 0) -> Tensor:
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=rng, dtype=torch.float64)
-
+from tests.samplers.parts import PRECISION, bowl, normals, scale_of, seeded, wells
 
 # -- exact: detailed balance, reversibility, energy ------------------------------------------------
 
@@ -111,13 +86,13 @@ def test_energy_error_is_that_of_the_hamiltonian(step_size, noise_std, energy, s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_constant_force_costs_no_energy_whatever_the_precision_of_the_samples(dtype):
     """As large as an image, at JEM's o = 20,000: nothing but rounding could be rejected."""
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 3072, generator=rng).to(dtype)
-    start = start_chains(lambda x: x.double().sum(1), x)
-    momentum = torch.randn(5, 3072, generator=rng).to(dtype)
-    _, _, gained = leapfrog(
-        lambda x: x.double().sum(1), start, momentum, steps=3, step_size=1.0, noise_std=0.01
-    )
+    x, momentum = normals(2, 5, 3072).to(dtype)
+
+    def slope(x: Tensor) -> Tensor:
+        return x.double().sum(1)
+
+    settings: Any = {"steps": 3, "step_size": 1.0, "noise_std": 0.01}
+    _, _, gained = leapfrog(slope, start_chains(slope, x), momentum, **settings)
     assert gained.abs().max() < 1e-6
 
 
@@ -172,8 +147,8 @@ def test_mala_proposes_the_langevin_step():
     settings: Any = {"step_size": 0.2, "noise_std": 0.7}
     start = start_chains(wells, normals(9, 2))
     _, proposal = mala_step(wells, start, **settings, noise=(z, u))
-    langevin = sgld_step(start.x, start.grad, **settings, noise=z)
-    torch.testing.assert_close(proposal.chains.x, langevin, rtol=0, atol=1e-14)
+    langevin, _ = sgld_step(wells, start, **settings, noise=z)
+    torch.testing.assert_close(proposal.chains.x, langevin.x, rtol=0, atol=1e-14)
     ends = (ChainState(*chains) for chains in (start, proposal.chains))
     torch.testing.assert_close(proposal.acceptance, metropolis_acceptance(*ends, **settings))
 
@@ -186,9 +161,8 @@ def test_rare_moves_are_as_rare_in_half_precision():
 
     n = 100_000
     settings: Any = {"step_size": 0.08, "noise_std": 0.4}  # o = 1
-    rng = torch.Generator().manual_seed(0)
     start = start_chains(cliff, torch.zeros(n, 1, dtype=torch.bfloat16))
-    _, proposal = mala_step(cliff, start, **settings, generator=rng)
+    _, proposal = mala_step(cliff, start, **settings, generator=seeded(0))
     rate = math.exp(-6)
     torch.testing.assert_close(proposal.acceptance, torch.full((n,), rate, dtype=torch.float64))
     assert abs(proposal.accepted.double().mean().item() - rate) < 5 * math.sqrt(rate / n)
@@ -208,37 +182,6 @@ def test_a_chain_goes_on_from_its_proposal_or_stays():
 
 # -- stationary laws -------------------------------------------------------------------------------
 
-COARSE: Any = {"step_size": 0.4, "noise_std": 0.8}  # o = 1.25, and far too long for SGLD
-SAMPLERS = {
-    "mala": partial(mala, steps=60, **COARSE),
-    "hmc": partial(hmc, steps=25, leapfrog_steps=3, **COARSE),
-}
-
-
-def errors_of_moments(x: Tensor, scale: float) -> float:
-    """The largest error of the moments of N(0, (o PRECISION)⁻¹), in standard errors.
-
-    Of independent chains: of means, and of the entries of the covariance about the true mean.
-    """
-    n, cov = len(x), torch.linalg.inv(PRECISION) / scale
-    mean_error = x.mean(0).abs() / (cov.diagonal() / n).sqrt()
-    variances = cov.diagonal().outer(cov.diagonal())
-    cov_error = (x.T @ x / n - cov).abs() / ((variances + cov.square()) / n).sqrt()
-    return float(torch.maximum(mean_error.max(), cov_error.max()))
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_stationary_moments_of_a_gaussian(name):
-    """From a start far off; 5 standard errors of 20,000 chains, which SGLD misses by far."""
-    x0 = torch.tensor([3.0, -2.0], dtype=torch.float64).expand(20_000, 2)
-    rng = torch.Generator().manual_seed(11)
-    x, tally = SAMPLERS[name](bowl, x0, generator=rng)
-    assert 0.2 < tally.acceptance.mean() < 0.97  # the test rejects some, so it matters
-    assert errors_of_moments(x, 1.25) < 5
-    unadjusted = sgld(bowl, x0, steps=60, **COARSE, generator=rng)
-    assert errors_of_moments(unadjusted, 1.25) > 20
-
-
 LOW_MASS, SPREAD, APART = 0.25, 0.5, 1.0
 
 
@@ -249,38 +192,21 @@ def two_modes(x: Tensor) -> Tensor:
     return torch.logsumexp(masses - 0.5 * ((x - centres) / SPREAD).square(), -1)
 
 
-@pytest.mark.parametrize("name", ["mala", "hmc"])
-def test_mode_masses_of_a_mixture(name):
+@pytest.mark.parametrize(
+    "run", [partial(mala, steps=120), partial(hmc, steps=50, leapfrog_steps=3)], ids=["mala", "hmc"]
+)
+def test_mode_masses_of_a_mixture(run):
     """All chains start in the light mode; 5 standard errors of 10,000 of them."""
-    n = 10_000
+    n, seen = 10_000, []
     x0 = torch.full((n, 1), -APART, dtype=torch.float64)
-    rng = torch.Generator().manual_seed(5)
-    settings: Any = {"step_size": 0.18, "noise_std": 0.6, "generator": rng}  # o = 1
-    if name == "mala":
-        x, tally = mala(two_modes, x0, steps=120, **settings)
-    else:
-        x, tally = hmc(two_modes, x0, steps=50, leapfrog_steps=3, **settings)
-    assert tally.acceptance.mean() < 0.97
+    settings: Any = {"step_size": 0.18, "noise_std": 0.6, "generator": seeded(5)}  # o = 1
+    x = run(two_modes, x0, **settings, on_step=lambda step: seen.append(step.acceptance.mean()))
+    assert 0.2 < torch.stack(seen).mean() < 0.97  # the test rejects some, so it matters
     below = Normal(0.0, 1.0).cdf(torch.tensor(APART / SPREAD, dtype=torch.float64)).item()
     mass = LOW_MASS * below + (1 - LOW_MASS) * (1 - below)  # of x < 0
     assert abs((x < 0).double().mean().item() - mass) < 5 * math.sqrt(mass * (1 - mass) / n)
     mean, square = (1 - 2 * LOW_MASS) * APART, APART**2 + SPREAD**2
     assert abs(x.mean().item() - mean) < 5 * math.sqrt((square - mean**2) / n)
-
-
-@pytest.mark.parametrize("name", ["mala", "hmc"])
-def test_under_a_guard_the_density_is_tempered(name):
-    """β = 1/4 of o = 2: the samples follow exp(1.5 f), whose variance is 1 / 1.5."""
-    n = 20_000
-    settings: Any = {"step_size": 0.49, "noise_std": 0.7, "steps": 40}
-    sampler: Callable[..., Any] = mala
-    if name == "hmc":
-        sampler, settings = hmc, {**settings, "steps": 15, "leapfrog_steps": 2}
-    _, sample_q = guard(None, sampler, beta_star=0.5, output_scale=2.0)
-    rng = torch.Generator().manual_seed(1)
-    x, tally = sample_q(Bowl(), torch.zeros(n, 1, dtype=torch.float64), generator=rng, **settings)
-    assert tally.acceptance.shape == (n,)
-    assert abs(x.var().item() * 1.5 - 1) < 5 * math.sqrt(2 / n)
 
 
 # -- energies that are not finite ------------------------------------------------------------------
@@ -292,7 +218,7 @@ def test_proposals_without_a_finite_energy_are_rejected_and_counted(lost, leapfr
     def walled(x: Tensor) -> Tensor:
         return torch.where(x[:, 0] > 1, lost, bowl(x))
 
-    rng = torch.Generator().manual_seed(2)
+    rng = seeded(2)
     chains = start_chains(walled, torch.zeros(300, 2, dtype=torch.float64))
     seen = torch.zeros(300, dtype=torch.int64)
     settings: Any = {"leapfrog_steps": leapfrog_steps, "step_size": 0.3, "noise_std": 0.7}
@@ -305,138 +231,37 @@ def test_proposals_without_a_finite_energy_are_rejected_and_counted(lost, leapfr
         seen += proposal.divergent
     assert chains.x[:, 0].max() <= 1
     assert seen.sum() > 100
-    rng.manual_seed(2)
-    x0 = torch.zeros(300, 2, dtype=torch.float64)
-    x, tally = hmc(walled, x0, steps=10, **settings, generator=rng)
-    assert torch.equal(x, chains.x)
-    assert torch.equal(tally.divergent, seen)
 
 
 def test_a_chain_that_starts_without_a_finite_energy_stays():
     x0 = torch.tensor([[5.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    seen: list[Proposal] = []
 
     def walled(x: Tensor) -> Tensor:
         return torch.where(x[:, 0] > 4, torch.nan, bowl(x))
 
-    x, tally = mala(walled, x0, steps=5, step_size=0.1, noise_std=0.4)
+    x = mala(walled, x0, steps=5, step_size=0.1, noise_std=0.4, on_step=seen.append)
     assert torch.equal(x[0], x0[0])
     assert not torch.equal(x[1], x0[1])
-    assert tally.divergent.tolist() == [5, 0]
-    assert tally.acceptance[0] == 0
+    assert [step.divergent.tolist() for step in seen] == [[True, False]] * 5
+    assert all(step.acceptance[0] == 0 for step in seen)
 
 
-# -- a run ---------------------------------------------------------------------------------------
+# -- what is reported, and refused -----------------------------------------------------------------
 
 
-def test_nothing_is_evaluated_twice():
-    calls = 0
-
-    def counted(x: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return bowl(x)
-
-    settings: Any = {"step_size": 0.1, "noise_std": 0.4}
-    mala(counted, normals(4, 2), steps=7, **settings)
-    assert calls == 1 + 7
-    calls = 0
-    hmc(counted, normals(4, 2), steps=3, leapfrog_steps=5, **settings)
-    assert calls == 1 + 3 * 5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_run_is_its_steps(dtype):
-    net = Energy().to(dtype)
-    x0 = normals(6, 2).to(dtype)
-    before, parameters = x0.clone(), [p.clone() for p in net.parameters()]
-    state = torch.get_rng_state()
-    settings: Any = {"leapfrog_steps": 3, "step_size": 0.3, "noise_std": 0.4}
-    with torch.no_grad():  # the sampler turns gradients on for itself
-        rng = torch.Generator().manual_seed(3)
-        x, tally = hmc(net, x0, steps=8, **settings, generator=rng)
-    rng.manual_seed(3)
-    chains = start_chains(net, x0)
-    rates = []
-    for _ in range(8):
-        chains, proposal = hmc_step(net, chains, **settings, generator=rng)
-        rates.append(proposal.acceptance)
-    assert torch.equal(x, chains.x)
-    assert x.dtype == dtype
-    torch.testing.assert_close(tally.acceptance, torch.stack(rates).mean(0))
-    # Nothing else has changed, and nothing is attached to a graph.
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(x0, before)
-    assert not x0.requires_grad
-    assert not any(part.requires_grad for part in (x, *chains, *proposal.chains, *tally))
-    for p, old in zip(net.parameters(), parameters, strict=True):
-        assert p.grad is None
-        assert torch.equal(p, old)
-    # The kept state is that of a new evaluation.
-    for kept, fresh in zip(chains, start_chains(net, chains.x), strict=True):
-        torch.testing.assert_close(kept, fresh)
-
-
-def test_nothing_waits_for_the_device():
-    """On the device `meta` any read by the host raises."""
-    x0 = torch.empty(2, 5, 3, device="meta")
-    x, tally = hmc(lambda x: x.sum(-1), x0, steps=2, leapfrog_steps=2, **COARSE, dim=1)
-    assert x.shape == x0.shape
-    assert tally.acceptance.shape == (2, 5)
-
-
-def test_same_seed_same_samples():
-    def draw(seed: int) -> Tensor:
-        rng = torch.Generator().manual_seed(seed)
-        return mala(bowl, torch.zeros(5, 2).double(), steps=4, **COARSE, generator=rng)[0]
-
-    assert torch.equal(draw(0), draw(0))
-    assert not torch.equal(draw(0), draw(1))
-
-
-def test_shape_of_a_sample_does_not_matter():
-    def f(x: Tensor) -> Tensor:
-        return -0.5 * x.flatten(1).square().sum(1) if x.ndim > 1 else -0.5 * x.square()
-
-    for shape, flat in (((6,), (6, 1)), ((6, 2, 1, 3), (6, 6)), ((0, 2), (0, 2))):
-        x0 = normals(*shape)
-        runs = [
-            hmc(f, x, steps=3, leapfrog_steps=2, **COARSE, generator=torch.Generator())
-            for x in (x0, x0.reshape(flat))
-        ]
-        assert runs[0][0].shape == shape
-        assert torch.equal(runs[0][0].reshape(flat), runs[1][0])
-        torch.testing.assert_close(runs[0][1].acceptance, runs[1][1].acceptance)
-
-
-def test_no_steps():
-    x0 = normals(3, 2)
-    x, tally = mala(bowl, x0, steps=0, **COARSE)
-    assert torch.equal(x, x0)
-    assert tally.acceptance.isnan().all()
-    assert tally.divergent.tolist() == [0, 0, 0]
-
-
-def test_members_of_an_ensemble_are_the_chains_they_are_alone():
-    curvature = torch.tensor([0.5, 1.0, 9.0], dtype=torch.float64)
-    x0 = normals(3, 50, 2)
-    z, u = normals(50, 2, seed=4), torch.rand(50, dtype=torch.float64)  # shared
-    settings: Any = {"leapfrog_steps": 2, "step_size": 0.3, "noise_std": 0.7, "noise": (z, u)}
-
-    def bowls(curvature: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda x: -0.5 * curvature * x.square().sum(-1)
-
-    start = start_chains(bowls(curvature[:, None]), x0, dim=1)
-    together, proposal = hmc_step(bowls(curvature[:, None]), start, **settings)
-    assert proposal.accepted.shape == (3, 50)
-    assert 10 < proposal.accepted.sum() < 140
-    for member, own in enumerate(curvature):
-        alone, _ = hmc_step(bowls(own), start_chains(bowls(own), x0[member]), **settings)
-        for one, other in zip(together, alone, strict=True):
-            torch.testing.assert_close(one[member], other, rtol=0, atol=1e-13)
-    run: Any = {"steps": 3, "step_size": 0.3, "noise_std": 0.7}
-    x, tally = mala(bowls(curvature[:, None]), x0, **run, dim=1)
-    assert x.shape == x0.shape
-    assert tally.acceptance.shape == (3, 50)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_run_shows_the_proposals_of_its_steps(dim):
+    x0 = normals(*(3,) * dim, 6, 2)
+    seen: list[Proposal] = []
+    settings: Any = {"leapfrog_steps": 2, "step_size": 0.4, "noise_std": 0.8}
+    hmc(wells, x0, steps=4, **settings, generator=seeded(3), dim=dim, on_step=seen.append)
+    chains, rng = start_chains(wells, x0, dim=dim), seeded(3)
+    for shown in seen:
+        chains, proposal = hmc_step(wells, chains, **settings, generator=rng)
+        assert all(map(torch.equal, shown.chains, proposal.chains))
+        assert all(map(torch.equal, shown[1:], proposal[1:]))
+    assert len(seen) == 4
 
 
 @pytest.mark.parametrize(
@@ -460,28 +285,12 @@ def test_refuses_energies_that_are_not_one_number_for_each_sample(shape, returne
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": -1}, "steps is -1"),
         ({"leapfrog_steps": 0}, "leapfrog_steps is 0"),
         ({"leapfrog_steps": 1.5}, "leapfrog_steps is 1.5, expected a whole number"),
         ({"noise_std": 0.0}, "noise_std is 0.0"),
-        ({"step_size": math.nan}, "step_size is nan"),
-        ({"step_size": -1.0}, "step_size is -1.0"),
     ],
 )
-def test_refuses_settings_before_anything_is_drawn(settings, message):
-    rng = torch.Generator()
-    before = rng.get_state()
+def test_refuses_settings_of_its_own(settings, message):
     settings = {"steps": 1, "leapfrog_steps": 1, "step_size": 0.1, "noise_std": 0.1, **settings}
     with pytest.raises(ConfigError, match=message):
-        hmc(bowl, normals(2, 2), **settings, generator=rng)
-    assert torch.equal(rng.get_state(), before)
-
-
-def test_refuses_two_sources_of_noise_and_noise_that_does_not_fit():
-    chains: Chains = start_chains(bowl, normals(4, 2))
-    z, u = normals(4, 2), torch.rand(4)
-    with pytest.raises(ConfigError, match="both given"):
-        mala_step(bowl, chains, **COARSE, noise=(z, u), generator=torch.Generator())
-    for noise in ((z[:3], u), (z, u[:3]), (u, z)):
-        with pytest.raises(ShapeError, match="does not broadcast"):
-            mala_step(bowl, chains, **COARSE, noise=noise)
+        hmc(bowl, normals(2, 2), **settings)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebmguard import guard
 from ebmguard.errors import ConfigError, SamplerError
 from ebmguard.samplers import Mixture, ReplayBuffer, sgld
-from tests.guard.parts import QUARTER, Bowl, X, gradient_at, is_tempered
+from tests.guard.parts import Bowl, gradient_at
 
 
 def test_samples_stand_side_by_side_in_the_order_of_their_samplers():
@@ -41,15 +40,6 @@ def test_ensembles_join_along_their_batch_dimension():
     assert x.shape == (4, 8, 2)
     for name, part in zip("abc", parts, strict=True):
         assert torch.equal(x[:, mixture.parts[name]], part)
-
-
-def test_all_parts_run_on_the_tempered_energy():
-    f = Bowl()
-    _, sample_q = guard(None, Mixture({"one": gradient_at, "other": gradient_at}), **QUARTER)
-    grad = sample_q(f, X)
-    assert is_tempered(grad[sample_q.parts["one"]])
-    assert is_tempered(grad[sample_q.parts["other"]])
-    assert not is_tempered(sample_q.original(f, X)[:3])
 
 
 def test_each_part_may_bring_a_replay_buffer_of_its_own():

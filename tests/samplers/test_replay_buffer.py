@@ -229,18 +229,13 @@ def test_draws_that_are_not_written_age_nothing():
     assert buffer.ages.tolist() == [3, 4, 3, 3, 3]
 
 
-def test_nothing_is_known_before_a_draw():
-    buffer = make()
-    assert buffer.diagnostics() == {}
-    buffer.sample(3)
-    buffer.load_state_dict(buffer.state_dict())
-    assert buffer.diagnostics() == {}
-
-
-def test_a_draw_of_one_has_no_duplicates():
+def test_nothing_is_known_before_a_draw_and_a_draw_of_one_has_no_duplicates():
     buffer = make(reinit_rate=1.0)
+    assert buffer.diagnostics() == {}
     buffer.sample(1)
     assert read(buffer) == {"age": 0.0, "duplicates": 0.0, "reinit": 1.0}
+    buffer.load_state_dict(buffer.state_dict())
+    assert buffer.diagnostics() == {}
 
 
 def test_ages_are_part_of_the_state():

@@ -29,44 +29,35 @@ def test_runs_from_the_first_to_the_last_without_turning(first, last, steps, sha
         assert (other - one) * (last - first) >= -tolerance
 
 
-def test_linear_has_equal_differences():
-    assert annealed(1.0, 0.0, 5, shape="linear") == pytest.approx([1, 0.75, 0.5, 0.25, 0])
-
-
-def test_geometric_has_equal_ratios():
-    assert annealed(8.0, 0.5, 5) == pytest.approx([8, 4, 2, 1, 0.5])
-
-
-def test_cosine_is_flat_at_its_ends():
-    assert annealed(2.0, 0.0, 5, shape="cosine") == pytest.approx(
-        [2, 1 + math.sqrt(0.5), 1, 1 - math.sqrt(0.5), 0]
-    )
-
-
-def test_the_only_step_is_the_last():
-    assert annealed(2.0, 0.5, 1) == [0.5]
-    assert annealed(2.0, 0.5, 0) == []
+@pytest.mark.parametrize(
+    ("arguments", "shape", "expected"),
+    [
+        ((1.0, 0.0, 5), "linear", [1, 0.75, 0.5, 0.25, 0]),
+        ((8.0, 0.5, 5), "geometric", [8, 4, 2, 1, 0.5]),
+        ((2.0, 0.0, 5), "cosine", [2, 1 + math.sqrt(0.5), 1, 1 - math.sqrt(0.5), 0]),
+        ((2.0, 0.5, 1), "geometric", [0.5]),  # the only step is the last
+        ((2.0, 0.5, 0), "geometric", []),
+    ],
+)
+def test_the_numbers_of_each_shape(arguments, shape, expected):
+    assert annealed(*arguments, shape=shape) == pytest.approx(expected)
+    if shape == "geometric":
+        assert annealed(*arguments) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "shape", "message"),
     [
-        ((1.0, 0.1, -1), "steps is -1"),
-        ((1.0, math.inf, 3), "last is inf"),
-        ((1.0, 0.0, 3), "geometric shape is for numbers above 0"),
-        ((-1.0, -2.0, 3), "geometric shape"),
+        ((1.0, 0.1, -1), "geometric", "steps is -1"),
+        ((1.0, math.inf, 3), "linear", "last is inf"),
+        ((1.0, 0.0, 3), "geometric", "geometric shape is for numbers above 0"),
+        ((-1.0, -2.0, 3), "geometric", "geometric shape"),
+        ((1.0, 0.1, 3), "step", "shape='step'; expected one of linear, geometric, cosine"),
     ],
 )
-def test_refuses_ends(arguments, message):
+def test_refuses_ends_and_shapes(arguments, shape, message):
     with pytest.raises(ConfigError, match=message):
-        annealed(*arguments)
-
-
-def test_refuses_an_unknown_shape():
-    with pytest.raises(
-        ConfigError, match="shape='step'; expected one of linear, geometric, cosine"
-    ):
-        annealed(1.0, 0.1, 3, shape="step")  # type: ignore[arg-type]
+        annealed(*arguments, shape=shape)
 
 
 def test_numbers_of_steps_are_uniform():

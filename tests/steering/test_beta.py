@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.steering import SteerBeta
-from ebmguard.steering.beta import decide
 
 NUMBERS = st.floats(0, 1) | st.just(math.nan)
 QUICK = SteerBeta(least=0.1, most=8.0, ess=(0.3, 0.8), floor=0.5, window=3, rate=2.0)
@@ -38,7 +37,7 @@ def run(controller, rows):
     ],
 )
 def test_the_table(ess, scale, expected):
-    assert decide(QUICK, ess, scale) == expected
+    assert QUICK.direction(ess, scale) == expected
     controller = QUICK.start(1.0)
     assert run(controller, [(ess, scale)] * 3) == [1.0, 1.0, 2.0**expected]
 
@@ -53,7 +52,7 @@ def test_beta_star_stays_in_its_bounds_and_moves_by_the_rate(rows, start):
 
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_a_larger_ess_never_lowers_beta_star_more(scale, one, other):
-    assert decide(QUICK, min(one, other), scale) <= decide(QUICK, max(one, other), scale)
+    assert QUICK.direction(min(one, other), scale) <= QUICK.direction(max(one, other), scale)
 
 
 @given(st.lists(st.tuples(st.floats(0.3, 0.8), st.floats(0, 1)), max_size=100))
@@ -163,7 +162,7 @@ def test_beta_star_0_needs_a_least_value_to_start_from():
 
 def test_bounds_that_were_not_given_are_16_times_away_and_a_start_outside_is_refused():
     controller = SteerBeta().start(0.5)
-    assert (controller.settings.least, controller.settings.most) == (0.5 / 16, 8.0)
+    assert controller.bounds == (0.5 / 16, 8.0)
     with pytest.raises(ConfigError, match="outside its bounds"):
         SteerBeta(most=0.3).start(0.5)
 

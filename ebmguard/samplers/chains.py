@@ -1,0 +1,93 @@
+"""What every step of a sampler takes and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, ShapeError
+
+__all__ = ["Chains", "Proposal", "check_count", "check_noise", "start_chains"]
+
+
+class Chains(NamedTuple):
+    """Where chains are, and what is known of f there, so that no evaluation is done twice.
+
+    It belongs to one f: after a change of its parameters, or of β, start anew.
+
+    Attributes:
+        x: the samples, ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble.
+        f: their negative energy, ``(B,)`` or ``(*models, B)``.
+        grad: its gradient, in the shape of ``x``.
+    """
+
+    x: Tensor
+    f: Tensor
+    grad: Tensor
+
+
+class Proposal(NamedTuple):
+    """What a step proposed to each chain, and what became of it.
+
+    Attributes:
+        chains: where the proposals are, accepted or not.
+        acceptance: probability of being accepted, ``(B,)`` or ``(*models, B)``; 1 for SGLD, which
+            has no test.
+        accepted: whether they were, in the same shape.
+        divergent: whether an energy was not finite on the way. MALA and HMC never accept those.
+    """
+
+    chains: Chains
+    acceptance: Tensor
+    accepted: Tensor
+    divergent: Tensor
+
+
+def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> Chains:
+    """Evaluate f and its gradient at the start points.
+
+    Args:
+        f: negative energy, one value for each sample.
+        x0: start points, ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble.
+        dim: the batch dimension; 1 for ``(models, B, ...)``.
+
+    Raises:
+        ShapeError: f does not return one number for each sample. Each chain is accepted or
+            rejected by its own energy, so heads have to be joined first.
+    """
+    x = x0.detach().requires_grad_()
+    with torch.enable_grad():
+        values = f(x)
+        if values.shape != x.shape[: dim + 1]:
+            raise ShapeError(
+                f"f returned shape {tuple(values.shape)} for samples of shape {tuple(x.shape)}; "
+                f"expected one number for each sample: {tuple(x.shape[: dim + 1])}. Squeeze or sum "
+                "its heads, and give the batch dimension of an ensemble as dim=."
+            )
+        (grad,) = torch.autograd.grad(values.sum(), x)
+    return Chains(x.detach(), values.detach(), grad)
+
+
+def check_count(name: str, count: int, least: int) -> None:
+    """Refuse a number of steps that is not whole, or too small."""
+    if not isinstance(count, int) or count < least:
+        raise ConfigError(f"{name} is {count}, expected a whole number, {least} or more")
+
+
+def check_noise(
+    noise: Tensor | None, shape: Sequence[int], generator: torch.Generator | None
+) -> None:
+    """Refuse noise that cannot be broadcast to `shape`, and a generator beside it."""
+    if noise is None:
+        return
+    if generator is not None:
+        raise ConfigError("noise and generator were both given; expected one source of noise")
+    # From the right, as broadcasting does.
+    pairs = zip(reversed(noise.shape), reversed(shape), strict=False)
+    if noise.ndim > len(shape) or any(own not in (1, size) for own, size in pairs):
+        raise ShapeError(
+            f"noise has shape {tuple(noise.shape)}, which does not broadcast to {tuple(shape)}"
+        )
