@@ -25,7 +25,7 @@ def _band(tag: str) -> tuple[str, ...]:
 
 
 # Category -> chart -> tags of the Custom Scalars page.
-_LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
+LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Alerts": {
         "alerts by rule: 0 INFO, 1 WARN, 2 ERROR": (f"{MARKER_PREFIX}.*",),
         "alert level of every step: 0 none, 1 WARN, 2 ERROR": _lines("alert_level"),
@@ -110,7 +110,7 @@ class TensorBoardSink:
         self._alerts: list[Mapping[str, Any]] = []
         self._story = ""
         self._story_step = -1
-        self._events.add_layout(_LAYOUT)
+        self._events.add_layout(LAYOUT)
         self._events.flush()
 
     def write_row(
