@@ -11,7 +11,29 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["REFERENCE", "SECTIONS", "TAGS", "Join", "Scale", "Tag", "find"]
+__all__ = [
+    "ALERT_LEVEL",
+    "ATTEMPT",
+    "BETA_STAR",
+    "ENERGY_GAP",
+    "ESS",
+    "EXTRA_COMPUTE",
+    "GRADIENTS_SKIPPED",
+    "GRAD_SCALE",
+    "REFERENCE",
+    "SAMPLER_DRIFT",
+    "SAMPLER_GRAD_NORM",
+    "SAMPLER_STEPS",
+    "SCALER_SKIPPED",
+    "SECTIONS",
+    "STEPS_FACTOR",
+    "TAGS",
+    "Join",
+    "Scale",
+    "Tag",
+    "find",
+    "weight_tag",
+]
 
 Join = Literal["average", "exact", "lowest", "highest", "sum", "positives", "negatives", "both"]
 Scale = Literal["share", "linear", "log", "symlog"]
@@ -28,7 +50,6 @@ ESS = "ess"
 EXTRA_COMPUTE = "steering/extra_compute"
 GRADIENTS_SKIPPED = "nonfinite/gradients"
 GRAD_SCALE = "grad_scale"
-SAMPLER_ACCEPTANCE = "sampler/acceptance"
 SAMPLER_DRIFT = "sampler/drift_to_noise"
 SAMPLER_GRAD_NORM = "sampler/grad_norm"
 SAMPLER_STEPS = "sampler/steps"
@@ -147,7 +168,7 @@ _SAMPLER = (
         "last evaluation, mean over samples of d entries; needs `step_size`, `noise_std`",
         "1 to 10", "far above: gradient ascent; far below: a random walk (Appendix A.3)",
         "negatives"),
-    Tag(SAMPLER_ACCEPTANCE, "Metropolis acceptance", "share", "how likely the Metropolis test of "
+    Tag("sampler/acceptance", "Metropolis acceptance", "share", "how likely the Metropolis test of "
         "MALA accepts the last step of which both ends were evaluated, for the density ∝ "
         "exp(o h), o = 2 step_size / noise_std²; mean over samples; *slow*, needs `step_size`, "
         "`noise_std`", "above 0.3", "near 0: the steps are too long for this density",
@@ -221,6 +242,14 @@ TAGS = {tag.name: tag for section in SECTIONS.values() for tag in section}
 """The lines by their tags."""
 
 _AT_REFERENCE = {tag.name for tag in _WEIGHTS} | {"mixture/<name>/weight"}
+
+
+def weight_tag(name: str, beta_star: float) -> str:
+    """The tag under which a number of the weights says something.
+
+    At β* = 0 the weights are uniform and say nothing; there it is that at the reference exponent.
+    """
+    return REFERENCE + name if beta_star == 0 else name
 
 
 def find(name: str) -> Tag | None:
