@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -86,9 +86,14 @@ def run(amp: bool) -> set[str]:
 HISTOGRAMS = {"f_pos", "f_neg"}
 
 
+def unknown(tags: Iterable[str]) -> set[str]:
+    """Those without a line; that of any buffer's own numbers would pass a slip of the pen."""
+    return {tag for tag in tags if find(tag) in (None, TAGS["buffer/<name>"])}
+
+
 def test_every_number_of_a_row_has_its_line() -> None:
     assert written() >= HISTOGRAMS
-    assert {tag for tag in written() - HISTOGRAMS if find(tag) is None} == set()
+    assert unknown(written() - HISTOGRAMS) == {"buffer/own"}
 
 
 def test_every_line_is_of_a_number_that_is_written() -> None:
@@ -118,14 +123,14 @@ def named(value: Any, field: str = "") -> Iterator[str]:
 def test_the_rules_name_tags_that_exist() -> None:
     tags = {tag for rule in DEFAULT_RULES for tag in named(rule)}
     assert len(tags) > 15
-    assert {tag for tag in tags if tag and find(tag) is None} == set()
+    assert unknown(tags - {""}) == set()
 
 
 def test_the_layout_names_tags_that_exist() -> None:
     patterns = {tag for charts in LAYOUT.values() for tags in charts.values() for tag in tags}
     tags = {p.removesuffix("$").replace(".*", "x") for p in patterns if p.startswith("guard/")}
     assert len(tags) > 20
-    assert {tag for tag in tags if find(tag.removeprefix("guard/")) is None} == set()
+    assert unknown(tag.removeprefix("guard/") for tag in tags) == set()
 
 
 def test_every_scale_is_a_chart() -> None:
