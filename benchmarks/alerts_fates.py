@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from ebmguard.alerts import Alert, Detector, Level
+from ebmguard.alerts import Alert, Judge, Level
 from ebmguard.sinks import read_jsonl
 
 from .cells import read_json
@@ -122,8 +122,8 @@ def read_fate(folder: Path) -> Fate:
     """One run, from its result.json and metrics.jsonl."""
     result: dict[str, Any] = read_json(folder / "result.json")
     rows: list[Row] = read_jsonl(folder / "metrics.jsonl")
-    detector = Detector()
-    alerts = [each for row in rows for each in detector.observe(int(row["step"]), row)]
+    judge = Judge()
+    alerts = [each for row in rows for each in judge.observe(int(row["step"]), row)]
     return Fate(
         name=result["name"],
         setting=result["name"].split("_", 1)[1].rsplit("_s", 1)[0],

@@ -12,6 +12,7 @@ lines, flushes included. On a GPU a measurement is a block of steps between two 
 from __future__ import annotations
 
 import argparse
+import itertools
 import resource
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 import ebmguard
-from ebmguard.alerts import Detector
+from ebmguard.alerts import Judge
 from ebmguard.diagnostics import energy_diagnostics, nonfinite_diagnostics, weight_diagnostics_at
 from ebmguard.recovery.state import capture
 from ebmguard.sinks import open_log_dir
@@ -119,7 +120,7 @@ def parts(scenario: Scenario, device: torch.device, repeats: int) -> dict[str, f
         for _ in range(2 * FLUSH_EVERY):
             trainer.step(loss, sample)
         row = dict(guard.last)
-        sinks, detector = open_log_dir(folder), Detector()
+        sinks, judge, steps = open_log_dir(folder), Judge(), itertools.count()
 
         def difference(of: Loss) -> None:
             a, b = f_pos.clone().requires_grad_(), f_neg.clone().requires_grad_()
@@ -145,7 +146,7 @@ def parts(scenario: Scenario, device: torch.device, repeats: int) -> dict[str, f
             "loss": time_of(lambda: difference(lambda a, b: contrastive(a, b)))
             - time_of(lambda: difference(trainer.loss)),
             "diagnostics": time_of(diagnostics),
-            "detector": time_of(lambda: detector.observe(0, row)),
+            "judge": time_of(lambda: judge.observe(next(steps), row)),
             "sinks": time_of(write, max(5, repeats // FLUSH_EVERY)) / FLUSH_EVERY,
             "sampler": time_of(lambda: guard.sampler(trainer.network))
             - time_of(lambda: trainer.sample(trainer.network)),
@@ -280,7 +281,7 @@ def report(names: Sequence[str], arguments: argparse.Namespace) -> None:
             if alerts:
                 print(f"alerts during the measurement: {alerts}", file=sys.stderr)
     print("\nMicroseconds per step of the guard's parts (lower quartile)\n")
-    print("| step | loss | diagnostics | detector | sinks | sampler | whole step |")
+    print("| step | loss | diagnostics | judge | sinks | sampler | whole step |")
     print("|---|---|---|---|---|---|---|")
     for name in names:
         cost = parts(SCENARIOS[name], device, arguments.repeats)

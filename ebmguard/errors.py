@@ -2,15 +2,12 @@
 
 Everything derives from :class:`EbmguardError`. Errors about input are also the built-in error that
 callers expect (``ValueError``, ``TypeError``); errors about the run derive from
-:class:`DivergenceError` and carry the alert that caused them.
+:class:`DivergenceError` and carry the alert that caused them. All of them can be pickled.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .alerts import Alert
+from typing import Any
 
 __all__ = [
     "BudgetSpentError",
@@ -60,9 +57,13 @@ class DivergenceError(EbmguardError, RuntimeError):
         alert: the :class:`~ebmguard.Alert` that caused it.
     """
 
-    def __init__(self, alert: Alert) -> None:
+    def __init__(self, alert: Any) -> None:
         super().__init__(alert.message)
         self.alert = alert
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As it stands: its arguments are a message, and not what __init__ takes.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class BudgetSpentError(DivergenceError):
@@ -72,20 +73,17 @@ class BudgetSpentError(DivergenceError):
         rollbacks: how many there were.
     """
 
-    def __init__(
-        self, alert: Alert, rollbacks: int, *, nothing_to_go_back_to: bool = False
-    ) -> None:
+    def __init__(self, alert: Any, rollbacks: int, *, nothing_to_go_back_to: bool = False) -> None:
+        super().__init__(alert)
         why = (
             "and there is no snapshot yet to go back to"
             if nothing_to_go_back_to
             else f"and the budget of rollbacks is spent ({rollbacks} done)"
         )
-        Exception.__init__(
-            self,
+        self.args = (
             f"{alert.message} The run cannot recover by itself, {why}. Its audit log is "
             "g.rollbacks, and recovery.jsonl in log_dir; docs/recovery.md says what to try.",
         )
-        self.alert = alert
         self.rollbacks = rollbacks
 
 

@@ -1,21 +1,32 @@
-"""Alerts: rules as data, robust statistics and the detector. Imports no torch."""
+"""Alerts: rules, each with its watcher in one file; robust statistics; the judge. No torch."""
 
 from .alert import Alert, Level
+from .band import BandRule, Series
 from .defaults import DEFAULT_RULES
-from .detector import Detector, error_for
-from .rules import BandRule, Bound, FloorRule, MedianRule, NonFiniteRule, Rule, Series
+from .floor import FloorRule
+from .judge import Judge, error_for
+from .limits import Bands
+from .median import Bound, MedianRule
+from .nonfinite import NonFiniteRule
+from .remedies import Remedies
+from .rule import Limits, Reading, Rule, Watcher
 
 __all__ = [
     "DEFAULT_RULES",
     "Alert",
     "BandRule",
+    "Bands",
     "Bound",
-    "Detector",
     "FloorRule",
+    "Judge",
     "Level",
+    "Limits",
     "MedianRule",
     "NonFiniteRule",
+    "Reading",
+    "Remedies",
     "Rule",
     "Series",
+    "Watcher",
     "error_for",
 ]

@@ -1,24 +1,131 @@
-"""The watcher of ``energy_blowup``: robust bands around the run's own recent past."""
+"""``energy_blowup``: robust bands around the run's own recent past."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from ..errors import ConfigError, DivergenceError, EnergyBlowupError
 from .alert import Level
-from .rules import BandRule, Series
+from .remedies import BLOWUP_ERROR, BLOWUP_WARN, Remedies
+from .rule import Limits, Reading
 from .statistics import MAD_TO_SIGMA, RollingWindow
-from .watch import Reading
 
-__all__ = ["BandWatcher"]
+__all__ = ["BandRule", "Series"]
 
 _NAN = math.nan
 # The scale is never below float32's resolution of the centre: a constant series with a large
 # offset still jitters by this much.
 _RESOLUTION = 1e-6
 _TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Series:
+    """One diagnostic with a band around the median of the run's own recent past.
+
+    The distance is |x - median| / max(1.4826 MAD, floor), in robust standard deviations.
+
+    Attributes:
+        tag: the diagnostic.
+        warn: distance from which the series has left its band.
+        error: distance from which that alone is an ERROR; a smaller one counts as its share of it
+            (see :class:`BandRule`). Infinite for a series that only warns.
+        side: which direction counts.
+        log: compare logarithms: for positive quantities that grow by factors.
+        floor_tag: a within-batch spread in the same units; None where ``log`` needs none.
+        floor: the scale is at least this many spreads (of logs: at least this), so that a series
+            that happens to stand still does not make every ripple an alarm.
+        absorbed: the direction in which beta* > 0 takes the excess out of the loss, because the
+            negatives responsible get no weight; None if no direction is harmless.
+        cap: |x| from which it is an ERROR whatever the past; times the unit of the run.
+        early_cap: a tighter one while there is no past to make a band of.
+        most: the largest share of an ERROR that it has; below 1, it makes none alone.
+    """
+
+    tag: str
+    warn: float
+    error: float
+    side: Literal["both", "up", "down"] = "both"
+    log: bool = False
+    floor_tag: str | None = None
+    floor: float = 0.1
+    absorbed: Literal["up", "down"] | None = None
+    cap: float = math.inf
+    early_cap: float = math.inf
+    most: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 < self.warn <= self.error:
+            raise ConfigError(
+                f"Series {self.tag!r}: expected 0 < warn <= error, "
+                f"but got warn={self.warn} and error={self.error}."
+            )
+
+
+@dataclass(frozen=True)
+class BandRule:
+    """WARN and ERROR when energies or the sampler's gradient leave the band of their own past.
+
+    A blow-up moves several series at once, so what they say adds up: each is divided by its own
+    ``error`` distance, and the row is an ERROR where these shares sum to 1 or more, or where one
+    series is beyond its cap. Where beta* > 0 absorbs the excess, a series has no share and reaches
+    WARN at most (its cap stays in force): negatives far below the rest get no weight, and the
+    negative force rests on those that compete. The row itself tells: at least ``overlap_floor`` of
+    the pairs have f_neg > f_pos, and this part times the depth of the tail, beta* (q95 - min of
+    f_neg), is at least ``absorb_nats``.
+
+    Attributes:
+        window: past observations in the band.
+        min_count: observations before the band is used; caps hold from step 0.
+        clear: distance below which a series is calm again.
+        rebaseline: a series that does not come back forms its band anew after this many
+            observations. Values beyond the cap never enter a band.
+        begins: observations in which the run begins. A network that has not learned anything yet
+            has energies near 0, and all of them grow by factors, also in runs that are well.
+        begins_gap: while the run begins, an ERROR needs a gap of at least this, times the unit of
+            the run; less than that is a WARN.
+        overlap_floor: see above; a fraction of the pairs.
+        absorb_nats: see above; in nats.
+        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
+    """
+
+    series: tuple[Series, ...]
+    name: str = "energy_blowup"
+    window: int = 64
+    min_count: int = 20
+    clear: float = 4.0
+    rebaseline: int = 50
+    begins: int = 100
+    begins_gap: float = 2.0
+    overlap_floor: float = 0.01
+    absorb_nats: float = 1.0
+    calm_steps: int = 10
+    cooldown: int = 200
+    remedies_warn: Remedies = BLOWUP_WARN
+    remedies_error: Remedies = BLOWUP_ERROR
+    error: type[DivergenceError] = EnergyBlowupError
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_count <= min(self.window, self.rebaseline):
+            raise ConfigError(
+                f"Rule {self.name!r}: expected 1 <= min_count <= window and rebaseline, but got "
+                f"min_count={self.min_count}, window={self.window}, rebaseline={self.rebaseline}."
+            )
+        if not self.absorb_nats > 0:
+            raise ConfigError(
+                f"Rule {self.name!r}: expected absorb_nats > 0 (at 0, beta* = 0 would count as "
+                f"absorbing), but got {self.absorb_nats}."
+            )
+        tags = [series.tag for series in self.series]
+        if len(set(tags)) != len(tags):
+            raise ConfigError(f"Rule {self.name!r}: expected one series a tag, but got {tags}.")
+
+    def watcher(self) -> BandWatcher:
+        """A new watcher."""
+        return BandWatcher(self)
 
 
 class _Track:
@@ -75,6 +182,19 @@ class _Track:
         """The value, on x's side of the centre, at which the distance is the threshold."""
         edge = self.centre + math.copysign(threshold * self.scale, x - self.centre)
         return math.exp(min(edge, 700.0)) if self.series.log else edge
+
+    def limits(self, unit: float) -> Limits:
+        """What held for the value read last."""
+        series, cap = self.series, self.series.cap * unit
+        if math.isnan(self.centre):
+            return Limits(error_low=-cap, error_high=cap)
+        down, up = series.side != "up", series.side != "down"
+        return Limits(
+            self.limit(series.warn, -math.inf) if down else -math.inf,
+            self.limit(series.warn, math.inf) if up else math.inf,
+            max(-cap, self.limit(series.error, -math.inf)) if down else -cap,
+            min(cap, self.limit(series.error, math.inf)) if up else cap,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"window": self.window.values(), "away": list(self.away), "inside": self.inside}
@@ -146,6 +266,10 @@ class BandWatcher:
         tag, window = worst.track.series.tag, len(worst.track.window)
         pair = remedies.at(row.get("beta_star", _NAN))
         return Reading(level, False, tag, worst.value, limit, window, pair)
+
+    def limits(self) -> dict[str, Limits]:
+        """The bands as they were for the row read last."""
+        return {track.series.tag: track.limits(self._unit) for track in self.tracks}
 
     def _distances(self, row: Mapping[str, float]) -> list[_Distance]:
         """The series of this row whose value is known, taken into their tracks."""

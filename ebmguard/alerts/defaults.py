@@ -1,15 +1,29 @@
 """The rules that are shipped: every threshold in one place.
 
-The measurement behind each is in ``docs/alerts.md``; what helps is worded in :mod:`.words`.
+The measurement behind each is in ``docs/alerts.md``; what helps is worded in :mod:`.remedies`.
 """
 
 from __future__ import annotations
 
 import math
 
-from . import words
+from ..errors import WeightsDegenerateError
 from .alert import Level
-from .rules import BandRule, Bound, FloorRule, MedianRule, NonFiniteRule, Rule, Series
+from .band import BandRule, Series
+from .floor import FloorRule
+from .median import Bound, MedianRule
+from .nonfinite import NonFiniteRule
+from .remedies import (
+    CROWDED,
+    HUNG,
+    OLD,
+    OVERSHOOT,
+    SATURATED,
+    TOO_LONG,
+    TOO_SHORT,
+    WEIGHTS,
+)
+from .rule import Rule
 
 __all__ = ["DEFAULT_RULES"]
 
@@ -37,24 +51,23 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     MedianRule(
         "weights_degenerate",
         bounds=(
-            Bound("ess", "below", 0.1, clear=0.15, window=50, remedies=words.WEIGHTS),
+            Bound("ess", "below", 0.1, clear=0.15, window=50, remedies=WEIGHTS),
             # The Pareto shape comes rarely, and each value pools the weights of several steps.
-            Bound("pareto_k", "above", 0.7, clear=0.6, window=5, remedies=words.WEIGHTS),
+            Bound("pareto_k", "above", 0.7, clear=0.6, window=5, remedies=WEIGHTS),
         ),
         reference_prefix="ref/",
+        error=WeightsDegenerateError,
     ),
     MedianRule(
         "overshoot",
-        bounds=(
-            Bound("energy_overlap", "above", 0.95, clear=0.9, window=50, remedies=words.OVERSHOOT),
-        ),
+        bounds=(Bound("energy_overlap", "above", 0.95, clear=0.9, window=50, remedies=OVERSHOOT),),
     ),
     MedianRule(
         "stale_chains",
         bounds=(
             # A chain that moves never repeats itself to the last bit.
-            Bound("sampler/repeated", "above", 0.5, clear=0.1, window=5, remedies=words.HUNG),
-            Bound("buffer/duplicates", "above", 0.5, clear=0.4, window=50, remedies=words.CROWDED),
+            Bound("sampler/repeated", "above", 0.5, clear=0.1, window=5, remedies=HUNG),
+            Bound("buffer/duplicates", "above", 0.5, clear=0.4, window=50, remedies=CROWDED),
             # Persistent chains that never start afresh are a method too: said, but not warned of.
             Bound(
                 "buffer/age",
@@ -62,7 +75,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
                 200.0,
                 clear=150.0,
                 window=50,
-                remedies=words.OLD,
+                remedies=OLD,
                 level=Level.INFO,
             ),
         ),
@@ -71,7 +84,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
         "saturated",
         bounds=(
             # Of real images up to 0.82 of the entries lie at an end (MNIST).
-            Bound("sampler/clamped", "above", 0.95, clear=0.9, window=50, remedies=words.SATURATED),
+            Bound("sampler/clamped", "above", 0.95, clear=0.9, window=50, remedies=SATURATED),
         ),
     ),
     # Trainers choose step and noise apart, and live with what is no exact sampler: INFO only.
@@ -84,7 +97,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
                 0.01,
                 clear=0.05,
                 window=5,
-                remedies=words.TOO_LONG,
+                remedies=TOO_LONG,
                 level=Level.INFO,
             ),
             Bound(
@@ -93,7 +106,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
                 100.0,
                 clear=50.0,
                 window=50,
-                remedies=words.TOO_LONG,
+                remedies=TOO_LONG,
                 level=Level.INFO,
             ),
             Bound(
@@ -102,7 +115,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
                 0.001,
                 clear=0.002,
                 window=50,
-                remedies=words.TOO_SHORT,
+                remedies=TOO_SHORT,
                 level=Level.INFO,
             ),
         ),

@@ -30,10 +30,10 @@ class RollingWindow:
         if size < 1:
             raise ConfigError(f"A window holds at least one value, but size is {size}.")
         self.size = size
-        self._queue: deque[float] = deque()
-        self._sorted: list[float] = []
-        for value in values:
-            self.push(value)
+        self._queue = deque(map(float, values), size)
+        self._sorted = sorted(self._queue)
+        if not all(map(math.isfinite, self._queue)):
+            raise ConfigError(f"A window takes finite values, but got {self.values()}.")
 
     def __len__(self) -> int:
         return len(self._queue)

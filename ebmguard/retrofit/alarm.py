@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
-from ..alerts import Alert, Detector, Level, error_for
+from ..alerts import Alert, Judge, Level, error_for
 from ..errors import ConfigError
 from .rows import Monitor, Row
 
@@ -44,14 +44,15 @@ class Alarm:
         *,
         speaks: bool = True,
     ) -> None:
-        self.detector = Detector()
-        self.members = [Detector() for _ in range(members)]
+        self.detector = Judge()
+        self.members = [Judge() for _ in range(members)]
         self.alerts: list[Alert] = []
         self._monitor = monitor
         self._action = action
         self._on_alert = on_alert
         self._speaks = speaks
         self._pending: Alert | None = None
+        self._judged: tuple[int | None, Row] = (None, {})
 
     @property
     def is_ringing(self) -> bool:
@@ -73,7 +74,10 @@ class Alarm:
         if members:
             own = members[0].keys() - {"beta_star"}  # which words the remedies
             shared = {tag: value for tag, value in row.items() if tag not in own}
-        alerts = [*_skipped_by_scaler(step, row), *self.detector.observe(step, shared)]
+        if step == self._judged[0]:
+            shared = self._judged[1] | shared  # the row of a step comes with what is new alone
+        self._judged = step, shared
+        alerts = self.detector.observe(step, shared)
         if members:
             for i, (detector, each) in enumerate(zip(self.members, members, strict=True)):
                 alerts += [replace(alert, member=i) for alert in detector.observe(step, each)]
@@ -111,12 +115,13 @@ class Alarm:
                 f"this one has {len(self.members)} (0 for a single model). Build the guard with "
                 "the same model dimensions."
             )
-        members = [Detector() for _ in self.members]
+        members = [Judge() for _ in self.members]
         for detector, own in zip(members, state["members"], strict=True):
             detector.load_state_dict(own)
         self.detector.load_state_dict(state["detector"])
         self.members = members
         self._pending = None  # of a course that is left
+        self._judged = (None, {})
 
     def safe_point(self) -> None:
         """Raise what is waiting with ``action="raise"``.
@@ -134,21 +139,3 @@ class Alarm:
         """The ERROR whose action waits, which then waits no longer."""
         alert, self._pending = self._pending, None
         return alert
-
-
-def _skipped_by_scaler(step: int, row: Mapping[str, float]) -> list[Alert]:
-    skipped = row.get("scaler/skipped", 0.0)
-    if not skipped:
-        return []
-    return [
-        Alert(
-            rule="amp_skip",
-            level=Level.INFO,
-            step=step,
-            tag="scaler/skipped",
-            value=skipped,
-            limit=0.0,
-            window=0,
-            remedies=("none: the GradScaler lowers its scale by itself", "train in bfloat16"),
-        )
-    ]

@@ -1,4 +1,4 @@
-"""Run folders as the guard's own sink writes them: detector, rollback and all."""
+"""Run folders as the guard's own sink writes them: judge, rollback and all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ebmguard.alerts import Alert, Detector
+from ebmguard.alerts import Alert, Judge
 from ebmguard.sinks import JsonlSink
 
 LOST_AT, BACK_TO = 180, 130
@@ -43,11 +43,11 @@ def rows(steps: range, seed: int, *, beta_star: float = 0.0, attempt: int = 0) -
 
 def write(path: Path, *, rescued: bool = True, finished: bool = True) -> Path:
     """A run of 300 steps that blows up at ``LOST_AT``, and goes on from ``BACK_TO`` if rescued."""
-    sink, detector = JsonlSink(path), Detector()
+    sink, judge = JsonlSink(path), Judge()
 
     def take(step: int, row: dict[str, float]) -> list[Alert]:
         sink.write_row(step, row, {})
-        alerts = detector.observe(step, row)
+        alerts = judge.observe(step, row)
         for alert in alerts:
             sink.write_alert(alert.record())
         return alerts

@@ -1,4 +1,4 @@
-"""The remedies, in the field's words. Numbers live in :mod:`.rules`.
+"""The remedies, in the field's words. Numbers live in :mod:`.defaults`.
 
 What helps depends on the sign of beta*: at 0 the weights are uniform and absorb nothing; below 0
 the sampler over-shoots, and a vanishing GradScale means that negatives are *too* likely.

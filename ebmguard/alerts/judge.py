@@ -1,0 +1,294 @@
+"""The judge: rows in, alerts out; one blow-up gives one WARN and one ERROR, not a hundred."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, DivergenceError
+from .alert import Alert, Level
+from .defaults import DEFAULT_RULES
+from .rule import Rule, check_rule
+
+__all__ = ["Judge", "error_for"]
+
+_AMP_SKIP = "amp_skip"
+
+
+def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
+    """The error class of the alert's rule; :class:`DivergenceError` where it names none."""
+    rule = next((rule for rule in rules if rule.name == alert.rule), None)
+    found: type[DivergenceError] = getattr(rule, "error", DivergenceError)
+    return found
+
+
+@dataclass
+class Latch:
+    """Whether a rule is active, and whether its present level should be reported now.
+
+    An episode begins when the rule first reports WARN or more, and ends after ``calm_steps``
+    observations in a row inside the tighter, calm band. In between the rule is active, and each
+    level is reported once. An ERROR is reported at once, whether it opens the episode or escalates
+    it. A WARN that opens a new episode waits until ``cooldown`` observations have passed since the
+    last report; if the episode is still going on by then, it is reported late rather than never.
+    An INFO belongs to no episode: it makes nothing active and is reported once.
+
+    Attributes:
+        calm_steps: observations inside the calm band that end an episode.
+        cooldown: observations between a report and a WARN that opens a new episode.
+        active: highest level of the current episode, None outside episodes.
+        reported: highest level reported in the current episode.
+        calm: observations inside the calm band so far.
+        since_report: observations since the last report of WARN or more, None before any.
+        informed: whether an INFO has been reported.
+    """
+
+    calm_steps: int
+    cooldown: int
+    active: Level | None = None
+    reported: Level | None = None
+    calm: int = 0
+    since_report: int | None = None
+    informed: bool = False
+
+    def update(self, level: Level | None, calm: bool | None) -> bool:
+        """Take one observation; say whether ``level`` is to be reported now.
+
+        Args:
+            level: what the rule says of this observation, None for nothing.
+            calm: whether the statistic is inside the tighter band that ends an episode; None
+                where the observation does not tell, which changes nothing.
+        """
+        if self.since_report is not None:
+            self.since_report += 1
+        if level is None:
+            if calm is not None:
+                self._rest(calm)
+            return False
+        self.calm = 0
+        if level is Level.INFO:
+            self.informed, news = True, not self.informed
+            return news
+        if self.active is None or level > self.active:
+            self.active = level
+        if self.reported is not None and level <= self.reported:
+            return False
+        rested = self.since_report is None or self.since_report >= self.cooldown
+        if level < Level.ERROR and not rested:
+            return False
+        self.reported = level
+        self.since_report = 0
+        return True
+
+    def _rest(self, calm: bool) -> None:
+        self.calm = self.calm + 1 if calm else 0
+        if self.calm >= self.calm_steps:
+            self.active = self.reported = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The latch as JSON-able data."""
+        return {
+            "active": None if self.active is None else self.active.name,
+            "reported": None if self.reported is None else self.reported.name,
+            "calm": self.calm,
+            "since_report": self.since_report,
+            "informed": self.informed,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        active, reported = state["active"], state["reported"]
+        self.active = None if active is None else Level[active]
+        self.reported = None if reported is None else Level[reported]
+        self.calm = int(state["calm"])
+        since = state["since_report"]
+        self.since_report = None if since is None else int(since)
+        self.informed = bool(state["informed"])
+
+
+class _Memory:
+    """What all rules remember of one kind of row: the run's own, or that of a member."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = {
+            rule.name: (rule.watcher(), Latch(rule.calm_steps, rule.cooldown)) for rule in rules
+        }
+        # The step observed last, the state before it, and what was returned of it.
+        self.step: int | None = None
+        self.before: dict[str, Any] = {}
+        self.said: dict[str, Level] = {}
+
+    def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
+        if step == self.step:
+            self.load_state_dict(self.before)
+        else:
+            self.step, self.before, self.said = step, self.state_dict(), {}
+        said, alerts = self.said, []
+        skipped = row.get("scaler/skipped", 0.0)
+        if skipped and _AMP_SKIP not in said:
+            said[_AMP_SKIP] = Level.INFO
+            remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
+            alerts.append(
+                Alert(_AMP_SKIP, Level.INFO, step, "scaler/skipped", skipped, 0.0, 0, remedies)
+            )
+        for name, (watcher, latch) in self.rules.items():
+            found = watcher.read(row)
+            level = found.level
+            if latch.update(level, found.calm) and level is not None and level > said.get(name, -1):
+                said[name] = level
+                alerts.append(
+                    Alert(
+                        rule=name,
+                        level=level,
+                        step=step,
+                        tag=found.tag,
+                        value=found.value,
+                        limit=found.limit,
+                        window=found.window,
+                        remedies=found.remedies,
+                        member=member,
+                    )
+                )
+        return alerts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            name: {"watcher": watcher.state_dict(), "latch": latch.state_dict()}
+            for name, (watcher, latch) in self.rules.items()
+        }
+
+    def load_state_dict(self, state: Any) -> None:
+        names = sorted(state) if isinstance(state, Mapping) else state
+        if names != sorted(self.rules):
+            raise ConfigError(
+                f"This state is of a judge with the rules {names}, but this one has "
+                f"{sorted(self.rules)}. Build it with the same rules."
+            )
+        for name, (watcher, latch) in self.rules.items():
+            try:
+                watcher.load_state_dict(state[name]["watcher"])
+                latch.load_state_dict(state[name]["latch"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"The judge's state of rule {name!r} is damaged: {type(error).__name__}: "
+                    f"{error}. Pass what Judge.state_dict() returned."
+                ) from error
+
+
+class Judge:
+    """Reads one row per step and says which rules fire.
+
+    A rule reads only the tags it knows; it is silent about tags that a row lacks. Time is counted
+    in steps observed, so a step that was rewound or left out changes nothing. All decisions depend
+    on the rows alone, so that ranks that see equal rows raise equal alerts.
+
+    Besides the rules, a step that a GradScaler skipped is an INFO named ``amp_skip``.
+
+    Args:
+        rules: what to watch for; their names must differ.
+        members: number of models of an ensemble; 0 for a single model.
+
+    Raises:
+        ConfigError: if a rule lacks what :class:`~ebmguard.alerts.Rule` asks for, or two rules
+            share a name.
+    """
+
+    def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
+        try:
+            self.rules = tuple(rules)
+        except TypeError as error:
+            raise ConfigError(
+                f"Expected a sequence of rules such as ebmguard.alerts.DEFAULT_RULES, but got "
+                f"{rules!r}. A single rule is passed as rules=(rule,)."
+            ) from error
+        for rule in self.rules:
+            check_rule(rule)
+        names = [rule.name for rule in self.rules]
+        if len({_AMP_SKIP, *names}) <= len(names):
+            raise ConfigError(
+                f"Rules need different names, none of them {_AMP_SKIP!r}, but got {names}. Rename "
+                'one: dataclasses.replace(rule, name="...").'
+            )
+        self._shared = _Memory(self.rules)
+        self._members = [_Memory(self.rules) for _ in range(members)]
+
+    @property
+    def active(self) -> dict[str, Level]:
+        """The rules whose episode is not over, each with the highest level it reached.
+
+        A rule that has only informed is not among them, nor are the rules of an ensemble's members.
+        """
+        latches = {name: latch for name, (_, latch) in self._shared.rules.items()}
+        return {name: latch.active for name, latch in latches.items() if latch.active is not None}
+
+    @property
+    def level(self) -> Level | None:
+        """The highest level of the active rules, None while all is well."""
+        return max(self.active.values(), default=None)
+
+    def observe(
+        self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
+    ) -> list[Alert]:
+        """Take the row of one step; return the alerts to report now, in the order of the rules.
+
+        The row of a step may come several times in a row, each time with more in it, as where
+        losses are accumulated. It then takes the place that it had before in the memory of the
+        rules, and an alert that was returned for this step comes again only at a higher level.
+
+        Args:
+            step: the step the row belongs to.
+            row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
+                which only what no member has is judged.
+            members: the rows of an ensemble's members, or none, which leaves their memory as it is.
+
+        Raises:
+            ConfigError: if the rows of members are not as many as there are members.
+        """
+        if not members:
+            return self._shared.observe(step, row, None)
+        if len(members) != len(self._members):
+            raise ConfigError(
+                f"Expected rows of {len(self._members)} members, but got {len(members)}. Say how "
+                "many there are: Judge(rules, members=...)."
+            )
+        own = members[0].keys() - {"beta_star"}  # which words the remedies
+        shared = {tag: value for tag, value in row.items() if tag not in own}
+        alerts = self._shared.observe(step, shared, None)
+        for i, (memory, each) in enumerate(zip(self._members, members, strict=True)):
+            alerts += memory.observe(step, each, i)
+        return alerts
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""
+        return {
+            "shared": self._shared.state_dict(),
+            "members": [memory.state_dict() for memory in self._members],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned. The step observed last is then over.
+
+        Raises:
+            ConfigError: if the state is of other rules or of another number of members, or is
+                damaged. The judge is then as it was.
+        """
+        try:
+            shared, members = state["shared"], list(state["members"])
+        except (KeyError, TypeError) as error:
+            raise ConfigError(
+                f"The judge's state is damaged: {type(error).__name__}: {error}. Pass what "
+                "Judge.state_dict() returned."
+            ) from error
+        if len(members) != len(self._members):
+            raise ConfigError(
+                f"This is the state of a judge of {len(members)} ensemble members, but this one "
+                f"has {len(self._members)} (0 for a single model). Build it with the same model "
+                "dimensions."
+            )
+        memories = []
+        for part in (shared, *members):
+            memory = _Memory(self.rules)
+            memory.load_state_dict(part)
+            memories.append(memory)
+        self._shared, *self._members = memories

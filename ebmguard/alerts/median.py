@@ -1,0 +1,137 @@
+"""Rules on the median of a slow diagnostic: weights, overlap, chains, clamp, step size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import ConfigError, DivergenceError
+from .alert import Level
+from .remedies import Remedies
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
+from .statistics import RollingWindow
+
+__all__ = ["Bound", "MedianRule"]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit that the median of one diagnostic over a window should keep to.
+
+    Single values of slow diagnostics are noise at ordinary batch sizes, so that one step alone
+    never fires.
+
+    Attributes:
+        tag: the diagnostic.
+        side: on which side of the limit the median is out of range.
+        limit: exclusive.
+        clear: where the median is calm again, on the other side of the limit.
+        window: values in the median; there is none before so many have come.
+        remedies: what helps on this side.
+        level: what is reported: INFO or WARN.
+    """
+
+    tag: str
+    side: Literal["above", "below"]
+    limit: float
+    clear: float
+    window: int
+    remedies: Remedies
+    level: Level = Level.WARN
+
+    def __post_init__(self) -> None:
+        ordered = self.clear <= self.limit if self.side == "above" else self.limit <= self.clear
+        if not ordered or self.window < 1 or self.level is Level.ERROR:
+            raise ConfigError(
+                f"Bound of {self.tag!r}: expected clear on the other side of the limit than "
+                f"{self.side!r}, window >= 1 and level INFO or WARN, but got limit={self.limit}, "
+                f"clear={self.clear}, window={self.window}, level={self.level.name}."
+            )
+
+
+@dataclass(frozen=True)
+class MedianRule:
+    """WARN or INFO while a median over a window is out of bounds.
+
+    Attributes:
+        bounds: where several are broken, the first of the highest level speaks.
+        reference_prefix: put before the tags at beta* = 0, where the weights are uniform and say
+            nothing: what they would be at the reference exponent is read instead.
+        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
+    """
+
+    name: str
+    bounds: tuple[Bound, ...]
+    reference_prefix: str = ""
+    calm_steps: int = 10
+    cooldown: int = 500
+    error: type[DivergenceError] = DivergenceError
+
+    def limits(self) -> dict[str, Limits]:
+        """The bounds that warn."""
+        found: dict[str, Limits] = {}
+        for bound in self.bounds:
+            if bound.level is Level.WARN:
+                above = bound.side == "above"
+                own = Limits(high=bound.limit) if above else Limits(low=bound.limit)
+                found[bound.tag] = own.within(found.get(bound.tag, own))
+        return found
+
+    def watcher(self) -> MedianWatcher:
+        """A new watcher."""
+        return MedianWatcher(self)
+
+
+class MedianWatcher:
+    """A rolling median for each bound."""
+
+    def __init__(self, rule: MedianRule) -> None:
+        self.rule = rule
+        self.prefix = ""
+        self._start()
+
+    def _start(self) -> None:
+        self.windows = [RollingWindow(bound.window) for bound in self.rule.bounds]
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        """A level while a full window's median is out of bounds."""
+        beta_star = row.get("beta_star", math.nan)
+        prefix = self.rule.reference_prefix if beta_star == 0 else ""
+        if not any(prefix + bound.tag in row for bound in self.rule.bounds):
+            return UNKNOWN  # such as the row of a step without a loss
+        if prefix != self.prefix:
+            self.prefix = prefix
+            self._start()
+        broken: list[tuple[Bound, float]] = []
+        known, calm = False, True
+        for bound, window in zip(self.rule.bounds, self.windows, strict=True):
+            value = row.get(prefix + bound.tag, math.nan)
+            if math.isfinite(value):
+                window.push(value)
+            if len(window) < window.size:
+                continue
+            known = True
+            median = window.median()
+            sign = 1.0 if bound.side == "above" else -1.0
+            calm &= sign * median <= sign * bound.clear
+            if sign * median > sign * bound.limit:
+                broken.append((bound, median))
+        if not known:
+            return UNKNOWN
+        if not broken:
+            return CALM if calm else NOT_CALM
+        bound, median = max(broken, key=lambda each: each[0].level)
+        tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
+        return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The windows, oldest value first, in the order of the bounds."""
+        return {"prefix": self.prefix, "windows": [window.values() for window in self.windows]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.prefix = str(state["prefix"])
+        pairs = zip(self.rule.bounds, state["windows"], strict=True)
+        self.windows = [RollingWindow(bound.window, values) for bound, values in pairs]

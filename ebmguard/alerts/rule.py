@@ -1,0 +1,143 @@
+"""What every rule is: data with a name, and a watcher that reads one row per step.
+
+A rule of one's own is any object with what :class:`Rule` asks for; it need not inherit from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from ..errors import ConfigError, DivergenceError
+from .alert import Level
+
+__all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Limits", "Reading", "Rule", "Watcher", "check_rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a rule says of one row.
+
+    Attributes:
+        level: None while nothing is wrong.
+        calm: whether the statistics are inside the tighter band that ends an episode; None where
+            the row does not tell.
+        tag, value, limit, window, remedies: as in :class:`~ebmguard.Alert`; only meaningful with a
+            level.
+    """
+
+    level: Level | None
+    calm: bool | None
+    tag: str = ""
+    value: float = math.nan
+    limit: float = math.nan
+    window: int = 0
+    remedies: tuple[str, str] = ("", "")
+
+
+CALM, NOT_CALM, UNKNOWN = Reading(None, True), Reading(None, False), Reading(None, None)
+
+
+class Limits(NamedTuple):
+    """The range in which no rule says WARN, and the wider one in which none says ERROR."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    error_low: float = -math.inf
+    error_high: float = math.inf
+
+    def within(self, other: Limits) -> Limits:
+        """The range that keeps to both."""
+        return Limits(
+            max(self.low, other.low),
+            min(self.high, other.high),
+            max(self.error_low, other.error_low),
+            min(self.error_high, other.error_high),
+        )
+
+
+@runtime_checkable
+class Watcher(Protocol):
+    """The memory of one rule.
+
+    With ``limits() -> Mapping[str, Limits]`` it has a moving band drawn in reports: the limits by
+    tag that held for the row read last.
+    """
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        """Take one row, which may lack any tag."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole memory as JSON-able data, which later rows do not change.
+
+        It is asked for at every step, since the row of a step may come again with more in it.
+        """
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is damaged.
+        """
+
+
+class Rule(Protocol):
+    """Data that says what to watch for.
+
+    What a rule may have besides: ``error``, the class that ``action="raise"`` raises (otherwise
+    :class:`~ebmguard.DivergenceError`); for reports ``limits() -> Mapping[str, Limits]``, fixed
+    limits by tag, and ``owed``, the tags where NaN is an alarm and not just unknown.
+    """
+
+    @property
+    def name(self) -> str:
+        """What its alerts are called; different for each rule of a run."""
+
+    @property
+    def calm_steps(self) -> int:
+        """Observations inside the calm band that end an episode."""
+
+    @property
+    def cooldown(self) -> int:
+        """Observations after a report in which no new episode's WARN is reported.
+
+        An ERROR is never held back.
+        """
+
+    def watcher(self) -> Watcher:
+        """A new watcher, which remembers nothing yet."""
+
+
+def check_rule(rule: Any) -> None:
+    """Refuse what is no :class:`Rule`, before it is asked at every step.
+
+    Raises:
+        ConfigError: if it lacks something, or has something of the wrong type.
+    """
+    lacks = [own for own in ("name", "calm_steps", "cooldown", "watcher") if not hasattr(rule, own)]
+    problem = ""
+    if isinstance(rule, type):
+        problem = "is a class: pass an instance of it"
+    elif lacks:
+        problem = f"lacks {', '.join(lacks)}"
+    elif not isinstance(rule.name, str) or not all(
+        isinstance(count, int) and count >= 0 for count in (rule.calm_steps, rule.cooldown)
+    ):
+        counts = f"calm_steps={rule.calm_steps!r} and cooldown={rule.cooldown!r}"
+        problem = f"has name={rule.name!r}, {counts}"
+    else:
+        error, watcher = getattr(rule, "error", DivergenceError), rule.watcher()
+        reading: object = watcher.read({}) if isinstance(watcher, Watcher) else None
+        if not (isinstance(error, type) and issubclass(error, DivergenceError)):
+            problem = f"has error={error!r}"
+        elif not isinstance(reading, Reading):
+            problem = f"has a watcher {watcher!r}, of which read({{}}) is {reading!r}"
+    if problem:
+        raise ConfigError(
+            f"{rule!r} {problem}. A rule has a name (text), calm_steps and cooldown (whole numbers "
+            "from 0 on), perhaps an error (a subclass of DivergenceError), and a method watcher() "
+            "that returns a new object with read(row), which returns a Reading, state_dict() and "
+            "load_state_dict(state). See ebmguard.alerts.Rule."
+        )
