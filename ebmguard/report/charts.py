@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..alerts import Bands, Limits
 from ..tags import REFERENCE, TAGS, Scale
 
-__all__ = ["ACCURACY", "CHARTS", "MORE_CHARTS", "Bands", "Chart", "Limits", "value_of"]
+__all__ = ["ACCURACY", "CHARTS", "MORE_CHARTS", "Bands", "Chart", "Limits", "Scale", "value_of"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..tags import Scale
+from .charts import Scale
 
 __all__ = ["Axis", "number"]
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from ..tags import Scale
+from .charts import Scale
 from .scales import Axis
 from .thin import Bin
 
