@@ -11,29 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "ALERT_LEVEL",
-    "ATTEMPT",
-    "BETA_STAR",
-    "ENERGY_GAP",
-    "ESS",
-    "EXTRA_COMPUTE",
-    "GRADIENTS_SKIPPED",
-    "GRAD_SCALE",
-    "REFERENCE",
-    "SAMPLER_DRIFT",
-    "SAMPLER_GRAD_NORM",
-    "SAMPLER_STEPS",
-    "SCALER_SKIPPED",
-    "SECTIONS",
-    "STEPS_FACTOR",
-    "TAGS",
-    "Join",
-    "Scale",
-    "Tag",
-    "find",
-    "weight_tag",
-]
+__all__ = ["REFERENCE", "SECTIONS", "TAGS", "Join", "Scale", "Tag", "find", "weight_tag"]
 
 Join = Literal["average", "exact", "lowest", "highest", "sum", "positives", "negatives", "both"]
 Scale = Literal["share", "linear", "log", "symlog"]
@@ -41,20 +19,16 @@ Scale = Literal["share", "linear", "log", "symlog"]
 REFERENCE = "ref/"
 """Prefix of what is taken at the reference exponent, which says something at β* = 0 too."""
 
-# The tags that one room writes and another reads by name.
+# The tags that one room writes and another reads: read as `tags.GRAD_SCALE`.
 ALERT_LEVEL = "alert_level"
 ATTEMPT = "recovery/attempt"
 BETA_STAR = "beta_star"
 ENERGY_GAP = "energy_gap"
 ESS = "ess"
-EXTRA_COMPUTE = "steering/extra_compute"
 GRADIENTS_SKIPPED = "nonfinite/gradients"
 GRAD_SCALE = "grad_scale"
-SAMPLER_DRIFT = "sampler/drift_to_noise"
 SAMPLER_GRAD_NORM = "sampler/grad_norm"
-SAMPLER_STEPS = "sampler/steps"
 SCALER_SKIPPED = "scaler/skipped"
-STEPS_FACTOR = "sampler/steps_factor"
 
 
 @dataclass(frozen=True)
@@ -155,18 +129,19 @@ _SAMPLER = (
     Tag("sampler/evaluations", "SGLD steps", "linear",
         "evaluations whose gradient was taken, per call", "the SGLD steps",
         "what the sampler cost"),
-    Tag(SAMPLER_STEPS, "SGLD steps asked for", None, "the SGLD steps that the call was to take; "
+    Tag("sampler/steps", "SGLD steps asked for", None, "the SGLD steps that the call was to take; "
         "needs `sgld_steps`, and a sampler that asks", "",
         "what a rollback or the adaptive sampler made of them"),
-    Tag(STEPS_FACTOR, "SGLD steps, factor", "linear",
+    Tag("sampler/steps_factor", "SGLD steps, factor", "linear",
         "the SGLD steps asked for, in units of the usual number; with `adapt=`", "1",
         "above: the sampler lags and gets more and finer steps"),
     Tag("sampler/repeated", "repeated samples", "share",
         "share of the samples that equal those of the call before", "0", "the chains hang",
         "negatives"),
-    Tag(SAMPLER_DRIFT, "SGLD drift to noise", "log", "step_size · ‖∇ₓh‖ / (noise_std · √d) at the "
-        "last evaluation, mean over samples of d entries; needs `step_size`, `noise_std`",
-        "1 to 10", "far above: gradient ascent; far below: a random walk (Appendix A.3)",
+    Tag("sampler/drift_to_noise", "SGLD drift to noise", "log",
+        "step_size · ‖∇ₓh‖ / (noise_std · √d) at the last evaluation, mean over samples of d "
+        "entries; needs `step_size`, `noise_std`", "1 to 10",
+        "far above: gradient ascent; far below: a random walk (Appendix A.3)",
         "negatives"),
     Tag("sampler/acceptance", "Metropolis acceptance", "share", "how likely the Metropolis test of "
         "MALA accepts the last step of which both ends were evaluated, for the density ∝ "
@@ -222,8 +197,9 @@ _REST = (
         "[alerts.md](alerts.md)"),
     Tag(ATTEMPT, "rollbacks so far", None, "rollbacks so far; with `action=\"rollback\"`", "0",
         "[recovery.md](recovery.md)"),
-    Tag(EXTRA_COMPUTE, "SGLD steps spent, factor", None, "SGLD steps taken so far in units of "
-        "those of the usual number; with `adapt=`", "1", "what the adaptive sampler cost"),
+    Tag("steering/extra_compute", "SGLD steps spent, factor", None,
+        "SGLD steps taken so far in units of those of the usual number; with `adapt=`", "1",
+        "what the adaptive sampler cost"),
 )
 # fmt: on
 
