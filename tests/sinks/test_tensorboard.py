@@ -257,8 +257,12 @@ def test_what_others_wrote_into_the_folder_is_never_voided(tmp_path: Path) -> No
 def test_rollbacks_of_a_real_run(tmp_path: Path, hold: bool) -> None:
     quick = Recovery(every=4, certify_after=4, relapse_within=6)
     memory = Memory()
-    sinks = [memory, TensorBoardSink(tmp_path)]
-    run = Run(quick, detector=Scripted([18, 44]), hold=hold, sinks=sinks)
+    run = Run(
+        quick,
+        detector=Scripted([18, 44]),
+        hold=hold,
+        sinks=[memory, TensorBoardSink(tmp_path)],
+    )
     for _ in range(60):
         run.step()
     run.guard.close()
