@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ..energies import Groups, LogQ
 from ..objective.joined import join
 from ..ranks import gathered
+from ..tags import TAGS, Join
 from .weights import Shares, exponentiated, named, weight_diagnostics_at
 
 __all__ = ["diagnostics_of_ranks"]
@@ -156,41 +157,19 @@ def _joined(names: Sequence[str], table: Tensor, n: Tensor, m: Tensor) -> dict[s
     return found
 
 
-_HOW = {
-    "f_pos/min": "lowest",
-    "f_neg/min": "lowest",
-    "f_pos/max": "highest",
-    "f_neg/max": "highest",
-    "sampler/grad_norm_max": "highest",
-    "nonfinite/pos": "sum",
-    "nonfinite/neg": "sum",
-    "f_pos/mean": "by positives",
-    "f_neg/mean": "by negatives",
-    "sampler/grad_norm": "by negatives",
-    "sampler/drift_to_noise": "by negatives",
-    "sampler/clamped": "by negatives",
-    "sampler/repeated": "by negatives",
-    "sampler/acceptance": "by negatives",
-    "buffer/age": "by negatives",
-    "buffer/duplicates": "by negatives",  # repeats among the draws of one rank
-    "buffer/reinit": "by negatives",
-    "nonfinite/samples": "by negatives",
-    "nonfinite/energies": "by both",
-}
+def _how(name: str) -> Join:
+    tag = TAGS.get(name)
+    return "average" if tag is None else tag.join
 
 
-def _how(name: str) -> str:
-    return _HOW.get(name, "average")
-
-
-def _join(how: str, x: Tensor, n: Tensor, m: Tensor) -> Tensor:
+def _join(how: Join, x: Tensor, n: Tensor, m: Tensor) -> Tensor:
     if how == "lowest":
         return x.amin(0)
     if how == "highest":
         return x.amax(0)
     if how == "sum":
         return x.sum(0)
-    if how == "average":
+    count = {"positives": n, "negatives": m, "both": n + m}.get(how)
+    if count is None:  # also what is replaced by an exact number
         return x.mean(0)
-    count = {"by positives": n, "by negatives": m, "by both": n + m}[how]
     return (x * count.unsqueeze(1)).sum(0) / count.sum(0)

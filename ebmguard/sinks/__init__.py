@@ -6,11 +6,9 @@ built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
 alerts to a web address.
 """
 
-from .add_scalar import AddScalarSink
 from .jsonl import JsonlSink, read_jsonl, to_json
-from .patient import PatientSink
-from .protocol import Sink
-from .resolve import as_sink, open_log_dir
+from .protocol import PatientSink, Sink
+from .resolve import AddScalarSink, as_sink, open_log_dir
 from .tensorboard import TensorBoardSink
 from .webhook import WebhookSink
 from .writer import Writer

@@ -1,11 +1,11 @@
 """TensorBoard's event file: records of serialised protobufs with checksums.
 
-Written here rather than with ``torch.utils.tensorboard`` for two reasons. Its checksum runs byte
-by byte in Python, which is two thirds of the cost of a row (250 of 360 microseconds, on a thread
-that competes with the trainer for the interpreter); and its queue is written when the thread
-gets to it, so what a kill loses is left to chance.
+Written here instead of with ``torch.utils.tensorboard`` for two reasons. Its checksum runs byte by
+byte in Python, which is two thirds of the cost of a row (250 of 360 microseconds, on a thread that
+competes with the trainer for the interpreter); and its queue is written when the thread gets to it,
+so that what a kill loses is left to chance.
 
-This module needs the package tensorboard (and numpy, which comes with it). Only
+It needs the package tensorboard (and numpy, which comes with it), so that only
 :mod:`ebmguard.sinks.tensorboard` imports it, and only when a sink is made.
 """
 
@@ -28,7 +28,7 @@ from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
 
-from .files import AppendFile
+from .jsonl import AppendFile
 
 __all__ = ["EventFile", "crc32c"]
 
@@ -43,8 +43,8 @@ _file_numbers = itertools.count()
 def _shifted_tables() -> np.ndarray:
     """Row k: the CRC-32C register after each single byte followed by k zero bytes.
 
-    The checksum is linear over GF(2), so that of n bytes is the XOR of one entry per byte: one
-    look-up for all bytes at once takes the place of a loop in Python.
+    The checksum is linear over GF(2): that of n bytes is the XOR of one entry per byte, so that one
+    look-up for all bytes replaces a loop in Python.
     """
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -67,8 +67,8 @@ def crc32c(data: bytes) -> int:
     for start in range(0, len(view), _CHUNK):
         chunk = view[start : start + _CHUNK].astype(np.int64)
         head = min(len(chunk), 4)
-        # The register so far enters by the first four bytes; what a shorter chunk leaves of it
-        # is shifted on.
+        # The register so far enters through the first four bytes; what is left of it after a
+        # shorter chunk is shifted on.
         chunk[:head] ^= np.frombuffer(struct.pack("<I", register), dtype=np.uint8)[:head]
         entries = _TABLE.take(_OFFSETS[-len(chunk) :] + chunk)
         register = int(np.bitwise_xor.reduce(entries)) ^ (register >> (8 * head))
@@ -145,17 +145,17 @@ class EventFile:
         )
 
     def add_restart(self, step: int) -> None:
-        """Void what was written of this step and later ones.
+        """Void what was written for this step and later ones.
 
-        For readers that go by such events; those that drop, tag by tag, what a later and smaller
-        step overtakes ignore them. It voids all tags of a folder: nothing is done where other
+        Some readers go by such events; others drop, tag by tag, the steps that a later event has
+        gone back to, and ignore them. It voids all tags of a folder, so nothing is done if other
         writers' event files lie in it.
         """
         files = self._file.path.parent.glob("*tfevents*")
         if not all(path.name.endswith(_SUFFIX) for path in files):
             return
         start = SessionLog(status=SessionLog.START)
-        # Twice: the first that a reader meets in a folder is the beginning of the run to it.
+        # Twice: a reader takes the first one in a folder for the beginning of the run.
         for _ in range(2):
             self._add(Event(wall_time=time.time(), step=step, session_log=start))
 

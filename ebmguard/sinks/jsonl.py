@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .files import AppendFile, prepare_folder
 
-__all__ = ["JsonlSink", "parse_line", "read_jsonl", "to_json"]
+__all__ = ["AppendFile", "JsonlSink", "parse_line", "prepare_folder", "read_jsonl", "to_json"]
 
 # JSON has no such numbers. These strings are those of the proto3 JSON mapping; unlike the bare
 # NaN that Python writes by default, every JSON parser can read them.
@@ -29,8 +28,8 @@ class JsonlSink:
     ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :func:`read_jsonl` turns them back. The raw
     values behind histograms are not written.
 
-    Lines are kept in memory until :meth:`flush`. In a folder that holds the files of an earlier
-    run the lines are appended; a last line that a kill tore in two is cut off first.
+    Lines are kept in memory until :meth:`flush`. They are appended to files of an earlier run; a
+    last line that a kill tore in two is cut off first.
 
     Args:
         folder: created if missing.
@@ -68,7 +67,7 @@ class JsonlSink:
         Raises:
             OSError: if the disk does not take them; they are kept for the next flush.
         """
-        # What little room a disk may have is the alerts'.
+        # Alerts first: they are worth the last room on a disk.
         self._alerts.flush()
         self._recoveries.flush()
         self._metrics.flush()
@@ -166,3 +165,73 @@ def _open_lines(path: Path) -> AppendFile:
     else:
         os.truncate(path, len(kept) + len(newline))
     return lines
+
+
+def prepare_folder(path: str | os.PathLike[str]) -> Path:
+    """Create the folder with its parents, and return it.
+
+    Raises:
+        ConfigError: if it cannot be created.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return folder
+
+
+class AppendFile:
+    """Records kept in memory and appended to one file by :meth:`flush`.
+
+    The file is open only while it is written: nothing is left to close, and a forked data loader
+    inherits no handle. A killed process loses what came after its last flush.
+
+    Raises:
+        ConfigError: at construction, if the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._pending: list[bytes | Callable[[], bytes]] = []
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise _unwritable(path.parent, error) from error
+
+    def add(self, record: bytes | Callable[[], bytes]) -> None:
+        """Keep one record for the next flush, or the function that makes it.
+
+        Making many in a row costs a fraction of making one between two training steps, where
+        neither the code nor the data is in the processor's caches.
+        """
+        self._pending.append(record)
+
+    def flush(self) -> None:
+        """Append what is pending.
+
+        Raises:
+            OSError: if the disk does not take it. What was not written stays pending: a later
+                flush continues at the very byte, so the file never holds half a record followed
+                by another.
+        """
+        if not self._pending:
+            return
+        records = (r if isinstance(r, bytes) else r() for r in self._pending)
+        data = memoryview(b"".join(records))
+        written = 0
+        try:
+            # Unbuffered: a buffered file would not say how much of it arrived.
+            with self.path.open("ab", buffering=0) as file:
+                while written < len(data):
+                    written += file.write(data[written:])
+        finally:
+            self._pending = [bytes(data[written:])] if written < len(data) else []
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Expected a "
+        "folder that exists or can be created, and in which files can be written. Pass another "
+        "log_dir, or change the permissions of this one."
+    )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import ConfigError
-from .files import prepare_folder
+from .jsonl import prepare_folder
 from .protocol import MARKER_PREFIX, TAG_PREFIX
 from .text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
 
@@ -16,7 +16,7 @@ __all__ = ["TensorBoardSink"]
 
 
 def _lines(*tags: str) -> tuple[str, ...]:
-    # The page takes them for regular expressions that need only match the start of a tag.
+    # The page reads them as regular expressions that need to match only the start of a tag.
     return tuple(f"{TAG_PREFIX}{tag}$" for tag in tags)
 
 
@@ -25,7 +25,7 @@ def _band(tag: str) -> tuple[str, ...]:
 
 
 # Category -> chart -> tags of the Custom Scalars page.
-_LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
+LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Alerts": {
         "alerts by rule: 0 INFO, 1 WARN, 2 ERROR": (f"{MARKER_PREFIX}.*",),
         "alert level of every step: 0 none, 1 WARN, 2 ERROR": _lines("alert_level"),
@@ -74,18 +74,18 @@ class TensorBoardSink:
     - Alerts as text under ``guard/alerts``, and as a marker: the scalar
       ``_alerts/<LEVEL>_<rule>`` at the step of the alert, whose value is the level (0 INFO, 1 WARN,
       2 ERROR). These are the first charts of TensorBoard's first page.
-    - Rollbacks as text under ``guard/recovery``: the story of all so far, with the alerts of the
-      steps that were abandoned.
+    - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of the steps that were
+      abandoned.
     - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
 
     The step axis is the guard's step. Events are kept in memory until :meth:`flush`.
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
     ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Where a resumed or rewound run writes steps for the second time, it shows the later pass alone;
-    ``metrics.jsonl`` and ``alerts.jsonl`` keep both. With ``--load_fast=false``, and where the
-    package tensorboard-data-server is missing, that is so only in a folder that no other writer of
-    event files shares: what is voided there is voided of all tags.
+    Where a resumed or rewound run writes steps a second time, TensorBoard shows only the later
+    pass; ``metrics.jsonl`` and ``alerts.jsonl`` keep both. With ``--load_fast=false``, or without
+    the package tensorboard-data-server, this needs a folder with no other writer's event files:
+    voiding steps there would void them for all tags.
 
     Args:
         folder: created if missing. Other event files in it are left alone.
@@ -101,16 +101,16 @@ class TensorBoardSink:
             raise ConfigError(
                 f"Event files need the package tensorboard, which cannot be imported: {error}. "
                 'Run `pip install "ebmguard[tensorboard]"`, or pass '
-                "sinks=[ebmguard.sinks.JsonlSink(dir)] in place of log_dir."
+                "sinks=[ebmguard.sinks.JsonlSink(dir)] instead of log_dir."
             ) from error
         self.folder = prepare_folder(folder)
         self._events = EventFile(self.folder)
-        # A resumed run goes again through steps that an earlier process has written.
+        # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if self._events.is_continued else -math.inf
         self._alerts: list[Mapping[str, Any]] = []
         self._story = ""
         self._story_step = -1
-        self._events.add_layout(_LAYOUT)
+        self._events.add_layout(LAYOUT)
         self._events.flush()
 
     def write_row(

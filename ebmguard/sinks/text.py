@@ -9,15 +9,15 @@ from .protocol import MARKER_PREFIX
 
 __all__ = ["LEVEL_NUMBERS", "alert_markdown", "marker_tag", "recovery_markdown"]
 
-# Levels as the scalar guard/alert_level counts them.
+# Levels as numbers, as in the scalar guard/alert_level.
 LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
 
 
 def marker_tag(record: Mapping[str, Any]) -> str:
     """The tag of the scalar that marks an alert's step; its value is the level's number.
 
-    Level and rule are words in it, because a page of scalars shows no others, and because points
-    of one tag are joined by a line. Both are behind the last slash: what stands before it is cut
+    It names level and rule, because a page of scalars shows no other words, and because a line
+    joins the points of one tag. Both follow the last slash: TensorBoard cuts what stands before it
     where there is little room.
 
     Args:
@@ -45,7 +45,7 @@ def alert_markdown(record: Mapping[str, Any]) -> str:
 
 
 def recovery_markdown(record: Mapping[str, Any], abandoned: Sequence[Mapping[str, Any]]) -> str:
-    """A heading, what was done, and the alerts of the steps that come again.
+    """A heading, what was done, and the alerts of the steps that were abandoned.
 
     Args:
         record: one of the audit log's.

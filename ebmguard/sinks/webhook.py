@@ -23,18 +23,18 @@ __all__ = ["WebhookSink"]
 
 _log = logging.getLogger("ebmguard")
 
-# Messages that wait for the server; alerts have a cool-down, so that more means hours without it.
+# Messages that wait for the server. Alerts have a cool-down: more means hours without a server.
 _CAPACITY = 100
 # Seconds before the second, third and fourth attempt.
 _PAUSES = (1.0, 4.0, 16.0)
-# Seconds that the end of the process is held up for what has not been delivered.
+# Seconds that the end of the process waits for what has not been delivered.
 _EXIT_WAIT = 10.0
-# Too many requests, and a time-out of the server's: the only refusals worth another attempt.
+# Time-out on the server, and too many requests: the only refusals worth another attempt.
 _PASSING = frozenset({408, 429})
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirected POST becomes a GET without its body, which looks delivered and is not."""
+    """A redirected POST would become a GET without its body: it looks delivered and is not."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -47,10 +47,10 @@ class WebhookSink:
     ``level``, ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, the full record. NaN and
     infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent.
 
-    A daemon thread sends while there is something to send, in order, and tries each message up to
-    four times where the server cannot be reached or fails. What could not be delivered is logged
-    as an error, and never raised into the training. When the process ends, it waits up to ten
-    seconds for what is left. Logs name the host alone: such addresses hold a secret.
+    A daemon thread sends in order, and tries each message up to four times if the server cannot be
+    reached or fails. What could not be delivered is logged as an error and never raised into the
+    training. At its end the process waits up to ten seconds for what is left. Logs name only the
+    host: such addresses hold a secret.
 
     Args:
         url: an http or https address.
@@ -59,7 +59,7 @@ class WebhookSink:
         timeout: seconds for one attempt.
 
     Raises:
-        ConfigError: if an argument is of none of these kinds. Nothing is sent at construction.
+        ConfigError: if an argument is invalid. Nothing is sent at construction.
     """
 
     def __init__(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .patient import PatientSink
-from .protocol import Sink
+from .protocol import PatientSink, Sink
 
 __all__ = ["Writer"]
 

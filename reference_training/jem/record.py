@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ebmguard import tags
 from ebmguard.alerts import Alert, Level
 
 from ..numbers import median
@@ -156,11 +157,12 @@ class RunRecord:
             "rollbacks": self.rollbacks,
             "ended": self.ended,
         }
-        for tag in ("grad_scale", "ess", "ref/grad_scale", "ref/ess", "energy_gap"):
-            name = tag.replace("ref/", "reference_")
+        weights = (tags.GRAD_SCALE, tags.ESS)
+        for tag in (*weights, *(tags.REFERENCE + tag for tag in weights), tags.ENERGY_GAP):
+            name = tag.replace(tags.REFERENCE, "reference_")
             results[name] = last.get(tag)
             values = [row[tag] for row in rows[-GAP_WINDOW:] if row.get(tag) is not None]
-            if tag != "energy_gap":
+            if tag != tags.ENERGY_GAP:
                 results[f"{name}_median_last_100"] = median(values)
         for level in ("WARN", "ERROR"):
             record = self.alerts.get(level)

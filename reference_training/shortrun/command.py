@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ebmguard import tags
+
 from ..launch import launch
 from .config import ShortRunConfig
 from .train import train
@@ -33,15 +35,15 @@ def summary(results: dict[str, Any], path: Path) -> str:
             alerts.append(f"{level.replace('_', ' ')}: {alert['message']}")
     lines += reversed(alerts)
     numbers = results["median_last_100"]
-    prefix = "" if results["beta_star"] else "ref/"
+    beta_star = results["beta_star"]
     lines.append(
         "medians of the last 100 updates: "
         + ", ".join(
             f"{words} {value:.3g}"
             for words, tag in (
-                ("energy gap", "energy_gap"),
-                ("GradScale", f"{prefix}grad_scale"),
-                ("ESS", f"{prefix}ess"),
+                ("energy gap", tags.ENERGY_GAP),
+                ("GradScale", tags.weight_tag(tags.GRAD_SCALE, beta_star)),
+                ("ESS", tags.weight_tag(tags.ESS, beta_star)),
             )
             if (value := numbers[tag]) is not None
         )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ebmguard import tags
 from ebmguard.alerts import Alert, Level
 
 from ..figures import as_bytes, save_sample_figures
@@ -31,7 +32,8 @@ ROWS_EVERY = 50
 """Rows are written every so many updates."""
 LAST = 100
 """Updates whose medians are results."""
-WATCHED = ("energy_gap", "f_pos/mean", "f_neg/mean", "grad_scale", "ess", "sampler/grad_norm")
+WEIGHTS = (tags.GRAD_SCALE, tags.ESS)
+WATCHED = (tags.ENERGY_GAP, "f_pos/mean", "f_neg/mean", *WEIGHTS, tags.SAMPLER_GRAD_NORM)
 """Of the guard's row; weights also at the reference exponent."""
 
 
@@ -112,9 +114,8 @@ class Record:
         if step % ROWS_EVERY == 0:
             self._write_rows()
         shown = {"gap": self._gap}
-        for name, tag in (("GradScale", "grad_scale"), ("ESS", "ess")):
-            # At beta* = 0 the weights are uniform and say nothing: show the reference exponent's.
-            shown[name] = guard.get(tag if self.config.beta_star else f"ref/{tag}")
+        for name, tag in zip(("GradScale", "ESS"), WEIGHTS, strict=True):
+            shown[name] = guard.get(tags.weight_tag(tag, self.config.beta_star))
         state: dict[str, float | str] = {k: v for k, v in shown.items() if v is not None}
         self.reporter.step(self.next_step, {**state, "alert": self._last_alert})
 
@@ -141,7 +142,7 @@ class Record:
         medians = {
             tag: median([row[tag] for row in last if row.get(tag) is not None])
             for name in WATCHED
-            for tag in ((name, f"ref/{name}") if name in ("grad_scale", "ess") else (name,))
+            for tag in ((name, tags.REFERENCE + name) if name in WEIGHTS else (name,))
         }
         results = {
             "command": config.command(),

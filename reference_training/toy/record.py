@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ebmguard import tags
 from ebmguard.alerts import Alert
 from ebmguard.sinks import read_jsonl
 
@@ -25,7 +26,7 @@ MEMBERS = "members.jsonl"
 GRIDS = "grids.npz"
 DIVERGED_GAP = 1e4
 """A member has diverged at the first update whose |energy gap| of f exceeds this or is NaN."""
-WATCHED = ("grad_scale", "ess", "energy_gap")
+WATCHED = (tags.GRAD_SCALE, tags.ESS, tags.ENERGY_GAP)
 """Diagnostics of the guard that are kept beside the metrics of an evaluation."""
 AVERAGED = 5
 """Single evaluations move by factors of two to five; results are means over the last ones."""
@@ -119,8 +120,8 @@ class Record:
         state: dict[str, float | str] = {}
         if not math.isnan(self._kl):
             state["median KL"] = self._kl
-        if "grad_scale" in row:
-            state["mean GradScale"] = row["grad_scale"]
+        if tags.GRAD_SCALE in row:
+            state["mean GradScale"] = row[tags.GRAD_SCALE]
         state["alerts"] = ", ".join(f"{n} {name}" for name, n in self._alerts.items()) or "none"
         return state
 

@@ -6,23 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from ebmguard.alerts import DEFAULT_RULES, BandRule, Detector, Level
+from ebmguard.alerts import DEFAULT_RULES, BandRule, Judge, Level
+
+from .parts import excerpt, feed
 
 
-def alerts_of(excerpt):
+def alerts_of(recorded):
     # An excerpt begins in the middle of its run.
     rules = [
-        replace(rule, begins=max(0, rule.begins - excerpt.first_step))
+        replace(rule, begins=max(0, rule.begins - recorded.first_step))
         if isinstance(rule, BandRule)
         else rule
         for rule in DEFAULT_RULES
     ]
-    detector = Detector(rules)
-    return [
-        alert
-        for i, row in enumerate(excerpt.rows)
-        for alert in detector.observe(excerpt.first_step + i, row)
-    ]
+    return feed(Judge(rules), recorded.rows, recorded.first_step)
 
 
 # name, step of the first WARN (None where the first alert is the ERROR), step of the ERROR,
@@ -40,7 +37,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("name", "warned", "failed", "saved"), LOST)
-def test_a_lost_run_is_an_error_before_the_accuracy_goes(excerpt, name, warned, failed, saved):
+def test_a_lost_run_is_an_error_before_the_accuracy_goes(name, warned, failed, saved):
     recorded = excerpt(name)
     blowups = [a for a in alerts_of(recorded) if a.rule == "energy_blowup"]
     expected = [(Level.ERROR, failed)]
@@ -54,11 +51,11 @@ def test_a_lost_run_is_an_error_before_the_accuracy_goes(excerpt, name, warned, 
 
 
 @pytest.mark.parametrize("name", ["healthy_start", "healthy_late"])
-def test_a_healthy_run_is_quiet(excerpt, name):
+def test_a_healthy_run_is_quiet(name):
     assert alerts_of(excerpt(name)) == []
 
 
-def test_a_network_that_begins_to_learn_is_a_warning_at_most(excerpt):
+def test_a_network_that_begins_to_learn_is_a_warning_at_most():
     """All energies and the gradient grow twentyfold in 60 steps; the gap stays under 2."""
     recorded = excerpt("short_run_start")
     alerts = alerts_of(recorded)
@@ -70,7 +67,7 @@ def test_a_network_that_begins_to_learn_is_a_warning_at_most(excerpt):
 
 
 @pytest.mark.parametrize(("name", "step"), [("absorbed_onset", 818), ("absorbed_surge", 1726)])
-def test_a_gap_that_the_weights_absorb_is_one_warning(excerpt, name, step):
+def test_a_gap_that_the_weights_absorb_is_one_warning(name, step):
     recorded = excerpt(name)
     assert [(a.level, a.step, a.tag) for a in alerts_of(recorded)] == [
         (Level.WARN, step, "energy_gap")
@@ -78,18 +75,12 @@ def test_a_gap_that_the_weights_absorb_is_one_warning(excerpt, name, step):
     assert min(recorded.accuracy) > 0.95
 
 
-def test_the_same_surge_is_an_error_where_no_weights_absorb_it(excerpt):
-    recorded = excerpt("absorbed_surge")
-    detector = Detector()
-    levels = {
-        alert.level
-        for step, row in enumerate(recorded.rows)
-        for alert in detector.observe(step, row | {"beta_star": 0.0})
-    }
-    assert Level.ERROR in levels
+def test_the_same_surge_is_an_error_where_no_weights_absorb_it():
+    rows = [row | {"beta_star": 0.0} for row in excerpt("absorbed_surge").rows]
+    assert Level.ERROR in {alert.level for alert in feed(Judge(), rows)}
 
 
-def test_a_starved_run_fails_by_grad_scale_after_a_patience(excerpt):
+def test_a_starved_run_fails_by_grad_scale_after_a_patience():
     recorded = excerpt("starved")
     failing = [a for a in alerts_of(recorded) if a.rule == "sampler_failing"]
     assert [(a.level, a.step) for a in failing] == [(Level.WARN, 275), (Level.ERROR, 455)]
@@ -98,7 +89,7 @@ def test_a_starved_run_fails_by_grad_scale_after_a_patience(excerpt):
     assert [(a.level, a.tag) for a in degenerate] == [(Level.WARN, "ess")]
 
 
-def test_an_alert_names_its_value_its_limit_and_its_window(excerpt):
+def test_an_alert_names_its_value_its_limit_and_its_window():
     recorded = excerpt("blowup_a")
     (alert,) = [a for a in alerts_of(recorded) if a.level is Level.ERROR]
     row = recorded.rows[alert.step - recorded.first_step]

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ebmguard import tags
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
@@ -93,7 +94,6 @@ def read(run: TrainedRun, label: str) -> Course:
         raise ConfigError(f"{file} has no rows yet; wait for the run, or go on with it by --resume")
     steps = sorted(rows)
     beta_star = float(run.config.beta_star)
-    weights = "ref/" if beta_star == 0 else ""
 
     def column(tag: str) -> Floats:
         return np.array([rows[step].get(tag, math.nan) for step in steps], dtype=np.float64)
@@ -105,8 +105,8 @@ def read(run: TrainedRun, label: str) -> Course:
         steps=np.array(steps, dtype=np.int64),
         f_pos=column("f_pos/mean"),
         f_neg=column("f_neg/mean"),
-        grad_scale=column(f"{weights}grad_scale"),
-        ess=column(f"{weights}ess"),
+        grad_scale=column(tags.weight_tag(tags.GRAD_SCALE, beta_star)),
+        ess=column(tags.weight_tag(tags.ESS, beta_star)),
     )
 
 

@@ -1,0 +1,320 @@
+"""The judge: hysteresis and cool-down, rules of one's own, steps with several losses, members."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ebmguard.alerts
+from ebmguard import guard
+from ebmguard.alerts import DEFAULT_RULES, FloorRule, Judge, Level, error_for
+from ebmguard.alerts.judge import Latch
+from ebmguard.errors import ConfigError, DivergenceError, SamplerFailingError
+
+from .parts import Slump, SlumpWatcher, excerpt, feed, levels, make_row, noise
+
+INFO, WARN, ERROR = Level
+LOW = make_row(beta_star=2.0, grad_scale=0.05)
+
+
+# -- hysteresis and cool-down --------------------------------------------------------------------
+
+
+def reports(latch, steps):
+    """Indices of the observations that were reported; a step is (level, calm)."""
+    return [i for i, (level, calm) in enumerate(steps) if latch.update(level, calm)]
+
+
+def test_a_lasting_level_is_reported_once():
+    assert reports(Latch(3, 100), [(WARN, False)] * 1000) == [0]
+
+
+def test_an_escalation_is_reported_at_once_and_only_upwards():
+    latch = Latch(3, 100)
+    steps = [(WARN, False), (ERROR, False), (WARN, False), (ERROR, False), (ERROR, False)]
+    assert reports(latch, steps) == [0, 1]
+    assert latch.active is ERROR
+
+
+def test_an_episode_ends_only_after_enough_calm_steps_in_a_row():
+    latch = Latch(calm_steps=3, cooldown=0)
+    latch.update(WARN, False)
+    # Back inside the limit, but not in the tighter band: the episode goes on.
+    assert reports(latch, [(None, False)] * 10 + [(WARN, False)]) == []
+    assert reports(latch, [(None, True), (None, True), (None, False), (None, True)]) == []
+    assert latch.state_dict()["active"] == "WARN"
+    assert reports(latch, [(None, True), (None, True)]) == []
+    assert latch.state_dict()["active"] is None
+    assert reports(latch, [(WARN, False)]) == [0]
+
+
+def test_a_new_alarm_resets_the_calm_count():
+    latch = Latch(calm_steps=2, cooldown=0)
+    steps = [(WARN, False), (None, True), (WARN, False), (None, True)]
+    assert reports(latch, steps) == [0]
+    assert latch.active is WARN
+
+
+def test_an_unknown_observation_changes_nothing():
+    latch = Latch(calm_steps=2, cooldown=0)
+    reports(latch, [(WARN, False), (None, True), (None, None), (None, True)])
+    assert latch.active is None
+
+
+def test_the_cool_down_holds_back_a_new_episode_and_then_reports_it_late():
+    latch = Latch(calm_steps=1, cooldown=10)
+    steps = [(WARN, False), (None, True)] + [(WARN, False)] * 20
+    assert reports(latch, steps) == [0, 10]
+
+
+def test_an_episode_that_ends_within_the_cool_down_is_not_reported():
+    latch = Latch(calm_steps=1, cooldown=10)
+    assert reports(latch, [(WARN, False), (None, True), (WARN, False), (None, True)]) == [0]
+
+
+def test_an_escalation_does_not_wait_for_the_cool_down():
+    latch = Latch(calm_steps=1, cooldown=100)
+    episode = [(WARN, False), (ERROR, False), (None, True)]
+    assert reports(latch, episode + episode) == [0, 1, 4]
+
+
+def test_an_error_never_waits_for_the_cool_down():
+    latch = Latch(calm_steps=1, cooldown=100)
+    assert reports(latch, [(ERROR, False), (ERROR, False), (None, True)] * 2) == [0, 3]
+
+
+def test_the_cool_down_of_an_error_covers_warnings():
+    latch = Latch(calm_steps=1, cooldown=10)
+    steps = [(ERROR, False), (None, True), (WARN, False), (None, True)]
+    assert reports(latch, steps) == [0]
+
+
+# -- what is active ------------------------------------------------------------------------------
+
+
+def test_the_level_is_that_of_the_episodes_and_not_of_the_reports():
+    judge = Judge()
+    feed(judge, [make_row()] * 60)
+    assert (judge.level, judge.active) == (None, {})
+    judge.observe(60, make_row(energy_gap=1.6))
+    assert judge.observe(61, make_row(energy_gap=1.6)) == []
+    assert judge.active == {"energy_blowup": WARN}
+    judge.observe(62, make_row(nonfinite__energies=0.1))
+    assert judge.level is ERROR
+
+
+def test_steps_may_rewind():
+    judge = Judge()
+    feed(judge, [make_row()] * 60, start=1000)
+    (alert,) = judge.observe(5, make_row(energy_gap=9.0))
+    assert alert.step == 5
+
+
+def test_a_step_that_the_scaler_skipped_is_said_once_and_only_informs():
+    judge = Judge()
+    skipped = make_row(scaler__skipped=1.0)
+    for step in range(3):
+        (alert,) = judge.observe(step, skipped)
+        assert (alert.rule, alert.level, alert.tag) == ("amp_skip", INFO, "scaler/skipped")
+        assert judge.observe(step, skipped) == []
+    assert judge.observe(3, make_row(scaler__skipped=0.0)) == []
+    assert judge.level is None
+
+
+# -- rules of one's own --------------------------------------------------------------------------
+
+
+def test_a_changed_rule_and_one_of_ones_own_stand_beside_the_others():
+    strict = replace(FloorRule(), name="strict", warn_patience=2, error_patience=3)
+    rules = (*DEFAULT_RULES, strict, Slump(patience=1))
+    alerts = feed(Judge(rules), [LOW | {"accuracy": 0.9}] * 3 + [LOW | {"accuracy": 0.1}])
+    found = [(alert.rule, alert.level, alert.step) for alert in alerts]
+    assert found == [("strict", WARN, 1), ("strict", ERROR, 2), ("slump", ERROR, 3)]
+    assert error_for(alerts[1], rules) is SamplerFailingError
+    assert error_for(alerts[1]) is DivergenceError  # not a shipped rule
+
+
+class Unfit(Slump):
+    def watcher(self) -> Any:
+        return None
+
+
+class Mute(Slump):
+    def watcher(self) -> Any:
+        watcher: Any = SlumpWatcher(self)
+        watcher.read = lambda row: "fine"
+        return watcher
+
+
+@dataclass(frozen=True)
+class Nameless:
+    calm_steps: int = 1
+
+
+slump: Any = Slump
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (FloorRule(), "single rule"),
+        (None, "sequence of rules"),
+        (["nonfinite"], "'nonfinite' lacks name, calm_steps, cooldown, watcher"),
+        ([Nameless()], "lacks name, cooldown, watcher"),
+        ([FloorRule], "is a class"),
+        ([slump(name=3)], "has name=3"),
+        ([slump(calm_steps=2.5)], "calm_steps=2.5"),
+        ([slump(cooldown=-1)], "cooldown=-1"),
+        ([slump(error=ValueError)], "has error=<class 'ValueError'>"),
+        ([slump(error="SlumpError")], "has error='SlumpError'"),
+        ([Unfit()], "has a watcher None"),
+        ([Mute()], "is 'fine'"),
+        ([FloorRule(), replace(FloorRule(), floor=0.01)], "different names"),
+        ([Slump(name="amp_skip")], "none of them 'amp_skip'"),
+    ],
+)
+def test_what_is_no_rule_is_refused(rules, said):
+    with pytest.raises(ConfigError, match=said):
+        Judge(rules)
+
+
+# -- several losses in a step --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("losses", [1, 4])
+def test_accumulated_losses_are_one_observation_of_their_step(losses):
+    rows = [LOW for _ in range(220)]
+    judge = Judge()
+    alerts = [
+        a for step, row in enumerate(rows) for _ in range(losses) for a in judge.observe(step, row)
+    ]
+    assert levels(alerts) == [(WARN, 19), (ERROR, 199)]
+
+
+@pytest.mark.parametrize("losses", [1, 4])
+def test_patience_counts_the_steps_of_a_guarded_run_and_not_its_losses(losses):
+    """GradScale under its floor: a WARN after 20 steps, however many losses make one."""
+    shift = torch.zeros((), requires_grad=True)
+    sgd = torch.optim.SGD([shift], lr=0.0)
+    g = guard(None, None, beta_star=2.0)
+    g.attach(optimizer=sgd)
+    for _ in range(25):
+        for _ in range(losses):
+            g.loss(torch.full((8,), 9.0) + shift, torch.zeros(8) - shift).backward()
+        sgd.step()
+    assert [(a.rule, a.step) for a in g.alerts] == [("sampler_failing", 19)]
+
+
+def test_an_alert_of_a_loss_is_not_taken_back_and_its_memory_is():
+    judge = Judge()
+    feed(judge, [make_row()] * 60)
+    (warned,) = judge.observe(60, make_row(energy_gap=1.6))
+    assert warned.level is WARN
+    assert judge.observe(60, make_row(energy_gap=1.7)) == []
+    (lost,) = judge.observe(60, make_row(nonfinite__energies=0.5))
+    assert (lost.rule, judge.active) == ("nonfinite", {"nonfinite": ERROR})
+    (raised,) = judge.observe(60, make_row(energy_gap=9.0))
+    assert (raised.rule, raised.level) == ("energy_blowup", ERROR)
+    assert judge.observe(60, make_row()) == []
+    assert judge.active == {}
+    # As if nothing had been: it is said anew.
+    assert levels(judge.observe(61, make_row(energy_gap=1.6))) == [(WARN, 61)]
+
+
+def test_after_a_restore_no_row_is_replaced():
+    judge, restored = Judge([FloorRule()]), Judge([FloorRule()])
+    feed(judge, [LOW] * 19)
+    restored.load_state_dict(judge.state_dict())
+    assert levels(restored.observe(18, LOW)) == [(WARN, 18)]
+    assert pickle.loads(pickle.dumps(judge)).observe(18, LOW) == []  # is still in that step
+
+
+# -- members of an ensemble ----------------------------------------------------------------------
+
+
+def test_each_member_is_judged_as_if_it_were_alone():
+    story = [row for name in ("absorbed_onset", "blowup_a") for row in excerpt(name).rows]
+    quiet = noise(len(story), beta_star=2.0)
+    judge = Judge(members=2)
+    together = []
+    for step, rows in enumerate(zip(story, quiet, strict=True)):
+        mean = dict.fromkeys(rows[0], math.nan) | {
+            "nonfinite/gradients": 0.0,
+            "scaler/skipped": 0.0,
+        }
+        together += judge.observe(step, mean, rows)
+    assert together == [replace(alert, member=0) for alert in feed(Judge(), story)]
+    assert len(together) >= 2
+    assert judge.active == {}
+
+
+def test_what_no_member_has_is_judged_of_the_whole():
+    judge = Judge(members=2)
+    mean = {
+        "beta_star": 0.5,
+        "energy_gap": math.nan,
+        "scaler/skipped": 1.0,
+        "nonfinite/gradients": 1.0,
+    }
+    members = [{"beta_star": 0.5, "energy_gap": 0.0}, {"beta_star": 0.0, "energy_gap": math.nan}]
+    found = [(alert.rule, alert.tag, alert.member) for alert in judge.observe(0, mean, members)]
+    whole = [("amp_skip", "scaler/skipped", None), ("nonfinite", "nonfinite/gradients", None)]
+    assert found == [*whole, ("nonfinite", "energy_gap", 1)]
+    assert judge.active == {"nonfinite": ERROR}
+    # The same step once more, with nothing new; and then without the members, who are left alone.
+    assert judge.observe(0, mean, members) == []
+    before = judge.state_dict()["members"]
+    assert judge.observe(0, {"nonfinite/gradients": 0.0}) == []
+    assert (judge.active, judge.state_dict()["members"]) == ({}, before)
+
+
+def test_members_go_through_json():
+    judge, other = Judge(members=2), Judge(members=2)
+    for step, row in enumerate(noise(60)):
+        judge.observe(step, row, (row, row | {"energy_gap": 0.0}))
+    other.load_state_dict(json.loads(json.dumps(judge.state_dict(), allow_nan=False)))
+    assert other.state_dict() == judge.state_dict()
+    rows = (make_row(), make_row(energy_gap=9.0))
+    alerts = judge.observe(60, make_row(), rows)
+    assert other.observe(60, make_row(), rows) == alerts
+    assert [alert.member for alert in alerts] == [1]
+
+
+def test_rows_of_other_members_are_refused():
+    judge = Judge(members=2)
+    with pytest.raises(ConfigError, match="2 members, but got 3"):
+        judge.observe(0, make_row(), [make_row()] * 3)
+    assert judge.state_dict() == Judge(members=2).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (Judge(DEFAULT_RULES[:2], members=1).state_dict(), "same rules"),
+        (Judge().state_dict(), "0 ensemble members"),
+        (Judge(members=1).state_dict() | {"members": [3]}, "same rules"),
+        (Judge(members=1).state_dict() | {"members": 3}, "damaged"),
+        ({}, "damaged"),
+    ],
+)
+def test_a_state_of_another_judge_is_refused_and_changes_nothing(state, said):
+    judge = Judge(members=1)
+    judge.observe(0, make_row(), [make_row()])
+    before = judge.state_dict()
+    with pytest.raises(ConfigError, match=said):
+        judge.load_state_dict(state)
+    assert judge.state_dict() == before
+
+
+def test_the_room_imports_no_torch():
+    files = Path(ebmguard.alerts.__file__).parent.glob("*.py")
+    text = "".join(path.read_text() for path in files)
+    assert re.findall(r"^ *(?:from|import) (torch|numpy|\.\.(?!errors))", text, re.MULTILINE) == []

@@ -1,0 +1,173 @@
+"""The lines of `ebmguard/tags.py` against the rows, rules, charts and pages that name tags."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ebmguard import Recovery, guard
+from ebmguard.alerts import DEFAULT_RULES
+from ebmguard.report.charts import CHARTS, MORE_CHARTS
+from ebmguard.samplers import Mixture, ReplayBuffer, sgld
+from ebmguard.sinks.tensorboard import LAYOUT
+from ebmguard.steering import AdaptiveSteps
+from ebmguard.tags import SECTIONS, TAGS, Tag, find
+from tests.guard.parts import Energy, Memory
+
+ROOT = Path(__file__).parents[1]
+PAGE, README = ROOT / "docs" / "diagnostics.md", ROOT / "README.md"
+
+
+class TellingBuffer(ReplayBuffer):
+    def diagnostics(self) -> dict[str, Tensor]:
+        return super().diagnostics() | {"own": torch.ones(())}
+
+
+@cache
+def written() -> frozenset[str]:
+    """The tags of all rows of two runs with everything on, under a GradScaler and without."""
+    return frozenset(tag for amp in (True, False) for tag in run(amp))
+
+
+def run(amp: bool) -> set[str]:
+    torch.manual_seed(0)
+    f, memory, buffer = (
+        Energy(),
+        Memory(),
+        TellingBuffer(32, (2,), reinit_rate=0.1, generator=torch.Generator()),
+    )
+    optimizer = torch.optim.Adam(f.parameters())
+    scaler = torch.amp.GradScaler("cpu") if amp else None
+
+    def stored(f: Energy) -> Tensor:
+        x, rows = buffer.sample(4)
+        x = sgld(f, x, steps=g.sgld_steps, step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
+        buffer.write(rows, x)
+        return x
+
+    g = guard(
+        lambda pos, neg: neg.mean() - pos.mean(),
+        Mixture({"noise": lambda f: torch.randn(4, 2), "stored": stored}),
+        beta_star=0.5,
+        output_scale=20.0,
+        sinks=[memory],
+        action="rollback",
+        recovery=Recovery(),
+        adapt=AdaptiveSteps(),
+    )
+    g.attach(model=f, optimizer=optimizer, scaler=scaler, buffer=buffer, sgld_steps=2)
+    g.attach(step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
+    for _ in range(2):
+        optimizer.zero_grad()
+        labels = torch.arange(6) % 3, torch.arange(8) % 2
+        loss = g.loss(f(torch.randn(6, 2)), f(g.sampler(f)), groups=labels)
+        if scaler is None:
+            loss.backward()
+            optimizer.step()
+        else:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    g.close()
+    return {tag for _, row in memory.rows for tag in row} | {
+        tag for _, samples in memory.histograms for tag in samples
+    }
+
+
+HISTOGRAMS = {"f_pos", "f_neg"}
+
+
+def unknown(tags: Iterable[str]) -> set[str]:
+    """Those without a line; that of any buffer's own numbers would pass a slip of the pen."""
+    return {tag for tag in tags if find(tag) in (None, TAGS["buffer/<name>"])}
+
+
+def test_every_number_of_a_row_has_its_line() -> None:
+    assert written() >= HISTOGRAMS
+    assert unknown(written() - HISTOGRAMS) == {"buffer/own"}
+
+
+def test_every_line_is_of_a_number_that_is_written() -> None:
+    found = {tag.name for name in written() - HISTOGRAMS if (tag := find(name))}
+    assert set(TAGS) - found == set()
+    # Also each of those that have it at the reference exponent.
+    at_reference = {tag for name, tag in TAGS.items() if find("ref/" + name)}
+    assert {find(name) for name in written() if name.startswith("ref/")} == at_reference
+
+
+def test_no_tag_has_two_lines() -> None:
+    assert sum(map(len, SECTIONS.values())) == len(TAGS)
+
+
+def named(value: Any, field: str = "") -> Iterator[str]:
+    """The tags in the fields of a rule."""
+    if is_dataclass(value):
+        for part in fields(value):
+            yield from named(getattr(value, part.name), part.name)
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from named(part, field)
+    elif isinstance(value, str) and (field.endswith("tag") or field in ("counts", "numbers")):
+        yield value
+
+
+def test_the_rules_name_tags_that_exist() -> None:
+    tags = {tag for rule in DEFAULT_RULES for tag in named(rule)}
+    assert len(tags) > 15
+    assert unknown(tags - {""}) == set()
+
+
+def test_the_layout_names_tags_that_exist() -> None:
+    patterns = {tag for charts in LAYOUT.values() for tags in charts.values() for tag in tags}
+    tags = {p.removesuffix("$").replace(".*", "x") for p in patterns if p.startswith("guard/")}
+    assert len(tags) > 20
+    assert unknown(tag.removeprefix("guard/") for tag in tags) == set()
+
+
+def test_every_scale_is_a_chart() -> None:
+    charts = {chart.tag: chart for chart in (*CHARTS, *MORE_CHARTS)}
+    assert {name for name, tag in TAGS.items() if tag.scale} == set(charts)
+    assert all(chart.title and chart.note for chart in charts.values())
+
+
+def rows(section: tuple[Tag, ...]) -> list[str]:
+    """The rows of a table of `docs/diagnostics.md`; lines that say the same share one."""
+    texts = itertools.groupby(section, lambda tag: (tag.definition, tag.healthy, tag.tells))
+    return [
+        f"| {', '.join(f'`{tag.name}`' for tag in tags)} | {' | '.join(cells)} |"
+        for cells, tags in texts
+    ]
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_page_has_the_lines(title: str) -> None:
+    _, found, rest = PAGE.read_text().partition(f"\n## {title}\n")
+    assert found
+    table = [line for line in rest.split("\n## ")[0].splitlines() if line.startswith("|")]
+    head = ["| tag | definition | healthy | what it tells |", "|---|---|---|---|"]
+    assert table == head + rows(SECTIONS[title])
+
+
+def test_the_readme_says_the_same_of_tags_that_exist() -> None:
+    text = README.read_text()
+    table = text[text.index("| tag |") :].split("\n\n")[0].splitlines()[2:]
+    for line in table:
+        cell, _, healthy, _ = (part.strip() for part in line.split("|")[1:-1])
+        first, *others = re.findall(r"`([^`]+)`", cell)
+        for other in others:  # such as `/repeated` or `_max`, in short
+            family = first.rpartition("/")[0] if other.startswith("/") else ""
+            names = (family + other, first + other, other)
+            assert any(tag.startswith(name.removesuffix("...")) for tag in TAGS for name in names)
+        tag = find(first)
+        assert tag or any(name.startswith(first.removesuffix("...")) for name in TAGS), first
+        if tag and not others:
+            assert tag.healthy.startswith(healthy), first
