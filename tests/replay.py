@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 def count_replays_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the guard take what a :class:`Replay` records for a CUDA graph."""
-    for module in ("temper", "_guard"):
+    for module in ("tempering.tempering", "retrofit.guard"):
         monkeypatch.setattr(f"ebmguard.{module}.is_capturing", lambda: Replay.recording)
 
 
