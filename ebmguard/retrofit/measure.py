@@ -28,9 +28,9 @@ from ..diagnostics.weights import exponentiated
 from ..energies import Groups, LogQ, Reduce, Variants, per_sample
 from ..tempering.tempering import Tempering
 from .attached import Attached
+from .optimizer import Update
 from .sampled import known_by, sampled
 from .strength import StrengthAt
-from .update import Update
 
 __all__ = ["Meter"]
 

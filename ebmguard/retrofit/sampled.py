@@ -16,8 +16,7 @@ from ..diagnostics import (
     oriented,
 )
 from ..energies import has_models
-from ..tempering.gradients import Evaluation
-from ..tempering.tempering import Tempering
+from ..tempering import DifferentiatedCall, Tempering
 from .attached import Attached
 
 __all__ = ["known_by", "sampled"]
@@ -116,7 +115,11 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
 
 
 def _acceptance(
-    start: Evaluation, end: Evaluation, attached: Attached, models: torch.Size, sign: int
+    start: DifferentiatedCall,
+    end: DifferentiatedCall,
+    attached: Attached,
+    models: torch.Size,
+    sign: int,
 ) -> float | Tensor:
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
     assert attached.step_size is not None
@@ -132,7 +135,7 @@ def _acceptance(
     return accepted.mean(-1).float()
 
 
-def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None:
+def _point(seen: DifferentiatedCall, models: torch.Size, sign: int) -> ChainState | None:
     """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
     x, output = seen.x, seen.output
     leading = x.shape[: len(models) + 1]
