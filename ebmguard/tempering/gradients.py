@@ -50,9 +50,10 @@ class GradientWatcher:
     Attributes:
         norm: gradient norm per sample, ``(*models, B)``, of the latest differentiated call, or None
             where it cannot be told. From the sampler call after the first capture on, replays count
-            as calls, and NaN means that there was none whose norm can be told. Where graphs of
-            several batch sizes were captured, smaller ones are filled up with their mean, which
-            changes neither mean nor maximum.
+            as calls (but for what ``torch.func`` computes), and NaN means that the latest has no
+            norm that can be told, or that there was none. Where graphs of several batch sizes were
+            captured, smaller ones are filled up with their mean, which changes neither mean nor
+            maximum.
         entries: number of entries of one sample there; 0 where graphs differ in it.
         count: how many calls were differentiated, without replays.
         is_capturing: whether calls are being captured as a CUDA graph. None of them is remembered.
@@ -149,14 +150,16 @@ class GradientWatcher:
     def _record(self, grad: Tensor) -> None:
         self.count += self._is_new
         self._is_new = False
-        is_wrapped = is_functorch_wrapped_tensor(grad)
-        if self._remembers and not is_wrapped:
-            self._conclude(grad)
-        # At once: samplers that clip do it in place on this very tensor.
-        if is_wrapped or not has_models(grad, self._models):
-            # One sample inside vmap, or samples that all members share: no norms can be told.
-            self._saw(None, ())
+        if is_functorch_wrapped_tensor(grad):
+            # One sample inside vmap: no norm can be told, nor marked from inside a transform.
+            self.norm, self._chooses = None, False
             return
+        if self._remembers:
+            self._conclude(grad)
+        if not has_models(grad, self._models):
+            self._saw(None, ())  # samples that all members share
+            return
+        # At once: samplers that clip do it in place on this very tensor.
         each = grad.detach().reshape(*grad.shape[: len(self._models) + 1], -1)
         self._saw(torch.linalg.vector_norm(each, dim=-1), each.shape)
 

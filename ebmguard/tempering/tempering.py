@@ -9,11 +9,11 @@ compiled modules keep working, which a wrapper module would break. Limits: anoth
 the module during a sampler call sees the tempered energy, and ``torch.nn.DataParallel`` must be
 the module that the sampler is given, not one inside it.
 
-A sampler may capture its steps as CUDA graphs and replay them in later calls. A replay does not call
-the module, so what graphs read and write stays where it is: the factor is one tensor, refilled at
-every call, and the gradient norms are others, which the replays refresh. Limit: a capture is noticed
-where Python calls the module, so not inside a function that ``torch.compile`` has compiled around
-it; a compiled module is called from Python.
+A sampler may capture its steps as CUDA graphs and replay them in later calls. A replay does not
+call the module, so what graphs read and write stays where it is: the factor is one tensor, refilled
+at every call, and the gradient norms are others, which the replays refresh. Limit: a capture is
+noticed where Python calls the module, so not inside a function that ``torch.compile`` has compiled
+around it; a compiled module is called from Python.
 """
 
 from __future__ import annotations
