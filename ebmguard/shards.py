@@ -24,7 +24,7 @@ Place: TypeAlias = "str | dict[str, Any]"
 
 def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
     """Whether a tensor is a DTensor."""
-    # Its module takes as long to import as the rest of torch. Who has such tensors has imported it.
+    # Its module takes as long to import as the rest of torch; code with such tensors has done it.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -44,7 +44,7 @@ def copies(x: Tensor, world: int) -> int:
 
 
 def check_shards(parameters: Iterable[Tensor], process_group: dist.ProcessGroup | None) -> None:
-    """Refuse parameters whose parts are on ranks that do not decide together.
+    """Refuse parameters that are sharded over ranks which do not decide together.
 
     Raises:
         ConfigError: such parameters, or parts that are neither shards nor copies.
@@ -111,4 +111,4 @@ def joined(part: Tensor, place: dict[str, Any], like: Iterable[Tensor]) -> DTens
 def _is_plain_shard(placement: object) -> TypeGuard[Shard]:
     from torch.distributed.tensor import Shard
 
-    return type(placement) is Shard  # its heirs are in another order
+    return type(placement) is Shard  # subclasses order the parts differently

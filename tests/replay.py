@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 def count_replays_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the guard take what a :class:`Replay` records for a CUDA graph."""
-    for module in ("temper", "_guard"):
-        monkeypatch.setattr(f"ebmguard.{module}.is_capturing", lambda: Replay.recording)
+    for name in ("ebmguard.tempering.tempering", "ebmguard.retrofit.guard"):
+        module = import_module(name)  # `guard` is also a function of its package
+        monkeypatch.setattr(module, "is_capturing", lambda: Replay.recording)
 
 
 def capture_as_replays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,10 @@ from ..diagnostics import (
 from ..energies import Groups, LogQ, per_sample
 from ..tempering import Tempering
 from ..trainer import Trainer
+from .optimizer import Update
 from .sampling import known_by, sampled
 from .settings import Settings
 from .strength import StrengthAt
-from .update import Update
 
 __all__ = ["Measure"]
 

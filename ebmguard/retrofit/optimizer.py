@@ -1,31 +1,54 @@
-"""What an attached optimizer tells the guard: where a step ends, and whether its gradients are
-finite.
+"""What an attached optimizer tells the guard: where a step ends, whether its gradients are finite,
+and how large the step was.
 
 A weight of 0 does not stop ``0 * inf`` inside the network's own backward pass, so a step whose
-gradients are not finite is skipped: on the device where the optimizer honours ``found_inf`` (the
-fused Adam), else after one read by the host. An AMP GradScaler does the same by itself and is left
-to it; its skips are reported. Ranks skip a step together: each may hold other gradients, or other
-shards of them.
+gradients are not finite is skipped: on the device by fused optimizers, which honour ``found_inf``,
+else after one read by the host. An AMP GradScaler does the same by itself and is left to it; its
+skips are reported. Ranks skip a step together: each may hold other gradients, or other shards of
+them.
 
 A closure computes the gradients inside the step. Optimizers of ``torch.optim`` call it once, before
 all else, so that the same can be done at its end; L-BFGS calls it often, and what others do between
 its calls is not known, so their gradients are left alone.
+
+A step is measured from a copy of the parameters taken before it. Where they are sharded over ranks,
+each measures its part, and one message of a number for the gradient and one for each parameter
+group joins them.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import LBFGS, Adam, AdamW, Optimizer
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 
-from .update import PendingUpdate, Update, dense
+from ..diagnostics import total_norm
+from ..ranks import gathered
+from ..shards import copies, is_sharded, local
 
-__all__ = ["OptimizerHooks"]
+__all__ = ["OptimizerHooks", "Update"]
+
+
+class Update(NamedTuple):
+    """Sizes of one optimizer step, as 0-dim tensors, NaN where they are unknown.
+
+    Attributes:
+        gradient_norm: ‖gradient‖ of all parameters, without an AMP scale.
+        norm: ‖update‖.
+        relative_norm: ‖update / lr‖, each parameter's by the learning rate of its group; NaN where
+            the step was left out.
+    """
+
+    gradient_norm: Tensor
+    norm: Tensor
+    relative_norm: Tensor
 
 
 class OptimizerHooks:
@@ -56,7 +79,7 @@ class OptimizerHooks:
         self._process_group = process_group
         self._is_watched = is_watched
         self._on_update = on_update
-        self._update: PendingUpdate | None = None
+        self._update: _PendingUpdate | None = None
         self._scaled = scaler is not None and scaler.is_enabled()
         self._skipped: float | Tensor = 0.0
         self._withheld: list[tuple[Tensor, Tensor]] = []
@@ -99,7 +122,7 @@ class OptimizerHooks:
 
     def _watch(self, optimizer: Optimizer, *, has_gradients: bool) -> None:
         if self._is_watched():
-            self._update = PendingUpdate(
+            self._update = _PendingUpdate(
                 optimizer, self._process_group, has_gradients=has_gradients
             )
 
@@ -109,13 +132,10 @@ class OptimizerHooks:
         if self._scaled:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [dense(p.grad) for p in parameters if p.grad is not None]
+        gradients = [_dense(p.grad) for p in parameters if p.grad is not None]
         not_finite = self._of_any_rank(_not_finite(gradients, parameters[0].device))
-        if isinstance(optimizer, Adam | AdamW) and all(
-            group.get("fused") for group in optimizer.param_groups
-        ):
-            self._skipped = not_finite
-            optimizer.found_inf = self._skipped  # type: ignore[attr-defined]
+        if _honours_found_inf(optimizer):
+            self._skipped = optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         elif bool(not_finite):
             self._skipped = 1.0
             # A parameter without a gradient is passed over, moments and all.
@@ -159,6 +179,134 @@ class OptimizerHooks:
         # GradScaler has no hooks, and a step that it leaves out never reaches the optimizer's.
         scaler.__dict__["step"] = watched
         self._undo.append(lambda: scaler.__dict__.pop("step", None))
+
+
+@dataclass(frozen=True)
+class _Group:
+    parameters: list[Tensor]
+    before: list[Tensor]
+    lr: float | Tensor
+
+
+class _PendingUpdate:
+    """An optimizer step that is about to be taken.
+
+    Holds a copy of the parameters until it is over.
+
+    Args:
+        optimizer: before its step.
+        process_group: the ranks over which parameters may be sharded.
+        has_gradients: whether the gradients are those that the step will use; not with a closure.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        process_group: dist.ProcessGroup | None,
+        *,
+        has_gradients: bool,
+    ) -> None:
+        self._groups: list[_Group] = []
+        with_gradient: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for group in optimizer.param_groups:
+            parameters = [p for p in group["params"] if p.requires_grad and p.numel()]
+            with_gradient += [p for p in parameters if p.grad is not None]
+            gradients += [_dense(p.grad) for p in parameters if p.grad is not None]
+            lr = group.get("lr", math.nan)
+            lr = lr.detach().clone() if isinstance(lr, Tensor) else float(lr)
+            if parameters:
+                before = [local(p.detach()).clone() for p in parameters]
+                self._groups.append(_Group(parameters, before, lr))
+        every = [p for group in self._groups for p in group.parameters]
+        self._process_group = process_group if any(map(is_sharded, every)) else None
+        self._gradient_norm: Tensor | None = None
+        if has_gradients and with_gradient:
+            norm = self._norm(gradients, with_gradient)
+            # Fused optimizers divide by the scale themselves.
+            scale = getattr(optimizer, "grad_scale", None)
+            self._gradient_norm = norm if scale is None else norm / scale.to(norm.device)
+
+    @torch.no_grad()
+    def finish(self, skipped: float | Tensor) -> Update | None:
+        """Measure it, once the step is over.
+
+        Args:
+            skipped: whether it was left out, as a number or, where the device decides, a tensor.
+
+        Returns:
+            the sizes, or None where there are no parameters.
+        """
+        if not self._groups:
+            return None
+        norms = [
+            self._norm(torch._foreach_sub([local(p) for p in g.parameters], g.before), g.parameters)
+            for g in self._groups
+        ]
+        device = norms[0].device
+        of_gradient = torch.full_like(norms[0], torch.nan)
+        if self._gradient_norm is not None:
+            of_gradient = self._gradient_norm.to(device)
+        table = torch.stack([of_gradient, *(x.to(device) for x in norms)])
+        if self._process_group is not None:
+            table = torch.linalg.vector_norm(*gathered(self._process_group, table), dim=0)
+        gradient_norm, *norms = table.unbind()
+        relative = torch.stack(
+            [
+                x / (g.lr.to(device) if isinstance(g.lr, Tensor) else g.lr)
+                for x, g in zip(norms, self._groups, strict=True)
+            ]
+        )
+        if isinstance(skipped, Tensor):
+            relative = torch.where(skipped.to(device) > 0, torch.nan, relative)
+        elif skipped:
+            relative = relative * torch.nan
+        return Update(
+            gradient_norm,
+            torch.linalg.vector_norm(table[1:]),
+            torch.linalg.vector_norm(relative),
+        )
+
+    def _norm(self, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
+        """‖all tensors‖; where some are sharded, this rank's share, whose squares add up to it.
+
+        Args:
+            tensors: what this rank holds of them.
+            parameters: to which they belong.
+        """
+        if self._process_group is None:
+            return total_norm(tensors)
+        world = dist.get_world_size(self._process_group)
+        on_ranks = [copies(p, world) for p in parameters]
+        found = [
+            total_norm([x for x, c in zip(tensors, on_ranks, strict=True) if c == count])
+            / math.sqrt(count)
+            for count in sorted(set(on_ranks))
+        ]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack([x.to(found[0].device) for x in found]))
+        return norm
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """The entries of a gradient that this rank stores, detached."""
+    gradient = local(gradient.detach())
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
+
+
+def _honours_found_inf(optimizer: Optimizer) -> bool:
+    """Whether the optimizer leaves out a step by itself where its ``found_inf`` is 1."""
+    groups = optimizer.param_groups
+    if not isinstance(optimizer, Adam | AdamW | SGD | Adagrad):
+        return False
+    if not all(group.get("fused") for group in groups):
+        return False
+    # Not SGD's first step with momentum: its buffer would stay as it was allocated, unwritten.
+    parameters = (p for group in groups if group.get("momentum") for p in group["params"])
+    return all(
+        p.grad is None or optimizer.state.get(p, {}).get("momentum_buffer") is not None
+        for p in parameters
+    )
 
 
 def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:

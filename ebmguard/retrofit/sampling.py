@@ -20,7 +20,7 @@ from ..diagnostics import (
 )
 from ..energies import has_models
 from ..errors import SamplerError
-from ..tempering import Evaluation, Tempering, find_module
+from ..tempering import DifferentiatedCall, Tempering, find_module
 from ..trainer import Trainer
 from .callables import refuse_deferred
 
@@ -200,7 +200,11 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
 
 
 def _acceptance(
-    start: Evaluation, end: Evaluation, trainer: Trainer, models: torch.Size, sign: int
+    start: DifferentiatedCall,
+    end: DifferentiatedCall,
+    trainer: Trainer,
+    models: torch.Size,
+    sign: int,
 ) -> float | Tensor:
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
     assert trainer.step_size is not None
@@ -216,7 +220,7 @@ def _acceptance(
     return accepted.mean(-1).float()
 
 
-def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None:
+def _point(seen: DifferentiatedCall, models: torch.Size, sign: int) -> ChainState | None:
     """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
     x, output = seen.x, seen.output
     leading = x.shape[: len(models) + 1]

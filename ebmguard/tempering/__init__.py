@@ -1,6 +1,13 @@
 """Runs a sampler on the tempered energy, and watches its gradients as they pass by."""
 
-from .gradients import Evaluation, Evaluations
+from .gradients import DifferentiatedCall, GradientWatcher
 from .tempering import Tempering, find_module, is_capturing, scale
 
-__all__ = ["Evaluation", "Evaluations", "Tempering", "find_module", "is_capturing", "scale"]
+__all__ = [
+    "DifferentiatedCall",
+    "GradientWatcher",
+    "Tempering",
+    "find_module",
+    "is_capturing",
+    "scale",
+]

@@ -17,11 +17,11 @@ from torch.utils.hooks import RemovableHandle
 
 from ..energies import has_models
 
-__all__ = ["Evaluation", "Evaluations"]
+__all__ = ["DifferentiatedCall", "GradientWatcher"]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class DifferentiatedCall:
     """One differentiated call of the energy module, in copies.
 
     Attributes:
@@ -38,19 +38,25 @@ class Evaluation:
     gradient: Tensor
 
 
-class Evaluations:
-    """Watches the calls of one module during a sampler call.
+class GradientWatcher:
+    """Watches the gradients that a sampler computes of one module.
+
+    A CUDA graph runs none of this when it is replayed. Each one writes its norm and its number on
+    the device, where the norm of the call that came last is chosen without waiting for it.
 
     Args:
         models: model dimensions of an ensemble.
 
     Attributes:
-        norm: gradient norm per sample of the latest differentiated call, or None where it cannot
-            be told.
-        entries: number of entries of one sample there.
-        count: how many calls were differentiated.
-        is_capturing: whether calls are being captured as a CUDA graph. Their norm has no value
-            before the first replay, and every replay refreshes it; no call is remembered.
+        norm: gradient norm per sample, ``(*models, B)``, of the latest differentiated call, or None
+            where it cannot be told. From the sampler call after the first capture on, replays count
+            as calls (but for what ``torch.func`` computes), and NaN means that the latest has no
+            norm that can be told, or that there was none. Where graphs of several batch sizes were
+            captured, smaller ones are filled up with their mean, which changes neither mean nor
+            maximum.
+        entries: number of entries of one sample there; 0 where graphs differ in it.
+        count: how many calls were differentiated, without replays.
+        is_capturing: whether calls are being captured as a CUDA graph. None of them is remembered.
     """
 
     def __init__(self, models: torch.Size) -> None:
@@ -58,17 +64,19 @@ class Evaluations:
         self.entries = 0
         self.count = 0
         self.is_capturing = False
-        self._captured_norm: Tensor | None = None  # what the latest graph writes
         self._models = models
+        self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
+        self._ran: Tensor | None = None  # the number of the one replayed last; 0 is none of them
+        self._chooses = False
         self._remembers = False
         self._is_new = False  # the latest call has not been differentiated yet
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
         self._arrived: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._ends: deque[Evaluation] = deque(maxlen=2)
+        self._ends: deque[DifferentiatedCall] = deque(maxlen=2)
 
     @property
-    def last_step(self) -> tuple[Evaluation, Evaluation] | None:
+    def last_step(self) -> tuple[DifferentiatedCall, DifferentiatedCall] | None:
         """The last two differentiated calls, in their order.
 
         None where there were fewer, where a gradient belongs to no one call, and inside functional
@@ -85,19 +93,18 @@ class Evaluations:
         Args:
             remember: keep :attr:`last_step`, at the price of copies of each call's samples.
         """
-        self.norm = self._captured_norm
-        if self.norm is not None:
-            self.norm.fill_(torch.nan)  # until a replay refreshes it
-        self.count = 0
+        self.norm, self.entries, self.count = None, 0, 0
+        self._chooses = self._ran is not None
+        self._mark(0)
         self._remembers = remember
         self._arrived = []  # a new one: graphs of earlier sampler calls may still be differentiated
         self._ends.clear()
 
     def stop(self) -> None:
         """The sampler call is over: its samples are watched no longer."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = self._leaf = None
+        self._unhook()
+        if self._chooses:  # before the first replay, graphs have written nothing
+            self._choose()
 
     def forget(self) -> None:
         """Let go of the memory behind :attr:`last_step`."""
@@ -112,7 +119,7 @@ class Evaluations:
                 self._is_new = True
                 # A sampler may move one leaf in place: its hook stays, and must not pile up.
                 if x is not self._leaf:
-                    self.stop()
+                    self._unhook()
                     self._leaf = x if x.is_leaf else None
                     self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
                 return x
@@ -143,29 +150,64 @@ class Evaluations:
     def _record(self, grad: Tensor) -> None:
         self.count += self._is_new
         self._is_new = False
-        is_wrapped = is_functorch_wrapped_tensor(grad)
-        if self._remembers and not is_wrapped:
-            self._conclude(grad)
-        # At once: samplers that clip do it in place on this very tensor.
-        if is_wrapped or not has_models(grad, self._models):
-            # One sample inside vmap, or samples that all members share: no norms can be told.
-            self._saw(None)
+        if is_functorch_wrapped_tensor(grad):
+            # One sample inside vmap: no norm can be told, nor marked from inside a transform.
+            self.norm, self._chooses = None, False
             return
+        if self._remembers:
+            self._conclude(grad)
+        if not has_models(grad, self._models):
+            self._saw(None, ())  # samples that all members share
+            return
+        # At once: samplers that clip do it in place on this very tensor.
         each = grad.detach().reshape(*grad.shape[: len(self._models) + 1], -1)
-        self.entries = each.shape[-1]
-        self._saw(torch.linalg.vector_norm(each, dim=-1))
+        self._saw(torch.linalg.vector_norm(each, dim=-1), each.shape)
 
-    def _saw(self, norm: Tensor | None) -> None:
-        if self.is_capturing:
-            self._captured_norm = norm
+    def _saw(self, norm: Tensor | None, shape: tuple[int, ...]) -> None:
+        if not self.is_capturing:
+            self.norm, self.entries = norm, shape[-1] if shape else 0
+            self._mark(0)
+        elif norm is None:
+            self._mark(-1)
         else:
-            self.norm = norm
+            graph = self._graphs.setdefault(shape, norm)
+            if graph is not norm:
+                graph.copy_(norm)
+            if self._ran is None:
+                self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
+            self._mark(1 + list(self._graphs).index(shape))
+
+    def _mark(self, number: int) -> None:
+        if self._ran is not None:
+            self._ran.fill_(number)
+
+    def _choose(self) -> None:
+        """Set the norm to that of the eager call or the graph that ran last."""
+        assert self._ran is not None
+        ran = list(enumerate(self._graphs.values(), 1))
+        entries = {shape[-1] for shape in self._graphs}
+        if self.norm is not None:
+            ran.append((0, self.norm.to(self._ran.device)))
+            entries.add(self.entries)
+        width = max(norm.shape[-1] for _, norm in ran)
+        chosen = torch.full((), torch.nan, device=self._ran.device)
+        for number, norm in ran:
+            if short := width - norm.shape[-1]:
+                rest = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
+                norm = torch.cat([norm, rest], -1)
+            chosen = torch.where(self._ran == number, norm, chosen)
+        self.norm, self.entries = chosen, entries.pop() if len(entries) == 1 else 0
+
+    def _unhook(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._leaf = None
 
     def _conclude(self, grad: Tensor) -> None:
         # Of one output alone: a gradient through several calls is that of no one energy.
         arrived = self._arrived.copy()
         self._arrived.clear()
         if len(arrived) == 1:
-            self._ends.append(Evaluation(*arrived[0], grad.detach().clone()))
+            self._ends.append(DifferentiatedCall(*arrived[0], grad.detach().clone()))
         else:
             self._ends.clear()

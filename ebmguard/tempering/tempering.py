@@ -9,9 +9,9 @@ compiled modules keep working, which a wrapper module would break. Limits: anoth
 the module during a sampler call sees the tempered energy, and ``torch.nn.DataParallel`` must be
 the module that the sampler is given, not one inside it.
 
-A sampler may capture its steps as a CUDA graph and replay it in later calls. A replay does not call
-the module, so what the graph reads and writes stays where it is: the factor is one tensor, refilled
-at every call, and the gradient norm another, which every replay refreshes. Limit: a capture is
+A sampler may capture its steps as CUDA graphs and replay them in later calls. A replay does not
+call the module, so what graphs read and write stays where it is: the factor is one tensor, refilled
+at every call, and the gradient norms are others, which the replays refresh. Limit: a capture is
 noticed where Python calls the module, so not inside a function that ``torch.compile`` has compiled
 around it; a compiled module is called from Python.
 """
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from ..energies import ONE_MODEL
 from ..errors import SamplerError
-from .gradients import Evaluation, Evaluations
+from .gradients import DifferentiatedCall, GradientWatcher
 
 __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 
@@ -114,7 +114,7 @@ class Tempering:
     def __init__(self, module: nn.Module, models: torch.Size = ONE_MODEL) -> None:
         self.reached = False
         self._module = weakref.ref(module)
-        self._seen = Evaluations(models)
+        self._seen = GradientWatcher(models)
         self._given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
@@ -129,32 +129,27 @@ class Tempering:
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """‖∇_x f‖ per sample in the module's last differentiated call of the latest block.
+        """‖∇_x f‖ per sample, ``(*models, B)``, in the latest block's last differentiated call.
 
         Of the untempered f. Read from the input's gradient as it passes by, without a pass of its
         own. None where nothing was differentiated, or where the members of an ensemble share their
-        samples; of several CUDA graphs only the one captured last is read, and NaN stands for a
-        call that did not replay it.
+        samples. Of CUDA graphs that of the one replayed last, as :attr:`GradientWatcher.norm` says.
         """
         norm = self._seen.norm
         if norm is None:
             return None
         if isinstance(self._given, Tensor):
             return norm / self._given.detach().abs().to(norm).unsqueeze(-1)
-        # Divided also by 1: the next replay writes over the norm itself.
         return norm / abs(self._given)
 
     @property
     def drift_norm(self) -> Tensor | None:
-        """The same of the tempered f, which is what drives the sampler.
-
-        Read it at once: the next replay of a CUDA graph may write over it.
-        """
+        """The same of the tempered f, which is what drives the sampler."""
         return self._seen.norm
 
     @property
     def entries(self) -> int:
-        """Number of entries of one sample behind :attr:`grad_norm`."""
+        """Number of entries of one sample behind :attr:`grad_norm`; 0 where it is unknown."""
         return self._seen.entries
 
     @property
@@ -166,7 +161,7 @@ class Tempering:
         return self._seen.count if self._seen.count and self._captured is None else None
 
     @property
-    def last_step(self) -> tuple[Evaluation, Evaluation] | None:
+    def last_step(self) -> tuple[DifferentiatedCall, DifferentiatedCall] | None:
         """The last two differentiated calls of the latest block that remembers, in their order.
 
         None where that is unknown, and where a CUDA graph may have replayed others.
@@ -227,7 +222,7 @@ class Tempering:
         attributes["forward"] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
-            attributes["_compiled_call_impl"] = self._watched(compiled)
+            attributes["_compiled_call_impl"] = functools.partial(self._watched, compiled)
         try:
             yield
         finally:
@@ -243,25 +238,22 @@ class Tempering:
                 self._captured.fill_(1.0)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        self.reached = True
         if torch.compiler.is_compiling():
-            return scale(self._inner(*args, **kwargs), self._factor)
-        self._notice_capture()
-        x = self._seen.enter(args, kwargs)
-        output = scale(self._inner(*args, **kwargs), self._factor)
-        self._seen.leave(x, output)
+            self.reached = True
+            return self._scaled(*args, **kwargs)
+        output: Tensor = self._watched(self._scaled, *args, **kwargs)
         return output
 
-    def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self.reached = True
-            self._notice_capture()
-            x = self._seen.enter(args, kwargs)
-            output = call(*args, **kwargs)
-            self._seen.leave(x, output)
-            return output
+    def _scaled(self, *args: Any, **kwargs: Any) -> Tensor:
+        return scale(self._inner(*args, **kwargs), self._factor)
 
-        return watched
+    def _watched(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self.reached = True
+        self._notice_capture()
+        x = self._seen.enter(args, kwargs)
+        output = call(*args, **kwargs)
+        self._seen.leave(x, output)
+        return output
 
     def _notice_capture(self) -> None:
         self._seen.is_capturing = is_capturing()

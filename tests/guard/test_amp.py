@@ -14,6 +14,7 @@ OPTIMIZERS = {
     "adam": lambda ps: torch.optim.Adam(ps, lr=0.1),
     "fused adam": lambda ps: torch.optim.Adam(ps, lr=0.1, fused=True),
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "fused sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, fused=True),
 }
 
 

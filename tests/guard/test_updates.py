@@ -40,7 +40,6 @@ class Run:
         Its gradient is the same in all steps, times ``scale``, or GradScale where that is None.
         """
         torch.manual_seed(0)
-        torch.manual_seed(0)
         pos, neg = energies(dtype=torch.float64)
         loss = self.guard.loss_fn(pos + apart, neg)
         if scale is None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ebmguard.errors import SamplerError
-from ebmguard.tempering.tempering import Tempering, find_module, scale
+from ebmguard.tempering import Tempering, find_module, scale
 from tests.guard.parts import Bowl, Energy, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
@@ -95,32 +95,23 @@ def test_only_tensors_are_tempered(output):
 # -- coming and going ------------------------------------------------------------------------
 
 
-def untouched(module, before):
-    return vars(module) == before and list(vars(module)) == list(before)
-
-
+@pytest.mark.parametrize("own", [None, lambda x: -x.square().sum(1)])  # twice as steep
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_restored_after_an_exception(error):
-    f = Bowl()
+def test_restored_after_an_exception(error, own):
+    f, plain = Bowl(), -X if own is None else -2 * X
+    if own is not None:
+        f.forward = own  # type: ignore[method-assign]
     before = dict(vars(f))
-    with pytest.raises(error), Tempering(f).active(0.5):
+
+    def inside():
+        assert torch.equal(gradient_at(f, X), 0.5 * plain)
         raise error
-    assert untouched(f, before)
-    assert torch.equal(gradient_at(f, X), -X)
 
-
-def test_instance_forward_is_put_back_and_used():
-    f = Bowl()
-
-    def own(x):
-        return -x.sum(1)
-
-    f.forward = own  # type: ignore[method-assign]
-    before = dict(vars(f))
-    with Tempering(f).active(0.5):
-        assert torch.equal(f(X), -0.5 * X.sum(1))
-    assert untouched(f, before)
-    assert vars(f)["forward"] is own
+    with pytest.raises(error):
+        Tempering(f).run(inside, (), {}, 0.5)
+    assert vars(f) == before
+    assert list(vars(f)) == list(before)
+    assert torch.equal(gradient_at(f, X), plain)
 
 
 def test_module_is_as_before_inside_and_after():
@@ -210,7 +201,7 @@ class Owner(Bowl):
         raise AssertionError("only looked at")
 
 
-F = Bowl()
+F, OTHER, OWNER = Bowl(), Bowl(), Owner()
 
 
 @pytest.mark.parametrize(
@@ -229,20 +220,28 @@ def test_found_among_the_arguments(args, kwargs):
     assert find_module(functools.partial(sampler, *args, **kwargs), (), {}) is F
 
 
-def test_found_as_the_owner_of_a_method():
-    owner = Owner()
-    assert find_module(owner.draw, (), {}) is owner
-    assert find_module(owner.draw, (owner,), {}) is owner
-    with pytest.raises(SamplerError, match=r"2 modules .*\(Bowl, Owner\)"):
-        find_module(owner.draw, (F,), {})
+@pytest.mark.parametrize(
+    ("call", "args", "kwargs", "found"),
+    [
+        (OWNER.draw, (), {}, OWNER),
+        (OWNER.draw, (OWNER,), {}, OWNER),
+        (functools.partial(sampler, f=F), (), {"f": OTHER}, OTHER),  # replaces what was bound
+    ],
+)
+def test_found_through_the_sampler(call, args, kwargs, found):
+    assert find_module(call, args, kwargs) is found
 
 
-def test_later_keywords_replace_those_of_a_partial():
-    other = Bowl()
-    assert find_module(functools.partial(sampler, f=F), (), {"f": other}) is other
-
-
-@pytest.mark.parametrize("args", [(), (1, "x", None), (len,), (X,), ([F],)])
-def test_not_found(args):
-    with pytest.raises(SamplerError, match=r"No energy module.*guard\(\.\.\., model=f\)"):
-        find_module(sampler, args, {})
+@pytest.mark.parametrize(
+    ("call", "args", "words"),
+    [
+        (OWNER.draw, (F,), r"2 modules .*\(Bowl, Owner\)"),
+        *(
+            (sampler, args, r"No energy module.*guard\(\.\.\., model=f\)")
+            for args in [(), (1, "x", None), (len,), (X,), ([F],)]
+        ),
+    ],
+)
+def test_not_found(call, args, words):
+    with pytest.raises(SamplerError, match=words):
+        find_module(call, args, {})

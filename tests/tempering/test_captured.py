@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import weakref
@@ -10,16 +11,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, vmap
 
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
 from ebmguard.samplers import sgld
-from ebmguard.tempering.tempering import Tempering
-from tests.guard.parts import Bowl, Energy, energies
+from ebmguard.tempering import Tempering
+from tests.guard.parts import Bowl, Energy, energies, gradient_at
 from tests.replay import Replay, count_replays_as_graphs
 
-STEPS = 6
+STEPS = 7
 SCALE: Any = {"output_scale": 2.0}
+X = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.6, 0.8]], dtype=torch.float64)
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +30,19 @@ def _replays_count_as_graphs(monkeypatch):
     count_replays_as_graphs(monkeypatch)
 
 
-def eager(f, x):
-    noise = torch.linspace(-1, 1, 4 * x.numel(), dtype=x.dtype).reshape(4, *x.shape)
-    return sgld(f, x, steps=4, step_size=0.3, noise_std=0.1, noise=noise)
+def eager(f, x, refinement=1):
+    """Four steps of Langevin dynamics, each split into some finer ones."""
+    steps = 4 * refinement
+    noise = torch.linspace(-1, 1, steps * x.numel(), dtype=x.dtype, device=x.device)
+    sizes: Any = {"step_size": 0.3 / refinement, "noise_std": 0.1 / math.sqrt(refinement)}
+    return sgld(f, x, steps=steps, noise=noise.reshape(steps, *x.shape), **sizes)
 
 
 class Captured:
-    """The same chain, captured in its first call and replayed in all of them."""
+    """The same sampler, captured in its first call and replayed in all of them."""
 
-    def __init__(self, warm_up=True):
+    def __init__(self, sampler=eager, warm_up=True):
+        self.sampler = sampler
         self.graph: Any = None
         self.x: Any = None
         self.out: Any = None
@@ -44,14 +51,29 @@ class Captured:
     def __call__(self, f, x):
         if self.graph is None:
             self.x = x.clone()
-            if self.warm_up:
-                eager(f, self.x)
-            self.graph = Replay()
-            with self.graph:
-                self.out = eager(f, self.x)
+            self.capture(f)
         self.x.copy_(x)
         self.graph.replay()
         return self.out.clone()
+
+    def capture(self, f):
+        if self.warm_up:
+            self.sampler(f, self.x)
+        self.graph = Replay()
+        with self.graph:
+            self.out = self.sampler(f, self.x)
+
+
+class OnGpu(Captured):
+    def capture(self, f):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.sampler(f, self.x)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.out = self.sampler(f, self.x)
 
 
 class Members(nn.Module):
@@ -62,18 +84,18 @@ class Members(nn.Module):
         return -0.5 * curvature[:, None] * x.square().sum(-1)
 
 
-def run(sampler, f, shape, beta_star, change=None):
+def run(sampler, f, shape, beta_star, change=None, device="cpu", **options):
     """Samples and gradient norms of some steps under a guard."""
-    g = guard(None, sampler, beta_star=beta_star, **SCALE)
+    g = guard(None, sampler, beta_star=beta_star, **SCALE, **options)
     found = []
     for step in range(STEPS):
         if change is not None:
             change(step)
         x = torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        samples = g.sampler(f, x)
+        samples = g.sampler(f, x.to(device))
         members = shape[:1] if len(shape) == 3 else ()
-        pos, neg = energies(dtype=torch.float64)
-        g.loss_fn(pos.expand(*members, -1), neg.expand(*members, -1))
+        pos, neg = (each.to(device).expand(*members, -1) for each in energies(dtype=torch.float64))
+        g.loss_fn(pos, neg)
         found.append((samples, g.last["sampler/grad_norm"]))
     return found
 
@@ -108,7 +130,7 @@ def networks():
 )
 def test_replays_are_the_eager_sampler(beta_star, warm_up):
     f, again = networks()
-    captured = run(Captured(warm_up), f, (5, 2), beta_star)
+    captured = run(Captured(warm_up=warm_up), f, (5, 2), beta_star)
     reference = run(eager, again, (5, 2), beta_star)
     same(captured[1:], reference[1:])
     torch.testing.assert_close(captured[0][0], reference[0][0], rtol=1e-12, atol=1e-12)
@@ -155,11 +177,10 @@ def test_members_of_an_ensemble(scheduled):
 
 
 def test_tensor_that_the_caller_changes():
-    f, again = networks()
     found = []
-    for sampler, network in ((Captured(), f), (eager, again)):
+    for sampler, network in zip((Captured(), eager), networks(), strict=True):
         beta_star = torch.tensor(0.0, dtype=torch.float64)
-        change = lambda step, beta=beta_star: beta.fill_(0.3 * step)  # noqa: E731
+        change = lambda step, beta=beta_star: beta.fill_(0.25 * step)  # noqa: E731
         found.append(run(sampler, network, (5, 2), beta_star, change))
     same(*found)
 
@@ -206,33 +227,120 @@ def test_eager_and_captured_calls_may_alternate():
     same(run(either, f, (5, 2), beta_star), run(eager, again, (5, 2), beta_star))
 
 
-def test_norm_is_nan_where_the_latest_graph_is_not_replayed():
-    """One cannot tell which graph ran: an old norm must not pass for a new one."""
-    f, first, second = Bowl(), Captured(), Captured()
+def refined(sampler_of):
+    """A sampler whose refinement changes from step to step, as under `adapt=`."""
+    schedule = iter([1, 1, 2, 2, 1, 1, 1])
+    return lambda f, x: sampler_of(next(schedule))(f, x)
+
+
+def finer(refinement):
+    return functools.partial(eager, refinement=refinement)
+
+
+def test_each_refinement_has_a_graph_of_its_own():
+    f, again = networks()
+    graphs = {r: Captured(finer(r)) for r in (1, 2)}
+    captured = run(refined(graphs.get), f, (5, 2), 0.5)
+    assert all(math.isfinite(norm) for _, norm in captured)
+    same(captured, run(refined(finer), again, (5, 2), 0.5))
+
+
+def in_vmap(f, x):
+    return vmap(grad(lambda x: f(x[None]).sum()))(x)
+
+
+STARTS = {"a": X, "b": 2 * X, "wide": torch.cat([X, 3 * X]), "eager": 4 * X[:2], "vmap": 5 * X}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [],
+        *(["a"], ["b"], ["wide"], ["eager"], ["vmap"]),
+        *(["a", "b"], ["b", "a"], ["a", "wide"], ["wide", "a"], ["wide", "b", "a", "b"]),
+        *(["eager", "a"], ["a", "eager"], ["eager", "wide"], ["wide", "eager"]),
+        *(["vmap", "a"], ["a", "vmap"], ["eager", "vmap"]),
+    ],
+    ids="-".join,
+)
+def test_of_several_graphs_the_one_replayed_last_is_read(order):
+    """Mean and maximum of |x|, also where batches differ; unknown where no norm can be told."""
+    f = Bowl()
     tempering = Tempering(f)
-    x = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    for sampler in (first, second, first):
-        with tempering.active(0.5):
-            sampler(f, x)
-    assert tempering.reached
-    assert tempering.grad_norm is not None
-    assert tempering.grad_norm.isnan().all()
+    calls: dict[str, Any] = {name: Captured(gradient_at) for name in ("a", "b", "wide")}
+    calls |= {"eager": gradient_at, "vmap": in_vmap}
+    for name in ("a", "b", "wide", "a"):
+        with tempering.active(0.25):
+            calls[name](f, STARTS[name])
+    before = tempering.drift_norm
+    assert before is not None
+    values = before.clone()
     with tempering.active(0.5):
-        second(f, x)
-    assert tempering.grad_norm.isfinite().all()
+        for name in order:
+            calls[name](f, STARTS[name])
+    assert torch.equal(before, values)  # later replays write elsewhere
+    norm, drift = tempering.grad_norm, tempering.drift_norm
+    if "vmap" in order:
+        assert norm is drift is None
+        return
+    assert norm is not None
+    assert drift is not None
+    if not order:
+        assert norm.isnan().all()
+        return
+    expected = STARTS[order[-1]].norm(dim=1)
+    torch.testing.assert_close(norm.mean(), expected.mean(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(norm.max(), expected.max(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(drift, 0.5 * norm, rtol=1e-12, atol=0)
+    assert tempering.entries == 2
 
 
-def test_norm_of_one_call_is_not_overwritten_by_the_next():
-    f, sampler = Bowl(), Captured()
-    tempering = Tempering(f)
-    x = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    norms = []
-    for start in (x, x, 2 * x):
+@pytest.mark.parametrize("order", [("own", "shared"), ("shared", "own")])
+def test_samples_that_members_share_have_no_norms_in_a_graph_either(order):
+    f, starts = (
+        Members(),
+        {"own": torch.ones(3, 5, 2).double(), "shared": torch.ones(5, 2).double()},
+    )
+    graphs = {name: Captured(gradient_at) for name in starts}
+    tempering = Tempering(f, torch.Size([3]))
+    for names in (["own"], ["shared"], order):
         with tempering.active(1.0):
-            sampler(f, start)
-        norms.append(tempering.grad_norm)
-    assert norms[0] == norms[1]
-    assert norms[1] != norms[2]
+            for name in names:
+                graphs[name](f, starts[name])
+    assert tempering.grad_norm is not None
+    curvature = [1.0, 2.0, 3.0] if order[-1] == "own" else [math.nan] * 3
+    expected = math.sqrt(2) * torch.tensor(curvature, dtype=torch.float64)[:, None].expand(3, 5)
+    torch.testing.assert_close(tempering.grad_norm, expected, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_number_of_entries_is_unknown_where_graphs_differ_in_it():
+    f, graphs = Bowl(), {d: Captured(gradient_at) for d in (2, 3)}
+    g = guard(None, lambda f, x: graphs[x.shape[1]](f, x), beta_star=0.5, **SCALE)
+    g.attach(step_size=0.3, noise_std=0.1)
+    ratios = []
+    for d in (2, 2, 3, 3, 2):
+        g.sampler(f, torch.ones(4, d, dtype=torch.float64))
+        g.loss_fn(*energies(dtype=torch.float64))
+        assert g.last["sampler/grad_norm"] == pytest.approx(math.sqrt(d))
+        ratios.append(g.last["sampler/drift_to_noise"])
+    assert [math.isnan(ratio) for ratio in ratios] == [False, False, True, True, True]
+
+
+def test_the_graph_replayed_last_is_found_without_waiting(monkeypatch):
+    """On the device `meta` whatever reads a value on the host raises."""
+    capturing = True
+    monkeypatch.setattr("ebmguard.tempering.tempering.is_capturing", lambda: capturing)
+    f = Bowl().to("meta")
+    tempering = Tempering(f)
+    for x in (X, STARTS["wide"]):
+        with tempering.active(0.5):
+            gradient_at(f, x.to("meta"))
+    capturing = False
+    with tempering.active(0.5):
+        gradient_at(f, X.to("meta"))
+    assert tempering.grad_norm is not None
+    assert tempering.grad_norm.shape == (6,)
+    assert tempering.grad_norm.is_meta
 
 
 def test_graph_that_the_guard_did_not_see_is_refused():
@@ -314,35 +422,10 @@ def test_factor_of_another_shape_is_refused():
 def test_on_a_gpu(beta_star, monkeypatch):
     monkeypatch.undo()  # the real question, not the stand-in's
     f, again = (network.cuda() for network in networks())
-    noise = torch.randn(4, 5, 2, dtype=torch.float64).cuda()
-    settings: Any = {"steps": 4, "step_size": 0.3, "noise_std": 0.1, "noise": noise}
-    static, graph = torch.zeros(5, 2, dtype=torch.float64).cuda(), torch.cuda.CUDAGraph()
-    out: list[Any] = []
-
-    def captured(f, x):
-        static.copy_(x)
-        if not out:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                sgld(f, static, **settings)
-            torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(graph):
-                out.append(sgld(f, static, **settings))
-        graph.replay()
-        return out[0].clone()
-
-    found = []
-    for sampler, network in ((captured, f), (lambda f, x: sgld(f, x, **settings), again)):
-        g, steps = guard(None, sampler, beta_star=beta_star, judge_in_loss=True, **SCALE), []
-        for step in range(STEPS):
-            x = torch.full((5, 2), 0.1 * step, dtype=torch.float64).cuda()
-            samples = g.sampler(network, x)
-            pos, neg = energies(dtype=torch.float64)
-            g.loss_fn(pos.cuda(), neg.cuda())
-            steps.append((samples, g.last["sampler/grad_norm"]))
-        found.append(steps)
-    same(*found)
+    graphs = {r: OnGpu(finer(r)) for r in (1, 2)}
+    options: Any = {"device": "cuda", "judge_in_loss": True}
+    captured = run(refined(graphs.get), f, (5, 2), beta_star, **options)
+    same(captured, run(refined(finer), again, (5, 2), beta_star, **options))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
