@@ -301,8 +301,8 @@ def test_continued_run_is_the_uninterrupted_one(hold, optimizer, saved_after):
     [
         (lambda state: state | {"members": []}, "of 0 ensemble members, but this one has 3"),
         (lambda state: state | {"members": state["members"][:2]}, "of 2 ensemble members, but"),
-        (lambda state: state | {"members": [{}, {}, {}]}, "is of a detector with the rules"),
-        (lambda state: state | {"detector": {}}, "is of a detector with the rules"),
+        (lambda state: state | {"members": [{}, {}, {}]}, "state is damaged"),
+        (lambda state: state | {"detector": {}}, "state is damaged"),
     ],
 )
 def test_foreign_states_are_refused_and_change_nothing(change, message):
