@@ -3,7 +3,7 @@
     python -m benchmarks.alerts                # the whole grid, two runs at a time
     python -m benchmarks.alerts --table-only   # the tables of what has been recorded
 
-The runs are only watched, so that the detector has no influence on them: a grid that is there is
+The runs are only watched, so that the rules have no influence on them: a grid that is there is
 judged again by whatever rules are shipped now, within a minute. Cells that are done are kept, and
 the tables are written anew after each.
 """

@@ -137,19 +137,8 @@ class _Memory:
             level = found.level
             if latch.update(level, found.calm) and level is not None and level > said.get(name, -1):
                 said[name] = level
-                alerts.append(
-                    Alert(
-                        rule=name,
-                        level=level,
-                        step=step,
-                        tag=found.tag,
-                        value=found.value,
-                        limit=found.limit,
-                        window=found.window,
-                        remedies=found.remedies,
-                        member=member,
-                    )
-                )
+                what = found.tag, found.value, found.limit, found.window, found.remedies
+                alerts.append(Alert(name, level, step, *what, member))
         return alerts
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,68 +33,33 @@ def reports(latch, steps):
     return [i for i, (level, calm) in enumerate(steps) if latch.update(level, calm)]
 
 
-def test_a_lasting_level_is_reported_once():
-    assert reports(Latch(3, 100), [(WARN, False)] * 1000) == [0]
+BAD, WORSE, REST, BETWEEN = (WARN, False), (ERROR, False), (None, True), (None, False)
+HYSTERESIS: dict[str, tuple[int, int, list[tuple[Level | None, bool | None]], list[int]]] = {
+    "a lasting level is reported once": (3, 100, [BAD] * 1000, [0]),
+    "an escalation at once, and only upwards": (3, 100, [BAD, WORSE, BAD, WORSE, WORSE], [0, 1]),
+    "within the limit, but not calm": (3, 0, [BAD, *[BETWEEN] * 10, BAD], [0]),
+    "too few calm steps in a row": (3, 0, [BAD, REST, REST, BETWEEN, REST, BAD], [0]),
+    "enough calm steps in a row": (3, 0, [BAD, REST, REST, BETWEEN, *[REST] * 3, BAD], [0, 7]),
+    "an alarm resets the calm count": (2, 0, [BAD, REST, BAD, REST, BAD], [0]),
+    "unknown does not": (2, 0, [BAD, REST, (None, None), REST, BAD], [0, 4]),
+    "held back, and then reported late": (1, 10, [BAD, REST, *[BAD] * 20], [0, 10]),
+    "over before the cool-down is": (1, 10, [BAD, REST, BAD, REST], [0]),
+    "an escalation does not wait": (1, 100, [BAD, WORSE, REST] * 2, [0, 1, 4]),
+    "an error does not wait": (1, 100, [WORSE, WORSE, REST] * 2, [0, 3]),
+    "the cool-down of an error covers warnings": (1, 10, [WORSE, REST, BAD, REST], [0]),
+}
 
 
-def test_an_escalation_is_reported_at_once_and_only_upwards():
-    latch = Latch(3, 100)
-    steps = [(WARN, False), (ERROR, False), (WARN, False), (ERROR, False), (ERROR, False)]
-    assert reports(latch, steps) == [0, 1]
-    assert latch.active is ERROR
-
-
-def test_an_episode_ends_only_after_enough_calm_steps_in_a_row():
-    latch = Latch(calm_steps=3, cooldown=0)
-    latch.update(WARN, False)
-    # Back inside the limit, but not in the tighter band: the episode goes on.
-    assert reports(latch, [(None, False)] * 10 + [(WARN, False)]) == []
-    assert reports(latch, [(None, True), (None, True), (None, False), (None, True)]) == []
-    assert latch.state_dict()["active"] == "WARN"
-    assert reports(latch, [(None, True), (None, True)]) == []
-    assert latch.state_dict()["active"] is None
-    assert reports(latch, [(WARN, False)]) == [0]
-
-
-def test_a_new_alarm_resets_the_calm_count():
-    latch = Latch(calm_steps=2, cooldown=0)
-    steps = [(WARN, False), (None, True), (WARN, False), (None, True)]
-    assert reports(latch, steps) == [0]
-    assert latch.active is WARN
-
-
-def test_an_unknown_observation_changes_nothing():
-    latch = Latch(calm_steps=2, cooldown=0)
-    reports(latch, [(WARN, False), (None, True), (None, None), (None, True)])
-    assert latch.active is None
-
-
-def test_the_cool_down_holds_back_a_new_episode_and_then_reports_it_late():
-    latch = Latch(calm_steps=1, cooldown=10)
-    steps = [(WARN, False), (None, True)] + [(WARN, False)] * 20
-    assert reports(latch, steps) == [0, 10]
-
-
-def test_an_episode_that_ends_within_the_cool_down_is_not_reported():
-    latch = Latch(calm_steps=1, cooldown=10)
-    assert reports(latch, [(WARN, False), (None, True), (WARN, False), (None, True)]) == [0]
-
-
-def test_an_escalation_does_not_wait_for_the_cool_down():
-    latch = Latch(calm_steps=1, cooldown=100)
-    episode = [(WARN, False), (ERROR, False), (None, True)]
-    assert reports(latch, episode + episode) == [0, 1, 4]
-
-
-def test_an_error_never_waits_for_the_cool_down():
-    latch = Latch(calm_steps=1, cooldown=100)
-    assert reports(latch, [(ERROR, False), (ERROR, False), (None, True)] * 2) == [0, 3]
-
-
-def test_the_cool_down_of_an_error_covers_warnings():
-    latch = Latch(calm_steps=1, cooldown=10)
-    steps = [(ERROR, False), (None, True), (WARN, False), (None, True)]
-    assert reports(latch, steps) == [0]
+@pytest.mark.parametrize("name", HYSTERESIS)
+def test_episodes_are_reported_once_and_end_when_all_is_calm(name):
+    calm_steps, cooldown, steps, reported = HYSTERESIS[name]
+    assert reports(Latch(calm_steps, cooldown), steps) == reported
+    for cut in range(min(len(steps), 20)):
+        whole, resumed = Latch(calm_steps, cooldown), Latch(calm_steps, cooldown)
+        reports(whole, steps[:cut])
+        resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+        assert resumed == whole
+        assert reports(resumed, steps[cut:]) == [i - cut for i in reported if i >= cut]
 
 
 # -- what is active ------------------------------------------------------------------------------
