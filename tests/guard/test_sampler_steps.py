@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import Guard, guard
 from ebmguard.diagnostics import ChainState, metropolis_acceptance
-from ebmguard.retrofit.actions import Course
+from ebmguard.retrofit.actions import Actions
 from ebmguard.samplers import ReplayBuffer, sgld
 from tests.guard.jem_loop import Sampler, train
 from tests.guard.parts import Energy, energies
@@ -337,7 +337,7 @@ def test_finer_steps_of_an_adaptive_sampler_are_judged_as_such(monkeypatch):
     rows = []
     for g, refinement in ((told, 1), (asked, 4)):
         with monkeypatch.context() as patch:
-            patch.setattr(Course, "refined_by", refinement)
+            patch.setattr(Actions, "refined_by", refinement)
             g.sampler(f, X)
         g.loss_fn(*energies(dtype=torch.float64))
         rows.append(g.last)

@@ -23,7 +23,7 @@ from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
-from ebmguard.retrofit.journal import Journal
+from ebmguard.retrofit.rows import Rows
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
     SMALL,
@@ -389,7 +389,7 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
 
 def test_alerts_of_rows_that_are_still_under_way_at_the_end_are_recorded(tmp_path, monkeypatch):
     """On a GPU rows are judged two steps later."""
-    monkeypatch.setattr(Journal, "_lag", staticmethod(lambda _: 2))
+    monkeypatch.setattr(Rows, "_lag", staticmethod(lambda _: 2))
     batch = Draws.batch
 
     def spoiled(self, step):

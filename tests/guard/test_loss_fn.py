@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from ebmguard.energies import Reduce
 from ebmguard.errors import LossError
-from ebmguard.retrofit.loss_fn import Convention, Difference
+from ebmguard.retrofit.loss_fn import CallerLoss, Convention
 
 N = 6
 
 
 def check(loss_fn: Any, convention: Convention = "log_density", n: int = N, m: int = N) -> None:
-    Difference(loss_fn, convention, "sum").check(torch.randn(n), torch.randn(m))
+    CallerLoss(loss_fn, convention, "sum").check(torch.randn(n), torch.randn(m))
 
 
 def bce(pos, neg):
@@ -59,7 +59,7 @@ def test_accepted_with_different_numbers_of_samples(loss_fn):
 def test_accepted_for_single_samples_and_heads():
     check(MEAN[0], n=1, m=1)
     for reduce in ("sum", "mean"):
-        Difference(MEAN[0], "log_density", reduce).check(torch.randn(4, 3), torch.randn(5, 3))
+        CallerLoss(MEAN[0], "log_density", reduce).check(torch.randn(4, 3), torch.randn(5, 3))
 
 
 NOT_AFFINE = {
@@ -184,7 +184,7 @@ def test_checked_once():
         calls.append(p)
         return n.mean() - p.mean()
 
-    difference = Difference(loss_fn, "log_density", "sum")
+    difference = CallerLoss(loss_fn, "log_density", "sum")
     pos, neg = torch.full((3,), 0.5), torch.zeros(4)
     difference.check(pos, neg)
     after_first = len(calls)
@@ -200,7 +200,7 @@ def test_weight_of_zero_is_looked_at_again():
     def loss_fn(p, n):
         return min(1.0, counter["step"] / 10) * hidden(n.mean() - p.mean())
 
-    difference = Difference(loss_fn, "log_density", "sum")
+    difference = CallerLoss(loss_fn, "log_density", "sum")
     pos, neg = torch.randn(3), torch.randn(4)
     difference.check(pos, neg)
     weight = difference.weight(pos, neg)
@@ -215,7 +215,7 @@ def test_weight_of_zero_is_looked_at_again():
 
 
 def test_weight_works_where_gradients_are_off_and_leaves_none():
-    difference = Difference(lambda p, n: 0.25 * (n.mean() - p.mean()), "log_density", "sum")
+    difference = CallerLoss(lambda p, n: 0.25 * (n.mean() - p.mean()), "log_density", "sum")
     pos, neg = torch.randn(3, requires_grad=True), torch.randn(4, requires_grad=True)
     with torch.no_grad():
         difference.check(pos, neg)
@@ -223,12 +223,12 @@ def test_weight_works_where_gradients_are_off_and_leaves_none():
     assert weight == 0.25
     assert pos.grad is None
     assert neg.grad is None
-    assert Difference(None, "energy", "sum").weight(pos, neg) is None
+    assert CallerLoss(None, "energy", "sum").weight(pos, neg) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weight_of_short_floats_is_not_rounded(dtype):
-    difference = Difference(lambda p, n: 0.1 * (n.mean() - p.mean()), "log_density", "sum")
+    difference = CallerLoss(lambda p, n: 0.1 * (n.mean() - p.mean()), "log_density", "sum")
     pos, neg = torch.randn(3, dtype=dtype), torch.randn(999, dtype=dtype)
     weight = difference.weight(pos, neg)
     assert weight is not None
@@ -245,6 +245,6 @@ def test_weight_of_short_floats_is_not_rounded(dtype):
 )
 def test_plain_difference(convention: Convention, reduce: Reduce, expected):
     pos, neg = torch.randn(3, 2), torch.randn(4, 2)
-    assert torch.equal(Difference(None, convention, reduce).plain(pos, neg), expected(pos, neg))
-    own = Difference(lambda p, n: 7 * p.sum() + n.sum(), convention, reduce)
+    assert torch.equal(CallerLoss(None, convention, reduce).plain(pos, neg), expected(pos, neg))
+    own = CallerLoss(lambda p, n: 7 * p.sum() + n.sum(), convention, reduce)
     assert torch.equal(own.plain(pos, neg), 7 * pos.sum() + neg.sum())

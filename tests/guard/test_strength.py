@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,21 +108,36 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta_star": [1.0]}, r"beta_star=\[1.0\] is a list"),
         ({"beta_star": 1 + 2j}, "is a complex"),
         ({"beta_star": 1e-31}, "too small for its inverse"),
-        ({"beta_star": NAN_TENSOR}, r"beta_star holds values that are not finite: \[1.0, nan\]"),
+        (
+            {"beta_star": NAN_TENSOR},
+            r"beta_star holds values that are not finite at step 0: \[1.0, nan\]",
+        ),
         ({"beta_star": torch.tensor([1, 2])}, "dtype torch.int64 .* expected floating point"),
         ({"beta_star": torch.ones(0)}, r"shape \(0,\); expected .* one entry for each model"),
         ({"beta_star": lambda step: None}, r"beta_star\(step=0\)=None is a NoneType"),
         ({"beta": 0.1}, r"beta= needs the output scale: add output_scale=.*beta_star="),
         ({"beta": "a", "output_scale": 5}, "beta='a' is a str"),
-        ({"beta": 1.5, "output_scale": 5}, "= 1.5 is above 1: the sampler would run away"),
-        ({"beta_star": 6, "output_scale": 5}, "beta = beta_star / output_scale = 6 / 5 = 1.2 is"),
-        ({"beta": torch.tensor([0.5, 1.5]), "output_scale": 4}, "= 6 / 4 = 1.5 is above 1"),
-        ({"beta_star": 1, "sampler_scale": torch.tensor(-0.5)}, "sampler_scale=-0.5; a negative"),
+        (
+            {"beta": 1.5, "output_scale": 5},
+            "= 1.5 at step 0 is above 1: the sampler would run away",
+        ),
+        ({"beta_star": 6, "output_scale": 5}, "beta = beta_star / output_scale = 6 / 5 = 1.2 at"),
+        (
+            {"beta": torch.tensor([0.5, 1.5]), "output_scale": 4},
+            "= 6 / 4 = 1.5 at step 0 is above 1",
+        ),
+        (
+            {"beta_star": 1, "sampler_scale": torch.tensor(-0.5)},
+            "sampler_scale=-0.5 at step 0; a negative",
+        ),
         ({"beta_star": 1, "output_scale": 0}, "output_scale=0; it must be positive"),
         ({"beta_star": 1, "output_scale": -2}, "output_scale=-2; it must be positive"),
         ({"beta_star": 1, "output_scale": math.inf}, "output_scale=inf; expected a finite"),
         ({"beta_star": 1, "output_scale": "JEM"}, "output_scale='JEM' is a str"),
-        ({"beta_star": 1, "output_scale": 2, "step_size": 1}, "not both"),
+        (
+            {"beta_star": 1, "output_scale": 2, "step_size": 1, "noise_std": 0.01},
+            "output_scale=2 contradicts step_size and noise_std, which mean .* = 20000",
+        ),
         ({"beta_star": 1, "step_size": 1}, "step_size= and noise_std= go together"),
         ({"beta_star": 1, "noise_std": 1}, "step_size= and noise_std= go together"),
         ({"beta_star": 1, "step_size": 0, "noise_std": 1}, "step_size=0; it must be positive"),
@@ -131,7 +147,7 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta_stars": 2.0, "sampler_scale": 1}, "non-empty list"),
         ({"beta_stars": [1, "x"], "sampler_scale": 1}, "beta_stars='x' is a str"),
         ({"beta_stars": [1, 2]}, "add sampler_scale="),
-        ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5; a negative factor"),
+        ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5 at step 0; a negative"),
         ({"beta_star": 1, "sampler_scale": math.nan}, "sampler_scale=nan"),
         (
             {"beta_star": torch.ones(3), "sampler_scale": torch.ones(2)},
@@ -159,3 +175,61 @@ def test_schedule_that_goes_wrong_later_says_when():
     assert strength.at(6).beta_star == 1.0
     with pytest.raises(ConfigError, match=r"beta_star\(step=7\)=nan"):
         strength.at(7)
+
+
+# -- schedules after step 0 --------------------------------------------------------------------
+
+
+def asked(schedule: Any) -> tuple[list[int], Any]:
+    """A schedule, and the steps that it has been asked for."""
+    steps: list[int] = []
+
+    def recorded(step: int) -> Any:
+        steps.append(step)
+        return schedule(step)
+
+    return steps, recorded
+
+
+@pytest.mark.parametrize("change", [{}, {"exactly": 3.0}, {"at_least": 3.0}])
+def test_schedules_are_asked_once_per_step_and_for_that_step(change):
+    """Once β* was steered or rolled back, step 0 was asked for again in every step."""
+    steps, scale = asked(lambda step: 0.5)
+    _, beta_star = asked(lambda step: 1.0)
+    strength = Strength.of(beta_star=beta_star, sampler_scale=scale)
+    steps.clear()
+    for step in (5, 6, 7):
+        assert strength.at(step, **change).beta_star == (3.0 if change else 1.0)
+    assert steps == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("at_three", "message"),
+    [
+        (torch.tensor(50.0), "beta = .*50 / 10 = 5 at step 3 is above 1"),
+        (torch.tensor([1.0, 50.0]), "above 1"),
+        (torch.tensor(math.nan), "not finite at step 3"),
+        (50.0, "above 1"),
+        (math.nan, r"beta_star\(step=3\)=nan"),
+    ],
+)
+def test_a_schedule_that_goes_astray_after_step_0_is_refused(at_three, message):
+    """The factor 1 - β became -4, and the sampler ran away from the data; NaN gave a loss of 0."""
+    fine = torch.ones_like(at_three) if isinstance(at_three, torch.Tensor) else 1.0
+    strength = Strength.of(beta_star=lambda step: at_three if step == 3 else fine, output_scale=10)
+    strength.at(2)
+    with pytest.raises(ConfigError, match=message):
+        strength.at(3)
+
+
+def test_what_a_device_knows_is_refused_with_its_row():
+    """On the device `meta` nothing can be read: the factor is there, but not looked at."""
+    schedule = torch.tensor(50.0, device="meta")
+    strength = Strength.of(beta_star=lambda step: schedule if step else 1.0, output_scale=10)
+    factor = strength.at(3).factor
+    assert isinstance(factor, torch.Tensor)
+    assert factor.device.type == "meta"
+    strength.check_measured(3, 10.0)
+    for beta_star, message in ((50.0, "at step 3 is above 1"), (math.nan, "beta_star is nan at")):
+        with pytest.raises(ConfigError, match=message):
+            strength.check_measured(3, beta_star)

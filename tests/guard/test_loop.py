@@ -1,0 +1,112 @@
+"""From one step to the next: one row and one judgement each, and one thread at a time."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ebmguard import Guard, guard
+from ebmguard.alerts import DEFAULT_RULES
+from ebmguard.errors import ConfigError, LossError
+from ebmguard.steering import AdaptiveSteps
+from tests.guard.parts import Energy, Memory, energies, langevin
+
+X = torch.ones(4, 2)
+LOST: Any = (torch.zeros(6), torch.full((6,), -50.0))  # GradScale 0: no negative is competitive
+
+
+def run(losses: int, steps: int, **options: Any) -> tuple[Guard, Memory]:
+    """A trainer that accumulates the gradients of several losses in each step (two under SAM)."""
+    f, memory = Energy(), Memory()
+    sgd = torch.optim.SGD(f.parameters(), lr=0.0)
+    g = guard(None, langevin, beta_star=1.0, sinks=[memory], model=f, optimizer=sgd, **options)
+    for _ in range(steps):
+        for _ in range(losses):
+            g.sampler(f, X)
+            g.loss_fn(*(x.clone().requires_grad_() for x in LOST)).backward()
+        sgd.step()
+    return g, memory
+
+
+@pytest.mark.parametrize("losses", [1, 2, 4])
+def test_a_rules_patience_counts_steps_whatever_the_losses_in_each(losses):
+    g, memory = run(losses, 40)
+    found = [(alert.rule, alert.level.name, alert.step) for alert in g.alerts]
+    assert ("sampler_failing", "WARN", 19) in found  # after 20 steps
+    assert found == [(x.rule, x.level.name, x.step) for x in run(1, 40)[0].alerts]
+    assert memory.steps == list(range(40))
+    levels = {alert.step: float(alert.level) for alert in reversed(g.alerts)}
+    assert memory.column("alert_level") == [levels.get(step, 0.0) for step in range(40)]
+
+
+@pytest.mark.parametrize("losses", [1, 4])
+def test_a_controller_sees_each_step_once(losses):
+    g, memory = run(
+        losses,
+        12,
+        adapt=AdaptiveSteps(rise_after=3, most=16),
+        sgld_steps=2,
+        steps_argument="steps",
+    )
+    factors = [1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8]
+    assert memory.column("sampler/steps_factor") == factors
+    assert (g.sgld_steps, g.refinement) == (32, 16)
+
+
+def test_an_error_in_the_last_of_a_steps_losses_is_acted_upon_in_it():
+    f = Energy()
+    sgd = torch.optim.SGD(f.parameters(), lr=0.0)
+    g = guard(None, None, beta_star=1.0, optimizer=sgd, action="raise")
+    pos, neg = energies()
+    assert g.loss_fn(pos, neg) != 0
+    assert g.loss_fn(torch.full((6,), torch.nan), neg) == 0  # withheld
+    assert [(alert.rule, alert.step) for alert in g.alerts] == [("nonfinite", 0)]
+
+
+def test_rules_are_the_callers():
+    """A changed threshold, a rule left out, and none at all."""
+    sooner = tuple(
+        replace(rule, warn_patience=5) if rule.name == "sampler_failing" else rule
+        for rule in DEFAULT_RULES
+    )
+    rest = tuple(rule for rule in DEFAULT_RULES if rule.name != "sampler_failing")
+    steps = {
+        name: [alert.step for alert in run(1, 12, rules=rules)[0].alerts if alert.rule == name]
+        for name, rules in (("sampler_failing", sooner),)
+    }
+    assert steps == {"sampler_failing": [4]}
+    assert "sampler_failing" not in {alert.rule for alert in run(1, 40, rules=rest)[0].alerts}
+    assert run(1, 40, rules=())[0].alerts == []
+    with pytest.raises(ConfigError, match="rule"):
+        guard(None, None, beta_star=1.0, rules=[3])  # type: ignore[list-item]
+
+
+def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(pos: Tensor, neg: Tensor) -> Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            assert leave.wait(60)
+        return neg.mean() - pos.mean()
+
+    g = guard(slow, None, beta_star=0.0)
+    g.loss_fn(*energies())
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(g.loss_fn(*energies())))
+    thread.start()
+    assert entered.wait(60)
+    for call in (g.loss_fn, g.reweight):
+        with pytest.raises(LossError, match="another call of it was under way"):
+            call(*energies())
+    leave.set()
+    thread.join()
+    assert len(found) == 1
+    assert g.step == 1
+    g.loss_fn(*energies())  # and is over
+    assert g.step == 2
