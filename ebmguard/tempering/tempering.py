@@ -124,7 +124,7 @@ class Tempering:
     def module(self) -> nn.Module:
         """The energy module."""
         module = self._module()
-        assert module is not None, "who samples from a module has it"
+        assert module is not None, "its sampler holds it"
         return module
 
     @property
@@ -283,26 +283,23 @@ class Tempering:
             # compile anew, which a capture does not allow.
             compiled = self.module.__dict__.get("_compiled_call_impl") is not None
             self._factor = self._one if compiled else 1.0
-        if self._captured is not None:
-            refill = self._factor if isinstance(factor, Tensor) else factor
-            self._refill(self._captured, refill)
-
-    @staticmethod
-    def _refill(captured: Tensor, factor: float | Tensor) -> None:
-        if not isinstance(factor, Tensor):
-            captured.fill_(factor)
-        elif factor.ndim and factor.shape != captured.shape:
+        captured = self._captured
+        if captured is None:
+            return
+        if isinstance(factor, Tensor) and factor.ndim and factor.shape != captured.shape:
             raise SamplerError(
                 f"The energy was captured in a CUDA graph with a factor of shape "
                 f"{tuple(captured.shape)}, and now β* has the shape {tuple(factor.shape)}. Capture "
                 "the graph under a new guard whose β* has this shape from the first step."
             )
+        if isinstance(self._factor, Tensor):
+            captured.copy_(self._factor)
         else:
-            captured.copy_(factor)
+            captured.fill_(1.0)
 
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured on the current stream."""
-    # Asked without a GPU, PyTorch raises. Who captures has initialised CUDA.
+    # Without a GPU the question raises an error; a capture has initialised CUDA.
     initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return bool(initialised) and torch.cuda.is_current_stream_capturing()
