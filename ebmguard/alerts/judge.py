@@ -221,15 +221,16 @@ class Judge:
     ) -> list[Alert]:
         """Take the row of one step; return the alerts to report now, in the order of the rules.
 
-        The row of a step may come several times in a row, each time with more in it, as where
-        losses are accumulated. It then takes the place that it had before in the memory of the
-        rules, and an alert that was returned for this step comes again only at a higher level.
+        Called again with the step of the call before, as where losses are accumulated, the row is
+        that of the step so far: it replaces the earlier one in the memory of the rules, and an
+        alert that was returned for this step comes again only at a higher level.
 
         Args:
             step: the step the row belongs to.
             row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
                 which only what no member has is judged.
-            members: the rows of an ensemble's members, or none, which leaves their memory as it is.
+            members: the rows of an ensemble's members. Without them all of the row is judged, and
+                what the rules remember of the members stays.
 
         Raises:
             ConfigError: if the rows of members are not as many as there are members.
