@@ -172,5 +172,7 @@ def _clamp(value: Any) -> Clamp:
 
 
 def _wrong(name: str, value: object, wanted: str) -> ConfigError:
-    found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    return ConfigError(f"{name}= is a {found}; expected {wanted}.")
+    found = (
+        f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    )
+    return ConfigError(f"{name}= is {found}; expected {wanted}.")

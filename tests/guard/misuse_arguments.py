@@ -34,7 +34,12 @@ ARGUMENTS = [
             "beta= needs the output scale: add output_scale=",
         ),
         ("scale of 0", lambda w: w.guard(output_scale=0), ConfigError, "must be positive"),
-        ("beta above 1", lambda w: w.guard(beta_star=11), ConfigError, "= 1.1 is above 1"),
+        (
+            "beta above 1",
+            lambda w: w.guard(beta_star=11),
+            ConfigError,
+            "= 1.1 at step 0 is above 1",
+        ),
         (
             "noise of 0",
             lambda w: w.guard(output_scale=None, step_size=1.0, noise_std=0.0),

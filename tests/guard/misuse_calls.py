@@ -52,6 +52,55 @@ def nested(w: World) -> Any:
     return w.guard(None, lambda f, x: inner.sampler(f, x)).sampler(w.f, X)
 
 
+# Arguments that guard() and attach() refuse alike, with what they say.
+TOLD: list[tuple[dict[str, Any], str]] = [
+    ({"model": 1}, "model= is a int; expected the torch.nn.Module"),
+    ({"optimizer": nn.Identity()}, "optimizer= is a Identity; expected a torch Optimizer"),
+    ({"scheduler": "cosine"}, "scheduler= is a str; expected an object with state_dict"),
+    ({"scheduler": torch.optim.lr_scheduler.StepLR}, "scheduler= is the class StepLR"),
+    ({"ema": 0.999}, "ema= is a float; expected an object with state_dict"),
+    ({"scaler": "fp16"}, r"scaler= is a str; expected a torch.amp.GradScaler"),
+    ({"scaler": torch.amp.GradScaler("cpu")}, "scaler= needs the optimizer that it scales"),
+    ({"buffer": 10_000}, "buffer= is a int; expected a tensor of rows, a list of tensors, or"),
+    ({"buffer": torch.zeros(())}, "buffer= is a Tensor; expected a tensor of rows"),
+    ({"buffer": [torch.zeros(3), 4]}, "buffer= is a list; expected a tensor of rows"),
+    ({"generators": torch.Generator()}, "generators= is a Generator; expected a list of"),
+    ({"generators": [0]}, "generators= holds a int; expected torch.Generators"),
+    ({"clamp": 1.0}, r"clamp=1.0; expected the lowest and the highest value.*\(-1, 1\)"),
+    ({"clamp": (1.0, -1.0)}, r"clamp=\(1.0, -1.0\); expected the lowest and the highest"),
+    ({"clamp": (0.0, 0.0)}, "expected the lowest and the highest"),
+    ({"clamp": (0.0, float("nan"))}, "expected the lowest and the highest"),
+    ({"clamp": (0, 1, 2)}, "expected the lowest and the highest"),
+    ({"sgld_steps": 0}, "sgld_steps=0; expected the number of SGLD steps"),
+    ({"sgld_steps": 2.5}, "sgld_steps=2.5; expected the number of SGLD steps"),
+    ({"steps_argument": "steps"}, "steps_argument= needs sgld_steps="),
+    ({"step_size": "large", "noise_std": 0.1}, "step_size='large' is a str"),
+    ({"step_size": -1.0, "noise_std": 0.1}, "step_size=-1.*above 0|step_size=-1; it must be pos"),
+    ({"step_size": 1.0, "noise_std": -0.1}, "noise_std=-0.1; expected a number of 0 or more"),
+    ({"step_size": float("inf"), "noise_std": 0.1}, "step_size=inf; expected a finite number"),
+]
+MISTOLD: list[tuple[str, Any, type[Exception], str]] = [
+    (f"{how}({', '.join(told)}) {i}", mistake, ConfigError, message)
+    for i, (told, message) in enumerate(TOLD)
+    for how, mistake in (
+        ("attach", lambda w, told=told: w.guard().attach(**told)),
+        ("guard", lambda w, told=told: w.guard(**{"output_scale": None} | told)),
+    )
+] + [
+    (
+        "optimizer of another network",
+        lambda w: w.guard().attach(model=w.f, optimizer=w.optimizer(w.h)),
+        ConfigError,
+        "trains none of the model's parameters",
+    ),
+    (
+        "optimizer of another network, at once",
+        lambda w: w.guard(model=w.f, optimizer=w.optimizer(w.h)),
+        ConfigError,
+        "trains none of the model's parameters",
+    ),
+]
+
 CALLS = [
     Case(*case)
     for case in [
@@ -203,32 +252,8 @@ CALLS = [
             LossError,
             "pass convention='log_density'",
         ),
-        # Attaching.
-        ("attached f", lambda w: w.guard().attach(model=1), ConfigError, "model= is a int"),
-        (
-            "attached optimizer",
-            lambda w: w.guard().attach(optimizer=w.f),
-            ConfigError,
-            "optimizer= is a Energy; expected a torch Optimizer",
-        ),
-        (
-            "optimizer of another network",
-            lambda w: w.guard().attach(model=w.f, optimizer=w.optimizer(w.h)),
-            ConfigError,
-            "trains none of the model's parameters",
-        ),
-        (
-            "scaler alone",
-            lambda w: w.guard().attach(scaler=torch.amp.GradScaler("cpu")),
-            ConfigError,
-            "scaler= needs the optimizer",
-        ),
-        (
-            "step size",
-            lambda w: w.guard().attach(step_size="large"),
-            ConfigError,
-            "attach: step_size='large' is a str",
-        ),
+        # What it is told of the rest of the trainer.
+        *MISTOLD,
         (
             "foreign state",
             lambda w: w.guard().load_state_dict({}),

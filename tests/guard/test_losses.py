@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ebmguard import Guard, contrastive_loss, guard
-from tests.guard.parts import Memory, slopes
+from tests.guard.parts import Memory, energies, slopes
 
 N, M, K = 5, 7, 3
 
@@ -282,3 +283,22 @@ def test_last_row_holds_everything_once():
     }
     assert g.last["loss"] == pytest.approx(loss.item())
     assert g.last["energy_gap_scaled"] == pytest.approx(20_000 * g.last["energy_gap"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"beta_star": 0.0}, {"beta_star": 1.0}, {"beta_stars": [1.0, 2.0], "sampler_scale": 1.0}],
+)
+def test_energies_are_checked_once(monkeypatch, options):
+    calls = []
+    modules = ("ebmguard.retrofit.guard", "ebmguard.objective.losses")
+    for module in map(importlib.import_module, modules):
+        check = module.check_energies
+        monkeypatch.setattr(
+            module, "check_energies", lambda *a, check=check, **k: calls.append(1) or check(*a, **k)
+        )
+    g = guard(None, None, **options)
+    g.loss_fn(*energies())
+    assert calls == [1]
+    g.reweight(*energies())
+    assert calls == [1, 1]

@@ -110,7 +110,7 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta_star": 1e-31}, "too small for its inverse"),
         (
             {"beta_star": NAN_TENSOR},
-            r"beta_star holds values that are not finite at step 0: \[1.0, nan\]",
+            r"are not finite at step 0: \[1.0, nan\]",
         ),
         ({"beta_star": torch.tensor([1, 2])}, "dtype torch.int64 .* expected floating point"),
         ({"beta_star": torch.ones(0)}, r"shape \(0,\); expected .* one entry for each model"),
@@ -119,16 +119,16 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta": "a", "output_scale": 5}, "beta='a' is a str"),
         (
             {"beta": 1.5, "output_scale": 5},
-            "= 1.5 at step 0 is above 1: the sampler would run away",
+            "= 1.5 at step 0 is above 1: the sampler would run",
         ),
         ({"beta_star": 6, "output_scale": 5}, "beta = beta_star / output_scale = 6 / 5 = 1.2 at"),
         (
             {"beta": torch.tensor([0.5, 1.5]), "output_scale": 4},
-            "= 6 / 4 = 1.5 at step 0 is above 1",
+            "6 / 4 = 1.5 at step 0 is",
         ),
         (
             {"beta_star": 1, "sampler_scale": torch.tensor(-0.5)},
-            "sampler_scale=-0.5 at step 0; a negative",
+            "sampler_scale=-0.5 at step 0",
         ),
         ({"beta_star": 1, "output_scale": 0}, "output_scale=0; it must be positive"),
         ({"beta_star": 1, "output_scale": -2}, "output_scale=-2; it must be positive"),
@@ -147,7 +147,7 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta_stars": 2.0, "sampler_scale": 1}, "non-empty list"),
         ({"beta_stars": [1, "x"], "sampler_scale": 1}, "beta_stars='x' is a str"),
         ({"beta_stars": [1, 2]}, "add sampler_scale="),
-        ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5 at step 0; a negative"),
+        ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5 at step 0"),
         ({"beta_star": 1, "sampler_scale": math.nan}, "sampler_scale=nan"),
         (
             {"beta_star": torch.ones(3), "sampler_scale": torch.ones(2)},

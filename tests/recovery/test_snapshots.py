@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +61,11 @@ def test_condemning_never_takes_the_last_one() -> None:
     assert best is not None
     assert best.step == 0
     assert ring.condemned == [20, 10]
+
+
+def test_snapshots_are_themselves_whatever_their_tensors_hold():
+    """Comparing their values asked tensors for one truth value, and dropped a twin."""
+    one, twin = (Snapshot(50, {"model": torch.zeros(3)}) for _ in range(2))
+    assert one != twin
+    assert one in [one]
+    assert twin not in [one]
