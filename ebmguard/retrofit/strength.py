@@ -265,7 +265,10 @@ def _output_scale(output_scale: object, step_size: object, noise_std: object) ->
     if step_size is not None and noise_std is not None:
         step, noise = finite_number("step_size", step_size), finite_number("noise_std", noise_std)
         if step <= 0:
-            raise ConfigError(f"step_size={step:g}; it must be positive.")
+            raise ConfigError(
+                f"step_size={step:g}; it must be positive, as in x += step_size * df/dx + ... "
+                "towards high f."
+            )
         implied = 2 * step / noise**2 if noise else math.inf
     if output_scale is None:
         if step_size is None and noise_std is None:

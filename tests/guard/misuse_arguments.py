@@ -38,7 +38,7 @@ ARGUMENTS = [
             "beta above 1",
             lambda w: w.guard(beta_star=11),
             ConfigError,
-            "= 1.1 at step 0 is above 1",
+            "1.1 at step 0 is above 1",
         ),
         (
             "noise of 0",
