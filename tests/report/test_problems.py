@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ebmguard import Alert, Level
-from ebmguard.doctor import problems_of_run
-from ebmguard.doctor.run import read_run
 from ebmguard.errors import ConfigError
+from ebmguard.report.problems import problems_of_run
 from ebmguard.sinks import JsonlSink
 
 STEPS = 300

@@ -8,8 +8,7 @@ import pytest
 from matplotlib.lines import Line2D
 
 from ebmguard.errors import ConfigError
-from ebmguard.report import Run
-from ebmguard.report.compare import CompareConfig, compare, draw, table
+from ebmguard.reference_training.compare import CompareConfig, compare, draw, load, table
 
 
 def write_run(path: Path, *, beta_star: float, diverged_at: int | None) -> Path:
@@ -68,7 +67,7 @@ def steps_of(line: Line2D) -> list[float]:
 
 
 def test_the_table_says_what_happened(pair):
-    text = table([Run.load(path) for path in pair])
+    text = table([load(path) for path in pair])
     lines = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "DIVERGED at step 25" in lines["outcome"]
     assert "finished 40 steps" in lines["outcome"]
@@ -81,7 +80,7 @@ def test_the_table_says_what_happened(pair):
 
 
 def test_the_picture_shows_gap_accuracy_scale_alerts_and_samples(pair):
-    figure = draw([Run.load(path) for path in pair])
+    figure = draw([load(path) for path in pair])
     gap, accuracy, scale = figure.subfigs[0].axes
     labels = gap.get_legend_handles_labels()[1]
     assert "β* = 0: DIVERGED at step 25" in labels
@@ -115,4 +114,4 @@ def test_a_run_of_another_kind_is_refused(tmp_path):
     path = write_run(tmp_path / "toy", beta_star=0.0, diverged_at=None)
     (path / "config.json").write_text(json.dumps({"betas": ["0", "0.5"]}))
     with pytest.raises(ConfigError, match=r"without one beta_star.*ebmguard figure"):
-        Run.load(path)
+        load(path)
