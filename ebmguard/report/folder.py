@@ -303,7 +303,10 @@ class RecordedRun:
         return min((a.first for a in self.attempts if a.number > number), default=math.inf)
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
-        """The series of every attempt in two: what counts, and what came again later."""
+        """The series of every attempt in two: what counts, and what came again later.
+
+        A bin in which the latter begins is whole, and counts.
+        """
         if tag == ACCURACY.tag:
             found = [
                 ([Bin.of(*pair) for pair in sorted(values.items())], self._end(number))

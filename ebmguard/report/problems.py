@@ -93,7 +93,7 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
         ("samples", ("nonfinite/samples",)),
         ("gradients", ("nonfinite/gradients",)),
     ):
-        steps = sorted({step for tag in tags for step, value in run.series(tag) if value > 0})
+        steps = sorted({step for tag in tags for step, value in _known(run, tag) if value > 0})
         if steps:
             yield Problem(
                 Level.ERROR,
@@ -103,7 +103,7 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
                 'a lower learning rate; action="rollback", which replaces such rows of the replay '
                 "buffer too.",
             )
-    share = sum(value > 0 for _, value in run.series("scaler/skipped")) / len(run.rows)
+    share = sum(value > 0 for _, value in _known(run, "scaler/skipped")) / len(run.rows)
     if share > _SKIPPED:
         yield Problem(
             Level.WARN,
@@ -197,9 +197,13 @@ def _of_medians(run: RecordedRun) -> Iterator[Problem]:
                 )
 
 
+def _known(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
+    return [pair for pair in run.series(tag) if math.isfinite(pair[1])]
+
+
 def _late(run: RecordedRun, tag: str, window: int) -> float:
     """The median of the last known values; NaN where there are not as many."""
-    known = [value for _, value in run.series(tag) if math.isfinite(value)][-window:]
+    known = [value for _, value in _known(run, tag)[-window:]]
     return statistics.median(known) if len(known) == window else math.nan
 
 
@@ -210,37 +214,32 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
         if not isinstance(rule, FloorRule):
             continue
         tag = rule.reference_tag if beta_star == 0 else rule.tag
-        stretches: list[list[tuple[int, float]]] = [[]]
-        for step, value in run.series(tag):
+        stretches: list[list[int]] = [[]]
+        for step, value in _known(run, tag):
             if value < rule.floor:
-                stretches[-1].append((step, value))
+                stretches[-1].append(step)
             elif stretches[-1]:
                 stretches.append([])
-        longest = max(stretches, key=len)
-        if len(longest) < rule.error_patience:
-            continue
-        still = longest is stretches[-1]
-        yield Problem(
-            Level.ERROR if still and beta_star else Level.WARN,
-            rule.name,
-            f"step {longest[0][0]:,}",
-            f"{tag} stayed under {rule.floor:g} for {len(longest):,} steps"
-            + (", to the end" if still else "")
-            + ": no negative was competitive, and the generative part stood still.",
-            "; ".join(rule.remedies.at(beta_star)) + ".",
-        )
+        long = [steps for steps in stretches if len(steps) >= rule.error_patience]
+        if long:
+            still = long[-1] is stretches[-1]
+            yield Problem(
+                Level.ERROR if still and beta_star else Level.WARN,
+                rule.name,
+                f"step {long[-1][0]:,}",
+                f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
+                + (", to the end" if still else "")
+                + ": no negative was competitive, and the generative part stood still.",
+                "; ".join(rule.remedies.at(beta_star)) + ".",
+            )
 
 
 def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     """Step and noise against the output scale, and chains that never start afresh."""
     step, noise = run.setting("step_size"), run.setting("noise_std")
-    gaps = dict(run.series("energy_gap"))
+    gaps = dict(_known(run, "energy_gap"))
     # o as the guard used it: of the gap in both units.
-    scales = [
-        scaled / gaps[at]
-        for at, scaled in run.series("energy_gap_scaled")
-        if gaps.get(at) and math.isfinite(scaled)
-    ]
+    scales = [scaled / gaps[at] for at, scaled in _known(run, "energy_gap_scaled") if gaps.get(at)]
     if step and noise and scales:
         implied, used = 2 * step / noise**2, statistics.median(scales)
         if abs(used / implied - 1) > _TOLERANCE:
@@ -252,7 +251,7 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
                 f"{noise:g} mean 2 * step / noise**2 = {implied:g}.",
                 f"output_scale={implied:g}.",
             )
-    reinit = run.series("buffer/reinit")
+    reinit = _known(run, "buffer/reinit")
     if len(reinit) >= _LONG and not any(value for _, value in reinit):
         # A method too, says the rule of old chains, and informs only.
         yield Problem(
@@ -262,7 +261,7 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
             "No chain has started afresh in the whole run.",
             "a re-initialisation rate of 0.05, as JEM.",
         )
-    if all(math.isnan(value) for _, value in run.series("sampler/drift_to_noise")):
+    if not _known(run, "sampler/drift_to_noise"):
         yield Problem(
             Level.INFO,
             "unknown",
@@ -275,7 +274,7 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
 
 def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
     """An adaptive optimizer that undoes GradScale."""
-    series = [value for _, value in run.series("optim/amplification") if math.isfinite(value)]
+    series = [value for _, value in _known(run, "optim/amplification")]
     quarter = len(series) // 4
     if quarter >= 2:
         first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])

@@ -121,7 +121,9 @@ def test_a_whole_line_that_is_no_object_is_an_error(tmp_path):
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.booleans())
 def test_a_step_that_came_again_counts_once_the_last_time(steps, by_attempt):
     counts: dict[int, int] = {}
-    records, evaluations, attempt = [], [], 0
+    records: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    attempt = 0
     for i, step in enumerate(steps):
         attempt += bool(records) and step <= records[-1]["step"]
         records.append(
