@@ -13,6 +13,7 @@ import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.report import RecordedRun
+from ebmguard.report.advice import outcome
 
 from .figures import sample_grid
 
@@ -122,14 +123,6 @@ def table(runs: Sequence[RecordedRun]) -> str:
 def _name(run: RecordedRun) -> str:
     """The run by the setting that matters."""
     return f"β* = {run.config['beta_star']:g}"
-
-
-def outcome(run: RecordedRun) -> str:
-    """In words: diverged, or finished."""
-    lost = run.results["diverged_at"]
-    if lost is None:
-        return f"finished {run.results['steps']:,} steps"
-    return f"DIVERGED at step {lost:,}"
 
 
 def draw(runs: Sequence[RecordedRun]) -> Figure:

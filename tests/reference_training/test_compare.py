@@ -97,22 +97,21 @@ def test_the_picture_shows_gap_accuracy_scale_alerts_and_samples(pair):
 
 def test_what_a_rollback_took_back_is_not_compared(tmp_path):
     path = write_run(tmp_path / "rescued", beta_star=2.0, diverged_at=None)
-    # At step 24 it went back to step 15, and ended with step 29: 40 rows of 30 steps.
-    rows = [{"step": s, "energy_gap": 1e3 if s > 20 else 0.1, "grad_scale": 0.9} for s in range(25)]
-    rows += [
-        {"step": s, "energy_gap": 0.2, "grad_scale": 0.9, "recovery/attempt": 1}
-        for s in range(15, 30)
+    # After step 24 it went back to step 15, and ended with step 29: 40 rows of 30 steps.
+    steps = [(s, 0) for s in range(25)] + [(s, 1) for s in range(15, 30)]
+    rows = [
+        {"step": s, "recovery/attempt": n, "energy_gap": n - s, "grad_scale": n} for s, n in steps
     ]
-    evaluations = [(10, 0, 0.5), (20, 0, 0.1), (20, 1, 0.9)]
-    accuracy = [{"step": s, "attempt": n, "test_accuracy": x} for s, n, x in evaluations]
+    accuracy = [
+        {"step": s, "attempt": n, "test_accuracy": n} for s, n in ((10, 0), (20, 0), (20, 1))
+    ]
     for name, lines in (("metrics", rows), ("accuracy", accuracy)):
         (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    gap, drawn_accuracy, scale = draw([load(path)]).subfigs[0].axes
+    gap, evaluations, scale = draw([load(path)]).subfigs[0].axes
     assert steps_of(scale.lines[0]) == list(range(30))
+    assert np.asarray(scale.lines[0].get_ydata()).tolist() == [0] * 15 + [1] * 15
     assert steps_of(gap.lines[0]) == [0, 10, 20]
-    assert np.max(np.asarray(gap.lines[0].get_ydata())) == 0.2
-    assert steps_of(drawn_accuracy.lines[0]) == [10, 20]
-    assert np.asarray(drawn_accuracy.lines[0].get_ydata()).tolist() == [0.5, 0.9]
+    assert np.asarray(evaluations.lines[0].get_xydata()).tolist() == [[10, 0], [20, 1]]
 
 
 def test_compare_writes_the_picture_and_prints_the_table(pair, tmp_path, capsys):

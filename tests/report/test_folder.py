@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ebmguard.errors import ConfigError
 from ebmguard.report.charts import CHARTS, MORE_CHARTS
 from ebmguard.report.folder import GrowingFile, RecordedRun
-from ebmguard.sinks import JsonlSink, read_jsonl, to_json
+from ebmguard.sinks import read_jsonl, to_json
 
-from .folders import BACK_TO, LOST_AT, rows, write
+from .folders import BACK_TO, LOST_AT, record, rows, write
 
 TAGS = [chart.tag for chart in (*CHARTS, *MORE_CHARTS)]
 RECORDS = st.lists(
@@ -166,7 +166,7 @@ def test_evaluations_of_steps_that_were_undone_are_kept_apart(tmp_path):
     path = write(tmp_path / "run")
     at = [(120, 0), (150, 0), (170, 0), (140, 1), (160, 1), (110, 0)]  # late ones out of order
     rows = [{"step": s, "test_accuracy": s / 1000, "attempt": n} for s, n in at]
-    (path / "accuracy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path / "accuracy.jsonl").write_bytes(encoded(rows))
     run = RecordedRun.read(path, TAGS)
     assert [own.step for own in run.surviving("accuracy")] == [110, 120, 140, 160]
     (_, undone), (kept, _) = run.pieces("accuracy")
@@ -184,11 +184,8 @@ def test_it_follows_a_run_from_before_it_begins_to_its_end(tmp_path):
     run = RecordedRun(path, TAGS)
     assert not run.update()
     assert not run.attempts
-    sink = JsonlSink(path)
     first = list(rows(range(60), seed=3))
-    for step, row in first[:50]:
-        sink.write_row(step, row, {})
-    sink.flush()
+    record(path, first[:50])
     assert run.update()
     assert (run.step, run.row_count) == (49, 50)
     assert not run.update()
@@ -200,10 +197,7 @@ def test_it_follows_a_run_from_before_it_begins_to_its_end(tmp_path):
     os.truncate(path / "metrics.jsonl", sum(map(len, lines[:40])))
     assert run.update()
     assert (run.step, run.row_count, len(run.attempts)) == (39, 40, 1)
-    sink = JsonlSink(path)
-    for step, row in first[40:]:
-        sink.write_row(step, row, {})
-    sink.flush()
+    record(path, first[40:])
     assert run.update()
     assert (run.step, run.row_count, len(run.attempts)) == (59, 60, 1)
     assert not is_over(run)
