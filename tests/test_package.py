@@ -59,8 +59,8 @@ ROOMS: dict[str, set[str]] = {
         "recovery",
         "steering",
     },
-    "doctor": {"alerts", "check", "report"},
-    "report": {"alerts", "check", "sinks"},
+    "doctor": {"alerts", "check", "sinks"},
+    "report": {"alerts", "sinks"},
     "cli": {"alerts", "doctor", "report", "sinks", "reference_training"},
 }
 EXTRAS_ONLY = (
