@@ -140,7 +140,7 @@ def around_alerts(root: Path) -> list[str]:
 
 
 def gap_over_time(root: Path) -> list[str]:
-    from ebmguard.report import Run
+    from ebmguard.report import RecordedRun
 
     marks = range(500, LONG_ITERATIONS + 1, 500)
     lines = [
@@ -150,8 +150,7 @@ def gap_over_time(root: Path) -> list[str]:
     for cell in LONG:
         if load(cell, root) is None:
             continue
-        steps, gaps = Run.load(root / cell.name).series("energy_gap")
-        by_step = dict(zip(steps, gaps, strict=True))
+        by_step = dict(RecordedRun.read(root / cell.name).series("energy_gap"))
         medians = [
             [abs(by_step[step]) for step in range(mark - 100, mark) if step in by_step]
             for mark in marks

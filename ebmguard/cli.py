@@ -105,8 +105,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         summary="every problem of a trainer's file or of a run, each with its fix",
     ),
     ("compare",): Command(
-        config="ebmguard.report.compare:CompareConfig",
-        run="ebmguard.report.compare:compare",
+        config="ebmguard.reference_training.compare:CompareConfig",
+        run="ebmguard.reference_training.compare:compare",
         summary="draw runs side by side",
     ),
     ("demo",): Command(

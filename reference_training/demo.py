@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ebmguard.errors import ConfigError
-from ebmguard.report import Run
-from ebmguard.report.compare import CompareConfig, compare
+
+from .compare import CompareConfig, compare, load
 
 STRENGTHS = (0.0, 2.0)
 
@@ -67,27 +68,27 @@ def run(config: DemoConfig) -> int:
         return max(statuses)
     print()
     compare(CompareConfig((folders[0], folders[1]), config.out / "demo.png"))
-    print(f"\n{verdict(Run.load(folders[0]), Run.load(folders[1]))}")
+    print(f"\n{verdict(*(load(folder).results for folder in folders))}")
     print(f"TensorBoard: tensorboard --logdir {config.out}")
     return 0
 
 
-def verdict(unguarded: Run, guarded: Run) -> str:
-    """What the two runs show, in a sentence, whichever way they went."""
-    lost, alive = unguarded.results["diverged_at"], guarded.results["diverged_at"]
+def verdict(unguarded: Mapping[str, Any], guarded: Mapping[str, Any]) -> str:
+    """What the results of the two runs show, in a sentence, whichever way they went."""
+    lost, alive = unguarded["diverged_at"], guarded["diverged_at"]
     if lost is None:
         first = (
-            f"Without the guard the run happened to survive its {unguarded.results['steps']:,} "
+            f"Without the guard the run happened to survive its {unguarded['steps']:,} "
             "steps: divergence is chaotic, and depends on the machine's arithmetic. Try --seed 1."
         )
     else:
         first = (
             f"Without the guard the run was lost at step {lost:,}: test accuracy "
-            f"{unguarded.results['best_accuracy']:.1%} before, "
-            f"{unguarded.results['accuracy']:.1%} after."
+            f"{unguarded['best_accuracy']:.1%} before, "
+            f"{unguarded['accuracy']:.1%} after."
         )
     if alive is None:
-        second = f"With it the same run finished at {guarded.results['accuracy']:.1%}."
+        second = f"With it the same run finished at {guarded['accuracy']:.1%}."
     else:
         second = f"With it the run was lost as well, at step {alive:,}."
     return f"{first} {second}"

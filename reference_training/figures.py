@@ -1,15 +1,51 @@
-"""Samples as bytes, and grids of them as PNG files."""
+"""Samples as pictures: grids, PNG files and bytes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ebmguard.report import sample_grid
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_RED = (1.0, 0.0, 0.0)
+
+
+def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDArray[Any]:
+    """Images side by side on white.
+
+    Args:
+        samples: ``(N, 1 or 3, H, W)`` in [-1, 1]. Values outside are clipped; pixels that are not
+            finite are red, not hidden.
+        columns: images in a row.
+        zoom: pixels of the picture for each pixel of a sample.
+
+    Returns:
+        float64 array (height, width, 3) in [0, 1].
+
+    Raises:
+        ValueError: the samples are not images of one or three channels.
+    """
+    if samples.ndim != 4 or samples.shape[1] not in (1, 3):
+        raise ValueError(
+            f"samples have shape {tuple(samples.shape)}, expected (N, 1 or 3, H, W) images"
+        )
+    images = samples.detach().cpu().double().expand(-1, 3, -1, -1)
+    red = torch.tensor(_RED, dtype=images.dtype).reshape(1, 3, 1, 1)
+    finite = torch.isfinite(images).all(dim=1, keepdim=True)
+    pixels = torch.where(finite, (images.clamp(-1, 1) + 1) / 2, red)
+    pixels = pixels.repeat_interleave(zoom, dim=2).repeat_interleave(zoom, dim=3)
+    pixels = torch.nn.functional.pad(pixels, (1, 1, 1, 1), value=1.0)
+    empty = -len(pixels) % columns
+    blank = torch.ones(empty, *pixels.shape[1:], dtype=pixels.dtype)
+    tiles = torch.cat([pixels, blank])
+    rows = tiles.reshape(-1, columns, *tiles.shape[1:]).permute(0, 3, 1, 4, 2)
+    picture: npt.NDArray[Any] = rows.reshape(rows.shape[0] * rows.shape[1], -1, 3).numpy()
+    return picture
 
 
 def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:

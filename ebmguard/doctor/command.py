@@ -10,7 +10,7 @@ import tyro
 from ..alerts import Level
 from ..check import Problem, show
 from ..errors import ConfigError
-from .problems_of_run import problems_of_run
+from ..report.problems import problems_of_run
 from .problems_of_source import diagnose
 from .retrofit import Change
 

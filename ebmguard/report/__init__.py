@@ -1,6 +1,5 @@
-"""Pictures and tables from run folders: reads what sinks and trainers wrote, and nothing else."""
+"""Run folders and what a person sees of them: reads what sinks and trainers wrote."""
 
-from .grid import sample_grid
-from .runs import Run
+from .folder import RecordedRun
 
-__all__ = ["Run", "sample_grid"]
+__all__ = ["RecordedRun"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..alerts import Level
-from .follow import Followed
+from .folder import RecordedRun
 
-__all__ = ["Advice", "advice", "before_last_rollback", "outcome"]
+__all__ = ["Advice", "advice", "outcome"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Advice:
         level: the worst level that it reported.
         count: how often it reported.
         first, last: steps of its first and its last report.
+        alert: the record of the first report of the worst level.
         remedies: what it names, those of the worst level first, likeliest first.
     """
 
@@ -28,37 +30,17 @@ class Advice:
     count: int
     first: int
     last: int
+    alert: Mapping[str, Any]
     remedies: tuple[str, ...]
 
 
-def before_last_rollback(run: Followed) -> int:
-    """How many of the alerts, oldest first, a rollback has answered already.
-
-    They are those up to the one that the last record of the audit log names: steps alone would not
-    tell, since a rollback makes them come again.
-    """
-    if not run.recoveries:
-        return 0
-    last = run.recoveries[-1]
-    named = [
-        i
-        for i, alert in enumerate(run.alerts)
-        if alert["step"] <= last["step"]
-        and all(
-            str(alert[k]) == str(last[k])
-            for k in ("rule", "tag", "value")  # NaN is itself here
-        )
-    ]
-    return named[-1] + 1 if named else 0
-
-
-def advice(run: Followed) -> list[Advice]:
+def advice(run: RecordedRun) -> list[Advice]:
     """One entry for each rule that fired, the most severe first, then the earliest.
 
     Alerts that a rollback has answered are left out.
     """
     by_rule: dict[str, list[dict[str, Any]]] = {}
-    for alert in run.alerts[before_last_rollback(run) :]:
+    for alert in run.alerts[run.answered :]:
         by_rule.setdefault(alert["rule"], []).append(alert)
     found = []
     for rule, alerts in by_rule.items():
@@ -71,6 +53,7 @@ def advice(run: Followed) -> list[Advice]:
                 count=len(alerts),
                 first=min(steps),
                 last=max(steps),
+                alert=worst_first[0],
                 # Each once, in the order in which they come.
                 remedies=tuple(dict.fromkeys(r for a in worst_first for r in a["remedies"])),
             )
@@ -78,16 +61,15 @@ def advice(run: Followed) -> list[Advice]:
     return sorted(found, key=lambda entry: (-Level[entry.level], entry.first))
 
 
-def outcome(run: Followed) -> str:
+def outcome(run: RecordedRun) -> str:
     """In a few words: finished, diverged, or not over."""
     steps = 0 if run.step is None else run.step + 1
-    back = len(run.recoveries)
+    back = len(run.rollbacks)
     after = f" after {back} rollback{'s' if back > 1 else ''}" if back else ""
-    lost = (run.results or {}).get("diverged_at")
+    lost = run.results.get("diverged_at")
     if lost is not None:
         return f"DIVERGED at step {lost:,}{after}"
-    if run.results is None:
-        total = run.iterations
-        of = f" of {total:,}" if total else ""
-        return f"{steps:,}{of} steps so far{after}"
+    if not run.results:
+        total = run.setting("iterations")
+        return f"{steps:,}{f' of {total:,}' if total else ''} steps so far{after}"
     return f"finished {steps:,} steps{after}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,10 @@ from ..errors import ConfigError
 from ..sinks import read_jsonl
 from ..sinks.jsonl import parse_line
 from . import plots
-from .advice import advice, before_last_rollback, outcome
+from .advice import advice, outcome
 from .charts import ACCURACY, CHARTS, MORE_CHARTS, Chart, value_of
-from .follow import Followed
-from .scales import number
+from .folder import RecordedRun
+from .plots import short_number
 
 __all__ = ["ReportConfig", "page", "report"]
 
@@ -79,7 +80,8 @@ def page(folders: Sequence[Path]) -> str:
         raise ImportError('reports need jinja2: pip install "ebmguard[train]"') from error
     charts = (*CHARTS, *_mixture_charts(folders))
     more_charts = (*MORE_CHARTS, *_other_charts(folders))
-    runs = [_read(folder, (*charts, *more_charts)) for folder in folders]
+    tags = [chart.tag for chart in (*charts, *more_charts)]
+    runs = [RecordedRun.read(folder, tags) for folder in folders]
     environment = Environment(
         loader=PackageLoader("ebmguard.report", "templates"),
         autoescape=True,
@@ -91,8 +93,8 @@ def page(folders: Sequence[Path]) -> str:
     names = _names(folders)
     main = [plots.draw(chart, runs) for chart in (*charts, ACCURACY)]
     more = [plots.draw(chart, runs) for chart in more_charts]
-    configs = [_flat(run.config or {}) for run in runs]
-    results = [_flat(run.results or {}) for run in runs]
+    configs = [_flat(run.config) for run in runs]
+    results = [_flat(run.results) for run in runs]
     return environment.get_template("report.html").render(
         names=names,
         runs=[_facts(run, name) for run, name in zip(runs, names, strict=True)],
@@ -134,28 +136,15 @@ def _other_charts(folders: Sequence[Path]) -> list[Chart]:
     return [Chart(tag, tag, "symlog", "") for tag in tags if tag not in known]
 
 
-def _read(folder: Path, charts: Sequence[Chart]) -> Followed:
-    run = Followed(folder, [chart.tag for chart in charts])
-    run.update()
-    if not run.rows:
-        raise ConfigError(
-            f"{folder} holds no metrics.jsonl with rows. Name the folder of a run: the trainer's, "
-            "or the guard's log_dir."
-        )
-    return run
-
-
 def _names(folders: Sequence[Path]) -> list[str]:
     """The folders' own names, or their paths where these do not tell them apart."""
     names = [folder.resolve().name for folder in folders]
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def _facts(run: Followed, name: str) -> dict[str, Any]:
-    counts = {"ERROR": 0, "WARN": 0, "INFO": 0}
-    for alert in run.alerts:
-        counts[alert["level"]] += 1
-    results = run.results or {}
+def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
+    counts = Counter(alert["level"] for alert in run.alerts)
+    results = run.results
     tiles = [(title, results[key]) for key, title in _RESULTS if results.get(key) is not None]
     evaluated = run.surviving(ACCURACY.tag)
     if "accuracy" not in results and evaluated:
@@ -173,12 +162,12 @@ def _facts(run: Followed, name: str) -> dict[str, Any]:
         "outcome": outcome(run),
         "is_lost": results.get("diverged_at") is not None,
         "beta_star": run.latest.get("beta_star"),
-        "counts": {level: count for level, count in counts.items() if count},
+        "counts": {kind: counts[kind] for kind in ("ERROR", "WARN", "INFO") if counts[kind]},
         "tiles": tiles,
         "advice": advice(run),
-        "answered": before_last_rollback(run),
+        "answered": run.answered,
         "alerts": run.alerts,
-        "recoveries": run.recoveries,
+        "rollbacks": run.rollbacks,
     }
 
 
@@ -213,5 +202,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float):
-        return number(value) if math.isfinite(value) else str(value)
+        return short_number(value) if math.isfinite(value) else str(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from ..errors import ConfigError
-from .charts import CHARTS
-from .follow import Followed
-from .frame import frame
+from .bins import Bin
+from .charts import ACCURACY, CHARTS, Scale, value_of
+from .folder import RecordedRun
+from .plots import Axis, short_number
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
-__all__ = ["WatchConfig", "watch"]
+__all__ = ["WatchConfig", "sparkline", "watch"]
 
 _EVERY = 1.0
 # Without a terminal a frame is appended to what was printed before, so there are fewer.
@@ -26,6 +30,16 @@ _EVERY_AS_TEXT = 30.0
 _RATE_OVER = 60.0
 # A frame that is not for a screen is as tall as it needs to be.
 _TEXT_HEIGHT = 50
+
+_STYLES = {"": "green", "INFO": "cyan", "WARN": "yellow", "ERROR": "bold red"}
+_BAR = 24
+# Characters for the level, and for the value, with the space around them.
+_LEVELS, _VALUES = 6, 12
+_NARROWEST_SPARK, _WIDEST_SPARK = 12, 100
+# From this many lines on the sparklines are two lines tall.
+_TALL = 34
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_NOT_A_NUMBER = "×"
 
 
 @dataclass(frozen=True)
@@ -57,28 +71,45 @@ def watch(config: WatchConfig) -> int:
     except ImportError as error:
         raise ImportError('watching needs rich: pip install "ebmguard[train]"') from error
     console = Console(highlight=False)
-    run = Followed(config.run, [chart.tag for chart in CHARTS])
+    tags = [chart.tag for chart in CHARTS]
     try:
         if config.once:
-            run.update()
-            if not run.rows:
-                raise ConfigError(
-                    f"{config.run} holds no metrics.jsonl with rows, so there is nothing to show. "
-                    "Name the folder of a run, or leave --once out to wait for it."
-                )
-            console.print(_frame(run, None, console))
+            console.print(_frame(RecordedRun.read(config.run, tags), None, console))
         elif console.is_terminal:
-            _live(run, console)
+            _live(RecordedRun(config.run, tags), console)
         else:
-            _as_text(run, console)
+            run = RecordedRun(config.run, tags)
+            _follow(run, console, lambda frame: console.print(frame, "\n", end=""), _EVERY_AS_TEXT)
     except KeyboardInterrupt:
         pass
     return 0
 
 
-def _frame(run: Followed, rate: float | None, console: Console) -> RenderableType:
-    height = console.height if console.is_terminal else _TEXT_HEIGHT
-    return frame(run, rate, console.width, height)
+def _live(run: RecordedRun, console: Console) -> None:
+    """Redraw in place."""
+    from rich.live import Live
+
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        live.update(f"reading {run.path}", refresh=True)  # some seconds where it is long
+        _follow(run, console, lambda frame: live.update(frame, refresh=True), 0.0)
+
+
+def _follow(
+    run: RecordedRun, console: Console, show: Callable[[RenderableType], None], every: float
+) -> None:
+    """Show frames until the run is over: with ``every``, only new ones and not too often."""
+    rate = _Rate()
+    shown, is_new = -math.inf, True
+    while True:
+        is_new |= run.update()
+        speed = rate.see(run.row_count)
+        now = time.monotonic()
+        if run.is_over or not every or (is_new and now - shown >= every):
+            show(_frame(run, speed, console))
+            shown, is_new = now, False
+        if run.is_over:
+            return
+        time.sleep(_EVERY)
 
 
 class _Rate:
@@ -99,34 +130,195 @@ class _Rate:
         return (rows - before) / (now - start) if elapsed and rows > before else None
 
 
-def _live(run: Followed, console: Console) -> None:
-    """Redraw in place."""
-    from rich.live import Live
+def _frame(run: RecordedRun, rate: float | None, console: Console) -> RenderableType:
+    """The state of a run; the rate is in rows per second, None where it is not known yet."""
+    from rich.console import Group
+    from rich.text import Text
 
-    rate = _Rate()
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        live.update(f"reading {run.path}", refresh=True)  # some seconds where it is long
-        while True:
-            run.update()
-            live.update(_frame(run, rate.see(run.rows), console), refresh=True)
-            if run.is_over:
-                return
-            time.sleep(_EVERY)
+    if not run.attempts:
+        there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
+        return Group(Text(str(run.path), style="bold"), Text(there, style="dim"))
+    width, height = console.width, console.height if console.is_terminal else _TEXT_HEIGHT
+    charts = len(CHARTS) + bool(run.surviving(ACCURACY.tag))
+    tall = 2 if height >= _TALL else 1
+    head = [_headline(run, rate), _state(run), Text()]
+    left = height - sum(_lines(part, width) for part in head) - charts * tall
+    rollbacks = _records("rollbacks", run.rollbacks, left // 3, width)
+    left -= sum(_lines(part, width) for part in rollbacks)
+    alerts = _records("alerts", run.alerts, left, width)
+    return Group(*head, _diagnostics(run, width, tall), *rollbacks, *alerts)
 
 
-def _as_text(run: Followed, console: Console) -> None:
-    """Append a frame whenever there is something new, but not too often."""
-    rate = _Rate()
-    printed = -_EVERY_AS_TEXT
-    is_new = True
-    while True:
-        is_new |= run.update()
-        speed = rate.see(run.rows)
-        now = time.monotonic()
-        if run.is_over or (is_new and now - printed >= _EVERY_AS_TEXT):
-            console.print(_frame(run, speed, console))
-            console.print()
-            printed, is_new = now, False
-        if run.is_over:
-            return
-        time.sleep(_EVERY)
+def _headline(run: RecordedRun, rate: float | None) -> Text:
+    from rich.text import Text
+
+    step, total = run.step or 0, run.setting("iterations")
+    line = Text(str(run.path), style="bold")
+    line.append(f"  step {step + 1:,}", style="not bold")
+    if total:
+        share = min(1.0, (step + 1) / total)
+        line.append(f" of {total:,} ", style="not bold")
+        line.append("━" * round(_BAR * share), style="not bold green")
+        line.append("─" * (_BAR - round(_BAR * share)), style="not bold dim")
+        line.append(f" {share:.0%}", style="not bold")
+    facts = []
+    if run.is_over:
+        seconds = run.results.get("wall_seconds")
+        facts += ["over"] + ([f"took {_duration(seconds)}"] if seconds else [])
+    else:
+        facts += [f"{short_number(rate)} steps/s"] if rate else []
+        facts += [f"{_duration((total - step - 1) / rate)} left"] if rate and total else []
+        age = time.time() - (run.path / "metrics.jsonl").stat().st_mtime
+        facts.append(f"last row {_duration(max(0.0, age))} ago")
+    line.append("  " + ", ".join(facts), style="not bold dim")
+    return line
+
+
+def _state(run: RecordedRun) -> Text:
+    from rich.text import Text
+
+    line = Text()
+    worst = max((level for chart in CHARTS if (level := run.level(chart.tag))), default=None)
+    name = worst.name if worst else ""
+    line.append(f"● {name or 'in bounds'} now", style=_STYLES[name])
+    lost = run.results.get("diverged_at")
+    if lost is not None:
+        line.append(f", DIVERGED at step {lost:,}", style=_STYLES["ERROR"])
+    counts = Counter(alert["level"] for alert in run.alerts)
+    said = [f"{counts[kind]} {kind}" for kind in ("ERROR", "WARN", "INFO") if counts[kind]]
+    line.append(f"   so far {', '.join(said) or 'no alerts'}")
+    if run.rollbacks:
+        back = len(run.rollbacks)
+        line.append(f", {back} rollback{'s' if back > 1 else ''}", style="magenta")
+    beta_star = run.latest.get("beta_star")
+    if beta_star is not None:
+        line.append(f"   β* = {short_number(beta_star)}")
+    if beta_star == 0:
+        line.append(" (GradScale, ESS: at the reference exponent)", style="dim")
+    return line
+
+
+def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [(chart, value_of(run.latest, chart.tag), run.surviving(chart.tag)) for chart in CHARTS]
+    evaluated = run.surviving(ACCURACY.tag)
+    rows += [(ACCURACY, evaluated[-1].low, evaluated)] if evaluated else []
+    bands = [_band(*run.limits(chart.tag)[:2]) for chart, *_ in rows]
+    words = _LEVELS + max(len(chart.title) for chart, *_ in rows) + _VALUES
+    # In a narrow terminal the bands make room for the lines.
+    with_band = width >= words + max(map(len, bands)) + _NARROWEST_SPARK
+    spark = width - words - (max(map(len, bands)) + 1 if with_band else 0)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True, min_width=_LEVELS - 1)
+    table.add_column(no_wrap=True, max_width=max(4, width - _LEVELS - _VALUES))
+    table.add_column(no_wrap=True, min_width=_VALUES - 2, justify="right")
+    columns = 3 + (spark >= _NARROWEST_SPARK // 2) + with_band
+    for _ in range(3, columns):
+        table.add_column(no_wrap=True)
+    for (chart, value, bins), band in zip(rows, bands, strict=True):
+        level = run.level(chart.tag)
+        name = level.name if level else ""
+        lines = sparkline(bins, chart.scale, max(1, min(_WIDEST_SPARK, spark)), tall)
+        drawn = Text("\n".join(lines), style=_STYLES[name])
+        drawn.highlight_words([_NOT_A_NUMBER], _STYLES["ERROR"] if run.owes(chart.tag) else "dim")
+        shown = "unknown" if value is None else short_number(value)
+        lift = "\n" * (tall - 1)  # words stand at the foot of a tall line
+        cells = [
+            Text(lift + name, style=_STYLES[name]),
+            Text(lift + chart.title),
+            Text(lift + shown, style=_STYLES[name] if name else "bold"),
+            drawn,
+            Text(lift + band, style="dim"),
+        ]
+        table.add_row(*cells[:columns])
+    return table
+
+
+def _band(low: float, high: float) -> str:
+    """The range in which no rule says WARN, in words."""
+    if math.isinf(low):
+        return "" if math.isinf(high) else f"≤ {short_number(high)}"
+    above = f"≥ {short_number(low)}"
+    return above if math.isinf(high) else f"{short_number(low)} … {short_number(high)}"
+
+
+def _records(
+    title: str, records: Sequence[Mapping[str, Any]], room: int, width: int
+) -> list[RenderableType]:
+    """The latest records, newest first, as many as there is room for, and one in any case."""
+    from rich.text import Text
+
+    if not records:
+        return []
+    shown: list[Text] = []
+    room -= 3  # title, an empty line and the count of the rest
+    for record in reversed(records):
+        line = Text(str(record["message"]), style=_STYLES.get(record.get("level", ""), ""))
+        room -= _lines(line, width)
+        if shown and room < 0:
+            break
+        shown.append(line)
+    rest = len(records) - len(shown)
+    more = [Text(f"and {rest} before", style="dim")] if rest else []
+    return [Text(f"\nlatest {title}", style="bold"), *shown, *more]
+
+
+def _lines(part: RenderableType, width: int) -> int:
+    """Lines that a text takes, or nearly: words are not broken."""
+    text = str(part)
+    return sum(1 + len(line) // width for line in text.split("\n"))
+
+
+def _duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever says it in a short word."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def sparkline(bins: Sequence[Bin], scale: Scale, width: int, height: int = 1) -> list[str]:
+    """Columns of blocks, one for each stretch of steps, that show where it went farthest.
+
+    A column's value is the one farthest from the median of the series, so that a spike of a single
+    step is seen however long the run. A column with a value that is not finite is marked by ×.
+
+    Args:
+        bins: a series.
+        scale: of the heights; they span the values that are there, but for "share".
+        width, height: in characters.
+
+    Returns:
+        lines from top to bottom, each of ``width`` characters.
+    """
+    values = [value for own in bins for _, value in own.points()]
+    if not bins:
+        return [" " * width] * height
+    axis = Axis.around(scale, values)
+    middle = axis.at(statistics.median(values)) if values else 0.0
+    first, last = bins[0].step, bins[-1].step
+    columns: list[list[float]] = [[] for _ in range(width)]
+    bad = set()
+    for own in bins:
+        # Fewer bins than columns are spread, so that time runs evenly from left to right.
+        column = (own.step - first) * (width - 1) // max(1, last - first)
+        columns[column] += [axis.at(value) for _, value in own.points()]
+        if own.bad_at is not None:
+            bad.add(column)
+    lines = ["" for _ in range(height)]
+    at = math.nan
+    for i, heights in enumerate(columns):
+        # What is measured every so many steps holds until it is measured again.
+        at = max(heights, key=lambda x: abs(x - middle), default=at)
+        for row in range(height):
+            if i in bad:
+                mark = _NOT_A_NUMBER
+            elif math.isnan(at):
+                mark = " "
+            else:
+                # The lowest value is still seen: as the lowest block of the lowest line.
+                filled = max(1, round(at * 8 * height)) - 8 * (height - 1 - row)
+                mark = _BLOCKS[min(8, max(0, filled))]
+            lines[row] += mark
+    return lines

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from ebmguard import cli
-from tests.doctor.test_run import rows_with, write
 from tests.doctor.trainers import JEM, SHORT_RUN
+from tests.report.test_problems import rows_with, write
 
 
 def test_a_trainer_with_an_error(tmp_path, capsys):

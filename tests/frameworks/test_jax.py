@@ -28,7 +28,7 @@ from ebmguard.diagnostics import (
     weight_diagnostics_at,
 )
 from ebmguard.errors import ConfigError, EnergyTypeError, NonFiniteError, ShapeError
-from ebmguard.report.follow import Followed
+from ebmguard.report import RecordedRun
 from ebmguard.sinks import read_jsonl
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -443,9 +443,8 @@ def test_rows_and_alerts_are_those_of_a_torch_run_with_these_energies(tmp_path, 
     for name in ("alerts.jsonl",):
         ours, original = (read_jsonl(tmp_path / run / name) for run in ("jax", "torch"))
         assert [x["message"] for x in ours] == [x["message"] for x in original]
-    run = Followed(tmp_path / "jax", ["energy_gap", "ess"])  # what `ebmguard watch` reads by
-    run.update()
-    assert (run.rows, run.step) == (60, 59)
+    run = RecordedRun.read(tmp_path / "jax", ["energy_gap", "ess"])  # as `ebmguard watch` does
+    assert (run.row_count, run.step) == (60, 59)
     assert run.level("energy_gap") is Level.ERROR
     assert scalars_of(tmp_path / "jax").keys() == scalars_of(tmp_path / "torch").keys()
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.demo import DemoConfig, run, verdict
-from ebmguard.report import Run
 
 
 def test_both_runs_and_the_picture(tmp_path, capsys):
@@ -31,18 +31,17 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_the_verdict_follows_the_results(tmp_path):
-    def a_run(diverged_at: int | None, accuracy: float) -> Run:
-        results = {
+def test_the_verdict_follows_the_results():
+    def results(diverged_at: int | None, accuracy: float) -> dict[str, Any]:
+        return {
             "diverged_at": diverged_at,
             "steps": 2000,
             "accuracy": accuracy,
             "best_accuracy": 0.99,
         }
-        return Run(tmp_path, {}, results, [], [], [])
 
-    assert verdict(a_run(700, 0.1), a_run(None, 0.98)) == (
+    assert verdict(results(700, 0.1), results(None, 0.98)) == (
         "Without the guard the run was lost at step 700: test accuracy 99.0% before, 10.0% after. "
         "With it the same run finished at 98.0%."
     )
-    assert "lost as well, at step 900" in verdict(a_run(700, 0.1), a_run(900, 0.1))
+    assert "lost as well, at step 900" in verdict(results(700, 0.1), results(900, 0.1))

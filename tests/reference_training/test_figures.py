@@ -3,11 +3,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from matplotlib.image import imread
 
-from ebmguard.reference_training.figures import as_bytes, save_sample_figures
-from ebmguard.report import sample_grid
+from ebmguard.reference_training.figures import as_bytes, sample_grid, save_sample_figures
 
 
 def test_files_hold_the_samples(tmp_path):
@@ -24,3 +24,24 @@ def test_files_hold_the_samples(tmp_path):
 def test_pixels_are_clamped_and_nan_is_black():
     x = torch.tensor([-7.0, -1.0, 0.0, 1.0, 7.0, math.inf, -math.inf, math.nan])
     assert as_bytes(x).tolist() == [0, 0, 128, 255, 255, 255, 0, 0]
+
+
+def test_each_pixel_lands_where_it_belongs():
+    samples = torch.tensor([[[[-1.0, 0.0], [1.0, 5.0]]], [[[0.5, -7.0], [0.0, 0.0]]]])
+    grid = sample_grid(samples, columns=2, zoom=1)
+    assert grid.shape == (4, 8, 3)
+    np.testing.assert_allclose(grid[1:3, 1:3, 0], [[0.0, 0.5], [1.0, 1.0]])
+    np.testing.assert_allclose(grid[1:3, 5:7, 2], [[0.75, 0.0], [0.5, 0.5]])
+
+
+def test_pixels_that_are_not_finite_are_red():
+    samples = torch.tensor([[[[math.nan, math.inf], [0.0, 0.0]]]])
+    grid = sample_grid(samples, columns=1, zoom=1)
+    assert grid[1, 1].tolist() == [1, 0, 0]
+    assert grid[1, 2].tolist() == [1, 0, 0]
+    assert grid[2, 1].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_refuses_what_is_no_image():
+    with pytest.raises(ValueError, match=r"\(3, 2, 8, 8\)"):
+        sample_grid(torch.zeros(3, 2, 8, 8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,4 +98,13 @@ def write(path: Path, *, rescued: bool = True, finished: bool = True) -> Path:
             "wall_seconds": 12.5,
         }
         (path / "results.json").write_text(json.dumps(results))
+    return path
+
+
+def record(path: Path, rows: Iterable[tuple[int, dict[str, float]]]) -> Path:
+    """A folder with rows alone."""
+    sink = JsonlSink(path)
+    for step, row in rows:
+        sink.write_row(step, row, {})
+    sink.flush()
     return path

@@ -4,17 +4,15 @@ import json
 import math
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from ebmguard import cli
-from ebmguard.errors import ConfigError
 from ebmguard.report.page import page
 from ebmguard.report.plots import TOP
-from ebmguard.sinks import JsonlSink, read_jsonl
+from ebmguard.sinks import read_jsonl
 
-from .folders import BACK_TO, LOST_AT, rows, write
+from .folders import BACK_TO, LOST_AT, record, rows, write
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 # Of HTML, these may be left open; the page closes them all the same.
@@ -116,14 +114,9 @@ def test_an_alert_of_anybodys_rule_has_a_chart(folder):
 
 
 def test_every_sampler_of_a_mixture_has_a_chart(folder, tmp_path):
-    sink = JsonlSink(tmp_path / "mixed")
-    for step in range(20):
-        shares = {"mixture/buffer/weight": 0.7, "mixture/noise/weight": 0.3}
-        sink.write_row(step, {"energy_gap": 0.1, "beta_star": 0.5, **shares}, {})
-    sink.flush()
-    labels = [
-        attrs.get("aria-label") for _, attrs in Parsed(page([folder, tmp_path / "mixed"])).tags
-    ]
+    row = {"energy_gap": 0.1, "mixture/buffer/weight": 0.7, "mixture/noise/weight": 0.3}
+    mixed = record(tmp_path / "mixed", [(step, row) for step in range(20)])
+    labels = [attrs.get("aria-label") for _, attrs in Parsed(page([folder, mixed])).tags]
     assert labels.count("weight on buffer by step") == labels.count("weight on noise by step") == 1
 
 
@@ -135,13 +128,10 @@ def test_what_a_rollback_undid_is_drawn_apart(folder, tmp_path):
 
 
 def test_what_is_not_finite_is_a_gap_with_a_mark(tmp_path):
-    sink = JsonlSink(tmp_path / "run")
-    for step, row in rows(range(100), seed=1):
-        if step in (40, 41, 60):
-            row["energy_gap"] = math.nan if step == 40 else math.inf
-        sink.write_row(step, row, {})
-    sink.flush()
-    text = page([tmp_path / "run"])
+    found = list(rows(range(100), seed=1))
+    for step in (40, 41, 60):
+        found[step][1]["energy_gap"] = math.nan if step == 40 else math.inf
+    text = page([record(tmp_path / "run", found)])
     assert re.findall(r"<title>not finite at step (\d+)</title>", text)[:3] == ["40", "41", "60"]
     (path, *_) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
     assert str(path).count("M") == 3
@@ -150,11 +140,8 @@ def test_what_is_not_finite_is_a_gap_with_a_mark(tmp_path):
 
 
 def test_a_spike_of_one_step_survives_a_long_run(tmp_path):
-    sink = JsonlSink(tmp_path / "run")
-    for step in range(5_000):
-        sink.write_row(step, {"energy_gap": 15.0 if step == 3_456 else 0.1}, {})
-    sink.flush()
-    text = page([tmp_path / "run"])
+    found = [(step, {"energy_gap": 15.0 if step == 3_456 else 0.1}) for step in range(5_000)]
+    text = page([record(tmp_path / "run", found)])
     assert len(text) < 150_000
     (path,) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
     heights = [float(y) for y in re.findall(r"[ML]\S+ (\S+)", str(path))]
@@ -239,8 +226,3 @@ def test_without_jinja2_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"ebmguard\[train\]"):
         page([folder])
-
-
-def test_no_rows_no_page(tmp_path):
-    with pytest.raises(ConfigError, match="holds no metrics"):
-        page([Path(tmp_path)])

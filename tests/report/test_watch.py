@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -9,9 +10,11 @@ import time
 import pytest
 
 from ebmguard import cli
-from ebmguard.report.watch import WatchConfig, watch
+from ebmguard.report.bins import BinnedSeries
+from ebmguard.report.watch import WatchConfig, sparkline, watch
 
 from .folders import BACK_TO, write
+from .test_bins import binned
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ def test_once_refuses_what_is_no_run(tmp_path, capsys):
 
 
 class Stages:
-    """In the place of time.sleep: between two looks at the folder, something happens in it."""
+    """Instead of time.sleep: between two looks at the folder, something happens in it."""
 
     def __init__(self, *stages):
         self.stages = list(stages)
@@ -151,3 +154,28 @@ def test_without_rich_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(ImportError, match=r"ebmguard\[train\]"):
         watch(WatchConfig(folder, once=True))
+
+
+def test_a_spike_of_one_step_is_seen_in_a_sparkline_of_any_run():
+    values = [0.5 + 0.01 * (i % 7) for i in range(20_000)]
+    values[13_333] = 40.0
+    (line,) = sparkline(binned(values, 600).bins, "symlog", 30)
+    assert len(line) == 30
+    assert line[13_333 * 29 // 19_999] == "█"
+    assert line.count("█") == 1
+
+
+def test_a_sparkline_shows_shares_on_their_own_scale_and_marks_what_is_no_number():
+    low = binned([0.02] * 50, 600)
+    assert sparkline(low.bins, "share", 10) == ["▁" * 10]
+    lines = sparkline(binned([1.0] * 50, 600).bins, "share", 10, height=2)
+    assert lines == ["█" * 10, "█" * 10]
+    broken = binned([0.5] * 10 + [math.nan] * 10, 600)
+    (line,) = sparkline(broken.bins, "share", 20)
+    assert line == "▄" * 10 + "×" * 10
+    # Every tenth step has a value: it holds in between.
+    sparse = BinnedSeries()
+    for step in range(0, 100, 10):
+        sparse.add(step, 0.5)
+    assert sparkline(sparse.bins, "share", 50) == ["▄" * 50]
+    assert sparkline([], "log", 3, height=2) == ["   ", "   "]

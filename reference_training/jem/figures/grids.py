@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ebmguard.errors import ConfigError
-from ebmguard.report import sample_grid
 
 from ...canvas import DARK, Canvas
+from ...figures import sample_grid
 from ...markdown import NONE, markdown_table
 from ..paper import Metric
 from ..runs import Evaluation, JemRun, series

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ebmguard.report import sample_grid
-
 from ...canvas import DARK, Canvas
+from ...figures import sample_grid
 from ...markdown import NONE, markdown_table
 from ..trained import TrainedRun
 from .config import FigureConfig

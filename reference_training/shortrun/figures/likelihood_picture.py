@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ebmguard.report import sample_grid
-
 from ...canvas import COLOURS, DARK, Canvas
+from ...figures import sample_grid
 from .densities import GAUSSIAN, NOISY, OWN, PIXELS, STORED, UNIFORM, Densities, Flow
 from .measured import describe
 

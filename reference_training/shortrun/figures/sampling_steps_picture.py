@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ebmguard.report import sample_grid
-
 from ...canvas import COLOURS, DARK, Canvas
+from ...figures import sample_grid
 from .measured import describe
 from .step_sweep import Sweep, even_stops
 

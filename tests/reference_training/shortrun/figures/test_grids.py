@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.figures import sample_grid
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.grids import (
     draw_samples,
@@ -17,7 +18,6 @@ from ebmguard.reference_training.shortrun.figures.grids import (
     pictures,
     quality,
 )
-from ebmguard.report import sample_grid
 from tests.reference_training.pictures import assert_no_text_on_text
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
 

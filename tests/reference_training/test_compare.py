@@ -8,8 +8,7 @@ import pytest
 from matplotlib.lines import Line2D
 
 from ebmguard.errors import ConfigError
-from ebmguard.report import Run
-from ebmguard.report.compare import CompareConfig, compare, draw, table
+from ebmguard.reference_training.compare import CompareConfig, compare, draw, load, table
 
 
 def write_run(path: Path, *, beta_star: float, diverged_at: int | None) -> Path:
@@ -68,7 +67,7 @@ def steps_of(line: Line2D) -> list[float]:
 
 
 def test_the_table_says_what_happened(pair):
-    text = table([Run.load(path) for path in pair])
+    text = table([load(path) for path in pair])
     lines = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "DIVERGED at step 25" in lines["outcome"]
     assert "finished 40 steps" in lines["outcome"]
@@ -81,7 +80,7 @@ def test_the_table_says_what_happened(pair):
 
 
 def test_the_picture_shows_gap_accuracy_scale_alerts_and_samples(pair):
-    figure = draw([Run.load(path) for path in pair])
+    figure = draw([load(path) for path in pair])
     gap, accuracy, scale = figure.subfigs[0].axes
     labels = gap.get_legend_handles_labels()[1]
     assert "β* = 0: DIVERGED at step 25" in labels
@@ -94,6 +93,25 @@ def test_the_picture_shows_gap_accuracy_scale_alerts_and_samples(pair):
     markers = [steps_of(line) for line in gap.lines if line.get_marker() == "X"]
     assert [steps for steps in markers if steps] == [[23]]
     assert len(figure.subfigs[1].axes) == 6
+
+
+def test_what_a_rollback_took_back_is_not_compared(tmp_path):
+    path = write_run(tmp_path / "rescued", beta_star=2.0, diverged_at=None)
+    # After step 24 it went back to step 15, and ended with step 29: 40 rows of 30 steps.
+    steps = [(s, 0) for s in range(25)] + [(s, 1) for s in range(15, 30)]
+    rows = [
+        {"step": s, "recovery/attempt": n, "energy_gap": n - s, "grad_scale": n} for s, n in steps
+    ]
+    accuracy = [
+        {"step": s, "attempt": n, "test_accuracy": n} for s, n in ((10, 0), (20, 0), (20, 1))
+    ]
+    for name, lines in (("metrics", rows), ("accuracy", accuracy)):
+        (path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    gap, evaluations, scale = draw([load(path)]).subfigs[0].axes
+    assert steps_of(scale.lines[0]) == list(range(30))
+    assert np.asarray(scale.lines[0].get_ydata()).tolist() == [0] * 15 + [1] * 15
+    assert steps_of(gap.lines[0]) == [0, 10, 20]
+    assert np.asarray(evaluations.lines[0].get_xydata()).tolist() == [[10, 0], [20, 1]]
 
 
 def test_compare_writes_the_picture_and_prints_the_table(pair, tmp_path, capsys):
@@ -115,4 +133,4 @@ def test_a_run_of_another_kind_is_refused(tmp_path):
     path = write_run(tmp_path / "toy", beta_star=0.0, diverged_at=None)
     (path / "config.json").write_text(json.dumps({"betas": ["0", "0.5"]}))
     with pytest.raises(ConfigError, match=r"without one beta_star.*ebmguard figure"):
-        Run.load(path)
+        load(path)

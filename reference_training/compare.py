@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ConfigError
-from .grid import sample_grid
-from .runs import Run
+from ebmguard.errors import ConfigError
+from ebmguard.report import RecordedRun
+from ebmguard.report.advice import outcome
+
+from .figures import sample_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,21 +56,44 @@ def compare(config: CompareConfig) -> int:
     """
     if not 2 <= len(config.runs) <= len(_COLOURS):
         raise ConfigError(f"--runs takes 2 to {len(_COLOURS)} folders; got {len(config.runs)}.")
-    runs = [Run.load(path) for path in config.runs]
+    runs = [load(path) for path in config.runs]
     draw(runs).savefig(config.out, dpi=130)
     print(table(runs))
     print(f"\npicture: {config.out}")
     return 0
 
 
-def table(runs: Sequence[Run]) -> str:
+def load(path: Path) -> RecordedRun:
+    """The finished run that a folder holds.
+
+    Raises:
+        ConfigError: a file is missing, so that this is no run or one that has not ended; or the
+            run is of another kind.
+    """
+    needed = ("config.json", "results.json", "metrics.jsonl")
+    missing = [name for name in needed if not (path / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"{path} is not the folder of a finished run: {', '.join(missing)} missing. Finish "
+            "it with `ebmguard train ... --resume`, or name another folder."
+        )
+    run = RecordedRun.read(path)
+    if "beta_star" not in run.config:
+        raise ConfigError(
+            f"{path} holds a run without one beta_star, such as a toy ensemble, whose members "
+            "`ebmguard figure` compares. Expected runs of `ebmguard train jem`."
+        )
+    return run
+
+
+def table(runs: Sequence[RecordedRun]) -> str:
     """How each run went, one column a run."""
     rows: list[tuple[str, list[str]]] = []
 
     def row(name: str, cells: list[str]) -> None:
         rows.append((name, cells))
 
-    row("", [run.name for run in runs])
+    row("", [_name(run) for run in runs])
     row("outcome", [outcome(run) for run in runs])
     for level in ("WARN", "ERROR"):
         row(f"first {level}", [_alert_cell(run, level) for run in runs])
@@ -95,15 +120,12 @@ def table(runs: Sequence[Run]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def outcome(run: Run) -> str:
-    """In words: diverged, or finished."""
-    lost = run.results["diverged_at"]
-    if lost is None:
-        return f"finished {run.results['steps']:,} steps"
-    return f"DIVERGED at step {lost:,}"
+def _name(run: RecordedRun) -> str:
+    """The run by the setting that matters."""
+    return f"β* = {run.config['beta_star']:g}"
 
 
-def draw(runs: Sequence[Run]) -> Figure:
+def draw(runs: Sequence[RecordedRun]) -> Figure:
     """The picture: energy gap, test accuracy and GradScale over the steps, and samples.
 
     Raises:
@@ -121,16 +143,17 @@ def draw(runs: Sequence[Run]) -> Figure:
         _draw_gap(gap, run, colour)
         accuracy.plot(*zip(*run.accuracy, strict=True), color=colour)
         off = run.config["beta_star"] == 0
-        steps, values = run.series("ref/grad_scale" if off else "grad_scale")
-        scale.plot(steps, values, color=colour, lw=0.9, ls=":" if off else "-")
+        series = run.series("ref/grad_scale" if off else "grad_scale")
+        scale.plot(*zip(*series, strict=True), color=colour, lw=0.9, ls=":" if off else "-")
+        gaps = dict(run.series("energy_gap"))
         for level, marker in _MARKERS.items():
-            alert = run.first_alert(level)
+            alert = _first_alert(run, level)
             if alert is not None:
-                kept = run.accuracy_at(alert["step"])
-                for axes, height in ((gap, _gap_at(run, alert["step"])), (accuracy, kept)):
+                step = alert["step"]
+                for axes, height in ((gap, gaps.get(step)), (accuracy, _accuracy_at(run, step))):
                     if height is not None:
                         axes.plot(
-                            alert["step"],
+                            step,
                             height,
                             marker,
                             ms=10,
@@ -146,15 +169,19 @@ def draw(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _draw_gap(axes: Axes, run: Run, colour: str) -> None:
-    steps, values = run.series("energy_gap")
-    bundles = [values[i : i + _BUNDLE] for i in range(0, len(values), _BUNDLE)]
-    x = [steps[i] for i in range(0, len(values), _BUNDLE)]
+def _draw_gap(axes: Axes, run: RecordedRun, colour: str) -> None:
+    series = run.series("energy_gap")
+    starts = range(0, len(series), _BUNDLE)
+    bundles = [[value for _, value in series[i : i + _BUNDLE]] for i in starts]
+    x = [series[i][0] for i in starts]
     axes.fill_between(
         x, list(map(min, bundles)), list(map(max, bundles)), color=colour, alpha=0.3, lw=0
     )
     axes.plot(
-        x, list(map(statistics.median, bundles)), color=colour, label=f"{run.name}: {outcome(run)}"
+        x,
+        list(map(statistics.median, bundles)),
+        color=colour,
+        label=f"{_name(run)}: {outcome(run)}",
     )
 
 
@@ -182,7 +209,7 @@ def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
         axes.grid(alpha=0.2)
 
 
-def _draw_samples(figure: Any, runs: Sequence[Run]) -> None:
+def _draw_samples(figure: Any, runs: Sequence[RecordedRun]) -> None:
     import numpy as np
 
     panels = figure.subplots(len(runs), len(_STAGES), squeeze=False)
@@ -193,27 +220,32 @@ def _draw_samples(figure: Any, runs: Sequence[Run]) -> None:
             if stage in stored:
                 grid = sample_grid(torch.from_numpy(stored[stage][:_SHOWN]), columns=4)
                 panel.imshow(grid, interpolation="nearest")
-            panel.set_title(f"{run.name}\nsamples, {title}", color=colour, fontsize=11)
+            panel.set_title(f"{_name(run)}\nsamples, {title}", color=colour, fontsize=11)
 
 
-def _gap_at(run: Run, step: int) -> float | None:
-    return next((float(row["energy_gap"]) for row in run.rows if row["step"] == step), None)
+def _first_alert(run: RecordedRun, level: str) -> dict[str, Any] | None:
+    return next((alert for alert in run.alerts if alert["level"] == level), None)
 
 
-def _alert_cell(run: Run, level: str) -> str:
-    alert = run.first_alert(level)
+def _accuracy_at(run: RecordedRun, step: int) -> float | None:
+    """Test accuracy of the latest evaluation up to a step."""
+    return max(((at, value) for at, value in run.accuracy if at <= step), default=(0, None))[1]
+
+
+def _alert_cell(run: RecordedRun, level: str) -> str:
+    alert = _first_alert(run, level)
     if alert is None:
         return "none"
-    kept = run.accuracy_at(alert["step"])
+    kept = _accuracy_at(run, alert["step"])
     then = "" if kept is None else f", accuracy then {kept:.1%}"
     return f"step {alert['step']:,}: {alert['rule']}{then}"
 
 
-def _weight(run: Run, tag: str) -> str:
+def _weight(run: RecordedRun, tag: str) -> str:
     return _number(run, f"reference_{tag}" if run.config["beta_star"] == 0 else tag)
 
 
-def _number(run: Run, key: str) -> str:
+def _number(run: RecordedRun, key: str) -> str:
     value = run.results.get(key)
     if value is None:
         return "unknown"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Bin", "Thinned"]
+__all__ = ["Bin", "BinnedSeries"]
 
 _NAN = math.nan
 
 
 @dataclass(slots=True)
 class Bin:
-    """What a stretch of steps has: its extremes, where they are, and what is no number.
+    """The extremes of a stretch of steps, and where they are.
 
     Attributes:
         step: the first step with a value.
@@ -29,13 +28,20 @@ class Bin:
     high_at: int = 0
     bad_at: int | None = None
 
+    @classmethod
+    def of(cls, step: int, value: float) -> Bin:
+        """The bin of a single step."""
+        if math.isfinite(value):
+            return cls(step, value, step, value, step)
+        return cls(step, bad_at=step)
+
     @property
     def is_gap(self) -> bool:
         """No value is finite."""
         return math.isnan(self.low)
 
     def join(self, other: Bin) -> None:
-        """Take in a stretch; of equal values the earlier one stays."""
+        """Take in a later stretch; of equal values the earlier one stays."""
         if not other.low >= self.low and not other.is_gap:
             self.low, self.low_at = other.low, other.low_at
         if not other.high <= self.high and not other.is_gap:
@@ -50,7 +56,7 @@ class Bin:
         return sorted({(self.low_at, self.low), (self.high_at, self.high)})
 
 
-class Thinned:
+class BinnedSeries:
     """Values by step, as at most ``capacity`` bins of equal width.
 
     While there is room every step has a bin of its own. Then neighbours join, and bins are twice as
@@ -64,15 +70,10 @@ class Thinned:
         self.capacity = capacity
         self.width = 1
         self.bins: list[Bin] = []
-        self.latest = _NAN
 
     def add(self, step: int, value: float) -> None:
         """Take the value of a step, which is not before the last one."""
-        self.latest = value
-        if math.isfinite(value):
-            self._take(Bin(step, value, step, value, step))
-        else:
-            self._take(Bin(step, bad_at=step))
+        self._take(Bin.of(step, value))
         if len(self.bins) > self.capacity:
             self.width *= 2
             old, self.bins = self.bins, []
@@ -84,8 +85,3 @@ class Thinned:
             self.bins[-1].join(new)
         else:
             self.bins.append(new)
-
-    def points(self) -> Iterable[tuple[int, float]]:
-        """Extreme points in the order of steps; a NaN where a bin has no finite value."""
-        for own in self.bins:
-            yield from own.points() or [(own.step, _NAN)]

@@ -1,0 +1,302 @@
+"""`ebmguard doctor RUN`: every problem of a run, with its fix. Limits are those of the rules."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
+from ..check import Problem, in_order
+from .advice import advice
+from .folder import RecordedRun
+
+__all__ = ["problems_of_run"]
+
+_LOST_ACCURACY = 0.05
+_SKIPPED = 0.05
+_TOLERANCE = 0.02
+_AMPLIFIED = 10.0
+# Rows after which a chain should have started afresh.
+_LONG = 100
+# What a median beyond a rule's limit means.
+_MEANINGS = {
+    ("ess", "below"): "The effective sample size is {:.1%} of the negatives: a few of them carry "
+    "the batch.",
+    ("pareto_k", "above"): "The Pareto shape of the weights is {:.2g}: their "
+    "variance cannot be trusted.",
+    ("energy_overlap", "above"): "{:.0%} of the pairs have a negative likelier than the data.",
+    ("sampler/repeated", "above"): "{:.0%} of the samples are those of the call before, to the "
+    "last bit.",
+    ("buffer/duplicates", "above"): "{:.0%} of the chains in a draw are there more than once.",
+    ("buffer/age", "above"): "The chains are {:.0f} steps old.",
+    ("sampler/clamped", "above"): "{:.0%} of the samples' entries lie at an end of the clamp.",
+    ("sampler/acceptance", "below"): "A Metropolis test would accept {:.1%} of the steps: they are "
+    "too long for the density that the output scale speaks of, as JEM's are on purpose.",
+    ("sampler/drift_to_noise", "above"): "The drift is {:.3g} times the noise: the sampler is "
+    "gradient ascent.",
+    ("sampler/drift_to_noise", "below"): "The drift is {:.3g} times the noise: the sampler is a "
+    "random walk.",
+}
+
+
+def problems_of_run(path: Path) -> list[Problem]:
+    """Every problem of a run folder, the worst first.
+
+    Raises:
+        ConfigError: it is no run folder, or a file in it is damaged.
+    """
+    run = RecordedRun.read(path)
+    return in_order(problem for check in _CHECKS for problem in check(run))
+
+
+def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
+    """How it ended."""
+    lost = run.results.get("diverged_at")
+    if lost is not None:
+        yield Problem(
+            Level.ERROR,
+            "diverged",
+            f"step {lost:,}",
+            "The run was lost here.",
+            'action="rollback" takes it back and goes on; beta_star of 0.5 to 2 makes it rarer.',
+        )
+    if run.accuracy:
+        best_step, best = max(run.accuracy, key=lambda pair: pair[1])
+        last_step, last = run.accuracy[-1]
+        if best - last > _LOST_ACCURACY:
+            yield Problem(
+                Level.ERROR,
+                "accuracy_lost",
+                f"step {last_step:,}",
+                f"Test accuracy fell from {best:.1%} (step {best_step:,}) to {last:.1%}.",
+                f"restart from a checkpoint near step {best_step:,} with other random numbers; see "
+                "the alerts between the two.",
+            )
+    wanted, reached = run.setting("iterations"), run.latest["step"] + 1
+    if not run.results and wanted and reached < wanted:
+        yield Problem(
+            Level.INFO,
+            "not_over",
+            f"step {reached:,}",
+            f"The run has {reached:,} of {wanted:,.0f} steps and no results.json: it is still "
+            "going on, or was killed.",
+            "--resume, or g.resume() with Recovery(folder=...).",
+        )
+
+
+def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
+    """What was NaN or infinite, and steps that were left out."""
+    for what, tags in (
+        ("energies", ("nonfinite/energies", "nonfinite/pos", "nonfinite/neg")),
+        ("samples", ("nonfinite/samples",)),
+        ("gradients", ("nonfinite/gradients",)),
+    ):
+        steps = sorted({step for tag in tags for step, value in _known(run, tag) if value > 0})
+        if steps:
+            yield Problem(
+                Level.ERROR,
+                "nonfinite",
+                f"step {steps[0]:,}",
+                f"{what.capitalize()} were NaN or infinite in {len(steps):,} steps, first here.",
+                'a lower learning rate; action="rollback", which replaces such rows of the replay '
+                "buffer too.",
+            )
+    share = sum(value > 0 for _, value in _known(run, "scaler/skipped")) / len(run.rows)
+    if share > _SKIPPED:
+        yield Problem(
+            Level.WARN,
+            "scaler_skips",
+            "scaler/skipped",
+            f"The AMP scaler skipped {share:.0%} of the steps.",
+            "autocast to bfloat16, which needs no scaler.",
+        )
+
+
+def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
+    """What the rules said, and no rollback has answered."""
+    for entry in advice(run):
+        alert = entry.alert
+        if entry.level != "INFO":
+            yield Problem(
+                Level[entry.level],
+                entry.rule,
+                f"step {alert['step']:,}",
+                f"The rule fired {f'{entry.count} times' if entry.count > 1 else 'once'}; "
+                f"{alert['tag']} was {float(alert['value']):.4g} here (limit "
+                f"{float(alert['limit']):.4g}).",
+                "; ".join(entry.remedies) + ".",
+            )
+
+
+def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
+    """What the audit log tells."""
+    if not run.rollbacks:
+        return
+    last, count = run.rollbacks[-1], len(run.rollbacks)
+    left = last.get("budget_left")
+    changes = {
+        name: after
+        for record in run.rollbacks
+        for name, (_, after) in record.get("changes", {}).items()
+    }
+    said = ", ".join(f"{name} {value:g}" for name, value in changes.items())
+    yield Problem(
+        Level.WARN if left == 0 or count > 1 else Level.INFO,
+        "rollbacks",
+        f"step {last['step']:,}",
+        f"{count} rollback{'s' if count > 1 else ''}, the last one for {last['rule']}; {left} "
+        "left.",
+        "keep what the last one changed from the start: "
+        f"{said or 'new random numbers were enough'}.",
+    )
+    for record in run.rollbacks:
+        if record.get("certified") is False:
+            yield Problem(
+                Level.WARN,
+                "uncertified",
+                f"step {record['step']:,}",
+                f"It went back to step {record['restored_step']:,}, a state that had never been "
+                "quiet for long enough to count as good.",
+                "a lower learning rate or more SGLD steps for the first steps; Recovery(every=, "
+                "certify_after=) smaller than the time to the first ERROR.",
+            )
+    relapses = [record for record in run.rollbacks if record.get("relapse")]
+    if relapses:
+        yield Problem(
+            Level.WARN,
+            "relapse",
+            f"step {relapses[-1]['step']:,}",
+            f"{len(relapses)} of {count} rollbacks did not hold.",
+            "a change that lasts: beta_star up, more SGLD steps (Recovery(ladder=...)).",
+        )
+
+
+def _of_medians(run: RecordedRun) -> Iterator[Problem]:
+    """What a rule's own median at the end is beyond the rule's own limit."""
+    beta_star = _late(run, "beta_star", 1)
+    for rule in DEFAULT_RULES:
+        if not isinstance(rule, MedianRule):
+            continue
+        for bound in rule.bounds:
+            tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
+            value = _late(run, tag, bound.window)
+            if value > bound.limit if bound.side == "above" else value < bound.limit:
+                remedies = list(bound.remedies.at(beta_star))
+                spread = _late(run, "f_neg/std", bound.window)
+                if bound.tag == "ess" and beta_star > 0 and spread > 0:
+                    remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
+                yield Problem(
+                    bound.level,
+                    rule.name,
+                    tag,
+                    f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the "
+                    f"last {bound.window} values; the rule's limit is {bound.limit:g}.",
+                    "; ".join(remedies) + ".",
+                )
+
+
+def _known(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
+    return [pair for pair in run.series(tag) if math.isfinite(pair[1])]
+
+
+def _late(run: RecordedRun, tag: str, window: int) -> float:
+    """The median of the last known values; NaN where there are not as many."""
+    known = [value for _, value in _known(run, tag)[-window:]]
+    return statistics.median(known) if len(known) == window else math.nan
+
+
+def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
+    """A GradScale that stayed low for as long as makes an ERROR."""
+    beta_star = _late(run, "beta_star", 1)
+    for rule in DEFAULT_RULES:
+        if not isinstance(rule, FloorRule):
+            continue
+        tag = rule.reference_tag if beta_star == 0 else rule.tag
+        stretches: list[list[int]] = [[]]
+        for step, value in _known(run, tag):
+            if value < rule.floor:
+                stretches[-1].append(step)
+            elif stretches[-1]:
+                stretches.append([])
+        long = [steps for steps in stretches if len(steps) >= rule.error_patience]
+        if long:
+            still = long[-1] is stretches[-1]
+            yield Problem(
+                Level.ERROR if still and beta_star else Level.WARN,
+                rule.name,
+                f"step {long[-1][0]:,}",
+                f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
+                + (", to the end" if still else "")
+                + ": no negative was competitive, and the generative part stood still.",
+                "; ".join(rule.remedies.at(beta_star)) + ".",
+            )
+
+
+def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
+    """Step and noise against the output scale, and chains that never start afresh."""
+    step, noise = run.setting("step_size"), run.setting("noise_std")
+    gaps = dict(_known(run, "energy_gap"))
+    # o as the guard used it: of the gap in both units.
+    scales = [scaled / gaps[at] for at, scaled in _known(run, "energy_gap_scaled") if gaps.get(at)]
+    if step and noise and scales:
+        implied, used = 2 * step / noise**2, statistics.median(scales)
+        if abs(used / implied - 1) > _TOLERANCE:
+            yield Problem(
+                Level.ERROR,
+                "output_scale",
+                "config.json",
+                f"The guard ran with output_scale = {used:.6g}, but step {step:g} and noise "
+                f"{noise:g} mean 2 * step / noise**2 = {implied:g}.",
+                f"output_scale={implied:g}.",
+            )
+    reinit = _known(run, "buffer/reinit")
+    if len(reinit) >= _LONG and not any(value for _, value in reinit):
+        # A method too, says the rule of old chains, and informs only.
+        yield Problem(
+            Level.INFO,
+            "stale_chains",
+            "buffer/reinit",
+            "No chain has started afresh in the whole run.",
+            "a re-initialisation rate of 0.05, as JEM.",
+        )
+    if not _known(run, "sampler/drift_to_noise"):
+        yield Problem(
+            Level.INFO,
+            "unknown",
+            "sampler/drift_to_noise",
+            "Step and noise of the sampler were not attached, so that drift, clamp and acceptance "
+            "are not known.",
+            "g.attach(step_size=..., noise_std=..., clamp=...).",
+        )
+
+
+def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
+    """An adaptive optimizer that undoes GradScale."""
+    series = [value for _, value in _known(run, "optim/amplification")]
+    quarter = len(series) // 4
+    if quarter >= 2:
+        first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
+        if first > 0 and last > _AMPLIFIED * first:
+            yield Problem(
+                Level.WARN,
+                "amplification",
+                "optim/amplification",
+                f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
+                "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper).",
+                "help the sampler, so that GradScale comes back: more SGLD steps, a lower learning "
+                "rate.",
+            )
+
+
+_CHECKS: tuple[Callable[[RecordedRun], Iterator[Problem]], ...] = (
+    _of_outcome,
+    _of_numbers,
+    _of_alerts,
+    _of_rollbacks,
+    _of_medians,
+    _of_grad_scale,
+    _of_sampler,
+    _of_optimizer,
+)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from ebmguard.report.advice import advice, outcome
+from ebmguard.report.folder import RecordedRun
+
+from .folders import BACK_TO, write
+
+
+def test_the_outcome_in_words(tmp_path):
+    assert outcome(RecordedRun.read(write(tmp_path / "a"))) == "finished 300 steps after 1 rollback"
+    assert outcome(RecordedRun.read(write(tmp_path / "b", rescued=False))) == "DIVERGED at step 180"
+    running = RecordedRun.read(write(tmp_path / "c", rescued=False, finished=False))
+    assert outcome(running) == "192 of 300 steps so far"
+
+
+def test_advice_is_of_the_alerts_that_no_rollback_has_answered(tmp_path):
+    lost = RecordedRun.read(write(tmp_path / "lost", rescued=False))
+    found = advice(lost)
+    assert [entry.rule for entry in found] == ["energy_blowup", "nonfinite"]
+    assert found[0].remedies == tuple(lost.alerts[0]["remedies"])
+    rescued = RecordedRun.read(write(tmp_path / "rescued"))
+    assert rescued.answered == len(rescued.alerts) == 2
+    assert advice(rescued) == []
+    # The same again at an earlier step of the next attempt is news.
+    rescued.alerts.append(rescued.alerts[0] | {"value": 99.0, "step": BACK_TO + 9})
+    rescued.alerts.append(rescued.alerts[0] | {"level": "WARN", "remedies": ["drink tea", "rest"]})
+    (entry,) = advice(rescued)
+    assert (entry.level, entry.count, entry.first) == ("ERROR", 2, BACK_TO + 9)
+    assert entry.remedies[-2:] == ("drink tea", "rest")
+
+
+def test_severe_rules_come_first(tmp_path):
+    run = RecordedRun.read(write(tmp_path / "run", rescued=False))
+    warn = run.alerts[0] | {"rule": "sampler_failing", "level": "WARN", "step": 3}
+    info = run.alerts[0] | {"rule": "spare", "level": "INFO", "step": 1}
+    run.alerts[:0] = [info, warn]
+    assert [entry.rule for entry in advice(run)] == [
+        "energy_blowup",
+        "nonfinite",
+        "sampler_failing",
+        "spare",
+    ]

@@ -1,0 +1,79 @@
+"""What a chart reads of a row, and the limits that the rules set it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ebmguard.alerts import DEFAULT_RULES, Detector, FloorRule, Level, MedianRule
+from ebmguard.report.charts import CHARTS, MORE_CHARTS, Bands, value_of
+from ebmguard.sinks import read_jsonl
+
+from .folders import rows, write
+
+TAGS = [chart.tag for chart in (*CHARTS, *MORE_CHARTS)]
+
+
+def test_at_beta_star_zero_weights_are_those_of_the_reference():
+    row = {"beta_star": 0.0, "ess": 1.0, "ref/ess": 0.3, "energy_gap": 2.0}
+    assert value_of(row, "ess") == 0.3
+    assert value_of(row | {"beta_star": 0.5}, "ess") == 1.0
+    assert value_of(row, "energy_gap") == 2.0
+    assert value_of(row, "pareto_k") is None
+
+
+def test_a_moving_band_is_median_and_mad_of_the_runs_own_past():
+    bands = Bands()
+    past: list[float] = []
+    for step, row in rows(range(100), seed=5):
+        limits = bands.read(row)["energy_gap"]
+        if step < 20:
+            assert (limits.low, limits.high) == (-math.inf, math.inf)
+        else:
+            window = np.array(past[-64:])
+            centre = np.median(window)
+            scale = max(1.4826 * np.median(abs(window - centre)), 0.1 * row["f_pos/std"])
+            assert limits.low == pytest.approx(centre - 8 * scale)
+            assert limits.high == pytest.approx(centre + 8 * scale)
+            assert limits.error_high == pytest.approx(centre + 20 * scale)
+        past.append(row["energy_gap"])
+
+
+def test_fixed_limits_are_the_rules_own():
+    limits = Bands().limits
+    for rule in DEFAULT_RULES:
+        if isinstance(rule, FloorRule):
+            assert limits[rule.tag].low == rule.floor
+        if isinstance(rule, MedianRule):
+            for bound in rule.bounds:
+                if bound.level is Level.WARN:
+                    found = limits[bound.tag]
+                    assert bound.limit == (found.high if bound.side == "above" else found.low)
+
+
+def test_a_value_beyond_the_band_is_one_that_the_detector_reports(tmp_path):
+    path, detector, bands = write(tmp_path / "run", rescued=False), Detector(), Bands()
+    reported = []
+    for row in read_jsonl(path / "metrics.jsonl"):
+        alerts = detector.observe(row["step"], row)
+        bands.read(row)
+        for alert in alerts:
+            assert bands.level(alert.tag, alert.value) == alert.level
+        reported += alerts
+        if not reported:
+            values = {tag: value_of(row, tag) for tag in TAGS}
+            assert not any(bands.level(tag, x) for tag, x in values.items() if x is not None)
+    assert [alert.rule for alert in reported] == ["energy_blowup", "nonfinite"]
+
+
+def test_nan_is_an_alarm_only_where_a_number_is_owed():
+    bands = Bands()
+    assert bands.level("energy_gap", math.nan) is Level.ERROR
+    assert bands.level("pareto_k", math.nan) is None
+    assert bands.level("pareto_k", math.inf) is Level.ERROR
+    assert bands.level("nonfinite/energies", 0.0) is None
+    assert bands.level("nonfinite/energies", 0.1) is Level.ERROR
+    assert bands.level("ess", 0.05) is Level.WARN
+    assert bands.level("a tag without rules", 1e9) is None

@@ -1,0 +1,241 @@
+"""The reader of run folders: its files as they grow, and which of their rows count."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebmguard.errors import ConfigError
+from ebmguard.report.charts import CHARTS, MORE_CHARTS
+from ebmguard.report.folder import GrowingFile, RecordedRun
+from ebmguard.sinks import read_jsonl, to_json
+
+from .folders import BACK_TO, LOST_AT, record, rows, write
+
+TAGS = [chart.tag for chart in (*CHARTS, *MORE_CHARTS)]
+RECORDS = st.lists(
+    st.fixed_dictionaries({"step": st.integers(0, 99), "x": st.floats(width=32)}), max_size=30
+)
+
+
+def encoded(records: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(to_json(record)).encode() + b"\n" for record in records)
+
+
+class Reader:
+    """What a follower has of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = GrowingFile(path)
+        self.records: list[dict[str, Any]] = []
+
+    def catch_up(self) -> list[dict[str, Any]]:
+        while True:
+            anew, records = self.file.read()
+            if anew:
+                self.records = []
+            self.records += records
+            if not records:
+                return self.records
+
+
+@given(RECORDS, st.lists(st.integers(1, 60), max_size=60))
+def test_at_any_moment_it_has_what_a_full_read_has(records, sizes):
+    data = encoded(records)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        reader = Reader(path)
+        assert reader.catch_up() == []
+        for size in [*sizes, len(data)]:
+            with path.open("ab") as file:
+                file.write(data[:size])
+            data = data[size:]
+            assert repr(reader.catch_up()) == repr(read_jsonl(path))
+        assert repr(reader.records) == repr(records)
+
+
+@given(RECORDS, RECORDS, st.data())
+def test_what_a_resume_has_cut_off_is_forgotten(before, after, data):
+    kept = data.draw(st.integers(0, len(before)))
+    seen_cut = data.draw(st.booleans())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        path.write_bytes(encoded(before))
+        reader = Reader(path)
+        reader.catch_up()
+        path.write_bytes(encoded(before[:kept]))
+        if seen_cut:
+            assert repr(reader.catch_up()) == repr(before[:kept])
+        with path.open("ab") as file:
+            file.write(encoded(after))
+        # Also where the file has grown past its old end before anybody looked.
+        assert repr(reader.catch_up()) == repr(before[:kept] + after)
+
+
+def test_a_file_that_vanishes_is_forgotten(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(encoded([{"step": 0}]))
+    tail = GrowingFile(path)
+    assert tail.read() == (False, [{"step": 0}])
+    path.unlink()
+    assert tail.read() == (True, [])
+    assert tail.read() == (False, [])
+
+
+def test_a_tick_reads_only_what_is_new(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": step, "x": math.nan} for step in range(50_000)]
+    path.write_bytes(encoded(rows))
+    reader = Reader(path)
+    assert len(reader.catch_up()) == 50_000
+    with path.open("r+b") as file:  # unreadable now, but nobody comes by again
+        file.seek(100)
+        file.write(b"?" * 1000)
+    with path.open("ab") as file:
+        file.write(encoded([{"step": 50_000}]))
+    assert reader.file.read() == (False, [{"step": 50_000}])
+
+
+def test_a_line_longer_than_a_chunk_is_one_record(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(encoded([{"text": "x" * 3_000_000}, {"step": 1}]))
+    reader = Reader(path)
+    assert [set(record) for record in reader.catch_up()] == [{"text"}, {"step"}]
+
+
+def test_a_whole_line_that_is_no_object_is_an_error(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\nnonsense\n{"step": 1}\n')
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl is not a JSON object: b'nonsense'"):
+        GrowingFile(path).read()
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.booleans())
+def test_a_step_that_came_again_counts_once_the_last_time(steps, by_attempt):
+    counts: dict[int, int] = {}
+    records: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    attempt = 0
+    for i, step in enumerate(steps):
+        attempt += bool(records) and step <= records[-1]["step"]
+        records.append(
+            {"step": step, "x": i} | ({"recovery/attempt": attempt} if by_attempt else {})
+        )
+        evaluations.append({"step": step, "test_accuracy": i, "attempt": attempt})
+        counts = {at: old for at, old in counts.items() if at < step} | {step: i}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, lines in (("metrics", records), ("accuracy", evaluations)):
+            (Path(folder) / f"{name}.jsonl").write_bytes(encoded(lines))
+        whole, binned = RecordedRun.read(Path(folder)), RecordedRun.read(Path(folder), ["x"])
+        assert [(row["step"], row["x"]) for row in whole.rows] == list(counts.items())
+        assert whole.series("x") == list(counts.items())
+        for run in (whole, binned):
+            assert run.row_count == len(steps)
+            if by_attempt:
+                assert run.accuracy == list(counts.items())
+        assert [(own.step, own.low) for own in binned.surviving("x")] == list(counts.items())
+
+
+def test_attempts_are_kept_apart_and_the_surviving_one_is_whole(tmp_path):
+    run = RecordedRun.read(write(tmp_path / "run"), TAGS)
+    assert [(a.number, a.first, a.last) for a in run.attempts] == [
+        (0, 0, LOST_AT + 11),
+        (1, BACK_TO, 299),
+    ]
+    (kept, undone), (again, nothing) = run.pieces("energy_gap")
+    assert [own.step for own in kept] == list(range(BACK_TO))
+    assert [own.step for own in undone] == list(range(BACK_TO, LOST_AT + 12))
+    assert [own.step for own in again] == list(range(BACK_TO, 300))
+    assert nothing == []
+    recorded = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    expected = {row["step"]: row["energy_gap"] for row in recorded}
+    assert {o.step: o.low for o in run.surviving("energy_gap")} == expected
+    assert undone[-1].is_gap
+    assert undone[-2].bad_at == LOST_AT + 10
+
+
+def test_evaluations_of_steps_that_were_undone_are_kept_apart(tmp_path):
+    path = write(tmp_path / "run")
+    at = [(120, 0), (150, 0), (170, 0), (140, 1), (160, 1), (110, 0)]  # late ones out of order
+    rows = [{"step": s, "test_accuracy": s / 1000, "attempt": n} for s, n in at]
+    (path / "accuracy.jsonl").write_bytes(encoded(rows))
+    run = RecordedRun.read(path, TAGS)
+    assert [own.step for own in run.surviving("accuracy")] == [110, 120, 140, 160]
+    (_, undone), (kept, _) = run.pieces("accuracy")
+    assert [(own.step, own.low) for own in undone] == [(150, 0.15), (170, 0.17)]
+    assert [own.step for own in kept] == [140, 160]
+    assert run.accuracy == [(110, 0.11), (120, 0.12), (140, 0.14), (160, 0.16)]
+
+
+def is_over(run: RecordedRun) -> bool:
+    return run.is_over
+
+
+def test_it_follows_a_run_from_before_it_begins_to_its_end(tmp_path):
+    path = tmp_path / "run"
+    run = RecordedRun(path, TAGS)
+    assert not run.update()
+    assert not run.attempts
+    first = list(rows(range(60), seed=3))
+    record(path, first[:50])
+    assert run.update()
+    assert (run.step, run.row_count) == (49, 50)
+    assert not run.update()
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 50, "energy_g')
+    assert not run.update()
+    # A trainer that resumes cuts its rows back to its checkpoint, and writes them again.
+    lines = (path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    os.truncate(path / "metrics.jsonl", sum(map(len, lines[:40])))
+    assert run.update()
+    assert (run.step, run.row_count, len(run.attempts)) == (39, 40, 1)
+    record(path, first[40:])
+    assert run.update()
+    assert (run.step, run.row_count, len(run.attempts)) == (59, 60, 1)
+    assert not is_over(run)
+    (path / "results.json").write_text('{"steps": ')
+    assert RecordedRun.read(path, TAGS).results == {}  # half written
+    (path / "results.json").write_text('{"steps": 60}')
+    assert run.update()
+    assert is_over(run)
+    # It goes on: the results are those of an earlier end.
+    old = (path / "results.json").stat().st_mtime - 10
+    os.utime(path / "results.json", (old, old))
+    assert not is_over(run)
+
+
+def test_a_folder_of_the_guard_alone_is_enough(tmp_path):
+    path = write(tmp_path / "run")
+    for name in ("config.json", "results.json", "accuracy.jsonl"):
+        (path / name).unlink()
+    run = RecordedRun.read(path, TAGS)
+    assert (run.config, run.results, run.setting("iterations")) == ({}, {}, None)
+    assert run.surviving("accuracy") == []
+    assert (run.step, len(run.rollbacks), run.is_over) == (299, 1, False)
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = write(tmp_path / "run")
+    (path / "config.json").write_text("{broken}")
+    with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
+        RecordedRun.read(path, TAGS)
+    (path / "config.json").write_text(json.dumps([1]))
+    assert RecordedRun.read(path).config == {}
+    (path / "accuracy.jsonl").write_text('{"step": 3}\n')
+    with pytest.raises(ConfigError, match=r"accuracy\.jsonl has no 'test_accuracy'"):
+        RecordedRun.read(path, TAGS)
+
+
+def test_a_folder_without_rows_is_no_run(tmp_path):
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl with rows"):
+            RecordedRun.read(tmp_path)
+        (tmp_path / "metrics.jsonl").touch()
