@@ -12,19 +12,9 @@ from torch import nn
 from ebmguard import Level
 from ebmguard.check import Problem, Setup, find_problems
 from ebmguard.samplers import ReplayBuffer
+from tests.parts import Energy
 
 X = torch.linspace(-1, 1, 16).reshape(8, 2)
-
-
-class Net(nn.Module):
-    """(B, 2) -> (B,), with a layer of choice in the middle."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(2, 4), *layers, nn.Tanh(), nn.Linear(4, 1))
-
-    def forward(self, x):
-        return self.net(x).squeeze(-1)
 
 
 class Returns(nn.Module):
@@ -41,7 +31,7 @@ class Returns(nn.Module):
 
 def sound(model: nn.Module | None = None, **changes: Any) -> Setup:
     """A trainer without a problem, but for the changes."""
-    model = Net() if model is None else model
+    model = Energy() if model is None else model
     setup = Setup(
         model=model,
         optimizer=torch.optim.Adam(model.parameters()),
@@ -70,7 +60,7 @@ def test_a_sound_trainer_has_no_problems():
 
 
 def test_every_problem_is_listed_at_once_the_worst_first():
-    net = Net(nn.BatchNorm1d(4), nn.Dropout(0.5))
+    net = Energy(nn.BatchNorm1d(8), nn.Dropout(0.5))
     problems = find_problems(sound(net, output_scale=1.0, clamp=(0.0, 0.5), has_sinks=False))
     names = [problem.name for problem in problems]
     assert {"batch_norm", "dropout", "output_scale", "clamp", "no_sinks"} <= set(names)
@@ -89,34 +79,34 @@ def test_a_message_says_what_where_and_the_fix():
 @pytest.mark.parametrize(
     ("layer", "name"),
     [
-        (nn.BatchNorm1d(4), "batch_norm"),
-        (nn.BatchNorm1d(4, track_running_stats=False).eval(), "batch_norm"),
-        (nn.SyncBatchNorm(4), "batch_norm"),
+        (nn.BatchNorm1d(8), "batch_norm"),
+        (nn.BatchNorm1d(8, track_running_stats=False).eval(), "batch_norm"),
+        (nn.SyncBatchNorm(8), "batch_norm"),
         (nn.Dropout(0.1), "dropout"),
         (nn.AlphaDropout(0.1), "dropout"),
     ],
 )
 def test_layers_that_depend_on_more_than_x(layer, name):
-    problem = found(sound(Net(layer), example=None), name)
+    problem = found(sound(Energy(layer), example=None), name)
     assert problem.severity is Level.WARN
     assert f"{type(layer).__name__} net.1" in problem.what
 
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.BatchNorm1d(4).eval(), nn.Dropout(0.1).eval(), nn.Dropout(0.0), nn.LayerNorm(4)],
+    [nn.BatchNorm1d(8).eval(), nn.Dropout(0.1).eval(), nn.Dropout(0.0), nn.LayerNorm(8)],
 )
 def test_layers_that_do_no_harm(layer):
-    assert find_problems(sound(Net(layer))) == []
+    assert find_problems(sound(Energy(layer))) == []
 
 
 def test_eval_mode_is_told_where_it_matters():
-    assert found(sound(Net(nn.Dropout(0.5)).eval()), "eval_mode").severity is Level.INFO
-    assert find_problems(sound(Net().eval())) == []
+    assert found(sound(Energy(nn.Dropout(0.5)).eval()), "eval_mode").severity is Level.INFO
+    assert find_problems(sound(Energy().eval())) == []
 
 
 def test_frozen_parameters():
-    net = Net()
+    net = Energy()
     net.net[0].requires_grad_(False)
     some = found(sound(net), "frozen")
     assert some.severity is Level.INFO
@@ -125,22 +115,22 @@ def test_frozen_parameters():
 
 
 def test_parameters_of_a_lost_run():
-    net = Net()
+    net = Energy()
     with torch.no_grad():
         next(net.parameters())[0] = torch.nan
     assert found(sound(net), "nonfinite_parameters").severity is Level.ERROR
 
 
 def test_float16_parameters():
-    assert found(sound(Net().half(), example=None), "float16").severity is Level.WARN
-    assert find_problems(sound(Net().bfloat16(), example=None)) == []
+    assert found(sound(Energy().half(), example=None), "float16").severity is Level.WARN
+    assert find_problems(sound(Energy().bfloat16(), example=None)) == []
 
 
 @pytest.mark.parametrize(
     "norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm], ids=["old", "new"]
 )
 def test_spectral_norm_is_worth_knowing(norm):
-    problem = found(sound(Net(norm(nn.Linear(4, 4))), example=None), "spectral_norm")
+    problem = found(sound(Energy(norm(nn.Linear(8, 8))), example=None), "spectral_norm")
     assert problem.severity is Level.INFO
     assert "net.1" in problem.what
 
@@ -189,10 +179,10 @@ def test_energies_as_they_should_be(answer):
 
 
 def test_batch_norm_is_seen_in_the_gradients_too():
-    problem = found(sound(Net(nn.BatchNorm1d(4))), "batch_dependence")
+    problem = found(sound(Energy(nn.BatchNorm1d(8))), "batch_dependence")
     assert problem.severity is Level.WARN
     assert "batch_dependence" not in [
-        each.name for each in find_problems(sound(Net(nn.BatchNorm1d(4).eval())))
+        each.name for each in find_problems(sound(Energy(nn.BatchNorm1d(8).eval())))
     ]
 
 
@@ -220,7 +210,7 @@ def test_an_example_that_is_no_batch(x):
 
 @pytest.mark.parametrize("mode", [True, False])
 def test_trying_a_model_leaves_no_trace(mode):
-    net = Net(nn.BatchNorm1d(4), nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Dropout(0.5))
+    net = Energy(nn.BatchNorm1d(8), nn.utils.spectral_norm(nn.Linear(8, 8)), nn.Dropout(0.5))
     net.train(mode)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     rng = torch.get_rng_state()
@@ -306,7 +296,7 @@ def test_no_optimizer():
 
 
 def test_parameters_that_the_optimizer_does_not_have():
-    net = Net()
+    net = Energy()
     problem = found(sound(net, optimizer=torch.optim.SGD(net.net[0].parameters())), "not_trained")
     assert problem.severity is Level.WARN
     assert "2 parameters" in problem.what
@@ -325,7 +315,7 @@ def test_parameters_that_the_optimizer_does_not_have():
     ],
 )
 def test_weight_decay(kind, level):
-    net = Net()
+    net = Energy()
     optimizer = kind(net.parameters(), lr=0.1, weight_decay=0.25)
     problem = found(sound(net, optimizer=optimizer), "weight_decay")
     assert problem.severity is level
@@ -372,6 +362,6 @@ def test_hold_costs_nothing_without_a_gpu():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_hold_and_determinism_on_a_gpu():
-    net = Net().cuda()
+    net = Energy().cuda()
     setup = sound(net, hold=True, action="rollback", example=X.cuda())
     assert found(setup, "hold").severity is Level.INFO
