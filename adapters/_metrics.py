@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ebmguard.sinks.protocol import TAG_PREFIX
-from ebmguard.sinks.text import LEVEL_NUMBERS, marker_tag
+from ebmguard.sinks import LEVEL_NUMBERS, TAG_PREFIX, marker_tag
 
 __all__ = ["MetricsSink"]
 

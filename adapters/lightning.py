@@ -20,8 +20,7 @@ from typing import Any
 from ebmguard import Guard
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks.protocol import TAG_PREFIX
-from ebmguard.sinks.text import marker_tag
+from ebmguard.sinks import TAG_PREFIX, marker_tag
 
 with requires("lightning", extra="lightning"):
     try:

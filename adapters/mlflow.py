@@ -15,8 +15,7 @@ from typing import Any
 
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks.protocol import TAG_PREFIX
-from ebmguard.sinks.text import LEVEL_NUMBERS, marker_tag
+from ebmguard.sinks import LEVEL_NUMBERS, TAG_PREFIX, marker_tag
 
 with requires("mlflow", extra="mlflow"):
     import mlflow

@@ -14,8 +14,7 @@ from typing import Any
 
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks.protocol import MARKER_PREFIX, TAG_PREFIX
-from ebmguard.sinks.text import LEVEL_NUMBERS, alert_markdown, marker_tag
+from ebmguard.sinks import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, alert_markdown, marker_tag
 
 with requires("wandb", extra="wandb"):
     import wandb
