@@ -32,8 +32,8 @@ class Energy(nn.Module):
     ) -> None:
         super().__init__()
         self.dims = len(shape)
-        first, last = nn.Linear(torch.Size(shape).numel(), 8, dtype=dtype), nn.Linear(8, 1)
-        self.net = nn.Sequential(first, *middle, nn.Tanh(), last.to(dtype))
+        first = nn.Linear(torch.Size(shape).numel(), 8, dtype=dtype)
+        self.net = nn.Sequential(first, *middle, nn.Tanh(), nn.Linear(8, 1, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classify(x).squeeze(-1)

@@ -124,11 +124,16 @@ class Run:
         loss.backward()
         self.optimizer.step()
 
-    def state(self) -> Any:
-        """Everything as it is now: a copy that ``==`` compares bit by bit."""
-        calls = [(call.f_pos, call.f_neg, call.x_neg) for call in self.calls]
-        parts = (self.model, self.optimizer, self.chains, self.extra, calls, self.others)
-        return frozen(parts), randomness()
+    def state(self) -> dict[str, Any]:
+        """Everything as it is now, by name: a copy that ``==`` compares bit by bit."""
+        parts = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "chains": self.chains,
+            "calls": [(call.f_pos, call.f_neg, call.x_neg) for call in self.calls],
+            "others": self.others,
+        }
+        return {**frozen(parts | self.extra), **randomness()}
 
     def end(self) -> Run:
         """The run itself, with its last state kept as ``final`` and all rows written."""

@@ -72,32 +72,19 @@ class Codebase:
 
 def by_arguments(adapter: Any, defaults: Options) -> Any:
     """The adapter's functions of a script's arguments."""
-
-    def settings(term: str | None = None, **changes: Any) -> Options:
-        args = Namespace(**defaults | changes)
-        found: Options = adapter.settings(args, *([] if term is None else [term]))
-        return found
-
-    def sampler_settings(**changes: Any) -> Options:
-        found: Options = adapter.sampler_settings(Namespace(**defaults | changes))
-        return found
-
-    return {"settings": settings, "sampler_settings": sampler_settings}
+    return {
+        "settings": lambda term=(), **changes: adapter.settings(
+            Namespace(**defaults | changes), *term
+        ),
+        "sampler_settings": lambda **changes: adapter.sampler_settings(
+            Namespace(**defaults | changes)
+        ),
+    }
 
 
-def of_flags(**changes: Any) -> Options:
-    found: Options = improved_cd.settings(Namespace(**ebm_trainers.FLAGS | changes))
-    return found
-
-
-def of_class(**options: Any) -> Options:
-    found = nae.settings(ebm_trainers.Model(Trial(), **options))
-    return {name: value for name, value in found.items() if name != "model"}
-
-
-def squares(alpha: float) -> Callable[[Tensor, Tensor], Tensor]:
+def squares(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     """The L2 term on energies."""
-    return lambda f_pos, f_neg: alpha * (f_pos.square().mean() + f_neg.square().mean())
+    return f_pos.square().mean() + f_neg.square().mean()
 
 
 F = Energy()
@@ -127,8 +114,8 @@ CODEBASES = {
                 r"for each term that is on.*: settings\(args, 'p_x_y'\);",
             ),
             ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
-            ({"term": "p_x_y"}, "weight of the term p_x_y is 0"),
-            ({"term": "p_y"}, "term='p_y'; expected one of 'p_x', 'p_x_y'"),
+            ({"term": ("p_x_y",)}, "weight of the term p_x_y is 0"),
+            ({"term": ("p_y",)}, "term='p_y'; expected one of 'p_x', 'p_x_y'"),
             NO_STEP,
             ({"save_dir": None}, "save_dir is missing or None"),
             (
@@ -245,22 +232,22 @@ CODEBASES = {
         ebm_trainers.train_igebm,
         # The gradient of the one number inside the mean is a sum of B copies of 1/B: 1 in float32
         # where B is a power of two, but not for every B, which is why the docs add it outside.
-        off=({}, {"inside": True, "batch": 8}),
-        on=((2.0, {"alpha": 0.5}), (2.0, {"alpha": 0.5, "inside": True})),
+        off=({}, {"inside": True}),
+        on=((2.0, {}), (2.0, {"inside": True})),
         # β = 0.5 / (2 · 10 / 2²) = 0.1, and no entry of the gradient reaches this clip
         tempered=((0.5, {"noise_std": 2.0, "clip": 1e3}, 0.9),),
         settings=lambda: igebm.settings(10),
         published={"convention": "energy", "step_size": 10, "noise_std": 5e-3},
         sign=-1,
-        terms=squares(0.5),
+        terms=squares,
     ),
     "improved_cd": Codebase(
         ebm_trainers.train_improved_cd,
         off=({},),
-        on=((1.0, {"l2": 0.5}), (8.0, {"l2": 0.5})),
+        on=((1.0, {}), (8.0, {})),
         # β = 0.5 / (2 · 0.5 / 1²); annealed noise has no one output scale
-        tempered=((0.5, {"noise_std": 1.0, "l2": 0.0}, 0.5), (4.0, {"anneal": True}, 1.0)),
-        settings=of_flags,
+        tempered=((0.5, {"noise_std": 1.0}, 0.5), (4.0, {"anneal": True}, 1.0)),
+        settings=lambda **changes: improved_cd.settings(Namespace(**ebm_trainers.FLAGS | changes)),
         published={"convention": "energy", "step_size": 0.5, "noise_std": 1e-3},
         refused=(
             ({"hmc": True}, r"FLAGS\.hmc.*guard gen_image"),
@@ -268,22 +255,24 @@ CODEBASES = {
         ),
         sign=-1,
         factor=lambda options: 1 / 3,  # the trainer's mean over heads
-        terms=squares(0.5),
+        terms=squares,
     ),
     "nae": Codebase(
         ebm_trainers.train_nae,
         off=({}, {"noise_std": None}, {"noise_std": 0}),
-        on=((2.0, {"alpha": 0.5}),),
+        on=((2.0, {}),),
         tempered=(
             (0.5, {"step_size": 1.0, "noise_std": 1.0, "clip": None}, 0.75),
             (0.5, {"step_size": 0.1, "noise_std": None, "clip": None}, 0.5),
             (0.5, {"step_size": None, "noise_std": 0.5, "clip": None}, 0.5),
             (0.5, {"step_size": 1.0, "noise_std": 0, "clip": None}, 1.0),
         ),
-        settings=of_class,
-        published={"convention": "energy", "step_size": 10, "noise_std": 5e-3},
+        settings=lambda **changes: (
+            nae.settings(ebm_trainers.Model(Trial(), **changes)) | {"model": None}
+        ),
+        published={"model": None, "convention": "energy", "step_size": 10, "noise_std": 5e-3},
         refused=(({"step_size": None, "noise_std": None}, "both None"),),
         sign=-1,
-        terms=squares(0.5),
+        terms=squares,
     ),
 }

@@ -151,20 +151,13 @@ def clip_grad(optimizer):
 
 
 def train_igebm(
-    trial: Trial,
-    *,
-    inside: bool = False,
-    batch: int = 10,
-    noise_std: float = 0.005,
-    clip: float = 0.01,
-    alpha: float = 1.0,
-    gain: float = 1.0,
+    trial: Trial, *, inside: bool = False, noise_std: float = 0.005, clip: float = 0.01, gain=1.0
 ) -> Run:
     """The guarded loss is added to the mean as in docs/retrofit.md, or ``inside`` before it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    model = Conditional()
+    model, batch = Conditional(), 8 if inside else 10
     model.linear.weight.data *= gain
     data, labels = torch.rand(40, *IMAGE), torch.randint(CLASSES, (40,))
     replay: list[tuple[Tensor, Tensor]] = []
@@ -205,7 +198,7 @@ def train_igebm(
         pos_out, neg_out = model(pos_img, pos_id), model(neg_img, neg_id)
         groups = (pos_id, neg_id)
         run.calls.append(Call(pos_out, neg_out, neg_img, groups))
-        loss = alpha * (pos_out**2 + neg_out**2)
+        loss = pos_out**2 + neg_out**2
         if g is None:
             loss = (loss + (pos_out - neg_out)).mean()
         elif inside:
@@ -252,13 +245,7 @@ def gen_image(label, FLAGS, model, im_neg, num_steps, *, noise_std=0.001, temper
     return im_neg, im_neg_kl, im_grad
 
 
-def train_improved_cd(
-    trial: Trial,
-    *,
-    noise_std: float = 0.001,
-    l2: float = 1.0,
-    **changes: Any,
-) -> Run:
+def train_improved_cd(trial: Trial, *, noise_std: float = 0.001, **changes: Any) -> Run:
     """``others`` are the gradients of every step, to which the KL term adds its part."""
     flags = SimpleNamespace(**FLAGS | changes)
     torch.manual_seed(3)
@@ -279,7 +266,7 @@ def train_improved_cd(
         energy_pos, energy_neg = model.forward(x_pos, None), model.forward(im_neg.clone(), None)
         run.calls.append(Call(energy_pos, energy_neg, im_neg))
         loss = cd_loss(energy_pos, energy_neg)
-        loss = loss + l2 * (energy_pos.pow(2).mean() + energy_neg.pow(2).mean())
+        loss = loss + energy_pos.pow(2).mean() + energy_neg.pow(2).mean()
         model.requires_grad_(False)
         loss_kl = model.forward(im_neg_kl, None)
         model.requires_grad_(True)
@@ -304,13 +291,12 @@ class Model(nn.Module):
         *,
         step_size: Any = 10,
         noise_std: Any = 0.005,
-        clip: float | None = 0.01,
-        alpha: float = 1.0,
-        gain: float = 1.0,
+        clip: Any = 0.01,
+        gain=1.0,
     ) -> None:
         super().__init__()
         self.net, self.gain = Energy(shape=IMAGE), gain
-        self.step_size, self.noise_std, self.clip, self.alpha = step_size, noise_std, clip, alpha
+        self.step_size, self.noise_std, self.clip = step_size, noise_std, clip
         self.temper = trial.temper
         self.buffer: list[Tensor] = []
         self.cd_loss: Any = rising_difference
@@ -344,7 +330,7 @@ class Model(nn.Module):
         pos_e, neg_e = self(x), self(neg_x)
         run.calls.append(Call(pos_e, neg_e, neg_x))
         reg_loss = (pos_e**2).mean() + (neg_e**2).mean()
-        loss = self.cd_loss(pos_e, neg_e) + self.alpha * reg_loss
+        loss = self.cd_loss(pos_e, neg_e) + reg_loss
         loss.backward()
         optimizer.step()
         run.others.append(reg_loss.item())

@@ -145,12 +145,6 @@ def sample_pyld(f, chains, y=None, n_steps=10, in_steps=10, args=None, temper=la
     return x.detach()
 
 
-def freeze(f: nn.Module, is_frozen: bool) -> None:
-    for module in f.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.train(not is_frozen)
-
-
 def train_jempp(trial: Trial, **changes: Any) -> Run:
     args = Namespace(**JEMPP | changes)
     torch.manual_seed(1)
@@ -163,13 +157,13 @@ def train_jempp(trial: Trial, **changes: Any) -> Run:
         if args.plc == "alltrain1":
             fp_all = f(x)
         x_q = sample_q(f, run.chains, n_steps=args.n_steps, in_steps=args.in_steps, args=args)
-        freeze(f, args.plc == "eval")
+        f.norm.train(args.plc != "eval")
         if args.plc != "alltrain1":
             fp_all = f(x)
         fq_all = f(x_q)
         run.calls.append(Call(fp_all, fq_all, x_q))
         l_p_x = cd_loss(fp_all, fq_all)
-        freeze(f, False)
+        f.norm.train()
         total = args.p_x_weight * l_p_x + cross_entropy(f, x_lab, y_lab)
         run.optimizer.zero_grad()
         total.backward()
