@@ -33,12 +33,12 @@ def diagnostics(
     Args:
         f_pos, f_neg, beta_star, groups: those of the loss.
         output_scale: adds ``energy_gap_scaled``.
-        reference_beta_star: the exponent of the weights under ``ref/``, which say something at
-            β* = 0 too.
+        reference_beta_star: the exponent of the weights under ``ref/``; at β* = 0 the others are
+            uniform.
 
     Returns:
-        0-dim arrays without gradients: what :mod:`ebmguard.diagnostics` says of the weights, the
-        energies and those among them that are lost, and ``beta_star``.
+        0-dim arrays without gradients: the diagnostics of the weights, the energies and the lost
+        samples, as :mod:`ebmguard.diagnostics` has them, and ``beta_star``.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: as :func:`contrastive_loss`.

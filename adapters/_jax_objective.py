@@ -75,7 +75,7 @@ def contrastive_loss(
     visible = is_neg if groups is None else (groups[0][:, None] == groups[1]) & is_neg
     if groups is not None:
         is_pos = is_pos & (visible.any(-1) | is_zero)
-    # In the place of -inf, whose differences are NaN in the backward pass.
+    # Instead of -inf, whose differences are NaN in the backward pass.
     void = jnp.finfo(neg.dtype).min / 16
     log_sum = jax.nn.logsumexp(jnp.where(visible, beta * neg, void), axis=-1)
     loss = _loss(pos, is_pos, log_sum, beta, variant)
@@ -166,7 +166,7 @@ def _mean(x: Array, valid: Array) -> Array:
 def check_energies(
     f_pos: Array, f_neg: Array, beta_star: float | Array, variant: str, groups: Groups | None
 ) -> None:
-    """Refuse, while a function is traced, what :func:`contrastive_loss` says that it refuses."""
+    """Raise the errors of :func:`contrastive_loss`, already while a function is traced."""
     _check_exponent(beta_star)
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, jax.Array) or not jnp.issubdtype(f.dtype, jnp.floating):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ebmguard.sinks.protocol import TAG_PREFIX
-from ebmguard.sinks.text import LEVEL_NUMBERS, marker_tag
+from ebmguard.sinks import LEVEL_NUMBERS, TAG_PREFIX, marker_tag
 
 __all__ = ["MetricsSink"]
 
@@ -14,12 +13,12 @@ __all__ = ["MetricsSink"]
 class MetricsSink:
     """Passes every row on as one dict with the prefix ``guard/``.
 
-    An alert becomes the number of its level at ``_alerts/<LEVEL>_<rule>``. Histograms have no place
-    in such loggers, and a rollback shows by the rows' ``recovery/attempt``; the rows of steps that
-    come again are given again.
+    An alert is logged as the number of its level under ``_alerts/<LEVEL>_<rule>``. Histograms are
+    dropped. A rollback shows in the rows' ``recovery/attempt``; steps that are repeated after it
+    are logged again.
 
     Args:
-        log: called as ``log(metrics, step)``. What is behind it stays the caller's to close.
+        log: called as ``log(metrics, step)``. The caller closes the logger behind it.
     """
 
     def __init__(self, log: Callable[[dict[str, float], int], object]) -> None:

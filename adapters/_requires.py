@@ -1,4 +1,4 @@
-"""One error for a framework that is not installed."""
+"""The error for a framework that is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["requires"]
 
 @contextmanager
 def requires(package: str, *, extra: str) -> Iterator[None]:
-    """Say what to install where an import inside the block finds nothing.
+    """Say what to install if an import inside the block fails.
 
     Args:
         package: the name under which the framework is installed.

@@ -1,4 +1,4 @@
-"""How the settings of trainers, above all of JEM's family, become keywords of the guard."""
+"""From a trainer's settings to keywords of the guard, above all for JEM's family."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-__all__ = ["check_term", "keywords", "langevin", "read"]
+__all__ = ["check_term", "keywords", "langevin", "langevin_steps", "read"]
 
 
 def read(args: object, script: str, *names: str) -> tuple[Any, ...]:
@@ -16,10 +16,10 @@ def read(args: object, script: str, *names: str) -> tuple[Any, ...]:
 
     Args:
         args: the trainer's parsed arguments.
-        script: whose arguments these should be, for the message.
+        script: the trainer's name, for the message.
 
     Raises:
-        ConfigError: one of them is missing, or has not been filled in.
+        ConfigError: one of them is missing or None.
     """
     missing = [name for name in names if getattr(args, name, None) is None]
     if missing:
@@ -32,15 +32,14 @@ def read(args: object, script: str, *names: str) -> tuple[Any, ...]:
 
 
 def check_term(weights: Mapping[str, float], term: str | None) -> None:
-    """Refuse a guard whose term of the loss is off, or which would meet the samples of another.
+    """Refuse a guard for a term of the loss that is off, or one that would mix several terms.
 
     Args:
-        weights: the weight of each term that has samples of its own, by its name; the usual one
-            first.
-        term: the caller's choice; None is the usual term, and says that there is no other.
+        weights: the weight of each term that has samples of its own; the usual term first.
+        term: the caller's choice; None is the usual term, if no other is on.
 
     Raises:
-        ConfigError: the term is switched off, or others are on of which nothing is said.
+        ConfigError: the term is off, or it must be named because others are on.
     """
     usual = next(iter(weights))
     others = [name for name, weight in weights.items() if weight > 0 and name != usual]
@@ -63,8 +62,18 @@ def check_term(weights: Mapping[str, float], term: str | None) -> None:
 
 
 def langevin(step_size: float, noise_std: float) -> dict[str, float]:
-    """The settings of an SGLD step; nothing where it has no noise, which is no Langevin step."""
+    """The settings of an SGLD step; none without noise, where there is no output scale."""
     return {"step_size": step_size, "noise_std": noise_std} if noise_std > 0 else {}
+
+
+def langevin_steps(args: object, script: str) -> dict[str, Any]:
+    """What ``attach`` can be told of JEM's sampler: its SGLD step and the number of steps.
+
+    Raises:
+        ConfigError: settings are missing.
+    """
+    lr, std, n_steps = read(args, script, "sgld_lr", "sgld_std", "n_steps")
+    return {**langevin(lr, std), "sgld_steps": n_steps, "steps_argument": "n_steps"}
 
 
 def keywords(
@@ -74,14 +83,13 @@ def keywords(
 
     Args:
         step_size: of one SGLD step, in units of x² per unit of f.
-        noise_std: of one SGLD step; 0 leaves the sampler as it is, since without noise there is no
-            output scale.
-        folder: where the trainer saves its run. The guard gets a folder inside, because TensorBoard
-            reads only the newest of two writers in one folder.
-        term: a folder inside that one, where there are several guards.
+        noise_std: of one SGLD step; 0 leaves the sampler as it is.
+        folder: where the trainer saves its run. The guard writes to ``ebmguard`` inside, because
+            TensorBoard reads only the newest of two writers in one folder.
+        term: with several guards, a folder for each inside that one.
 
     Raises:
-        ConfigError: the sampler does not move.
+        ConfigError: the step size is 0.
     """
     if not step_size > 0:
         raise ConfigError(

@@ -1,12 +1,12 @@
-"""accelerate: the guard gets what ``accelerator.prepare`` has put around the trainer's parts.
+"""accelerate: ``attach`` tells the guard what ``accelerator.prepare`` has wrapped.
 
     model, optimizer = accelerator.prepare(f, optimizer)
     g = guard(None, sample_q, model=f, beta_star=0.5, sinks=[AcceleratorSink(accelerator)])
     cd_loss, sample_q = attach(g, accelerator, optimizer=optimizer)
 
-Name the network itself as ``model=``, not what ``prepare`` returns. Several processes take
-``process_group=torch.distributed.group.WORLD``, and a sampler that calls the network itself, since
-DistributedDataParallel is no place for gradients of samples.
+Pass the network itself as ``model=``, not what ``prepare`` returns. With several processes, pass
+``process_group=torch.distributed.group.WORLD``, and let the sampler call the network itself:
+DistributedDataParallel is not made for gradients of samples.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class AcceleratorSink(MetricsSink):
 
 
 def attach(g: Guard, accelerator: Any, *, optimizer: Any, **rest: Any) -> Guard:
-    """:meth:`ebmguard.Guard.attach` with the optimizer's inside and accelerate's AMP scaler if any.
+    """:meth:`ebmguard.Guard.attach` with the inner optimizer, and accelerate's AMP scaler if any.
 
-    The guard is registered for checkpoints too, so that ``save_state`` and ``load_state`` take it
-    along. A row is a step of the optimizer, however many batches ``accumulate`` gathers.
+    The guard is registered for checkpoints, so that ``save_state`` and ``load_state`` include it. A
+    row is one step of the optimizer, however many batches are accumulated.
 
     Args:
         g: the guard.

@@ -6,9 +6,9 @@
     cd_loss, sample_s_t = guard(None, sample_s_t, beta_star=0.5, **ebm_anatomy.settings(config, f))
     d_s_t = cd_loss(f(x_q), f(x_s_t))
 
-The trainer then multiplies ``d_s_t`` by 2/ε², which stays: β* is the exponent on the raw output of
-``f``, whatever the loss is multiplied with afterwards. Long-run and picture chains are to be drawn
-with ``sample_s_t.original``.
+The trainer then multiplies ``d_s_t`` by 2/ε². Keep that: β* is the exponent on the raw output of
+``f``, whatever factor the loss gets. Draw long-run chains and pictures with
+``sample_s_t.original``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from torch import nn
 
 from ebmguard.errors import ConfigError
 
+from ._settings import langevin
+
 __all__ = ["settings"]
 
 
 def settings(config: Mapping[str, Any], f: nn.Module) -> dict[str, Any]:
     """Keywords for :func:`ebmguard.guard`.
 
-    The update is ``x += -df/dx + epsilon * randn``; the usual step ε²/2 is folded into the energy,
-    so that the output scale is 2/ε². With ``epsilon`` 0 (learning without noise) there is none: the
-    weights then act, and the sampler stays as it is.
+    The update is ``x += -df/dx + epsilon * randn``; the usual step ε²/2 is part of the energy, so
+    that the output scale is 2/ε². With ``epsilon`` 0 (learning without noise) there is no output
+    scale: the sampler stays as it is, and the weights alone act.
 
     Args:
         config: what the trainer reads from its JSON file; ``epsilon`` is in units of the images.
@@ -43,7 +45,4 @@ def settings(config: Mapping[str, Any], f: nn.Module) -> dict[str, Any]:
             f"has {', '.join(sorted(config)) or 'no entry'}. Pass the dict that train_data.py or "
             "train_toy.py reads from its config_locker file."
         )
-    found = {"model": f, "convention": "energy"}
-    if config["epsilon"] == 0:
-        return found
-    return found | {"step_size": 1.0, "noise_std": config["epsilon"]}
+    return {"model": f, "convention": "energy", **langevin(1.0, config["epsilon"])}

@@ -1,14 +1,14 @@
-"""Lightning Fabric: the guard gets what ``fabric.setup`` has put around the trainer's parts.
+"""Lightning Fabric: ``attach`` tells the guard what ``fabric.setup`` has wrapped.
 
     model, optimizer = fabric.setup(f, optimizer)
     g = guard(None, sample_q, model=f, beta_star=0.5, sinks=[FabricSink(fabric)])
     cd_loss, sample_q = attach(g, fabric, optimizer=optimizer)
 
-Name the network itself as ``model=``, not what ``setup`` returns: both ways of calling it then run
-tempered inside of the sampler. In mixed precision, and on several ranks, the sampler has to call
-the network itself too: what ``setup`` returns gives gradients to ``fabric.backward`` alone. Several
-ranks take ``process_group=torch.distributed.group.WORLD``. A checkpoint needs no adapter:
-``fabric.save(path, {"model": model, "guard": g})``, and ``fabric.load`` puts both back.
+Pass the network itself as ``model=``, not what ``setup`` returns: inside the sampler both then run
+tempered. In mixed precision and on several ranks the sampler must call the network itself, because
+what ``setup`` returns gives gradients to ``fabric.backward`` alone. With several ranks, pass
+``process_group=torch.distributed.group.WORLD``. Checkpoints need no adapter:
+``fabric.save(path, {"model": model, "guard": g})``, and ``fabric.load`` restores both.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FabricSink(MetricsSink):
 
 
 def attach(g: Guard, fabric: Any, *, optimizer: Any, **rest: Any) -> Guard:
-    """:meth:`ebmguard.Guard.attach` with the optimizer's inside, and Fabric's AMP scaler if any.
+    """:meth:`ebmguard.Guard.attach` with the inner optimizer, and Fabric's AMP scaler if any.
 
     Args:
         g: the guard.

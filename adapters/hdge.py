@@ -15,7 +15,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ._settings import check_term, keywords, langevin, read
+from ._settings import check_term, keywords, langevin_steps, read
 
 __all__ = ["sampler_settings", "settings"]
 
@@ -29,22 +29,14 @@ def settings(args: object, term: str | None = None) -> dict[str, Any]:
 
     Args:
         args: the script's arguments, as ``main`` gets them.
-        term: None, or where ``--pxysgld`` is on, the term that this guard is for: "pxsgld" or
-            "pxysgld". The script multiplies both with the weight of the first.
+        term: the term that this guard is for, "pxsgld" or "pxysgld"; None if ``--pxysgld`` is off.
+            The script multiplies both by the weight of the first.
 
     Raises:
         ConfigError: as :func:`ebmguard.adapters.jem.settings`, or ``--plot_contrast``.
     """
-    px, pxy, lr, std, folder, plots_contrast = read(
-        args,
-        _SCRIPT,
-        "pxsgld",
-        "pxysgld",
-        "sgld_lr",
-        "sgld_std",
-        "log_dir",
-        "plot_contrast",
-    )
+    px, pxy, plots_contrast = read(args, _SCRIPT, "pxsgld", "pxysgld", "plot_contrast")
+    lr, std, folder = read(args, _SCRIPT, "sgld_lr", "sgld_std", "log_dir")
     if plots_contrast:
         raise ConfigError(
             "--plot_contrast calls the sampler with contrast=True, which climbs f.joint(...), "
@@ -61,5 +53,4 @@ def sampler_settings(args: object) -> dict[str, Any]:
     Raises:
         ConfigError: settings are missing.
     """
-    lr, std, n_steps = read(args, _SCRIPT, "sgld_lr", "sgld_std", "n_steps")
-    return {**langevin(lr, std), "sgld_steps": n_steps, "steps_argument": "n_steps"}
+    return langevin_steps(args, _SCRIPT)

@@ -1,15 +1,15 @@
 """Settings for ``rosinality/igebm-pytorch`` (Du & Mordatch 2019, arXiv:1903.08689).
 
 ``train.py`` (commit 3c4f104): an energy (low on data) of shape ``(B, 1)``, sampled by a loop inside
-``train``. There is no sampler to wrap, so the energy is tempered where the loop uses it. The chains
-are conditional on a class, and so samples are compared with data of their own class only::
+``train``. There is no sampler to wrap, so the energy is tempered inside that loop. The chains are
+conditional on a class, so that samples are compared with data of their own class only::
 
     g = guard(None, None, beta_star=0.5, **igebm.settings(step_size))
     neg_out = g.temper(model(neg_img, neg_id))  # inside the loop
     loss = loss.mean() + g.loss(pos_out, neg_out, groups=(pos_id, neg_id))
 
-The L2 term on the energies stays outside of the guarded loss. The sampler clips each entry of the
-gradient at ±0.01; where that saturates, a tempered energy moves a chain no less.
+The L2 term on the energies stays outside the guarded loss. The sampler clips each entry of the
+gradient at ±0.01; where an entry is clipped, tempering does not shorten the move.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
 """Settings for ``yilundu/improved_contrastive_divergence`` (Du et al. 2021, arXiv:2012.01316).
 
 ``train.py`` (commit 7d3d4ee): energies (low on data) of shape ``(B, heads)``, three heads where
-``FLAGS.multiscale``. The sampler descends the *sum* of the heads, hence weights are those of the
-sum; the loss is a mean over the heads too, a third of that difference, and :func:`difference` keeps
-this factor::
+``FLAGS.multiscale``. The sampler descends the *sum* of the heads, hence the weights are those of
+the sum. The loss is a mean over the heads, a third of that, and :func:`difference` keeps this
+factor::
 
     cd_loss, gen_image = guard(
         improved_cd.difference, gen_image, beta_star=0.5, **improved_cd.settings(FLAGS)
     )
     loss = cd_loss(energy_pos, energy_neg)
 
-Of the KL term: it differentiates the energy of the last Langevin step's sample with respect to the
-parameters inside that step, and the sampler runs on (1 - β) E. So the term is taken at the tempered
-sampler's samples, and its gradient has the factor 1 - β. It is no part of the robust objective and
-stays as the trainer has it.
+The KL term stays as the trainer has it; the robust objective has none. It differentiates through
+the last Langevin step, which runs on (1 - β) E: the term is taken at the tempered sampler's
+samples, and its gradient has the factor 1 - β.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SCRIPT = "train.py of improved contrastive divergence"
 
 
 def difference(energy_pos: Tensor, energy_neg: Tensor) -> Tensor:
-    """The trainer's own contrastive part: the difference of means over samples and heads.
+    """The trainer's own loss: the difference of means over samples and heads.
 
     Args:
         energy_pos: ``(N, heads)``, or any other shape.
@@ -48,8 +47,8 @@ def settings(FLAGS: object, *, noise_std: float = 0.001) -> dict[str, Any]:
     """Keywords for :func:`ebmguard.guard`.
 
     The update is ``x += noise_std * randn``, then ``x -= step_lr * dE/dx``. With ``FLAGS.anneal``
-    the noise falls to 0 within each call, and there is no one output scale: the weights then act,
-    and the sampler stays as it is.
+    the noise falls to 0 within each call, so that there is no one output scale: the sampler stays
+    as it is, and the weights alone act.
 
     Args:
         FLAGS: the trainer's flags; read are ``step_lr``, ``anneal`` and ``hmc``.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._settings import check_term, keywords, langevin, read
+from ._settings import check_term, keywords, langevin_steps, read
 
 __all__ = ["sampler_settings", "settings"]
 
@@ -28,8 +28,7 @@ def settings(args: object, term: str | None = None) -> dict[str, Any]:
 
     Args:
         args: the script's parsed arguments.
-        term: None, or where ``--p_x_y_weight`` is on, the term that this guard is for: "p_x" or
-            "p_x_y".
+        term: the term that this guard is for, "p_x" or "p_x_y"; None if ``--p_x_y_weight`` is 0.
 
     Raises:
         ConfigError: settings are missing, the term is off or must be named, or the sampler's step
@@ -45,8 +44,8 @@ def settings(args: object, term: str | None = None) -> dict[str, Any]:
 def sampler_settings(args: object) -> dict[str, Any]:
     """Keywords of :meth:`ebmguard.Guard.attach` about the sampler, from the script's own settings.
 
-    For diagnostics of the Langevin step, and for what changes the number of steps (rollbacks,
-    ``adapt=``)::
+    Diagnostics of the Langevin step need them, and so does whatever changes the number of steps
+    (rollbacks, ``adapt=``)::
 
         cd_loss.guard.attach(
             model=f, optimizer=optim, buffer=replay_buffer, **jem.sampler_settings(args)
@@ -55,5 +54,4 @@ def sampler_settings(args: object) -> dict[str, Any]:
     Raises:
         ConfigError: settings are missing.
     """
-    lr, std, n_steps = read(args, _SCRIPT, "sgld_lr", "sgld_std", "n_steps")
-    return {**langevin(lr, std), "sgld_steps": n_steps, "steps_argument": "n_steps"}
+    return langevin_steps(args, _SCRIPT)

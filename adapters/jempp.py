@@ -1,8 +1,8 @@
 """``sndnyang/JEMPP``, ``train_jempp.py`` (commit fba6ba5).
 
-The sampler is a function of the module, so it is wrapped there: in the last lines of the script,
-where the arguments are complete, before ``main(args)``. Inside of ``main`` the assignment would
-make its name local, and reading it there an UnboundLocalError. ::
+The sampler is a function of the module, so wrap it there: in the last lines of the script, where
+the arguments are complete, before ``main(args)``. Inside ``main`` the assignment would make its
+name local, and raise an UnboundLocalError. ::
 
     cd_loss, sample_q = guard(None, sample_q, beta_star=0.5, **jempp.settings(args))
     ...
@@ -23,18 +23,18 @@ _SCRIPT = "JEM++'s train_jempp.py"
 def settings(args: object, term: str | None = None) -> dict[str, Any]:
     """Keywords of :func:`ebmguard.guard`, from the script's own settings.
 
-    The published sampler has no noise (``--sgld_std 0``): there is no output scale then, the
-    sampler stays as it is and β* acts through the weights alone.
+    The published sampler has no noise (``--sgld_std 0``), hence no output scale: it stays as it is,
+    and the weights alone act.
 
     With noise, the step size is that of a whole PYLD step. Its ``in_steps`` inner steps all climb
-    the same slope, since the first layer is linear and the gradient behind it is held: together
-    they move ``in_steps * pyld_lr`` times df/dx, beside the outer ``sgld_lr``. This holds where no
-    gradient reaches the clip ``--eps`` and no sample the bounds.
+    the same slope, since the first layer is linear and the gradient behind it is held fixed:
+    together they move by ``in_steps * pyld_lr`` times df/dx, and the outer step by ``sgld_lr``.
+    This holds while no gradient reaches the clip ``--eps`` and no sample the bounds.
 
     Args:
         args: the script's arguments, after ``init_env`` has completed them.
-        term: None, or where ``--p_x_y_weight`` is on, the term that this guard is for: "p_x" or
-            "p_x_y". The second guard wraps ``sample_q.original``.
+        term: the term that this guard is for, "p_x" or "p_x_y"; None if ``--p_x_y_weight`` is 0.
+            The second guard wraps ``sample_q.original``.
 
     Raises:
         ConfigError: as :func:`ebmguard.adapters.jem.settings`.

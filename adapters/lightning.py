@@ -1,12 +1,12 @@
-"""Lightning: a callback that ties the guards of a module to its Trainer, and a mixin with it.
+"""Lightning: a callback that ties the guards of a module to its Trainer, and a mixin that adds it.
 
     class DeepEnergyModel(GuardedModule, LightningModule):
         def __init__(self):
             ...
             self.cd_loss, self.sampler = guard(None, Sampler(self.cnn), ..., model=self.cnn)
 
-Or, where the class is to stay as it is, ``Trainer(callbacks=[GuardCallback()])``. Both packages,
-``lightning.pytorch`` and ``pytorch_lightning``, call the same hooks, and either may be in use.
+Or leave the class as it is, and pass ``Trainer(callbacks=[GuardCallback()])``. Both packages work,
+``lightning.pytorch`` and ``pytorch_lightning``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 from ebmguard import Guard
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks.protocol import TAG_PREFIX
-from ebmguard.sinks.text import marker_tag
+from ebmguard.sinks import TAG_PREFIX, marker_tag
 
 with requires("lightning", extra="lightning"):
     try:
@@ -49,13 +48,13 @@ _LOGGED = (
 class GuardCallback(Callback):
     """Ties the guards of a LightningModule to its Trainer.
 
-    Those are the guards of which the guarded loss is an attribute of the module, or of a module
-    inside it. While the Trainer fits,
+    It finds the guards whose loss is an attribute of the module, or of a module inside it. While
+    the Trainer fits,
 
     - each has the optimizer, its schedulers and the AMP scaler attached, so that a row is a step of
       that optimizer, however many batches are accumulated;
-    - they act inside ``training_step`` only: what validation and other callbacks sample there is
-      untempered and leaves no trace, as in :meth:`ebmguard.Guard.paused`;
+    - they act inside ``training_step`` only: what validation and other callbacks sample is
+      untempered and not recorded, as in :meth:`ebmguard.Guard.paused`;
     - the main diagnostics are logged as ``guard/...`` by the module's ``log_dict`` (of several
       guards as ``guard/<attribute>/...``), where a ModelCheckpoint can monitor them, and an alert
       is a point ``_alerts/<LEVEL>_<rule>`` in the Trainer's loggers, at the guard's step;
@@ -101,7 +100,7 @@ class GuardCallback(Callback):
         self._log_alerts(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write what is under way."""
+        """Write the rows that are still waiting."""
         for g in self._guards.values():
             g.close()
         self._log_alerts(trainer)
@@ -124,7 +123,7 @@ class GuardCallback(Callback):
         for g in (self._guards or _guards_of(pl_module)).values():
             self._rest.enter_context(g.paused())
 
-    # Inside of a fit, where the guards rest already, these change nothing.
+    # During a fit the guards rest already, and these change nothing.
     on_validation_start = on_test_start = on_predict_start = _start_rest
 
     def _wake_in_training_step(self, pl_module: Any) -> None:

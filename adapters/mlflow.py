@@ -3,20 +3,19 @@
     with mlflow.start_run():
         loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[MlflowSink()])
 
-``mlflow.search_runs(filter_string="tags.`guard.alert_level` = 'ERROR'")`` finds the runs that were
-lost.
+``mlflow.search_runs(filter_string="tags.`guard.alert_level` = 'ERROR'")`` finds the lost runs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from ebmguard.adapters._metrics import MetricsSink
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks.protocol import TAG_PREFIX
-from ebmguard.sinks.text import LEVEL_NUMBERS, marker_tag
+from ebmguard.sinks import LEVEL_NUMBERS
 
 with requires("mlflow", extra="mlflow"):
     import mlflow
@@ -29,13 +28,12 @@ _MOST_METRICS = 900
 _MOST_TAGS = 100
 
 
-class MlflowSink:
-    """Writes to an MLflow run. Rows wait for :meth:`flush`, and travel 900 numbers a request.
+class MlflowSink(MetricsSink):
+    """Writes to an MLflow run. Rows wait for :meth:`flush`, which sends 900 numbers a request.
 
     - Scalars as the metrics ``guard/<tag>``, at the guard's step. The raw values behind histograms
-      are not written. Of steps that come again after a rollback both values stay. NaN is kept;
-      infinities are as well, but that MLflow's databases have none and store the largest double
-      (±1.8e308) in their place.
+      are not written. Of steps that are repeated after a rollback both values stay. NaN is kept.
+      MLflow's databases store the largest double (±1.8e308) instead of infinities.
     - An alert is the metric ``_alerts/<LEVEL>_<rule>`` at its step, the tag
       ``guard.alert.<rule>`` with the latest message, and the tag ``guard.alert_level`` with the
       highest level so far. A rollback is the tag ``guard.recovery``.
@@ -62,6 +60,7 @@ class MlflowSink:
                     "pass run_id=."
                 )
             run_id = active.info.run_id
+        super().__init__(self._keep)
         self.run_id: str = run_id
         self._client = client or mlflow.MlflowClient()
         self._metrics: list[Any] = []
@@ -75,19 +74,10 @@ class MlflowSink:
                 "exists, and client= where it is on another server."
             ) from error
 
-    def write_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-    ) -> None:
-        """Keep the row for the next flush."""
-        self._keep(step, {TAG_PREFIX + tag: value for tag, value in scalars.items()})
-
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """Keep the alert's marker and tags."""
+        super().write_alert(record)
         level = record["level"]
-        self._keep(record["step"], {marker_tag(record): LEVEL_NUMBERS[level]})
         self._tags[f"guard.alert.{record['rule']}"] = record["message"]
         if LEVEL_NUMBERS[level] >= LEVEL_NUMBERS.get(self._level, -1):
             self._level = self._tags["guard.alert_level"] = level
@@ -115,6 +105,6 @@ class MlflowSink:
             for name in tags:
                 del self._tags[name]
 
-    def _keep(self, step: int, values: Mapping[str, float]) -> None:
+    def _keep(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
         self._metrics += [Metric(name, value, now, step) for name, value in values.items()]

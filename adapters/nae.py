@@ -1,17 +1,17 @@
 """Settings for ``EnergyBasedModel`` of ``swyoon/normalized-autoencoders`` (arXiv:2105.05735).
 
 ``models/energybased.py`` (commit 77e1987): sampler, loss and network are one class, whose energy is
-low on data. The guard goes into the class; it is no module, so that parameters and ``state_dict``
-stay as they are::
+low on data. The guard is kept in the class; it is not a module, so that parameters and
+``state_dict`` stay as they are::
 
     # at the end of __init__
     self.cd_loss, self.sample = guard(None, self.sample, beta_star=0.5, **nae.settings(self))
     # in train_step
     ebm_loss = self.cd_loss(pos_e, neg_e)
 
-The L2 term on the energies stays outside. The sampler clips the norm of the gradient over its last
-dimension, a row of pixels, at ``langevin_clip_grad``; where that saturates, a tempered energy moves
-a chain no less. Pictures are to be drawn with ``self.sample.original``.
+The L2 term on the energies stays outside the guarded loss. The sampler clips the norm of the
+gradient over its last dimension, a row of pixels, at ``langevin_clip_grad``; where it is clipped,
+tempering does not shorten the move. Draw pictures with ``self.sample.original``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def settings(model: nn.Module) -> dict[str, Any]:
 
     The update is ``x += -step_size * clip(dE/dx) + noise_std * randn``. As in the trainer's
     sampler, ``noise_std=None`` stands for the root of 2 ``step_size``, and ``step_size=None`` for
-    ``noise_std``²/2: the output scale is then 1. With ``noise_std`` 0 there is none: the weights
-    then act, and the sampler stays as it is.
+    ``noise_std``²/2: the output scale is then 1. With ``noise_std`` 0 there is none: the sampler
+    stays as it is, and the weights alone act.
 
     Args:
         model: the ``EnergyBasedModel``, whose ``step_size`` and ``noise_std`` are set.

@@ -1,7 +1,7 @@
 """``sndnyang/SADAJEM``, ``train_sadajem.py`` (commit 9d8f3c7).
 
-The sampler is wrapped in the last lines of the script, before ``main(args)``, as JEM++'s. SAM needs
-two losses per step, both on the same samples; they are one row. ::
+As in JEM++, wrap the sampler in the last lines of the script, before ``main(args)``. SAM needs two
+losses per step, both on the same samples; together they are one row. ::
 
     cd_loss, sample_q = guard(None, sample_q, beta_star=0.5, **sadajem.settings(args))
     ...
@@ -9,8 +9,8 @@ two losses per step, both on the same samples; they are one row. ::
     ...
     L += cd_loss(fp_all, fq_all)
 
-To attach the optimizer, name the inner one, ``optimizer=optim.base_optimizer``: the script never
-calls SAM's own ``step``.
+Attach the inner optimizer, ``optimizer=optim.base_optimizer``: the script never calls SAM's own
+``step``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SCRIPT = "SADAJEM's train_sadajem.py"
 def settings(args: object) -> dict[str, Any]:
     """Keywords of :func:`ebmguard.guard`, from the script's own settings.
 
-    The published sampler has no noise (``--sgld_std 0``): there is no output scale then, the
-    sampler stays as it is and β* acts through the weights alone.
+    The published sampler has no noise (``--sgld_std 0``), hence no output scale: it stays as it is,
+    and the weights alone act.
 
     Args:
         args: the script's arguments, after ``init_env`` has completed them.

@@ -1,8 +1,8 @@
 """Settings for ``enijkamp/short_run`` (Nijkamp et al. 2019, arXiv:1904.09770).
 
 ``train_cifar10_minimal.py`` (commit d779e9a): the network is the global ``f``, high on data, and
-``sample_q`` is a closure over it. The script *maximises* its difference L, so that the guarded loss
-takes its place negated::
+``sample_q`` is a closure over it. The script *maximises* its difference L, so negate the guarded
+loss::
 
     cd_loss, sample_q = guard(None, sample_q, beta_star=0.5, **short_run.settings(f))
     L = -cd_loss(f(x_p_d), f(x_q))
@@ -20,9 +20,8 @@ __all__ = ["settings"]
 def settings(f: nn.Module, *, step_size: float = 1.0, noise_std: float = 1e-2) -> dict[str, Any]:
     """Keywords for :func:`ebmguard.guard`.
 
-    The update is ``x += step_size * df/dx + noise_std * randn``. Both numbers are literals of the
-    published ``sample_q``; give them where a copy of the script has others. The script's ``sigma``
-    is not among them: it is the noise that is added to the data.
+    The update is ``x += step_size * df/dx + noise_std * randn``. Both defaults are literals of the
+    published ``sample_q``. The script's ``sigma`` is another number: the noise on the data.
 
     Args:
         f: the network that ``sample_q`` calls.

@@ -50,18 +50,17 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
     """``torchebm.losses.ContrastiveDivergence`` with the guard's loss, sampler and alarm.
 
     Calls, results, replay buffer and ``state_dict`` are those of the class that it replaces; at
-    β* = 0 so is every bit. The L2 term on the energies stays outside of the guarded loss. A loss
-    that is not finite is still returned as torchebm's constant 0.1, but not in silence: the guard
-    has seen the energies before, so that ``nonfinite`` fires, ``action="raise"`` raises, and the
-    row's ``loss`` is the true one.
+    β* = 0 so is every bit. The L2 term on the energies stays outside the guarded loss. A loss that
+    is not finite is still returned as torchebm's constant 0.1, but the guard has seen the energies
+    before: ``nonfinite`` fires, ``action="raise"`` raises, and the row has the true ``loss``.
 
     Integer class labels, ``cd(x, y=labels)``, become groups: every positive is set against the
     negatives of its own class.
 
     Args:
         *args, **kwargs: those of ``ContrastiveDivergence``, and those of :func:`ebmguard.guard`
-            (``beta_star``, ``log_dir``, ``action``, ...) but for its loss, sampler, model and
-            convention. The output scale is read from the sampler where it is not given.
+            (``beta_star``, ``log_dir``, ``action``, ...) except its loss, sampler, model and
+            convention. Unless given, the output scale is read from the sampler.
 
     Attributes:
         guard: the guard. ``cd.guard.attach(optimizer=...)`` makes a step the optimizer's.

@@ -22,10 +22,10 @@ __all__ = ["TrackioSink"]
 
 
 class TrackioSink(MetricsSink):
-    """Writes to a Trackio run, in a local database or a Space. A thread of Trackio's sends.
+    """Writes to a Trackio run, in a local database or a Space, in a thread of Trackio's own.
 
     - Scalars under ``guard/<tag>``, non-finite ones included, at the guard's step. The raw values
-      behind histograms are not written. Of steps that come again after a rollback both rows stay.
+      behind histograms are not written. Of steps repeated after a rollback both rows stay.
     - An alert is the scalar ``_alerts/<LEVEL>_<rule>`` at its step, and an alert of the run, with
       the message as its text; Trackio prints it, and sends it to the run's webhook. A rollback is
       an alert of level WARN.

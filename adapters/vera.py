@@ -1,14 +1,13 @@
 """``wgrathwohl/VERA``, ``train.py`` (commit 91ff0dd), with ``--jem_baseline``: its MCMC mode.
 
-The sampler is imported by the script, so it is wrapped in its last lines, before ``main(args)``.
-The script maximises ``logp_obj``, the negated loss. ::
+The script imports its sampler, so wrap it in the script's last lines, before ``main(args)``. The
+script maximises ``logp_obj``, the negated loss. ::
 
     cd_loss, sample_q = guard(None, sample_q, beta_star=0.5, **vera.settings(args))
     ...
     logp_obj = -cd_loss(ld, lg_detach)
 
-Its step size is half the squared noise, so that the output scale is 1 and β* = β: it is at most 1
-here, and tempers the sampler as much as it weights the samples.
+Its step size is half the squared noise, so that the output scale is 1 and β* = β, at most 1 here.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ._settings import keywords, langevin, read
 __all__ = ["sampler_settings", "settings"]
 
 _SCRIPT = "VERA's train.py"
-# The script looks at these first.
+# The script checks these first.
 _OTHER_MODES = ("clf_only", "maximum_likelihood", "ssm", "vat")
 
 
@@ -56,7 +55,8 @@ def settings(args: object) -> dict[str, Any]:
 def sampler_settings(args: object) -> dict[str, Any]:
     """Keywords of :meth:`ebmguard.Guard.attach` about the sampler, from the script's own settings.
 
-    Not its number of steps: the script passes that by position, where nothing can change it.
+    The number of steps is not among them: the script passes it by position, so that nothing can
+    change it.
 
     Raises:
         ConfigError: settings are missing.

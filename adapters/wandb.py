@@ -14,8 +14,7 @@ from typing import Any
 
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks.protocol import MARKER_PREFIX, TAG_PREFIX
-from ebmguard.sinks.text import LEVEL_NUMBERS, alert_markdown, marker_tag
+from ebmguard.sinks import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, alert_markdown, marker_tag
 
 with requires("wandb", extra="wandb"):
     import wandb
@@ -34,10 +33,9 @@ class WandbSink:
     - An alert is the scalar ``_alerts/<LEVEL>_<rule>`` at its step, and an alert of the run, which
       the service can send on. A rollback is an alert of level WARN.
 
-    Rows take places in the run's history that rise with the guard's step, so that a trainer which
-    logs without ``step=``, or with that of the iteration, is not disturbed. If it counts otherwise
-    with ``step=`` (epochs, say), W&B refuses its rows, since history never goes back: let that
-    trainer log its count as a metric, or give this sink a run of its own,
+    A trainer that logs to the same run without ``step=``, or with the iteration's, is not
+    disturbed. With a smaller ``step=`` (epochs, say) W&B refuses its rows, since history never goes
+    back: let it log that count as a metric, or give this sink a run of its own,
     ``wandb.init(group=..., reinit="create_new")``.
 
     Args:
@@ -71,7 +69,7 @@ class WandbSink:
         """
         row: dict[str, Any] = {TAG_PREFIX + tag: value for tag, value in scalars.items()}
         for tag, values in histograms.items():
-            # Of NaN there is no histogram. The row's nonfinite/* tags count those.
+            # A histogram cannot hold NaN. The row's nonfinite/* tags count those.
             drawn = [x for x in values if abs(x) < float("inf")]
             if drawn:
                 row[TAG_PREFIX + tag] = wandb.Histogram(drawn)
@@ -101,7 +99,7 @@ class WandbSink:
     def _log(self, step: int, row: dict[str, Any]) -> int:
         """Log the numbers, and say where in the run's history."""
         self._require()
-        # Rows of two steps never share a place, where the later one would write over the other's.
+        # Rows of two steps never share a place, since the later one would overwrite the other.
         place: int = max(step, self.run.step, self._place + 1)
         self.run.log({_STEP: step, **row}, step=place)
         return place
@@ -111,6 +109,6 @@ class WandbSink:
         self.run.alert(title, text, level=wandb.AlertLevel[level], wait_duration=_SECONDS_APART)
 
     def _require(self) -> None:
-        # Asked for its step, a finished run would answer by a time-out after half a minute.
+        # A finished run that is asked for its step times out after half a minute.
         if getattr(self.run, "_is_finished", False):
             raise OSError("The W&B run is finished. Call g.close() before run.finish().")

@@ -3,17 +3,21 @@
 A sink is anything with the four methods of :class:`Sink`. ``log_dir=`` makes the two that are
 built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
 ``add_scalar(tag, value, step)`` is wrapped by :class:`AddScalarSink`; :class:`WebhookSink` sends
-alerts to a web address.
+alerts to a web address. The names of tags and the text of alerts are here for sinks of your own.
 """
 
 from .jsonl import JsonlSink, read_jsonl, to_json
-from .protocol import PatientSink, Sink
+from .protocol import MARKER_PREFIX, TAG_PREFIX, PatientSink, Sink
 from .resolve import AddScalarSink, as_sink, open_log_dir
 from .tensorboard import TensorBoardSink
+from .text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
 from .webhook import WebhookSink
 from .writer import Writer
 
 __all__ = [
+    "LEVEL_NUMBERS",
+    "MARKER_PREFIX",
+    "TAG_PREFIX",
     "AddScalarSink",
     "JsonlSink",
     "PatientSink",
@@ -21,8 +25,11 @@ __all__ = [
     "TensorBoardSink",
     "WebhookSink",
     "Writer",
+    "alert_markdown",
     "as_sink",
+    "marker_tag",
     "open_log_dir",
     "read_jsonl",
+    "recovery_markdown",
     "to_json",
 ]

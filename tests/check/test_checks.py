@@ -12,19 +12,10 @@ from torch import nn
 from ebmguard import Level
 from ebmguard.check import Problem, Setup, find_problems
 from ebmguard.samplers import ReplayBuffer
+from ebmguard.trainer import Trainer
+from tests.parts import Energy
 
 X = torch.linspace(-1, 1, 16).reshape(8, 2)
-
-
-class Net(nn.Module):
-    """(B, 2) -> (B,), with a layer of choice in the middle."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(2, 4), *layers, nn.Tanh(), nn.Linear(4, 1))
-
-    def forward(self, x):
-        return self.net(x).squeeze(-1)
 
 
 class Returns(nn.Module):
@@ -41,20 +32,31 @@ class Returns(nn.Module):
 
 def sound(model: nn.Module | None = None, **changes: Any) -> Setup:
     """A trainer without a problem, but for the changes."""
-    model = Net() if model is None else model
-    setup = Setup(
-        model=model,
+    model = Energy() if model is None else model
+    trainer = Trainer(
         optimizer=torch.optim.Adam(model.parameters()),
         buffer=ReplayBuffer(10, (2,), reinit_rate=0.05, generator=torch.Generator()),
         step_size=1.0,
         noise_std=0.01,
         clamp=(-1.0, 1.0),
+    )
+    setup = Setup(
+        trainer=trainer,
+        model=model,
         output_scale=20_000.0,
         tempers=True,
         factor=(1 - 0.5 / 20_000,),
         example=X,
     )
-    return replace(setup, **changes)
+    return changed(setup, **changes)
+
+
+def changed(setup: Setup, **changes: Any) -> Setup:
+    """The same, where some of the changes are of the rest of the trainer."""
+    of_trainer = {name: value for name, value in changes.items() if hasattr(setup.trainer, name)}
+    own = {name: value for name, value in changes.items() if name in vars(setup)}
+    assert own.keys() | of_trainer.keys() == changes.keys()
+    return replace(setup, **{"trainer": replace(setup.trainer, **of_trainer)} | own)
 
 
 def found(setup: Setup, name: str) -> Problem:
@@ -70,7 +72,7 @@ def test_a_sound_trainer_has_no_problems():
 
 
 def test_every_problem_is_listed_at_once_the_worst_first():
-    net = Net(nn.BatchNorm1d(4), nn.Dropout(0.5))
+    net = Energy(nn.BatchNorm1d(8), nn.Dropout(0.5))
     problems = find_problems(sound(net, output_scale=1.0, clamp=(0.0, 0.5), has_sinks=False))
     names = [problem.name for problem in problems]
     assert {"batch_norm", "dropout", "output_scale", "clamp", "no_sinks"} <= set(names)
@@ -89,34 +91,34 @@ def test_a_message_says_what_where_and_the_fix():
 @pytest.mark.parametrize(
     ("layer", "name"),
     [
-        (nn.BatchNorm1d(4), "batch_norm"),
-        (nn.BatchNorm1d(4, track_running_stats=False).eval(), "batch_norm"),
-        (nn.SyncBatchNorm(4), "batch_norm"),
+        (nn.BatchNorm1d(8), "batch_norm"),
+        (nn.BatchNorm1d(8, track_running_stats=False).eval(), "batch_norm"),
+        (nn.SyncBatchNorm(8), "batch_norm"),
         (nn.Dropout(0.1), "dropout"),
         (nn.AlphaDropout(0.1), "dropout"),
     ],
 )
 def test_layers_that_depend_on_more_than_x(layer, name):
-    problem = found(sound(Net(layer), example=None), name)
+    problem = found(sound(Energy(layer), example=None), name)
     assert problem.severity is Level.WARN
     assert f"{type(layer).__name__} net.1" in problem.what
 
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.BatchNorm1d(4).eval(), nn.Dropout(0.1).eval(), nn.Dropout(0.0), nn.LayerNorm(4)],
+    [nn.BatchNorm1d(8).eval(), nn.Dropout(0.1).eval(), nn.Dropout(0.0), nn.LayerNorm(8)],
 )
 def test_layers_that_do_no_harm(layer):
-    assert find_problems(sound(Net(layer))) == []
+    assert find_problems(sound(Energy(layer))) == []
 
 
 def test_eval_mode_is_told_where_it_matters():
-    assert found(sound(Net(nn.Dropout(0.5)).eval()), "eval_mode").severity is Level.INFO
-    assert find_problems(sound(Net().eval())) == []
+    assert found(sound(Energy(nn.Dropout(0.5)).eval()), "eval_mode").severity is Level.INFO
+    assert find_problems(sound(Energy().eval())) == []
 
 
 def test_frozen_parameters():
-    net = Net()
+    net = Energy()
     net.net[0].requires_grad_(False)
     some = found(sound(net), "frozen")
     assert some.severity is Level.INFO
@@ -125,29 +127,29 @@ def test_frozen_parameters():
 
 
 def test_parameters_of_a_lost_run():
-    net = Net()
+    net = Energy()
     with torch.no_grad():
         next(net.parameters())[0] = torch.nan
     assert found(sound(net), "nonfinite_parameters").severity is Level.ERROR
 
 
 def test_float16_parameters():
-    assert found(sound(Net().half(), example=None), "float16").severity is Level.WARN
-    assert find_problems(sound(Net().bfloat16(), example=None)) == []
+    assert found(sound(Energy().half(), example=None), "float16").severity is Level.WARN
+    assert find_problems(sound(Energy().bfloat16(), example=None)) == []
 
 
 @pytest.mark.parametrize(
     "norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm], ids=["old", "new"]
 )
 def test_spectral_norm_is_worth_knowing(norm):
-    problem = found(sound(Net(norm(nn.Linear(4, 4))), example=None), "spectral_norm")
+    problem = found(sound(Energy(norm(nn.Linear(8, 8))), example=None), "spectral_norm")
     assert problem.severity is Level.INFO
     assert "net.1" in problem.what
 
 
 def test_a_model_that_is_not_known():
     setup = sound(model=None)
-    assert found(replace(setup, model=None), "model_unknown").severity is Level.INFO
+    assert found(changed(setup, model=None), "model_unknown").severity is Level.INFO
     assert find_problems(replace(setup, model=None, has_sampler=False)) == []
 
 
@@ -189,10 +191,10 @@ def test_energies_as_they_should_be(answer):
 
 
 def test_batch_norm_is_seen_in_the_gradients_too():
-    problem = found(sound(Net(nn.BatchNorm1d(4))), "batch_dependence")
+    problem = found(sound(Energy(nn.BatchNorm1d(8))), "batch_dependence")
     assert problem.severity is Level.WARN
     assert "batch_dependence" not in [
-        each.name for each in find_problems(sound(Net(nn.BatchNorm1d(4).eval())))
+        each.name for each in find_problems(sound(Energy(nn.BatchNorm1d(8).eval())))
     ]
 
 
@@ -220,7 +222,7 @@ def test_an_example_that_is_no_batch(x):
 
 @pytest.mark.parametrize("mode", [True, False])
 def test_trying_a_model_leaves_no_trace(mode):
-    net = Net(nn.BatchNorm1d(4), nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Dropout(0.5))
+    net = Energy(nn.BatchNorm1d(8), nn.utils.spectral_norm(nn.Linear(8, 8)), nn.Dropout(0.5))
     net.train(mode)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     rng = torch.get_rng_state()
@@ -242,7 +244,7 @@ def test_trying_a_model_leaves_no_trace(mode):
 def test_an_output_scale_that_fits(step, noise, scale):
     setup = sound(step_size=step, noise_std=noise, output_scale=scale)
     assert find_problems(setup) == []
-    wrong = found(replace(setup, output_scale=2.1 * scale), "output_scale")
+    wrong = found(changed(setup, output_scale=2.1 * scale), "output_scale")
     assert wrong.severity is Level.ERROR
     assert f"= {scale:g}" in wrong.what
 
@@ -256,10 +258,10 @@ def test_a_sampler_that_stays_untempered():
     known = found(setup, "no_output_scale")
     assert known.severity is Level.WARN
     assert "output_scale=20000" in known.fix or "20000" in known.fix
-    unknown = found(replace(setup, step_size=None), "no_output_scale")
+    unknown = found(changed(setup, step_size=None), "no_output_scale")
     assert unknown.severity is Level.INFO
     for quiet in ({"noise_std": 0.0}, {"beta_star": (0.0,)}, {"has_sampler": False}):
-        assert find_problems(replace(setup, **quiet)) == []
+        assert find_problems(changed(setup, **quiet)) == []
 
 
 @pytest.mark.parametrize(
@@ -306,7 +308,7 @@ def test_no_optimizer():
 
 
 def test_parameters_that_the_optimizer_does_not_have():
-    net = Net()
+    net = Energy()
     problem = found(sound(net, optimizer=torch.optim.SGD(net.net[0].parameters())), "not_trained")
     assert problem.severity is Level.WARN
     assert "2 parameters" in problem.what
@@ -325,7 +327,7 @@ def test_parameters_that_the_optimizer_does_not_have():
     ],
 )
 def test_weight_decay(kind, level):
-    net = Net()
+    net = Energy()
     optimizer = kind(net.parameters(), lr=0.1, weight_decay=0.25)
     problem = found(sound(net, optimizer=optimizer), "weight_decay")
     assert problem.severity is level
@@ -346,13 +348,13 @@ def test_float16_without_a_scaler():
 
 def test_rollback_needs_what_it_takes_back():
     setup = sound(action="rollback", scheduler=object(), ema=object())
-    setup = replace(setup, generators=(torch.Generator(),))
+    setup = changed(setup, generators=(torch.Generator(),))
     assert find_problems(setup) == []
-    problem = found(replace(setup, optimizer=None), "rollback_incomplete")
+    problem = found(changed(setup, optimizer=None), "rollback_incomplete")
     assert problem.severity is Level.ERROR
     assert "g.attach(optimizer=...)" in problem.fix
-    assert found(replace(setup, buffer=None), "rollback_incomplete").severity is Level.WARN
-    problem = found(replace(setup, scheduler=None, ema=None), "rollback_incomplete")
+    assert found(changed(setup, buffer=None), "rollback_incomplete").severity is Level.WARN
+    problem = found(changed(setup, scheduler=None, ema=None), "rollback_incomplete")
     assert problem.severity is Level.INFO
     assert "g.attach(scheduler=..., ema=...)" in problem.fix
 
@@ -372,6 +374,6 @@ def test_hold_costs_nothing_without_a_gpu():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_hold_and_determinism_on_a_gpu():
-    net = Net().cuda()
+    net = Energy().cuda()
     setup = sound(net, judge_in_loss=True, action="rollback", example=X.cuda())
     assert found(setup, "judge_in_loss").severity is Level.INFO

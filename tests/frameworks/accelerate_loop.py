@@ -21,11 +21,11 @@ from tests.frameworks.parts import (
     N_BATCHES,
     OUTPUT_SCALE,
     STEP_SIZE,
-    Net,
     Sampler,
     data,
-    difference,
+    make_net,
 )
+from tests.parts import difference
 
 
 def make_accelerator(**options: Any) -> Accelerator:
@@ -44,7 +44,7 @@ class Run:
     ) -> None:
         torch.manual_seed(0)
         self.accelerator = accelerator
-        self.net = Net()
+        self.net = make_net()
         optimizer: Any = torch.optim.SGD(self.net.parameters(), lr=0.5)
         if not sgd:
             optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01, betas=(0.0, 0.999))

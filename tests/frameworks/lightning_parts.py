@@ -9,7 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from ebmguard import guard
-from tests.frameworks.parts import OUTPUT_SCALE, Net, Sampler, difference
+from tests.frameworks.parts import OUTPUT_SCALE, Sampler, make_net
+from tests.parts import difference
 
 
 class DeepEnergyModel(LightningModule):
@@ -22,7 +23,7 @@ class DeepEnergyModel(LightningModule):
     def __init__(self, alpha: float = 0.1, lr: float = 0.01, **options: Any) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=list(options))
-        self.cnn = Net()
+        self.cnn = make_net()
         self.cd_loss: Any = difference
         self.sampler: Any = Sampler(self.cnn)
         self.seen: list[tuple[Tensor, Tensor]] = []

@@ -19,7 +19,7 @@ from torch import nn
 from ebmguard import guard
 from ebmguard.adapters.lightning import GuardedModule
 from tests.frameworks.lightning_parts import make_trainer
-from tests.frameworks.parts import Net, Sampler, data
+from tests.frameworks.parts import Sampler, data, make_net
 from tests.recovery.parts import Scripted
 
 
@@ -29,7 +29,7 @@ class OnRanks(GuardedModule, LightningModule):
     def __init__(self, joined: bool) -> None:
         super().__init__()
         self.joined = joined
-        self.cnn: nn.Module = Net()
+        self.cnn: nn.Module = make_net()
         self.rows: list[dict[str, float]] = []
 
     def setup(self, stage):

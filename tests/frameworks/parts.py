@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.parts import Energy, gradients
+
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 
 BATCH = 8
@@ -22,13 +24,8 @@ STEP_SIZE = 0.1
 OUTPUT_SCALE = 2 * STEP_SIZE / NOISE**2
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
-
-    def forward(self, x):
-        return self.layers(x).squeeze(1)
+def make_net() -> Energy:
+    return Energy(shape=SHAPE)
 
 
 class Sampler:
@@ -71,19 +68,12 @@ class Sampler:
         return images
 
 
-def difference(real_out: Tensor, fake_out: Tensor) -> Tensor:
-    return fake_out.mean() - real_out.mean()
-
-
 def expected_gradient(net: nn.Module, real: Tensor, fake: Tensor, beta: float) -> Any:
     """Gradient of Eq. 8 and an L2 term on the energies, in double precision."""
     net = copy.deepcopy(net).double()
     f_pos, f_neg = net(real.double()), net(fake.double())
-    weights = torch.softmax(beta * f_neg.detach(), 0)
-    normaliser = torch.logsumexp(beta * f_neg.detach(), 0)
-    as_negative = torch.sigmoid(beta * f_pos.detach() - normaliser)
-    grad_scale = (1 - as_negative).mean()
-    surrogate = grad_scale * (weights * f_neg).sum() - ((1 - as_negative) * f_pos).mean()
+    to_pos, to_neg = gradients(f_pos, f_neg, beta)
+    surrogate = (to_pos * f_pos + to_neg * f_neg).sum()
     loss = surrogate + 0.1 * (f_pos**2 + f_neg**2).mean()
     return torch.autograd.grad(loss, list(net.parameters()))
 
@@ -140,7 +130,7 @@ def run_the_page(heading: str, folder: Path) -> dict[str, Any]:
     part = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", part, re.DOTALL)
     torch.manual_seed(0)
-    net = Net()
+    net = make_net()
 
     def sample_q(f):
         return Sampler.generate_samples(f, torch.rand(BATCH, *SHAPE), steps=2, step_size=1.0)

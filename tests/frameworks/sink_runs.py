@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import ebmguard
 from ebmguard.sinks import read_jsonl
-from tests.adapters.closed_form import Call, Run, gradients
+from tests.parts import Energy, difference, gradient_at, gradients
+from tests.runs import Run, Trial
 
 __all__ = ["STEPS", "assert_only_watches", "assert_same", "feed", "lines"]
 
@@ -24,36 +24,22 @@ def trained(beta_star: float | None = None, sinks: tuple[Any, ...] = ()) -> Run:
     """Sixty steps of a small trainer; None leaves the guard out."""
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
-    f = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1), nn.Flatten(0))
-    optimizer = torch.optim.Adam(f.parameters(), lr=0.01)
+    f = Energy()
+    run = Run(f, torch.optim.Adam(f.parameters(), lr=0.01))
 
-    def sample_q(f, x):
+    def sample_q(f):
+        x = torch.randn(8, 2)
         for _ in range(3):
-            x = x.detach().requires_grad_()
-            x = x + 0.5 * torch.autograd.grad(f(x).sum(), x)[0] + torch.randn_like(x)
-        return x.detach()
+            x = x + 0.5 * gradient_at(f, x) + torch.randn_like(x)
+        return x
 
-    g = None
-    if beta_star is not None:
-        g = ebmguard.guard(
-            None, sample_q, beta_star=beta_star, output_scale=8.0, sinks=sinks, flush_every=7
-        )
-        g.attach(optimizer=optimizer)
-        sample_q = g.sampler
-    run = Run(f)
+    trial = Trial(beta_star, STEPS, attach=True)
+    settings = {"output_scale": 8.0, "sinks": sinks, "flush_every": 7}
+    run.loss_fn, run.sampler = trial.around(run, difference, sample_q, settings)
     for _ in range(STEPS):
-        x_neg = sample_q(f, torch.randn(8, 2))
-        f_pos, f_neg = f(torch.randn(8, 2)), f(x_neg)
-        run.calls.append(Call(f_pos, f_neg, x_neg))
-        loss = f_neg.mean() - f_pos.mean() if g is None else g.loss(f_pos, f_neg)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    if g is not None:
-        g.close()
-        assert g.step == STEPS
-    run.rng = torch.get_rng_state()
-    run.others = [random.random(), np.random.random()]
+        run.step(torch.randn(8, 2))
+    run.end()
+    assert all(g.step == STEPS for g in run.guards)
     return run
 
 

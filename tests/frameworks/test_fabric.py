@@ -20,13 +20,13 @@ from tests.frameworks.parts import (
     N_BATCHES,
     OUTPUT_SCALE,
     Before,
-    Net,
     Sampler,
     data,
-    difference,
+    make_net,
     run_the_page,
 )
 from tests.guard.parts import Memory
+from tests.parts import difference
 
 # Of files that the test has written itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights_only")
@@ -45,7 +45,7 @@ class Run:
     ) -> None:
         torch.manual_seed(0)
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
-        self.net = Net()
+        self.net = make_net()
         optimizer: Any = torch.optim.SGD(self.net.parameters(), lr=0.5)
         if not sgd:
             optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01, betas=(0.0, 0.999))

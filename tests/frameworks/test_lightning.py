@@ -25,8 +25,9 @@ from ebmguard.recovery import Change
 from ebmguard.sinks import read_jsonl
 from tests.frameworks.lightning_parts import DeepEnergyModel, Guarded, make_trainer
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
-from tests.frameworks.parts import N_BATCHES, Before, Net, Sampler, data
+from tests.frameworks.parts import N_BATCHES, Before, Sampler, data, make_net
 from tests.guard.parts import Memory
+from tests.parts import Energy
 from tests.ranks import run_ranks
 from tests.recovery.parts import Scripted
 
@@ -294,7 +295,7 @@ def test_guards_act_in_training_steps_only(sanity):
             def draw(self):
                 return model.cnn(x)
 
-        plain = Net.forward(model.cnn, x)
+        plain = Energy.forward(model.cnn, x)
         model.sampler.original.draw = Probe().draw
         drawn = model.sampler.draw()
         factors.setdefault(where, set()).add(torch.equal(drawn, plain))
@@ -528,7 +529,7 @@ def test_the_other_package_of_the_same_trainer():
     class Standalone(GuardedModule, pytorch_lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.cnn = Net()
+            self.cnn = make_net()
             self.memory = Memory()
             self.cd_loss, self.draw = guard(
                 None, self.climb, model=self.cnn, beta_star=0.5, sinks=[self.memory]

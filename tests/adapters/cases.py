@@ -1,0 +1,278 @@
+"""One table: what each codebase is to the conformance suite."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebmguard.adapters import (
+    ebm_anatomy,
+    hdge,
+    igebm,
+    improved_cd,
+    jem,
+    jempp,
+    nae,
+    sadajem,
+    short_run,
+    vera,
+)
+from tests.adapters import ebm_trainers, jem_family
+from tests.parts import Energy, gradients
+from tests.runs import Call, Run, Trial
+
+__all__ = ["CODEBASES", "Codebase", "Options"]
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Codebase:
+    """A codebase: its loop, and what its adapter should make of it.
+
+    Attributes:
+        train: the codebase's own loop, or the retrofitted one.
+        off: options of runs that must not change at β* = 0.
+        on: β* and options of runs whose gradients are checked.
+        tempered: β*, options, and the factor 1 - β*/o of the sampler; 1 leaves it as it is.
+        settings: the adapter's, after changes of the codebase's own; ``published`` without any.
+        refused: changes, and what is said to them.
+        known: what ``sampler_settings`` says after the changes.
+        sign: -1 where energies are low on data.
+        factor: of the guarded loss in the trainer's total; ``terms`` are the rest of it.
+    """
+
+    train: Callable[..., Run]
+    off: tuple[Options, ...]
+    on: tuple[tuple[float, Options], ...]
+    tempered: tuple[tuple[float, Options, float], ...]
+    settings: Callable[..., Options]
+    published: Options
+    refused: tuple[tuple[Options, str], ...] = ()
+    known: tuple[tuple[Options, Options], ...] = ()
+    sampler_settings: Callable[..., Options] = dict
+    sign: int = 1
+    factor: Callable[[Options], float] = lambda options: 1.0
+    terms: Callable[[Tensor, Tensor], Any] = lambda f_pos, f_neg: 0.0
+
+    def expected(self, call: Call, beta_star: float, options: Options) -> tuple[Tensor, ...]:
+        """The gradient of the trainer's total with respect to its energies; heads are summed."""
+        leaves = [f.detach().clone().requires_grad_() for f in (call.f_pos, call.f_neg)]
+        f_pos, f_neg = (self.sign * f.reshape(len(f), -1).sum(1) for f in leaves)
+        to_pos, to_neg = gradients(f_pos, f_neg, beta_star, call.groups)
+        guarded = (to_pos * f_pos).sum() + (to_neg * f_neg).sum()
+        total = self.factor(options) * guarded + self.terms(*leaves)
+        return torch.autograd.grad(total, leaves)
+
+
+def by_arguments(adapter: Any, defaults: Options) -> Any:
+    """The adapter's functions of a script's arguments."""
+    return {
+        "settings": lambda term=(), **changes: adapter.settings(
+            Namespace(**defaults | changes), *term
+        ),
+        "sampler_settings": lambda **changes: adapter.sampler_settings(
+            Namespace(**defaults | changes)
+        ),
+    }
+
+
+def squares(f_pos: Tensor, f_neg: Tensor) -> Tensor:
+    """The L2 term on energies."""
+    return f_pos.square().mean() + f_neg.square().mean()
+
+
+F = Energy()
+LANGEVIN = {"step_size": 1.0, "noise_std": 1e-2}
+STEPS = {"sgld_steps": 3, "steps_argument": "n_steps"}
+CLAMPED = {"clamp": (-1.0, 1.0)} | STEPS
+WRITTEN = {"convention": "log_density", "log_dir": "run/ebmguard"}
+NO_STEP = ({"sgld_lr": 0.0}, "step size is 0")
+
+CODEBASES = {
+    "jem": Codebase(
+        jem_family.train_jem,
+        off=({}, {"class_cond_p_x_sample": True}, {"p_x_y_weight": 0.5}, {"sgld_std": 0.0}),
+        on=((2.0, {"sgld_std": 0.5}), (1.0, {"p_x_y_weight": 1.0})),
+        # o = 2 · 1 / 0.5² = 8
+        tempered=((2.0, {"sgld_std": 0.5}, 0.75), (0.5, {"sgld_std": 0.0}, 1.0)),
+        **by_arguments(jem, jem_family.JEM),
+        published=LANGEVIN | WRITTEN,
+        known=(({}, LANGEVIN | STEPS), ({"sgld_std": 0.0}, STEPS)),
+        refused=(
+            (
+                {"p_x_y_weight": 1.0},
+                r"p_x_y is on.*settings\(args, 'p_x'\), settings\(args, 'p_x_y'\)",
+            ),
+            (
+                {"p_x_weight": 0.0, "p_x_y_weight": 1.0},
+                r"for each term that is on.*: settings\(args, 'p_x_y'\);",
+            ),
+            ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
+            ({"term": ("p_x_y",)}, "weight of the term p_x_y is 0"),
+            ({"term": ("p_y",)}, "term='p_y'; expected one of 'p_x', 'p_x_y'"),
+            NO_STEP,
+            ({"save_dir": None}, "save_dir is missing or None"),
+            (
+                dict.fromkeys(jem_family.JEM),  # another script's
+                "p_x_weight, p_x_y_weight, sgld_lr, sgld_std, save_dir is",
+            ),
+        ),
+    ),
+    "jempp": Codebase(
+        jem_family.train_jempp,
+        off=(
+            {"plc": "alltrain1"},
+            {"plc": "alltrain2"},
+            {"plc": "eval"},
+            {"in_steps": 0, "sgld_lr": 1.0, "sgld_std": 1e-2},
+            {"sgld_lr": 0.5, "sgld_std": 1e-2},
+        ),
+        on=((2.0, {"plc": "alltrain1"}), (2.0, {"plc": "alltrain2"}), (2.0, {"plc": "eval"})),
+        # A whole step moves by 4 · 0.2; o = 2 · 0.8 / 0.5² = 6.4
+        tempered=(
+            (2.0, {}, 1.0),
+            (1.6, {"sgld_std": 0.5}, 0.75),
+            (2.6, {"sgld_std": 0.5, "sgld_lr": 0.5}, 0.75),
+            (2.0, {"sgld_std": 0.5, "sgld_lr": 1.0, "in_steps": 0}, 0.75),
+        ),
+        **by_arguments(jempp, jem_family.JEMPP),
+        published=WRITTEN,
+        known=(({}, CLAMPED), ({"sgld_std": 0.01}, STEPS)),
+        refused=(
+            ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
+            ({"p_x_y_weight": 1.0}, "p_x_y is on"),
+            ({"in_steps": 0}, "step size is 0"),
+            ({"pyld_lr": 0.0}, "step size is 0"),
+            ({"sgld_std": None}, "sgld_std is missing or None"),
+        ),
+    ),
+    "sadajem": Codebase(
+        jem_family.train_sadajem,
+        off=({}, {"l2_coeff": 0.1}, {"sgld_std": 1e-2}),
+        on=((2.0, {}),),
+        # o = 2 · 1 / 0.1² = 200
+        tempered=((2.0, {}, 1.0), (50.0, {"sgld_std": 0.1}, 0.75)),
+        **by_arguments(sadajem, jem_family.SADAJEM),
+        published=WRITTEN,
+        known=(({}, CLAMPED),),
+        refused=(
+            ({"px": 0.0}, "weight of the term px is 0"),
+            NO_STEP,
+            ({"save_dir": None}, "save_dir is missing or None"),
+        ),
+    ),
+    "hdge": Codebase(
+        jem_family.train_hdge,
+        off=({}, {"pxysgld": 1.0}),
+        on=((2.0, {"sgld_std": 0.5}), (2.0, {"pxysgld": 1.0, "pxsgld": 0.5})),
+        tempered=((2.0, {"sgld_std": 0.5}, 0.75), (2.0, {"sgld_std": 0.0}, 1.0)),
+        **by_arguments(hdge, jem_family.HDGE),
+        published=LANGEVIN | WRITTEN,
+        known=(({}, LANGEVIN | STEPS), ({"sgld_std": 0.0}, STEPS)),
+        refused=(
+            ({"pxsgld": 0.0}, "weight of the term pxsgld is 0"),
+            ({"pxysgld": 1.0}, "pxysgld is on"),
+            NO_STEP,
+            ({"log_dir": None}, "log_dir is missing or None"),
+            ({"plot_contrast": 1}, r"--plot_contrast.*f\.joint.*Leave it out"),
+        ),
+        factor=lambda options: options.get("pxsgld", 1.0),
+    ),
+    "vera": Codebase(
+        jem_family.train_vera,
+        off=({}, {"jem": False}, {"sgld_std": 0.0}),
+        on=((0.5, {"pg_control": 0.0}), (0.5, {"pg_control": 0.0, "jem": False})),
+        # The step size is half the squared noise, so that o is 1.
+        tempered=((0.5, {}, 0.5), (0.5, {"jem": False}, 0.5), (0.5, {"sgld_std": 0.0}, 1.0)),
+        **by_arguments(vera, jem_family.VERA),
+        published={"step_size": 5e-5, "noise_std": 1e-2} | WRITTEN,
+        known=(({}, {"step_size": 5e-5, "noise_std": 1e-2}),),
+        refused=(
+            ({"jem_baseline": False}, r"Without --jem_baseline.*generator.*Add --jem_baseline"),
+            ({"vat": True}, "--vat trains without contrastive samples"),
+            ({"clf_only": True}, "--clf_only trains without"),
+            ({"maximum_likelihood": True, "jem_baseline": False}, "--maximum_likelihood"),
+            ({"ssm": True}, "--ssm"),
+            ({"sgld_lr": None}, "sgld_lr is missing or None"),
+            NO_STEP,
+        ),
+        terms=lambda ld, lg: 0.01 * ld.square().mean(),
+    ),
+    "short_run": Codebase(
+        ebm_trainers.train_short_run,
+        off=({},),
+        on=((2.0, {"noise_std": 0.1}),),
+        tempered=((2.0, {}, 1 - 2 / 20_000), (0.5, {"noise_std": 1.0}, 0.75)),
+        settings=lambda: short_run.settings(F),
+        published={"model": F} | LANGEVIN,
+    ),
+    "ebm_anatomy": Codebase(
+        ebm_trainers.train_ebm_anatomy,
+        off=({}, {"epsilon": 0}),
+        on=((2.0, {"epsilon": 0.1}), (2.0, {"epsilon": 0})),
+        # β = β* ε²/2
+        tempered=(
+            (2.0, {}, 1 - 1e-4),
+            (0.5, {"epsilon": 1.0}, 0.75),
+            (0.5, {"epsilon": 0}, 1.0),
+        ),
+        settings=lambda **changes: ebm_anatomy.settings(changes or {"epsilon": 1e-2}, F),
+        published={"model": F, "convention": "energy"} | LANGEVIN,
+        refused=(({"batch_size": 100}, r"no 'epsilon'.*batch_size"),),
+        sign=-1,
+        factor=lambda options: 2 / options["epsilon"] ** 2 if options["epsilon"] else 1.0,
+    ),
+    "igebm": Codebase(
+        ebm_trainers.train_igebm,
+        # The gradient of the one number inside the mean is a sum of B copies of 1/B: 1 in float32
+        # where B is a power of two, but not for every B, which is why the docs add it outside.
+        off=({}, {"inside": True}),
+        on=((2.0, {}), (2.0, {"inside": True})),
+        # β = 0.5 / (2 · 10 / 2²) = 0.1, and no entry of the gradient reaches this clip
+        tempered=((0.5, {"noise_std": 2.0, "clip": 1e3}, 0.9),),
+        settings=lambda: igebm.settings(10),
+        published={"convention": "energy", "step_size": 10, "noise_std": 5e-3},
+        sign=-1,
+        terms=squares,
+    ),
+    "improved_cd": Codebase(
+        ebm_trainers.train_improved_cd,
+        off=({},),
+        on=((1.0, {}), (8.0, {})),
+        # β = 0.5 / (2 · 0.5 / 1²); annealed noise has no one output scale
+        tempered=((0.5, {"noise_std": 1.0}, 0.5), (4.0, {"anneal": True}, 1.0)),
+        settings=lambda **changes: improved_cd.settings(Namespace(**ebm_trainers.FLAGS | changes)),
+        published={"convention": "energy", "step_size": 0.5, "noise_std": 1e-3},
+        refused=(
+            ({"hmc": True}, r"FLAGS\.hmc.*guard gen_image"),
+            ({"anneal": None, "step_lr": None}, "these args anneal, step_lr is missing"),
+        ),
+        sign=-1,
+        factor=lambda options: 1 / 3,  # the trainer's mean over heads
+        terms=squares,
+    ),
+    "nae": Codebase(
+        ebm_trainers.train_nae,
+        off=({}, {"noise_std": None}, {"noise_std": 0}),
+        on=((2.0, {}),),
+        tempered=(
+            (0.5, {"step_size": 1.0, "noise_std": 1.0, "clip": None}, 0.75),
+            (0.5, {"step_size": 0.1, "noise_std": None, "clip": None}, 0.5),
+            (0.5, {"step_size": None, "noise_std": 0.5, "clip": None}, 0.5),
+            (0.5, {"step_size": 1.0, "noise_std": 0, "clip": None}, 1.0),
+        ),
+        settings=lambda **changes: (
+            nae.settings(ebm_trainers.Model(Trial(), **changes)) | {"model": None}
+        ),
+        published={"model": None, "convention": "energy", "step_size": 10, "noise_std": 5e-3},
+        refused=(({"step_size": None, "noise_std": None}, "both None"),),
+        sign=-1,
+        terms=squares,
+    ),
+}

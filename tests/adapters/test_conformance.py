@@ -1,0 +1,80 @@
+"""What holds for every codebase, in loops of their structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard.errors import ConfigError
+from tests.adapters.cases import CODEBASES, Codebase
+from tests.parts import doubles
+from tests.runs import Trial
+
+
+def each(field: str) -> pytest.MarkDecorator:
+    """The codebases with each of their entries."""
+
+    def rows() -> Iterator[Any]:
+        for name, codebase in CODEBASES.items():
+            for entry in getattr(codebase, field):
+                yield pytest.param(codebase, entry, id=f"{name} {entry}")
+
+    return pytest.mark.parametrize(("codebase", "entry"), list(rows()))
+
+
+@pytest.mark.parametrize("attach", [False, True], ids=["guard", "guard and attach"])
+@each("off")
+def test_off_it_is_the_same_run(codebase, entry, attach):
+    unguarded = codebase.train(Trial(), **entry)
+    run = codebase.train(Trial(0.0, attach=attach), **entry)
+    assert run.equals(unguarded)
+    for g, memory in zip(run.guards, run.memories, strict=True):
+        # Without an optimizer a step ends with the next one's samples.
+        assert g.step == (20 if attach else 19)
+        assert memory.steps == list(range(20))
+
+
+@doubles()
+@each("on")
+def test_the_gradient_of_every_loss_is_the_closed_form(codebase: Codebase, entry):
+    beta_star, options = entry
+    run = codebase.train(Trial(beta_star, n=10), **options)
+    assert not run.equals(codebase.train(Trial(n=10), **options))
+    assert len(run.calls) >= 10
+    for call in run.calls:
+        to_pos, to_neg = codebase.expected(call, beta_star, options)
+        torch.testing.assert_close(call.to_pos, to_pos, rtol=1e-7, atol=1e-12)
+        torch.testing.assert_close(call.to_neg, to_neg, rtol=1e-7, atol=1e-12)
+
+
+@doubles()
+@each("tempered")
+def test_the_sampler_runs_on_the_tempered_energy(codebase: Codebase, entry):
+    beta_star, options, factor = entry
+    guarded, by_hand, plain = (
+        codebase.train(trial, **options).calls[0].x_neg
+        for trial in (Trial(beta_star, 1), Trial(n=1, scale=factor), Trial(n=1))
+    )
+    if factor == 1:
+        assert torch.equal(guarded, plain)
+    else:
+        torch.testing.assert_close(guarded, by_hand, rtol=0, atol=1e-12)
+        assert not torch.allclose(by_hand, plain, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CODEBASES)
+def test_settings_are_the_published_ones(name):
+    codebase = CODEBASES[name]
+    assert codebase.settings() == codebase.published
+    for changes, known in codebase.known:
+        assert codebase.sampler_settings(**changes) == known
+
+
+@each("refused")
+def test_refused(codebase: Codebase, entry):
+    changes, says = entry
+    with pytest.raises(ConfigError, match=says):
+        codebase.settings(**changes)

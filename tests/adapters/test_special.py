@@ -1,0 +1,231 @@
+"""What is special to one codebase. What holds for all is in test_conformance.py."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard import guard
+from ebmguard.adapters import ebm_anatomy, hdge, improved_cd, jempp, nae, vera
+from ebmguard.errors import ConfigError, SamplerError
+from ebmguard.sinks import read_jsonl
+from tests.adapters import ebm_trainers, jem_family
+from tests.parts import BATCH, CHAINS, SHAPE, Energy, doubles, draw, gradient_at, uniform
+from tests.runs import Trial
+
+
+def test_jem_rows_of_the_terms_are_written_apart(tmp_path):
+    jem_family.train_jem(Trial(0.5, n=5), p_x_y_weight=1.0)
+    for term in ("p_x", "p_x_y"):
+        rows = read_jsonl(tmp_path / "run" / "ebmguard" / term / "metrics.jsonl")
+        assert [row["step"] for row in rows] == list(range(5))
+
+
+def test_jempp_batch_normalisation_counts_alike(tmp_path):
+    guarded, plain = (
+        jem_family.train_jempp(trial).model for trial in (Trial(0.5, attach=True), Trial())
+    )
+    name = "norm.num_batches_tracked"
+    assert guarded.state_dict()[name] == plain.state_dict()[name] > 0
+    rows = read_jsonl(tmp_path / "run" / "ebmguard" / "metrics.jsonl")
+    assert all(0 <= row["sampler/clamped"] <= 1 for row in rows)
+
+
+@doubles()
+@pytest.mark.parametrize(
+    ("outer", "in_steps"), [(0.0, 4), (0.5, 4), (1.0, 0)], ids=["PYLD", "both", "SGLD"]
+)
+def test_jempp_a_whole_step_climbs_by_the_sum_of_its_steps(outer, in_steps):
+    args = Namespace(**jem_family.JEMPP | {"sgld_lr": outer, "in_steps": in_steps, "sgld_std": 0.5})
+    step_size = outer + in_steps * 0.2
+    o = 2 * step_size / 0.5**2
+    _, sampler = guard(None, jem_family.sample_pyld, beta_star=o / 4, **jempp.settings(args))
+    f, chains = jem_family.Sliced(), 0.1 * uniform(CHAINS)
+    f.head.weight.data *= 0.1  # slopes so small that neither clip nor bounds are reached
+    before = chains.clone()
+    torch.manual_seed(3)
+    x_q = sampler(f, chains, n_steps=1, in_steps=in_steps, args=args)
+    torch.manual_seed(3)
+    x, _ = draw(before)
+    inside = x.abs().amax((1, 2, 3)) < 0.5
+    assert inside.sum() >= 3
+    x = x + 0.75 * step_size * gradient_at(f, x) + 0.5 * torch.randn_like(x)
+    torch.testing.assert_close(x_q[inside], x[inside], rtol=0, atol=1e-12)
+
+
+@doubles()
+def test_jempp_where_the_clip_saturates_the_move_is_the_untempered_one():
+    guarded, plain = (
+        jem_family.train_jempp(Trial(beta_star, n=1), eps=1e-9, sgld_std=0.5).calls[0].x_neg
+        for beta_star in (1.0, None)
+    )
+    assert torch.equal(guarded, plain)
+
+
+@pytest.mark.parametrize("attach", [False, True], ids=["guard", "guard and attach"])
+def test_sadajem_two_losses_are_one_row_and_one_step_of_a_schedule(attach, tmp_path):
+    run = jem_family.train_sadajem(Trial(lambda step: 0.5 + step, 12, attach=attach), l2_coeff=0.1)
+    rows = read_jsonl(tmp_path / "run" / "ebmguard" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(12))
+    assert [row["beta_star"] for row in rows] == [0.5 + step for step in range(12)]
+    # The row's loss is the mean of the two, without the L2 term that was added in place.
+    means = [(a + b) / 2 for a, b in zip(run.others[::2], run.others[1::2], strict=True)]
+    assert [row["loss"] for row in rows] == pytest.approx(means, rel=1e-5)
+
+
+def test_sadajem_the_outer_optimizer_never_ends_a_step():
+    assert jem_family.train_sadajem(Trial(0.5, attach=True), outer=True).guards[0].step == 0
+
+
+def test_hdge_the_contrastive_chain_is_no_chain_of_f():
+    def on_joint(f, x):
+        return gradient_at(f.joint, x)
+
+    g = guard(None, on_joint, beta_star=0.5, **hdge.settings(Namespace(**jem_family.HDGE)))
+    with pytest.raises(SamplerError, match=r"never called Hybrid\.forward"):
+        g.sampler(jem_family.Hybrid(), uniform(BATCH))
+    with g.paused():
+        assert g.sampler(jem_family.Hybrid(), uniform(BATCH)).shape == (BATCH, *SHAPE)
+    g.close()
+
+
+def test_vera_exponents_above_the_output_scale_are_refused():
+    with pytest.raises(ConfigError, match="beta = beta_star / output_scale = 2 / 1 = 2 is above 1"):
+        guard(None, gradient_at, beta_star=2.0, **vera.settings(Namespace(**jem_family.VERA)))
+
+
+def test_ebm_anatomy_reweighted_energies_keep_the_trainers_record_of_the_difference():
+    run, by_loss = (
+        ebm_trainers.train_ebm_anatomy(Trial(2.0, n=1), by_weights=by) for by in (True, False)
+    )
+    call, other = run.calls[0], by_loss.calls[0]
+    torch.testing.assert_close(call.to_pos, other.to_pos, rtol=1e-6, atol=0)
+    torch.testing.assert_close(call.to_neg, other.to_neg, rtol=1e-6, atol=0)
+    d_s_t = 20_000 * (call.f_pos.mean() - call.f_neg.mean()).item()
+    assert run.others[0] == pytest.approx(d_s_t, rel=1e-5)
+    assert by_loss.others[0] != pytest.approx(d_s_t, rel=1e-1)
+    # Rows hold the loss before the factor, which the trainer multiplies in place.
+    assert by_loss.others[0] == pytest.approx(by_loss.guards[0].last["loss"] * 20_000, rel=1e-6)
+
+
+def test_ebm_anatomy_the_mean_size_of_gradients_is_that_of_the_tempered_energy():
+    guarded = ebm_trainers.train_ebm_anatomy(Trial(0.5, n=1), epsilon=1.0)
+    by_hand = ebm_trainers.train_ebm_anatomy(Trial(n=1, scale=0.75), epsilon=1.0)
+    assert guarded.others[1] == pytest.approx(by_hand.others[1], rel=1e-5)
+
+
+def test_ebm_anatomy_long_run_chains_use_the_original_and_leave_no_trace():
+    f, starts = Energy(shape=ebm_trainers.IMAGE), torch.rand(4, *ebm_trainers.IMAGE)
+
+    def sample_s_t(L, update_s_t_0=True):
+        x = starts.clone().requires_grad_()
+        for _ in range(L):
+            x.data -= torch.autograd.grad(f(x).sum(), [x])[0]
+        return x.detach(), torch.zeros(())
+
+    plain = sample_s_t(L=3)[0]
+    g = guard(None, sample_s_t, beta_star=0.5, **ebm_anatomy.settings({"epsilon": 1.0}, f))
+    cd_loss, guarded = g
+    short = guarded(L=3)[0]
+    long = guarded.original(L=3, update_s_t_0=False)[0]
+    assert torch.equal(long, plain)
+    assert not torch.equal(short, plain)
+    cd_loss(f(starts), f(short))
+    assert g.step == 0
+    guarded.original(L=3)
+    assert g.step == 0  # a guarded call would have begun the next step
+    guarded(L=3)
+    assert g.step == 1
+
+
+def test_igebm_where_the_clip_saturates_tempering_moves_nothing():
+    """The limit that the docs name; only the weights act there."""
+    guarded, plain, unmoved = (
+        ebm_trainers.train_igebm(Trial(beta_star, 1), noise_std=2.0, gain=1e6, clip=clip)
+        .calls[0]
+        .x_neg
+        for beta_star, clip in ((0.5, 0.01), (None, 0.01), (None, 0.0))
+    )
+    assert torch.equal(guarded, plain)
+    assert not torch.allclose(plain, unmoved, rtol=0, atol=0.05)
+
+
+def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
+    """E = θ/2 |x|², whose last step and its derivative are known: the factor 1 - β, at its samples.
+
+    With x' = x - s (1 - β) θ x, the term is mean θ'/2 |x'|² with θ' held, and its derivative
+    d/dθ = θ x' · (-s (1 - β) x).
+    """
+
+    class Quadratic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.theta = nn.Parameter(torch.tensor(0.3))
+
+        def forward(self, x, label):
+            return self.theta / 2 * x.flatten(1).pow(2).sum(1, keepdim=True)
+
+    model, x = Quadratic(), torch.rand(5, 1, 2, 2)
+    beta = 0.25
+    flags = Namespace(step_lr=0.5, anneal=False, hmc=False)
+    # o = 2 · 0.5 / 0.5², and β* = β o
+    settings = improved_cd.settings(flags, noise_std=0.5)
+    _, sampler = guard(
+        improved_cd.difference, ebm_trainers.gen_image, beta_star=beta * 4, **settings
+    )
+    _, im_neg_kl, _ = sampler(None, flags, model, x, 1, noise_std=0.0)
+    model.requires_grad_(False)
+    loss_kl = model.forward(im_neg_kl, None).mean()
+    model.requires_grad_(True)
+    loss_kl.backward()
+    moved = x * (1 - 0.5 * (1 - beta) * 0.3)
+    by_hand = (0.3 * moved * (-0.5 * (1 - beta) * x)).flatten(1).sum(1).mean()
+    torch.testing.assert_close(im_neg_kl.detach(), moved)
+    torch.testing.assert_close(model.theta.grad, by_hand)
+
+
+def test_improved_cd_annealed_noise_leaves_the_weights_to_act():
+    guarded, plain = (
+        ebm_trainers.train_improved_cd(Trial(beta_star, 1), anneal=True)
+        for beta_star in (4.0, None)
+    )
+    assert torch.equal(guarded.calls[0].x_neg, plain.calls[0].x_neg)
+    assert not torch.equal(guarded.calls[0].to_neg, plain.calls[0].to_neg)
+
+
+def test_nae_the_guard_is_no_part_of_the_module():
+    guarded, plain = (
+        ebm_trainers.train_nae(Trial(beta_star, 0)).model for beta_star in (0.5, None)
+    )
+    assert guarded.state_dict().keys() == plain.state_dict().keys()
+    assert [name for name, _ in guarded.named_modules()] == [n for n, _ in plain.named_modules()]
+
+
+def test_nae_where_every_rows_norm_is_clipped_tempering_moves_nothing():
+    """The limit that the docs name: the clip is on the norm of each row of pixels."""
+    unit = {"step_size": 1.0, "noise_std": 1.0}
+    guarded, plain, unmoved = (
+        ebm_trainers.train_nae(Trial(beta_star, 1), clip=clip, gain=1e6, **unit).calls[0].x_neg
+        for beta_star, clip in ((0.5, 0.1), (None, 0.1), (None, 0.0))
+    )
+    torch.testing.assert_close(guarded, plain, rtol=0, atol=1e-5)
+    assert not torch.allclose(plain, unmoved, rtol=0, atol=0.05)
+
+
+def test_nae_pictures_are_drawn_untempered():
+    guarded, plain = (
+        ebm_trainers.train_nae(Trial(beta_star, 0), step_size=1.0, noise_std=1.0, clip=None).model
+        for beta_star in (0.5, None)
+    )
+    torch.manual_seed(1)
+    picture = guarded.sample.original((8, *ebm_trainers.IMAGE))
+    torch.manual_seed(1)
+    assert torch.equal(picture, plain.sample((8, *ebm_trainers.IMAGE)))
+
+
+def test_nae_other_classes_are_refused():
+    with pytest.raises(ConfigError, match=r"Energy has no step_size.*EnergyBasedModel"):
+        nae.settings(Energy())
