@@ -14,7 +14,6 @@ from .floor import FloorRule
 from .median import Bound, MedianRule
 from .nonfinite import NonFiniteRule
 from .remedies import CROWDED, HUNG, OLD, OVERSHOOT, SATURATED, TOO_LONG, TOO_SHORT, WEIGHTS
-from .rule import Rule
 
 __all__ = ["DEFAULT_RULES"]
 
@@ -22,7 +21,7 @@ _SPREAD, _INFO = "f_pos/std", Level.INFO
 
 # A series: tag, distance of WARN, distance of ERROR.
 # A bound: tag, side, limit, where it is calm again, values in the median, what helps, level.
-DEFAULT_RULES: tuple[Rule, ...] = (
+DEFAULT_RULES: tuple[NonFiniteRule | BandRule | FloorRule | MedianRule, ...] = (
     NonFiniteRule(),
     BandRule(
         (

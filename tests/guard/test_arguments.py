@@ -20,7 +20,7 @@ STEPS: Any = {"step_size": 0.02, "noise_std": 0.1}
 def parts(f: Energy) -> dict[str, Any]:
     optimizer = torch.optim.Adam(f.parameters(), lr=1e-2)
     rng = torch.Generator().manual_seed(1)
-    return STEPS | {
+    told: dict[str, Any] = {
         "model": f,
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 7),
@@ -32,6 +32,7 @@ def parts(f: Energy) -> dict[str, Any]:
         "sgld_steps": 4,
         "steps_argument": "steps",
     }
+    return {**STEPS, **told}
 
 
 def train(at_once: bool) -> tuple[Guard, list[dict[str, float]]]:

@@ -290,13 +290,16 @@ def test_last_row_holds_everything_once():
     [{"beta_star": 0.0}, {"beta_star": 1.0}, {"beta_stars": [1.0, 2.0], "sampler_scale": 1.0}],
 )
 def test_energies_are_checked_once(monkeypatch, options):
-    calls = []
+    calls: list[int] = []
     modules = ("ebmguard.retrofit.guard", "ebmguard.objective.losses")
     for module in map(importlib.import_module, modules):
         check = module.check_energies
-        monkeypatch.setattr(
-            module, "check_energies", lambda *a, check=check, **k: calls.append(1) or check(*a, **k)
-        )
+
+        def counted(*args, check=check, **kwargs):
+            calls.append(1)
+            return check(*args, **kwargs)
+
+        monkeypatch.setattr(module, "check_energies", counted)
     g = guard(None, None, **options)
     g.loss_fn(*energies())
     assert calls == [1]

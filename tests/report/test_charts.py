@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from ebmguard.alerts import DEFAULT_RULES, Detector, FloorRule, Level, MedianRule
+from ebmguard.alerts import DEFAULT_RULES, FloorRule, Judge, Level, MedianRule
 from ebmguard.report.charts import CHARTS, MORE_CHARTS, Bands, value_of
 from ebmguard.sinks import read_jsonl
 
@@ -54,7 +54,7 @@ def test_fixed_limits_are_the_rules_own():
 
 
 def test_a_value_beyond_the_band_is_one_that_the_detector_reports(tmp_path):
-    path, detector, bands = write(tmp_path / "run", rescued=False), Detector(), Bands()
+    path, detector, bands = write(tmp_path / "run", rescued=False), Judge(), Bands()
     reported = []
     for row in read_jsonl(path / "metrics.jsonl"):
         alerts = detector.observe(row["step"], row)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ebmguard.alerts import DEFAULT_RULES, Alert, Detector, Level, MedianRule
+from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, MedianRule
 from ebmguard.report.problems import problems_of_run
 from ebmguard.sinks import JsonlSink
 
@@ -149,7 +149,7 @@ def test_rows_with_one_thing_wrong(changes, name, level, words, tmp_path):
 )
 def test_a_run_has_the_problems_that_its_rules_see_and_no_other(rule, bound, factor, tmp_path):
     rows = rows_with(**{bound.tag: bound.limit * factor})
-    detector = Detector()
+    detector = Judge()
     alerts = [alert for row in rows for alert in detector.observe(row["step"], row)]
     is_out = (factor > 1) == (bound.side == "above")
     assert [(each.rule, each.level) for each in alerts] == [(rule.name, bound.level)] * is_out
