@@ -20,9 +20,9 @@ from ..steering import AdaptiveSteps, SteerBeta
 from ..trainer import Clamp, Trainer, finite_number
 from .actions import Actions
 from .callables import GuardedLoss, check_sampler
-from .guard import Guard, check_told
+from .guard import Guard
 from .loss_fn import CallerLoss, Convention, LossFn
-from .settings import Action, Settings
+from .settings import Action, Settings, check_told
 from .strength import Schedulable, Strength
 
 __all__ = ["guard"]

@@ -15,6 +15,7 @@ from ..errors import ConfigError, SamplerError
 
 if TYPE_CHECKING:
     from .guard import Guard
+    from .loop import Loop
 
 __all__ = [
     "GuardedFunction",
@@ -55,7 +56,7 @@ class GuardedFunction:
         original: the sampler as it was, untempered.
     """
 
-    def __init__(self, guard: Guard, sampler: Callable[..., Any]) -> None:
+    def __init__(self, guard: Loop, sampler: Callable[..., Any]) -> None:
         functools.update_wrapper(self, sampler)
         self.original = sampler
         self._guard = guard
@@ -77,10 +78,10 @@ class GuardedObject:
     """
 
     original: Any
-    _guard: Guard
+    _guard: Loop
     _methods: frozenset[str]
 
-    def __init__(self, guard: Guard, sampler: object, methods: Sequence[str]) -> None:
+    def __init__(self, guard: Loop, sampler: object, methods: Sequence[str]) -> None:
         object.__setattr__(self, "original", sampler)
         object.__setattr__(self, "_guard", guard)
         object.__setattr__(self, "_methods", frozenset(methods))
@@ -100,7 +101,7 @@ class GuardedObject:
 
 
 def wrap_sampler(
-    guard: Guard, sampler: Any, methods: Sequence[str]
+    guard: Loop, sampler: Any, methods: Sequence[str]
 ) -> GuardedFunction | GuardedObject:
     """Wrap a sampler that :func:`check_sampler` has accepted."""
     if _is_function(sampler):

@@ -1,84 +1,94 @@
-"""The guard's side of the training loop: the one way of a row, and what ends a step."""
+"""The guard's side of the training loop: the one way of a row, and what begins and ends a step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
 from ..alerts import Judge, Level, error_for
-from ..energies import Groups, LogQ
-from ..errors import ConfigError
+from ..energies import Groups, LogQ, check_energies
+from ..errors import LossError, SamplerError
+from ..samplers import Mixture
 from ..sinks import Writer
+from ..tempering import is_capturing
 from ..trainer import Trainer
 from .actions import Actions, single_number
+from .callables import wrap_sampler
+from .loss_fn import CallerLoss
 from .measure import Measure
+from .optimizer import OptimizerHooks
 from .rows import Row, Rows, StepRow
+from .sampling import Sampling
 from .settings import Settings
 from .strength import Strength, StrengthAt
 
 __all__ = ["Loop"]
 
+_log = logging.getLogger("ebmguard")
+
+# Sampler calls without any guarded loss after which something is wrong; plots need fewer.
+_UNUSED_CALLS = 10
+_UNUSED = (
+    "The guarded sampler was called %d times, but the guarded loss never: tempered samples then "
+    "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
+    "`with g.paused():`."
+)
+
 
 class Loop:
-    """Knows the parts, which do not know each other, and carries what one returns to the next.
-
-    Args:
-        settings, strength, judge, actions, writer: of the guard.
-
-    Attributes:
-        trainer: what is known of the rest of the trainer.
-        measure, rows, actions, writer: the parts that others call.
-        last, members: as :class:`ebmguard.Guard` has them.
-    """
+    """Knows the parts, which do not know each other, and carries what one returns to the next."""
 
     def __init__(
-        self, settings: Settings, strength: Strength, judge: Judge, actions: Actions, writer: Writer
+        self,
+        *,
+        settings: Settings,
+        strength: Strength,
+        caller_loss: CallerLoss,
+        sampler: object | None,
+        methods: Sequence[str],
+        judge: Judge,
+        actions: Actions,
+        writer: Writer,
     ) -> None:
+        self.sampler: Any = None
+        if sampler is not None:
+            self.sampler = wrap_sampler(self, sampler, methods)
         self.trainer = Trainer()
-        self.measure = Measure(settings)
-        self.rows = Rows(settings.models, settings.judge_in_loss)
-        self.actions = actions
-        self.writer = writer
+        self.alerts = actions.alerts
+        self.rollbacks = [] if actions.recoverer is None else actions.recoverer.rollbacks
         self.last: Row = {}
         self.members: list[Row] = []
         self._settings = settings
         self._strength = strength
-        self._judge = judge
         self._now: tuple[int, StrengthAt] | None = None
+        self._caller_loss = caller_loss
+        self._sampling = Sampling(settings.models, tempers=strength.tempers)
+        self._measure = Measure(settings)
+        self._rows = Rows(settings.models, settings.judge_in_loss)
+        self._judge = judge
+        self._actions = actions
+        self._writer = writer
+        self._hooks: OptimizerHooks | None = None
+        self._in_loss = threading.Lock()
+        self._is_paused = False
+        self._is_inline = False
+        self._has_warned = False
+        # Runs at exit too, and so must hold no reference to the guard.
+        weakref.finalize(self, _finish, self._rows, writer)
 
-    def strength_at(self, step: int) -> StrengthAt:
+    def _strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
         if self._now is None or self._now[0] != step:
-            self._now = step, self.actions.strength_at(self._strength, step)
+            self._now = step, self._actions.strength_at(self._strength, step)
         return self._now[1]
 
-    def take_loss(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        strength: StrengthAt,
-        groups: Groups | None,
-        log_q: LogQ | None,
-        extra: Mapping[str, Tensor | None],
-    ) -> None:
-        """Measure a loss call.
-
-        Args:
-            f_pos: detached negative energies, high on data.
-            f_neg: the same for negatives.
-            strength: the exponent in use.
-            groups: class labels, as for the loss.
-            log_q: log-densities of the proposal, as for the loss.
-            extra: further numbers by tag, those that are known.
-        """
-        self.rows.note(self.actions.notes())
-        slow = self.rows.begin_loss(is_on_host=not f_pos.is_cuda)
-        numbers, samples = self.measure.loss(
-            self.trainer, f_pos, f_neg, strength, groups, log_q, extra, slow=slow
-        )
-        self._follow(self.rows.add(numbers, samples))
+    # -- a row ------------------------------------------------------------------------------
 
     def _follow(self, rows: Iterable[StepRow]) -> None:
         """The one way of a row: judged, written, acted upon."""
@@ -94,114 +104,199 @@ class Loop:
                 if row.is_over:
                     row.numbers["alert_level"] = max(level, row.numbers.get("alert_level", level))
                 else:
-                    self.rows.note({"alert_level": level})
-            self.writer.write_alerts([alert.record() for alert in alerts])
+                    self._rows.note({"alert_level": level})
+            self._writer.write_alerts([alert.record() for alert in alerts])
             if row.is_over:
-                self.writer.write(row.step, row.numbers, row.samples)
-            self.actions.observe(row, alerts)
+                self._writer.write(row.step, row.numbers, row.samples)
+            self._actions.observe(row, alerts)
 
-    def end_step(self) -> None:
-        """The step is over; take the rows that are due by now their way."""
-        self._follow(self.rows.end_step())
+    # -- a loss -----------------------------------------------------------------------------
 
-    def end_step_by_optimizer(self, skipped: float | Tensor, by_scaler: bool) -> None:
-        """The optimizer has ended the step.
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        if not self._in_loss.acquire(blocking=False):
+            raise LossError(
+                "The guarded loss was called while another call of it was under way: from a second "
+                "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
+                "loop; give every thread a guard of its own."
+            )
+        try:
+            yield
+        finally:
+            self._in_loss.release()
 
-        Args: as of ``on_step`` of :class:`~.optimizer.OptimizerHooks`.
+    def _begin_loss(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> StrengthAt:
+        """Refuse what cannot be meant before anything changes; then end the step before."""
+        if is_capturing():
+            raise LossError(
+                "The guarded loss was called while a CUDA graph is captured; the guard would miss "
+                "every replay, and β would stay that of now. Capture the sampler and the network, "
+                "and call the guarded loss outside of them at every step."
+            )
+        alone = self.sampler is None and self._hooks is None and not self._is_inline
+        if alone:
+            self._raise_pending()  # this loop has no other safe point
+        self._actions.check_ready(self.trainer)
+        # Where nothing else tells that a step is over, the next loss does.
+        begins = alone and self._rows.losses_in_step > 0 and not self._is_paused
+        strength = self._strength_at(self._rows.step + begins)
+        check_energies(
+            f_pos,
+            f_neg,
+            strength.beta_star,
+            variant=self._settings.variant,
+            groups=groups,
+            log_q=log_q,
+        )
+        if self.sampler is not None and not self._sampling.calls and not self._is_paused:
+            raise SamplerError(
+                "The loss was called, but the guarded sampler never was: the negatives come from "
+                "elsewhere. Draw them with the sampler that guard() returned (is the name still "
+                "bound to the original one?), or pass sampler=None."
+            )
+        self._caller_loss.check(f_pos, f_neg)
+        if begins:
+            self._follow(self._rows.end_step())
+        return strength
+
+    def _take_loss(
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        groups: Groups | None,
+        log_q: LogQ | None,
+        strength: StrengthAt,
+        **extra: Tensor | None,
+    ) -> None:
+        """Measure a loss call, with further numbers by tag."""
+        if self._is_paused:
+            return
+        self._rows.note(self._actions.notes())
+        slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
+        pos, neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
+        numbers, samples = self._measure.loss(
+            self.trainer, pos, neg, strength, groups, log_q, extra, slow=slow
+        )
+        self._follow(self._rows.add(numbers, samples))
+
+    def _upright(self, f: Tensor) -> Tensor:
+        """The negative energy, high on data, whatever the caller's convention."""
+        return f if self._settings.sign > 0 else -f
+
+    # -- a sampler call ---------------------------------------------------------------------
+
+    def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What the sampler returns on the tempered energy."""
+        if self._is_paused or self._sampling.is_running:
+            return call(*args, **kwargs)
+        self._begin_sampling()
+        strength, slow = self._strength_at(self._rows.step), self._rows.is_slow
+        if self.trainer.steps_argument is not None:
+            steps = self._actions.ask_steps(for_refinement=False)
+            kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
+        result, tempering = self._sampling.run(
+            call, args, kwargs, strength.factor, remember=slow and self.trainer.knows_steps
+        )
+        self._measure.samples(
+            self.trainer,
+            tempering,
+            result,
+            slow=slow,
+            refinement=self._actions.refined_by,
+            parts=call.parts if isinstance(call, Mixture) else None,
+        )
+        unused = self._sampling.calls >= _UNUSED_CALLS and not self._rows.losses
+        if unused and not strength.is_off and not self._has_warned:
+            self._has_warned = True
+            _log.warning(_UNUSED, self._sampling.calls)
+        return result
+
+    def _begin_sampling(self) -> None:
+        if is_capturing():
+            raise SamplerError(
+                "The guard was called inside a sampler that is being captured as a CUDA graph, or "
+                "in a capture around it, and would miss every replay: β and the step would stay "
+                "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
+                "replay inside that, and call the guarded one at every step."
+            )
+        if self._hooks is None and self._rows.losses_in_step:
+            self._follow(self._rows.end_step())
+        self._raise_pending()
+
+    # -- the end of a step ------------------------------------------------------------------
+
+    def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
+        """The optimizer has ended the step; see ``on_step`` of :class:`~.optimizer.OptimizerHooks`.
 
         Raises:
             DivergenceError: an ERROR with ``action="raise"``; with "rollback" where no rollback is
                 left.
         """
-        if self.actions.recoverer is not None:
-            self.rows.note({"recovery/attempt": float(self.actions.recoverer.attempt)})
-        self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
-        self.end_step()
-        if self.actions.recoverer is None:
-            self.raise_pending()
+        recoverer = self._actions.recoverer
+        if recoverer is not None:
+            self._rows.note({"recovery/attempt": float(recoverer.attempt)})
+        self._rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
+        self._follow(self._rows.end_step())
+        if recoverer is None:
+            self._raise_pending()
         else:
             self._keep_or_roll_back()
 
-    def raise_pending(self) -> None:
-        """At a safe point: raise the ERROR that waits with ``action="raise"``.
-
-        Raises:
-            DivergenceError: the typed error of the first ERROR.
-        """
+    def _raise_pending(self) -> None:
+        """At a safe point: raise the ERROR that waits with ``action="raise"``."""
         if self._settings.action == "raise":
-            alert = self.actions.take_pending()
+            alert = self._actions.take_pending()
             if alert is not None:
-                self.writer.flush()
+                self._writer.flush()
                 raise error_for(alert, self._judge.rules)(alert)
 
     def _keep_or_roll_back(self) -> None:
-        actions, recoverer = self.actions, self.actions.recoverer
+        actions, recoverer = self._actions, self._actions.recoverer
         assert recoverer is not None
-        error, step = actions.take_pending(), self.rows.step
+        error, step = actions.take_pending(), self._rows.step
         if error is None:
-            if recoverer.observe(step, step - self.rows.lag, self._judge.active):
-                recoverer.keep(step, self.trainer, self.own_state())
+            if recoverer.observe(step, step - self._rows.lag, self._judge.active):
+                recoverer.keep(step, self.trainer, self._own_state())
             return
-        self.write_unjudged()  # rows of steps that are taken back
+        _write_the_rest(self._rows, self._writer)  # rows of steps that are taken back
         restored = recoverer.restore(step, self.trainer, error)
-        self.load_own_state(restored.guard_state)
-        beta_star = single_number(self.strength_at(self.rows.step).beta_star)
+        self._load_own_state(restored.guard_state)
+        beta_star = single_number(self._strength_at(self._rows.step).beta_star)
         rollback = recoverer.change(
             restored, self.trainer, beta_star, knows_steps=actions.asks_steps
         )
         self._now = None
         actions.after_rollback()
-        recoverer.save_restored(self.trainer, self.own_state())
-        self.writer.write_recovery(rollback.record())
+        recoverer.save_restored(self.trainer, self._own_state())
+        self._writer.write_recovery(rollback.record())
 
-    def resume(self) -> int | None:
-        """Go on from the newest snapshot on the disk; see :meth:`ebmguard.Guard.resume`."""
-        recoverer = self.actions.recoverer
-        if recoverer is None:
-            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
-        snapshot = recoverer.resume(self.trainer)
-        if snapshot is None:
-            return None
-        self.load_own_state(snapshot.state["guard"])
-        return snapshot.step
+    # -- the state --------------------------------------------------------------------------
 
-    def write_unjudged(self) -> None:
-        """Write the rows under way as they are."""
-        write_the_rest(self.rows, self.writer)
-
-    def close(self) -> None:
-        """Judge and write what is still under way, and flush."""
-        self._follow(self.rows.drain())
-        self.writer.flush()
-        self.writer.release()
-
-    def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
-        """What a rollback takes back of the guard.
-
-        Args:
-            is_over: whether the present step ends here.
-        """
+    def _own_state(self, *, is_over: bool = False) -> dict[str, Any]:
+        """What a rollback takes back of the guard; ``is_over``: the present step ends here."""
         return {
-            **self.rows.state_dict(is_over=is_over),
-            "measure": self.measure.state_dict(),
+            **self._rows.state_dict(is_over=is_over),
+            "measure": self._measure.state_dict(),
             "judge": self._judge.state_dict(),
-            **self.actions.steering_state(),
+            **self._actions.steering_state(),
         }
 
-    def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`own_state` returned.
-
-        Raises:
-            ConfigError: of other rules, or of another number of members. Nothing has changed then.
-        """
-        self._judge.load_state_dict(state["judge"])
-        self.measure.load_state_dict(state["measure"])
-        self.rows.load_state_dict(state)
-        self.actions.load_steering(state)
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        self._judge.load_state_dict(state["judge"])  # which may refuse it
+        self._measure.load_state_dict(state["measure"])
+        self._rows.load_state_dict(state)
+        self._actions.load_steering(state)
         self._now = None
 
 
-def write_the_rest(rows: Rows, writer: Writer) -> None:
+def _write_the_rest(rows: Rows, writer: Writer) -> None:
     """Write the rows that are under way, unjudged."""
     for row in rows.drain():
         writer.write(row.step, row.numbers, row.samples)
+
+
+def _finish(rows: Rows, writer: Writer) -> None:
+    _write_the_rest(rows, writer)
+    writer.close()

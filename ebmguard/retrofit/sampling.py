@@ -31,18 +31,17 @@ class Sampling:
     """Finds the energy module of a sampler call, and runs the call on its tempered output.
 
     Args:
-        model: the energy module; None finds it among the sampler's arguments.
         models: model dimensions of an ensemble.
         tempers: whether the sampler's side is defined at all.
 
     Attributes:
-        model: as given, or attached later.
+        model: the energy module; None finds it among the sampler's arguments.
         calls: how many there were.
         is_running: inside a call.
     """
 
-    def __init__(self, model: nn.Module | None, models: torch.Size, *, tempers: bool) -> None:
-        self.model = model
+    def __init__(self, models: torch.Size, *, tempers: bool) -> None:
+        self.model: nn.Module | None = None
         self.calls = 0
         self.is_running = False
         self._models = models

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ..energies import Reduce, Variants
 from ..ranks import Ranks
+from ..shards import check_shards
+from ..trainer import Trainer
+from .callables import check_takes
 
-__all__ = ["Action", "Settings"]
+__all__ = ["Action", "Settings", "check_told"]
 
 Action: TypeAlias = Literal["warn", "raise", "rollback"]
 
@@ -59,3 +64,31 @@ class Settings:
     def members(self) -> int:
         """Number of models of an ensemble; 0 for a single model."""
         return self.models.numel() if self.models else 0
+
+
+def check_told(
+    trainer: Trainer,
+    told: Mapping[str, Any],
+    settings: Settings,
+    sampler: object,
+    energy: nn.Module | None = None,
+) -> Trainer:
+    """A trainer and what the guard is told of it now.
+
+    Args:
+        trainer: as far as it is known.
+        told: arguments of :meth:`Guard.attach`.
+        settings: of the guard.
+        sampler: the sampler, guarded or not.
+        energy: the energy module, where the guard knows one.
+
+    Raises:
+        ConfigError: what cannot be meant.
+    """
+    trainer = trainer.extended(energy=energy, **told)
+    if trainer.optimizer is not None:
+        trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+        check_shards(trained, settings.process_group)
+    if trainer.steps_argument is not None:
+        check_takes(sampler, trainer.steps_argument)
+    return trainer

@@ -49,6 +49,11 @@ class StrengthAt:
         return model_dimensions(self.beta_star)
 
     @property
+    def numbers(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The exponents and the factors, read on the host: not in a step."""
+        return _flat(self.beta_star), _flat(self.factor)
+
+    @property
     def is_off(self) -> bool:
         """Whether the loss of this step is the caller's own, untouched (β* = 0 as a number)."""
         return not isinstance(self.beta_star, Tensor | tuple) and self.beta_star == 0
@@ -298,3 +303,9 @@ def _output_scale(output_scale: object, step_size: object, noise_std: object) ->
             "sampler really has."
         )
     return scale
+
+
+def _flat(value: float | Tensor | tuple[float | Tensor, ...]) -> tuple[float, ...]:
+    if isinstance(value, tuple):
+        return tuple(number for each in value for number in _flat(each))
+    return tuple(value.flatten().tolist()) if isinstance(value, Tensor) else (float(value),)

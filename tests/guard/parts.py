@@ -132,7 +132,7 @@ class ScriptedDetector:
 def script(g: Guard, levels: Mapping[int, Level], rule: str = "energy_blowup") -> ScriptedDetector:
     """Replace the guard's rules by a script."""
     detector = ScriptedDetector(levels, rule)
-    g._loop._judge = detector  # type: ignore[assignment]
+    g._judge = detector  # type: ignore[assignment]
     return detector
 
 

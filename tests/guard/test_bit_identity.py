@@ -89,7 +89,7 @@ def test_inline_and_wrapped_samplers_are_the_same_run():
 
 def test_alerts_with_warn_change_nothing(unguarded, caplog):
     g = guard(None, Sampler(), beta_star=0, sinks=[Memory()])
-    g._loop._judge.observe = _always_error  # type: ignore[assignment, method-assign]
+    g._judge.observe = _always_error  # type: ignore[assignment, method-assign]
     with caplog.at_level(logging.CRITICAL, "ebmguard"):
         assert train(*g, on_start=attached(g)).equals(unguarded)
     assert len(g.alerts) == 50

@@ -291,7 +291,7 @@ def test_last_row_holds_everything_once():
 )
 def test_energies_are_checked_once(monkeypatch, options):
     calls: list[int] = []
-    modules = ("ebmguard.retrofit.guard", "ebmguard.objective.losses")
+    modules = ("ebmguard.retrofit.loop", "ebmguard.objective.losses")
     for module in map(importlib.import_module, modules):
         check = module.check_energies
 
