@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from os import PathLike
 from typing import Any, get_args
 
@@ -133,20 +134,8 @@ def guard(
     Raises:
         ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
     """
-    told: dict[str, Any] = {
-        "model": model,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "scaler": scaler,
-        "ema": ema,
-        "buffer": buffer,
-        "step_size": step_size,
-        "noise_std": noise_std,
-        "clamp": clamp,
-        "generators": generators,
-        "sgld_steps": sgld_steps,
-        "steps_argument": steps_argument,
-    }
+    given = locals()
+    told = {each.name: given[each.name] for each in fields(Trainer)}
     strength = Strength.of(
         beta_star=beta_star,
         beta=beta,
