@@ -107,12 +107,9 @@ CODEBASES = {
         refused=(
             (
                 {"p_x_y_weight": 1.0},
-                r"p_x_y is on.*settings\(args, 'p_x'\), settings\(args, 'p_x_y'\)",
+                r"p_x_y is on.*: settings\(.*'p_x'\), settings\(args, 'p_x_y'\)",
             ),
-            (
-                {"p_x_weight": 0.0, "p_x_y_weight": 1.0},
-                r"for each term that is on.*: settings\(args, 'p_x_y'\);",
-            ),
+            ({"p_x_weight": 0.0, "p_x_y_weight": 1.0}, r"is on.*: settings\(args, 'p_x_y'\);"),
             ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
             ({"term": ("p_x_y",)}, "weight of the term p_x_y is 0"),
             ({"term": ("p_y",)}, "term='p_y'; expected one of 'p_x', 'p_x_y'"),
@@ -140,6 +137,7 @@ CODEBASES = {
             (1.6, {"sgld_std": 0.5}, 0.75),
             (2.6, {"sgld_std": 0.5, "sgld_lr": 0.5}, 0.75),
             (2.0, {"sgld_std": 0.5, "sgld_lr": 1.0, "in_steps": 0}, 0.75),
+            (1.0, {"sgld_std": 0.5, "eps": 1e-9}, 1.0),  # where every entry is clipped
         ),
         **by_arguments(jempp, jem_family.JEMPP),
         published=WRITTEN,
@@ -244,7 +242,7 @@ CODEBASES = {
     "improved_cd": Codebase(
         ebm_trainers.train_improved_cd,
         off=({},),
-        on=((1.0, {}), (8.0, {})),
+        on=((1.0, {}), (8.0, {}), (4.0, {"anneal": True})),
         # β = 0.5 / (2 · 0.5 / 1²); annealed noise has no one output scale
         tempered=((0.5, {"noise_std": 1.0}, 0.5), (4.0, {"anneal": True}, 1.0)),
         settings=lambda **changes: improved_cd.settings(Namespace(**ebm_trainers.FLAGS | changes)),

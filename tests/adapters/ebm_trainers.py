@@ -98,9 +98,8 @@ def train_ebm_anatomy(trial: Trial, *, by_weights: bool = False, epsilon: float 
             s_t_0[rows] = x_s_t.detach()
         return x_s_t.detach(), r_s_t.squeeze() / L
 
-    cd_loss, sampler = trial.around(
-        run, rising_difference, sample_s_t, ebm_anatomy.settings(config, f)
-    )
+    settings = ebm_anatomy.settings(config, f)
+    cd_loss, sampler = trial.around(run, rising_difference, sample_s_t, settings)
     long_run = getattr(sampler, "original", sample_s_t)
     for i in range(trial.n):
         x_q = sample_q()
@@ -299,7 +298,6 @@ class Model(nn.Module):
         self.step_size, self.noise_std, self.clip = step_size, noise_std, clip
         self.temper = trial.temper
         self.buffer: list[Tensor] = []
-        self.cd_loss: Any = rising_difference
 
     def forward(self, x):
         return self.gain * self.net(x).view(-1)
@@ -324,14 +322,13 @@ class Model(nn.Module):
         self.buffer += list(x)
         return x
 
-    def train_step(self, x, optimizer, run):
+    def train_step(self: Any, x, optimizer, run):
         neg_x = self.sample(x.shape)
         optimizer.zero_grad()
         pos_e, neg_e = self(x), self(neg_x)
         run.calls.append(Call(pos_e, neg_e, neg_x))
         reg_loss = (pos_e**2).mean() + (neg_e**2).mean()
-        loss = self.cd_loss(pos_e, neg_e) + reg_loss
-        loss.backward()
+        (self.cd_loss(pos_e, neg_e) + reg_loss).backward()
         optimizer.step()
         run.others.append(reg_loss.item())
 
@@ -341,9 +338,8 @@ def train_nae(trial: Trial, **options: Any) -> Run:
     model: Any = Model(trial, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.0, 0.999))
     run = Run(model, optimizer, model.buffer)
-    model.cd_loss, model.sample = trial.around(
-        run, rising_difference, model.sample, nae.settings(model)
-    )
+    around = trial.around(run, rising_difference, model.sample, nae.settings(model))
+    model.cd_loss, model.sample = around
     data = torch.rand(40, *IMAGE)
     for _ in range(trial.n):
         model.train_step(data[torch.randint(40, (8,))], optimizer, run)

@@ -61,14 +61,9 @@ def train_terms(
 
 def train_jem(trial: Trial, **changes: Any) -> Run:
     args = Namespace(**JEM | changes)
-    return train_terms(
-        trial,
-        jem,
-        args,
-        {"p_x": args.p_x_weight, "p_x_y": args.p_x_y_weight},
-        by_class=args.class_cond_p_x_sample,
-        grouped=trial.beta_star is not None,
-    )
+    weights = {"p_x": args.p_x_weight, "p_x_y": args.p_x_y_weight}
+    options = {"by_class": args.class_cond_p_x_sample, "grouped": trial.beta_star is not None}
+    return train_terms(trial, jem, args, weights, **options)
 
 
 # -- HDGE: JEM's sampler; two terms have one weight; contrastive terms on another function of x ---

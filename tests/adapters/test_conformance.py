@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,12 +14,12 @@ from tests.runs import Trial
 def each(field: str) -> pytest.MarkDecorator:
     """The codebases with each of their entries."""
 
-    def rows() -> Iterator[Any]:
-        for name, codebase in CODEBASES.items():
-            for entry in getattr(codebase, field):
-                yield pytest.param(codebase, entry, id=f"{name} {entry}")
-
-    return pytest.mark.parametrize(("codebase", "entry"), list(rows()))
+    rows = [
+        pytest.param(codebase, entry, id=f"{name} {entry}")
+        for name, codebase in CODEBASES.items()
+        for entry in getattr(codebase, field)
+    ]
+    return pytest.mark.parametrize(("codebase", "entry"), rows)
 
 
 @pytest.mark.parametrize("attach", [False, True], ids=["guard", "guard and attach"])
