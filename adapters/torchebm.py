@@ -43,7 +43,11 @@ __all__ = ["GuardedContrastiveDivergence"]
 
 # What this class knows of torchebm, and says to the guard itself.
 _KNOWN = {"loss_fn", "sampler", "model", "methods", "convention", "reduce"}
-_GUARDS = inspect.signature(guard).parameters.keys() - _KNOWN
+_GUARDS = (
+    inspect.signature(guard).parameters.keys()
+    - _KNOWN
+    - inspect.signature(ContrastiveDivergence).parameters.keys()
+)
 
 
 class GuardedContrastiveDivergence(ContrastiveDivergence):
@@ -88,7 +92,8 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
             convention="energy",
             **_with_output_scale(settings, sampler, model, is_standard=self._is_standard),
         )
-        self.guard.attach(**_steps(sampler))
+        known = _steps(sampler)
+        self.guard.attach(**{name: known[name] for name in known.keys() - settings.keys()})
 
     @property
     def sampler(self) -> Any:
