@@ -134,8 +134,8 @@ def guard(
     Raises:
         ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
     """
-    given = locals()
-    told = {each.name: given[each.name] for each in fields(Trainer)}
+    arguments = locals()
+    told = {each.name: arguments[each.name] for each in fields(Trainer)}
     strength = Strength.of(
         beta_star=beta_star,
         beta=beta,
