@@ -107,7 +107,7 @@ class Bench:
         """What is trained, in words."""
         settings = self.config("words", OURS).settings
         images = (
-            "random bytes in the place of CIFAR-10" if lacks_data(self.size) else self.size.data
+            "random bytes instead of CIFAR-10" if lacks_data(self.size) else self.size.data
         )
         return f"nf = {settings.nf}, batch {settings.batch}, K = {settings.sgld_steps}, on {images}"
 
