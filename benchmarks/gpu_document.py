@@ -38,7 +38,7 @@ class Document:
         self.titles = tuple(titles)
 
     def put(self, title: str, text: str) -> None:
-        """Write a section, in the place of that of the same title."""
+        """Write a section, instead of the one of the same title."""
         old = self.path.read_text(encoding="utf-8") if self.path.is_file() else self.header
         top, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
         sections = dict(part.split("\n", 1) for part in parts)

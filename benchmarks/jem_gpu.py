@@ -2,7 +2,7 @@
 
     python -m benchmarks.jem_gpu --part all --device cuda --minutes 9 --out docs/results/jem_gpu.md
 
-Every part is a section of the file, written as soon as something is known, in the place of what an
+Every part is a section of the file, written as soon as something is known, instead of what an
 earlier command wrote there; other sections stay. So a command that is cut short loses little, and
 the parts can be run by several commands. Runs that may diverge are gone on with by the next
 command. Without EBMGUARD_DATA only time, memory and waiting are measured, on random images.

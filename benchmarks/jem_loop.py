@@ -86,7 +86,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class RandomImages(JemConfig):  # type: ignore[misc]
-    """A run on random bytes in the place of CIFAR-10, where only time and memory are measured."""
+    """A run on random bytes instead of CIFAR-10, where only time and memory are measured."""
 
     def load_data(self) -> ImageData:
         """As many images as CIFAR-10 has, or as the settings ask for."""

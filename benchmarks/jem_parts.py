@@ -106,7 +106,7 @@ class Bench:
     def images(self) -> str:
         """The images in words."""
         is_real = self.size.real and not self.lacks_data
-        return "CIFAR-10" if is_real else "random bytes in the place of CIFAR-10"
+        return "CIFAR-10" if is_real else "random bytes instead of CIFAR-10"
 
 
 # -- time --------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
         x = sgld(
             f,
             x0,
-            steps=g.sgld_steps,  # the guard's word on how many
+            steps=g.next_steps().steps,  # the guard says how many
             step_size=settings.step_size,
             noise_std=settings.noise_std,
             generator=trainer.rng,

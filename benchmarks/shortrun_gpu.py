@@ -4,7 +4,7 @@
     python -m benchmarks.shortrun_gpu --part train --minutes 9 --features inception:FILE
 
 CIFAR-10 at the published settings, guarded, against an eager loop of the published structure.
-Every part is a section of the file, written as soon as something is known, in the place of what an
+Every part is a section of the file, written as soon as something is known, instead of what an
 earlier command wrote there; other sections stay. So a command that is cut short loses little, and
 the parts can be run by several commands. A training is gone on with by the next command, as long
 as its folder is kept. Without EBMGUARD_DATA only time, memory and waiting are measured, on random

@@ -106,9 +106,7 @@ class Bench:
     def words(self) -> str:
         """What is trained, in words."""
         settings = self.config("words", OURS).settings
-        images = (
-            "random bytes in the place of CIFAR-10" if lacks_data(self.size) else self.size.data
-        )
+        images = "random bytes instead of CIFAR-10" if lacks_data(self.size) else self.size.data
         return f"nf = {settings.nf}, batch {settings.batch}, K = {settings.sgld_steps}, on {images}"
 
 

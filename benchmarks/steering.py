@@ -296,7 +296,7 @@ def write_table(root: Path, target: Path) -> None:
         f"steps: {settings}; each additional step is finer, unless it says otherwise. The columns "
         f"are steps of GradScale (back: with a median over 0.5 in the {STRETCH} from there on), of "
         "the rule's first alert, test accuracies (taken every 25 steps), and gradient evaluations "
-        "in the place of one of the fixed sampler's, from where the arm is adaptive on.",
+        "instead of one of the fixed sampler's, from where the arm is adaptive on.",
         "",
         *lost_table(root),
         "",

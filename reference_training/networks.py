@@ -3,7 +3,7 @@
 The architecture is that of JEM (Grathwohl et al. 2020): the wide residual network of Zagoruyko and
 Komodakis (2016) without normalisation, with LeakyReLU 0.2, convolutions with bias and PyTorch's
 default initialisation. A block halves the resolution in its second convolution, as in JEM's
-published code. In the place of LeakyReLU it may have SiLU (Swish), which JEM's author names among
+published code. Instead of LeakyReLU it may have SiLU (Swish), which JEM's author names among
 what helps a run that diverges. The class logits double as an energy,
 f(x) = logsumexp_y logits(x)[y] (their Eq. 7), and each of them as the energy of its class,
 f(x, y) = logits(x)[y] (their Eq. 5).

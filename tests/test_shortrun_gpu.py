@@ -170,7 +170,7 @@ def test_random_images_stand_in_for_cifar10(monkeypatch, tmp_path):
     data = config.load_data()
     assert (len(data.train_x), len(data.test_x), data.sample_shape) == (20, 10, (3, 32, 32))
     bench = shortrun_parts.Bench(SIZES["full"], CPU, Clock(0), tmp_path, tmp_path)
-    assert "random bytes in the place of CIFAR-10" in bench.words()
+    assert "random bytes instead of CIFAR-10" in bench.words()
     assert "nf = 64, batch 64, K = 100" in bench.words()
     assert "".join(shortrun_parts.train_part(bench)).startswith("Left out: EBMGUARD_DATA")
 

@@ -50,7 +50,7 @@ def run(amp: bool) -> set[str]:
 
     def stored(f: Energy) -> Tensor:
         x, rows = buffer.sample(4)
-        x = sgld(f, x, steps=g.sgld_steps, step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
+        x = sgld(f, x, steps=g.next_steps().steps, step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
         buffer.write(rows, x)
         return x
 

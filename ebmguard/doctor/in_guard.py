@@ -83,7 +83,7 @@ def _loss(facts: Facts, usage: Usage) -> Iterator[Problem]:
             "loss_unused",
             source.where(usage.call),
             "The guarded loss is never used in this file: samples are tempered, but not weighted.",
-            f"{call}({energies}) in the place of the contrastive difference.",
+            f"{call}({energies}) instead of the contrastive difference.",
         )
     elif not any(name.endswith(".check") for name in read):
         yield Problem(

@@ -38,7 +38,7 @@ def of_checks(facts: Facts) -> Iterator[Problem]:
             f"`{compared}` is False for NaN, so that a lost run goes on and writes checkpoints; "
             f"where it is true, {ends}.",
             'a guard with action="raise" or "rollback", whose rule `nonfinite` sees NaN; or '
-            "`not x <= limit` in the place of `x > limit`, which is True for NaN.",
+            "`not x <= limit` instead of `x > limit`, which is True for NaN.",
         )
     if not found and facts.differences and not facts.usages and not _names(source) & _FINITE:
         yield Problem(

@@ -207,7 +207,7 @@ class RunRecord:
 def last_course(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows in the order of a file, without those of steps that a rollback gave up.
 
-    A step that comes again takes the place of what there was from it on.
+    A step that comes again replaces what there was from it on.
     """
     kept: list[Mapping[str, Any]] = []
     for row in rows:

@@ -30,7 +30,7 @@ def make_sampler(
         count: samples of a call without labels.
         generator: source of the noise, on the device of the chains.
         pace: asked at every call for the number of steps, and by how much each is finer than the
-            settings' (``Guard.sgld_steps``, ``Guard.refinement``); None: as the settings have it.
+            settings' (:meth:`ebmguard.Guard.next_steps`); None: as the settings have it.
 
     Returns:
         a function (network, buffer, labels (n,) int64 or None) -> samples (n, C, H, W). With

@@ -1,8 +1,8 @@
 """The optimum under fixed proposals, reached without a network and without samples.
 
 With negatives from a fixed q the default loss is least at F = (log p_d - log q) / β + c
-(*Energy-Based Model Training Objective Robust to Inaccurate SGLD Samples*, Appendix I with q in
-the place of the sampler; its Figure 9 shows networks trained so). Here F is a table with one value
+(*Energy-Based Model Training Objective Robust to Inaccurate SGLD Samples*, Appendix I with q
+instead of the sampler; its Figure 9 shows networks trained so). Here F is a table with one value
 per cell of a coarse grid, and the expectation of the loss with a single negative,
 
     L(F) = (1/β) sum_ij P_i Q_j softplus(β (F_j - F_i)),

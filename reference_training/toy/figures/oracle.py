@@ -27,7 +27,7 @@ def optimum_reached(spec: FigureSpec, run: ToyRun) -> str:
 
 
 def tabular_optimum(data: str) -> str:
-    """The same of a table in the place of the network, with an exact expectation; takes seconds."""
+    """The same of a table instead of the network, with an exact expectation; takes seconds."""
     reached = [
         f"{oracle_r2(DISTRIBUTIONS[data], beta, CELLS):.6f} at {beta}" for beta in TABULAR_BETAS
     ]

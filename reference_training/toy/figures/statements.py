@@ -16,7 +16,7 @@ from .words import OFF, VARIANT, listed, short
 def statements(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> list[str]:
     """The sentences of a figure: the trade-off, the variants, the optimum, and what diverged.
 
-    Where samplers are compared: how each run trains beside the first one, in place of the
+    Where samplers are compared: how each run trains beside the first one, instead of the
     trade-off.
     """
     said = []
