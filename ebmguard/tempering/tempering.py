@@ -79,7 +79,7 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
     what = "No energy module among the sampler's arguments; it is probably a closure or a global."
     if found:
         names = ", ".join(type(module).__name__ for module in found)
-        what = f"{len(found)} modules among the sampler's arguments ({names}); which one is the energy?"
+        what = f"{len(found)} modules among the arguments ({names}); which one is the energy?"
     raise SamplerError(f"{what} Name the one that the sampler calls: guard(..., model=f).")
 
 
