@@ -131,7 +131,7 @@ def mala_step(
     The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): x' is accepted with
     probability min(1, p(x') q(x | x') / (p(x) q(x' | x))), where p ∝ exp(o f), o = 2 step_size /
     noise_std**2, and q is the density of the proposal. This is :func:`hmc_step` with one leapfrog
-    step (Neal 2011, Section 5.2), and computed as that; it takes and returns the same.
+    step (Neal 2011, Section 5.2), and computed as that. It takes, returns and raises the same.
     """
     return hmc_step(
         f,
