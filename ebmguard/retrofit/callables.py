@@ -17,15 +17,7 @@ if TYPE_CHECKING:
     from .guard import Guard
     from .loop import Loop
 
-__all__ = [
-    "GuardedFunction",
-    "GuardedLoss",
-    "GuardedObject",
-    "check_sampler",
-    "check_takes",
-    "refuse_deferred",
-    "wrap_sampler",
-]
+__all__ = ["GuardedLoss", "check_sampler", "check_takes", "refuse_deferred", "wrap_sampler"]
 
 
 class GuardedLoss:
@@ -39,11 +31,7 @@ class GuardedLoss:
         self.guard = guard
 
     def __call__(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None = None,
-        log_q: LogQ | None = None,
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
         return self.guard.loss(f_pos, f_neg, groups, log_q)
@@ -82,12 +70,10 @@ class GuardedObject:
     _methods: frozenset[str]
 
     def __init__(self, guard: Loop, sampler: object, methods: Sequence[str]) -> None:
-        object.__setattr__(self, "original", sampler)
-        object.__setattr__(self, "_guard", guard)
-        object.__setattr__(self, "_methods", frozenset(methods))
+        vars(self).update(original=sampler, _guard=guard, _methods=frozenset(methods))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object, tempered."""
+        """Draw negatives."""
         return self._guard._sample(self.original, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -104,9 +90,10 @@ def wrap_sampler(
     guard: Loop, sampler: Any, methods: Sequence[str]
 ) -> GuardedFunction | GuardedObject:
     """Wrap a sampler that :func:`check_sampler` has accepted."""
-    if _is_function(sampler):
-        return GuardedFunction(guard, sampler)
-    return GuardedObject(guard, sampler, methods)
+    is_function = _is_function(sampler)
+    return (
+        GuardedFunction(guard, sampler) if is_function else GuardedObject(guard, sampler, methods)
+    )
 
 
 def check_sampler(sampler: object, methods: Sequence[str]) -> None:
@@ -137,13 +124,12 @@ def check_sampler(sampler: object, methods: Sequence[str]) -> None:
     if missing:
         raise ConfigError(
             f"The sampler {type(sampler).__name__} has no method {', '.join(missing)}; it has "
-            f"{', '.join(_public_methods(sampler)) or 'none'}."
+            f"{_public_methods(sampler)}."
         )
     if not callable(sampler) and not methods:
         raise ConfigError(
             f"The sampler is a {type(sampler).__name__}, which cannot be called. Name the methods "
-            "that draw samples: guard(..., methods=(...)), one or more of "
-            f"{', '.join(_public_methods(sampler)) or '(it has none)'}."
+            f"that draw samples: guard(..., methods=(...)). It has {_public_methods(sampler)}."
         )
     if methods and inspect.isroutine(sampler):
         raise ConfigError("methods= names methods of a sampler object; this is a function.")
@@ -152,17 +138,12 @@ def check_sampler(sampler: object, methods: Sequence[str]) -> None:
 
 
 def check_takes(sampler: object, name: str) -> None:
-    """Refuse a parameter that the sampler, guarded or not, does not have.
-
-    Raises:
-        ConfigError: with the parameters that it has.
-    """
+    """Refuse with a ConfigError a parameter that the sampler, guarded or not, does not have."""
     original = sampler.original if isinstance(sampler, GuardedFunction) else sampler
     if not _is_function(original):
         raise ConfigError(
             f"steps_argument={name!r} names a parameter of a sampler function, but the sampler is "
-            f"{'None' if original is None else 'an object'}. Leave steps_argument= out, and let "
-            "the sampler take g.next_steps()."
+            f"{'None' if original is None else 'an object'}. Let it take g.next_steps() instead."
         )
     parameters = inspect.signature(cast("Callable[..., Any]", original)).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
@@ -170,8 +151,7 @@ def check_takes(sampler: object, name: str) -> None:
     if not takes_any and (found is None or found.kind is found.POSITIONAL_ONLY):
         raise ConfigError(
             f"steps_argument={name!r}: the sampler has no parameter of that name; it has "
-            f"{', '.join(parameters)}. Name the one that is its number of SGLD steps, or let it "
-            "take g.next_steps()."
+            f"{', '.join(parameters)}. Name that of its SGLD steps, or let it take g.next_steps()."
         )
 
 
@@ -183,14 +163,9 @@ def refuse_deferred(call: object) -> None:
     """
     if isinstance(call, functools.partial):
         call = call.func
-    if (
-        inspect.isgeneratorfunction(call)
-        or inspect.isgenerator(call)
-        or inspect.isasyncgenfunction(call)
-        or inspect.isasyncgen(call)
-        or inspect.iscoroutinefunction(call)
-        or inspect.iscoroutine(call)
-    ):
+    functions = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
+    results = inspect.isgenerator, inspect.isasyncgen, inspect.iscoroutine
+    if any(is_one(call) for is_one in (*functions, *results)):
         raise SamplerError(
             "The sampler is a generator or coroutine: its steps would run after the call has "
             "returned, on the untempered energy. Return the samples, or temper inside it with "
@@ -202,9 +177,7 @@ def _is_function(sampler: object) -> bool:
     return inspect.isroutine(sampler) or isinstance(sampler, functools.partial)
 
 
-def _public_methods(sampler: object) -> list[str]:
-    return [
-        name
-        for name in dir(sampler)
-        if not name.startswith("_") and inspect.ismethod(getattr(sampler, name, None))
-    ]
+def _public_methods(sampler: object) -> str:
+    names = (name for name in dir(sampler) if not name.startswith("_"))
+    found = [name for name in names if inspect.ismethod(getattr(sampler, name, None))]
+    return ", ".join(found) or "none"

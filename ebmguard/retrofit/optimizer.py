@@ -3,17 +3,15 @@ and how large the step was.
 
 A weight of 0 does not stop ``0 * inf`` inside the network's own backward pass, so a step whose
 gradients are not finite is skipped: on the device by fused optimizers, which honour ``found_inf``,
-else after one read by the host. An AMP GradScaler does the same by itself and is left to it; its
-skips are reported. Ranks skip a step together: each may hold other gradients, or other shards of
-them.
+else after one read by the host. An AMP GradScaler does the same by itself and is left to it. Ranks
+skip a step together: each may hold other gradients, or other shards of them.
 
 A closure computes the gradients inside the step. Optimizers of ``torch.optim`` call it once, before
 all else, so that the same can be done at its end; L-BFGS calls it often, and what others do between
 its calls is not known, so their gradients are left alone.
 
 A step is measured from a copy of the parameters taken before it. Where they are sharded over ranks,
-each measures its part, and one message of a number for the gradient and one for each parameter
-group joins them.
+each measures its part, and one message joins them.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -101,18 +98,14 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._update, self._skipped = None, 0.0
         closure = next((x for x in (*args, *kwargs.values()) if callable(x)), None)
-        if closure is None:
-            self._watch(optimizer, has_gradients=True)
-            self._withhold(optimizer)
-            return None
-        if not _calls_closure_first(optimizer):
-            self._watch(optimizer, has_gradients=False)
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+        if closure is None or not is_torchs or isinstance(optimizer, LBFGS):
+            self._look(optimizer, has_gradients=closure is None)
             return None
 
         def then_look() -> Any:
             loss = closure()
-            self._watch(optimizer, has_gradients=True)
-            self._withhold(optimizer)
+            self._look(optimizer, has_gradients=True)
             return loss
 
         return (
@@ -120,16 +113,14 @@ class OptimizerHooks:
             {name: then_look if x is closure else x for name, x in kwargs.items()},
         )
 
-    def _watch(self, optimizer: Optimizer, *, has_gradients: bool) -> None:
+    @torch.no_grad()
+    def _look(self, optimizer: Optimizer, *, has_gradients: bool) -> None:
+        """Copy what measures the step, and leave it out where a gradient is not finite."""
         if self._is_watched():
             self._update = _PendingUpdate(
                 optimizer, self._process_group, has_gradients=has_gradients
             )
-
-    @torch.no_grad()
-    def _withhold(self, optimizer: Optimizer) -> None:
-        """Make the optimizer leave the step out where a gradient is not finite."""
-        if self._scaled:
+        if self._scaled or not has_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = [_dense(p.grad) for p in parameters if p.grad is not None]
@@ -181,68 +172,39 @@ class OptimizerHooks:
         self._undo.append(lambda: scaler.__dict__.pop("step", None))
 
 
-@dataclass(frozen=True)
-class _Group:
-    parameters: list[Tensor]
-    before: list[Tensor]
-    lr: float | Tensor
-
-
 class _PendingUpdate:
-    """An optimizer step that is about to be taken.
+    """An optimizer step that is about to be taken, with a copy of the parameters before it."""
 
-    Holds a copy of the parameters until it is over.
-
-    Args:
-        optimizer: before its step.
-        process_group: the ranks over which parameters may be sharded.
-        has_gradients: whether the gradients are those that the step will use; not with a closure.
-    """
-
-    @torch.no_grad()
     def __init__(
-        self,
-        optimizer: Optimizer,
-        process_group: dist.ProcessGroup | None,
-        *,
-        has_gradients: bool,
+        self, optimizer: Optimizer, process_group: dist.ProcessGroup | None, *, has_gradients: bool
     ) -> None:
-        self._groups: list[_Group] = []
-        with_gradient: list[Tensor] = []
-        gradients: list[Tensor] = []
+        # Of each group the parameters, what they were, and the learning rate.
+        self._groups: list[tuple[list[Tensor], list[Tensor], float | Tensor]] = []
         for group in optimizer.param_groups:
             parameters = [p for p in group["params"] if p.requires_grad and p.numel()]
-            with_gradient += [p for p in parameters if p.grad is not None]
-            gradients += [_dense(p.grad) for p in parameters if p.grad is not None]
             lr = group.get("lr", math.nan)
             lr = lr.detach().clone() if isinstance(lr, Tensor) else float(lr)
             if parameters:
                 before = [local(p.detach()).clone() for p in parameters]
-                self._groups.append(_Group(parameters, before, lr))
-        every = [p for group in self._groups for p in group.parameters]
+                self._groups.append((parameters, before, lr))
+        every = [p for parameters, *_ in self._groups for p in parameters]
         self._process_group = process_group if any(map(is_sharded, every)) else None
         self._gradient_norm: Tensor | None = None
-        if has_gradients and with_gradient:
-            norm = self._norm(gradients, with_gradient)
+        moved = [p for p in every if p.grad is not None]
+        if has_gradients and moved:
+            norm = self._norm([_dense(p.grad) for p in moved if p.grad is not None], moved)
             # Fused optimizers divide by the scale themselves.
             scale = getattr(optimizer, "grad_scale", None)
             self._gradient_norm = norm if scale is None else norm / scale.to(norm.device)
 
     @torch.no_grad()
     def finish(self, skipped: float | Tensor) -> Update | None:
-        """Measure it, once the step is over.
-
-        Args:
-            skipped: whether it was left out, as a number or, where the device decides, a tensor.
-
-        Returns:
-            the sizes, or None where there are no parameters.
-        """
+        """Measure it, once the step is over; None where there are no parameters."""
         if not self._groups:
             return None
         norms = [
-            self._norm(torch._foreach_sub([local(p) for p in g.parameters], g.before), g.parameters)
-            for g in self._groups
+            self._norm(torch._foreach_sub([local(p) for p in parameters], before), parameters)
+            for parameters, before, _ in self._groups
         ]
         device = norms[0].device
         of_gradient = torch.full_like(norms[0], torch.nan)
@@ -252,29 +214,17 @@ class _PendingUpdate:
         if self._process_group is not None:
             table = torch.linalg.vector_norm(*gathered(self._process_group, table), dim=0)
         gradient_norm, *norms = table.unbind()
-        relative = torch.stack(
-            [
-                x / (g.lr.to(device) if isinstance(g.lr, Tensor) else g.lr)
-                for x, g in zip(norms, self._groups, strict=True)
-            ]
-        )
+        lrs = [lr.to(device) if isinstance(lr, Tensor) else lr for *_, lr in self._groups]
+        relative = torch.stack([x / lr for x, lr in zip(norms, lrs, strict=True)])
         if isinstance(skipped, Tensor):
             relative = torch.where(skipped.to(device) > 0, torch.nan, relative)
         elif skipped:
             relative = relative * torch.nan
-        return Update(
-            gradient_norm,
-            torch.linalg.vector_norm(table[1:]),
-            torch.linalg.vector_norm(relative),
-        )
+        norm = torch.linalg.vector_norm
+        return Update(gradient_norm, norm(table[1:]), norm(relative))
 
     def _norm(self, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-        """‖all tensors‖; where some are sharded, this rank's share, whose squares add up to it.
-
-        Args:
-            tensors: what this rank holds of them.
-            parameters: to which they belong.
-        """
+        """‖all tensors‖; where some are sharded, this rank's share, whose squares add up to it."""
         if self._process_group is None:
             return total_norm(tensors)
         world = dist.get_world_size(self._process_group)
@@ -297,9 +247,8 @@ def _dense(gradient: Tensor) -> Tensor:
 def _honours_found_inf(optimizer: Optimizer) -> bool:
     """Whether the optimizer leaves out a step by itself where its ``found_inf`` is 1."""
     groups = optimizer.param_groups
-    if not isinstance(optimizer, Adam | AdamW | SGD | Adagrad):
-        return False
-    if not all(group.get("fused") for group in groups):
+    known = isinstance(optimizer, Adam | AdamW | SGD | Adagrad)
+    if not known or not all(group.get("fused") for group in groups):
         return False
     # Not SGD's first step with momentum: its buffer would stay as it was allocated, unwritten.
     parameters = (p for group in groups if group.get("momentum") for p in group["params"])
@@ -319,8 +268,3 @@ def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     dtype = functools.reduce(torch.promote_types, {x.dtype for x in largest})
     each = torch.stack([x.to(device, dtype) for x in largest])
     return (~torch.isfinite(each)).any().float()
-
-
-def _calls_closure_first(optimizer: Optimizer) -> bool:
-    own = type(optimizer).__module__.startswith("torch.optim.")
-    return own and not isinstance(optimizer, LBFGS)

@@ -3,8 +3,7 @@
 All have one shape, whichever algorithm is inside:
 
 - a sampler (:func:`sgld`, :func:`mala`, :func:`hmc`) is called as ``(f, x0, steps=, step_size=,
-  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``; what became of
-  each step of MALA and HMC goes to ``on_step=``;
+  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``;
 - a step (:func:`sgld_step`, :func:`mala_step`, :func:`hmc_step`) is called as ``(f, chains,
   step_size=, noise_std=, generator=)`` and returns ``(chains, proposal)``: the new state, and what
   became of the step. :func:`start_chains` makes the first state.
@@ -18,8 +17,7 @@ from .chains import Chains, Proposal, start_chains
 from .hmc import hmc, hmc_step, leapfrog, mala, mala_step
 from .mixture import Mixture
 from .replay_buffer import ReplayBuffer
-from .schedules import annealed, random_steps
-from .sgld import sgld, sgld_step
+from .sgld import annealed, random_steps, sgld, sgld_step
 
 __all__ = [
     "Chains",

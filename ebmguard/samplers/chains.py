@@ -50,22 +50,21 @@ def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> 
     """Evaluate f and its gradient at the start points.
 
     Args:
-        f: negative energy, one value for each sample.
+        f: negative energy, one number for each sample: ``(B,)``, or ``(*models, B)``.
         x0: start points, ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble.
         dim: the batch dimension; 1 for ``(models, B, ...)``.
 
     Raises:
-        ShapeError: f does not return one number for each sample. Each chain is accepted or
-            rejected by its own energy, so heads have to be joined first.
+        ShapeError: what f returns. Each chain has one energy, so heads have to be joined first.
     """
     x = x0.detach().requires_grad_()
     with torch.enable_grad():
         values = f(x)
         if values.shape != x.shape[: dim + 1]:
             raise ShapeError(
-                f"f returned shape {tuple(values.shape)} for samples of shape {tuple(x.shape)}; "
-                f"expected one number for each sample: {tuple(x.shape[: dim + 1])}. Squeeze or sum "
-                "its heads, and give the batch dimension of an ensemble as dim=."
+                f"f returned shape {tuple(values.shape)}; expected one number for each sample: "
+                f"{tuple(x.shape[: dim + 1])}. Squeeze or sum its heads, and give the batch "
+                "dimension of an ensemble as dim=."
             )
         (grad,) = torch.autograd.grad(values.sum(), x)
     return Chains(x.detach(), values.detach(), grad)
@@ -85,9 +84,9 @@ def check_noise(
         return
     if generator is not None:
         raise ConfigError("noise and generator were both given; expected one source of noise")
-    # From the right, as broadcasting does.
-    pairs = zip(reversed(noise.shape), reversed(shape), strict=False)
-    if noise.ndim > len(shape) or any(own not in (1, size) for own, size in pairs):
+    try:
+        noise.expand(tuple(shape))
+    except RuntimeError:
         raise ShapeError(
             f"noise has shape {tuple(noise.shape)}, which does not broadcast to {tuple(shape)}"
-        )
+        ) from None

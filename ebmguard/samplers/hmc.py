@@ -30,11 +30,9 @@ def leapfrog(
     goes back the way it came.
 
     Args:
-        f: negative energy, as in :func:`start_chains`.
-        chains: where the trajectories start.
+        f, chains, step_size, noise_std: as in :func:`hmc_step`.
         momentum: p, in the shape of the samples.
         steps: number of leapfrog steps.
-        step_size, noise_std: as in :func:`ebmguard.samplers.sgld_step`.
 
     Returns:
         the ends of the trajectories, the momenta there, and H(start) - H(end) for each chain,
@@ -73,21 +71,16 @@ def hmc_step(
 ) -> tuple[Chains, Proposal]:
     """One step of Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011, Figure 2).
 
-    Its stationary density is exp(o f), o = 2 step_size / noise_std**2. Step and noise are those of
-    the Langevin step: with one leapfrog step the proposal is x + step_size * grad +
-    noise_std * z, that of :func:`ebmguard.samplers.sgld_step`; with more, the same moves with the
-    momentum kept. Masses are 1. Under a guard f is tempered, and so is the density.
-
-    Each chain is accepted or rejected by itself. A proposal whose energy is not finite is
-    rejected; a chain that starts at such an energy stays there.
+    Its stationary density is exp(o f), o = 2 step_size / noise_std**2. With one leapfrog step the
+    proposal is that of :func:`ebmguard.samplers.sgld_step`; with more, the same moves with the
+    momentum kept. Masses are 1. Each chain is accepted or rejected by itself. A proposal whose
+    energy is not finite is rejected; a chain that starts at such an energy stays there.
 
     Args:
         f: negative energy, as in :func:`start_chains`.
         chains: the present state, from :func:`start_chains` or from the step before.
         leapfrog_steps: length of the trajectory, at least 1.
-        step_size: factor of the gradient.
-        noise_std: standard deviation of the noise.
-        generator: source of randomness, on the device of the samples; None is PyTorch's global one.
+        step_size, noise_std, generator: as in :func:`ebmguard.samplers.sgld`.
         noise: momenta z ~ N(0, I) and u ~ U(0, 1), in the shapes of x and of f or broadcast to
             them, instead of a generator. No random numbers are drawn then.
 
@@ -135,12 +128,10 @@ def mala_step(
 ) -> tuple[Chains, Proposal]:
     """Propose the Langevin step of :func:`ebmguard.samplers.sgld_step`, accept or reject it.
 
-    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): x' = x + step_size * grad
-    + noise_std * z is accepted with probability min(1, p(x') q(x | x') / (p(x) q(x' | x))), where
-    p ∝ exp(o f), o = 2 step_size / noise_std**2, and q is the density of the proposal. This is
-    Hamiltonian Monte Carlo with one leapfrog step (Neal 2011, Section 5.2), and computed as that.
-
-    Args, Returns, Raises: as for :func:`hmc_step`.
+    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): x' is accepted with
+    probability min(1, p(x') q(x | x') / (p(x) q(x' | x))), where p ∝ exp(o f), o = 2 step_size /
+    noise_std**2, and q is the density of the proposal. This is :func:`hmc_step` with one leapfrog
+    step (Neal 2011, Section 5.2), and computed as that. It takes, returns and raises the same.
     """
     return hmc_step(
         f,
@@ -170,17 +161,14 @@ def hmc(
     f is evaluated ``1 + steps * leapfrog_steps`` times; its parameters' gradients stay untouched.
 
     Args:
-        f: negative energy, one value for each sample: (B, ...) -> (B,), or (models, B, ...) ->
-            (models, B) of an ensemble.
-        x0: start points.
+        f, x0, dim: as in :func:`start_chains`.
         steps: number of steps, at least 0.
         leapfrog_steps, step_size, noise_std, generator: as in :func:`hmc_step`.
-        dim: the batch dimension of `x0`; 1 for (models, B, ...).
         on_step: called with the proposal of each step. Keep its numbers rather than the proposal,
             which holds samples and gradients.
 
     Returns:
-        Detached samples, in the shape of `x0`.
+        detached samples, in the shape of `x0`.
 
     Raises:
         ConfigError, ShapeError: as for :func:`hmc_step`.
@@ -213,10 +201,7 @@ def mala(
     dim: int = 0,
     on_step: Callable[[Proposal], object] | None = None,
 ) -> Tensor:
-    """Run `steps` steps of :func:`mala_step` from `x0`, with ``1 + steps`` evaluations of f.
-
-    Args, Returns, Raises: as for :func:`hmc`.
-    """
+    """:func:`hmc` with one leapfrog step: `steps` steps of :func:`mala_step` from `x0`."""
     return hmc(
         f,
         x0,
@@ -231,7 +216,6 @@ def mala(
 
 
 def _check_settings(leapfrog_steps: int, step_size: float, noise_std: float) -> None:
-    """Raise a ConfigError that names the setting and what was expected of it."""
     check_count("leapfrog_steps", leapfrog_steps, 1)
     for name, value in (("step_size", step_size), ("noise_std", noise_std)):
         if not (math.isfinite(value) and value > 0):

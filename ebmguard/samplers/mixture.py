@@ -21,8 +21,8 @@ class Mixture:
     β* = 0 all negatives weigh the same. (The discussion of the paper proposes such mixtures.)
 
     Every sampler gets the arguments of the call, and its share of the negatives is the number of
-    samples that it returns. What samplers do not have in common, such as a replay buffer each, they
-    bring with them, as closures or partials. ::
+    samples that it returns. What is one sampler's own, such as a replay buffer, it brings with it,
+    as a closure or partial. ::
 
         sample_q = Mixture({
             "buffer": lambda f: mala(f, from_buffer(64), ...),
@@ -76,12 +76,20 @@ class Mixture:
             SamplerError: what a sampler returned is no tensor, or does not fit the others'.
         """
         drawn = {name: sampler(*args, **kwargs) for name, sampler in self.samplers.items()}
-        for name, x in drawn.items():
-            self._check(name, x)
         first_name, first = next(iter(drawn.items()))
         parts, start = {}, 0
         for name, x in drawn.items():
-            if self._alike(x) != self._alike(first):
+            if not isinstance(x, Tensor):
+                raise SamplerError(
+                    f"Mixture: the sampler {name!r} returned a {type(x).__name__}; expected one "
+                    "tensor of samples. Wrap it in a function that returns that alone."
+                )
+            if x.ndim <= self.dim:
+                raise SamplerError(
+                    f"Mixture: the sampler {name!r} returned {_described(x)}, which has no "
+                    f"dimension {self.dim} for the batch."
+                )
+            if self._common(x) != self._common(first):
                 raise SamplerError(
                     f"Mixture: the sampler {name!r} returned {_described(x)}, and {first_name!r} "
                     f"{_described(first)}; expected the same but for dimension {self.dim}, that of "
@@ -92,20 +100,7 @@ class Mixture:
         self.parts = parts
         return torch.cat(list(drawn.values()), self.dim)
 
-    def _check(self, name: str, x: object) -> None:
-        if not isinstance(x, Tensor):
-            raise SamplerError(
-                f"Mixture: the sampler {name!r} returned a {type(x).__name__}; expected one tensor "
-                "of samples. Wrap it in a function that returns that alone."
-            )
-        if x.ndim <= self.dim:
-            raise SamplerError(
-                f"Mixture: the sampler {name!r} returned {_described(x)}, which has no dimension "
-                f"{self.dim} for the batch."
-            )
-
-    def _alike(self, x: Tensor) -> tuple[object, ...]:
-        """What the samples of all samplers must have in common."""
+    def _common(self, x: Tensor) -> tuple[object, ...]:
         return x.shape[: self.dim], x.shape[self.dim + 1 :], x.dtype, x.device
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +12,6 @@ from torch import Tensor
 from ..errors import ConfigError
 
 __all__ = ["ReplayBuffer"]
-
-
-class _Draw(NamedTuple):
-    rows: Tensor
-    ages: Tensor
-    restart: Tensor
 
 
 class ReplayBuffer:
@@ -34,8 +28,7 @@ class ReplayBuffer:
         sample_shape: shape of one sample, such as (1, 8, 8).
         reinit_rate: probability that a drawn start point is replaced by a fresh one; JEM uses 0.05.
         generator: source of randomness; the buffer lives on its device.
-        low: lower end of the uniform initialisation.
-        high: upper end of it.
+        low, high: ends of the uniform initialisation.
         dtype: floating-point type of the samples.
         classes: number of classes that the chains are divided among; 1 does not tell them apart.
 
@@ -63,8 +56,7 @@ class ReplayBuffer:
             raise ConfigError(f"size is {size}, expected at least one chain")
         if classes < 1 or size % classes:
             raise ConfigError(
-                f"size is {size} and classes is {classes}, expected as many chains for each class: "
-                "a size that is a multiple of a positive number of classes"
+                f"size is {size} and classes is {classes}, expected classes that divide it"
             )
         if not 0 <= reinit_rate <= 1:
             raise ConfigError(f"reinit_rate is {reinit_rate}, expected a probability in [0, 1]")
@@ -79,7 +71,8 @@ class ReplayBuffer:
         self._dtype = dtype
         self.samples = self._fresh(size)
         self.ages = torch.zeros(size, dtype=torch.int64, device=self.samples.device)
-        self._draw: _Draw | None = None  # the latest one
+        # Rows, ages and restarts of the latest draw.
+        self._draw: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return self.samples.shape[0]
@@ -102,23 +95,21 @@ class ReplayBuffer:
         """
         if n < 1:
             raise ConfigError(f"n is {n}, expected at least 1")
-        if labels is not None and self.classes == 1:
-            raise ConfigError(
-                "labels were given to a buffer that does not tell classes apart; build it with "
-                "classes=..."
-            )
-        if labels is not None and (labels.shape != (n,) or labels.dtype != torch.int64):
-            raise ConfigError(
-                f"labels have shape {tuple(labels.shape)} and type {labels.dtype}, expected "
-                f"({n},) and torch.int64"
-            )
-        device = self.samples.device
-        chains = len(self) if labels is None else len(self) // self.classes
+        chains, device = len(self), self.samples.device
+        if labels is not None:
+            if self.classes == 1:
+                raise ConfigError("This buffer does not tell classes apart; give it classes=...")
+            if labels.shape != (n,) or labels.dtype != torch.int64:
+                raise ConfigError(
+                    f"labels have shape {tuple(labels.shape)} and type {labels.dtype}, expected "
+                    f"({n},) and torch.int64"
+                )
+            chains //= self.classes
         indices = torch.randint(chains, (n,), generator=self.generator, device=device)
         if labels is not None:
             indices += labels * chains
         restart = torch.rand(n, generator=self.generator, device=device) < self.reinit_rate
-        self._draw = _Draw(indices, self.ages[indices] * ~restart, restart)
+        self._draw = indices, self.ages[indices] * ~restart, restart
         restart = restart.view(n, *(1 for _ in self._sample_shape))
         return torch.where(restart, self._fresh(n), self.samples[indices]), indices
 
@@ -148,8 +139,9 @@ class ReplayBuffer:
         last = torch.zeros(len(self), dtype=torch.int64, device=indices.device)
         last.scatter_reduce_(0, indices, order, "amax")
         self.samples[indices] = samples.detach()[last[indices]].to(self._dtype)
-        draw = self._draw
-        ages = draw.ages if draw is not None and indices is draw.rows else self.ages[indices]
+        ages = self.ages[indices]
+        if self._draw is not None and indices is self._draw[0]:
+            ages = self._draw[1]
         self.ages[indices] = ages[last[indices]] + 1
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -184,8 +176,7 @@ class ReplayBuffer:
         """Go back to a saved state, generator included.
 
         Raises:
-            ConfigError: the state is of a buffer of another shape, or not that of a buffer. Nothing
-                has changed then.
+            ConfigError: the state is of another buffer, or none. Nothing has changed then.
         """
         if set(state) != {"samples", "ages", "generator"}:
             raise ConfigError(

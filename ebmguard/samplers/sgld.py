@@ -1,11 +1,11 @@
-"""Stochastic gradient Langevin dynamics on a negative energy."""
+"""Stochastic gradient Langevin dynamics on a negative energy: how far, how often, what size."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch import Tensor
 from ..errors import ConfigError, ShapeError
 from .chains import Chains, Proposal, check_count, check_noise, start_chains
 
-__all__ = ["sgld", "sgld_step"]
+__all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
+
+Shape: TypeAlias = Literal["linear", "geometric", "cosine"]
 
 
 def sgld_step(
@@ -29,20 +31,17 @@ def sgld_step(
 ) -> tuple[Chains, Proposal]:
     """One Langevin step: x + step_size * grad + noise_std * z, with z ~ N(0, I).
 
-    This is the update of JEM's sampler, with step and noise set apart. It is a correct Langevin
-    step for p(x) ∝ exp(o f(x)) with o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4,
-    without minibatching). Every move is accepted, and f evaluated where it ends. A rule of your own
-    for the gradient goes between two steps: ``chains._replace(grad=...)``.
+    The update of JEM's sampler, with step and noise set apart. It is a correct Langevin step for
+    p(x) ∝ exp(o f(x)) with o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4, without
+    minibatching). Every move is accepted, and f evaluated where it ends. A rule of your own for the
+    gradient goes between two steps: ``chains._replace(grad=...)``.
 
     Args:
         f: negative energy, as in :func:`ebmguard.samplers.start_chains`.
         chains: the present state.
-        step_size: factor of the gradient.
-        noise_std: standard deviation of the noise, in units of `x`; 0 draws no random numbers.
-        generator: source of the noise, on the device of `x`; None is PyTorch's global one.
+        step_size, noise_std, generator, clamp, grad_clip: as in :func:`sgld`, of this one step.
         noise: z itself, instead of a generator; broadcast to the shape of `x`, so that the members
             of an ensemble may share it. No random numbers are drawn then.
-        clamp, grad_clip: as in :func:`sgld`.
 
     Returns:
         the new state, detached, and what happened. No input is changed.
@@ -51,19 +50,16 @@ def sgld_step(
         ShapeError: the shapes differ.
         ConfigError: as for :func:`sgld`.
     """
-    _of_each_step("step_size", step_size, 1)
-    _of_each_step("noise_std", noise_std, 1)
-    _check_limits(clamp, grad_clip)
+    move = _update(1, step_size, noise_std, generator, clamp, grad_clip)
     check_noise(noise, chains.x.shape, generator)
     if chains.grad.shape != chains.x.shape:
         raise ShapeError(
             f"grad has shape {tuple(chains.grad.shape)} and x has {tuple(chains.x.shape)}; "
             "expected one gradient entry for each entry of x"
         )
-    moved = _move(chains.x, chains.grad, step_size, noise_std, generator, noise, clamp, grad_clip)
-    end = start_chains(f, moved, dim=chains.f.ndim - 1)
-    accepted = torch.ones_like(end.f, dtype=torch.bool)
-    return end, Proposal(end, torch.ones_like(end.f), accepted, ~torch.isfinite(end.f))
+    end = start_chains(f, move(0, chains.x, chains.grad, noise), dim=chains.f.ndim - 1)
+    one = torch.ones_like(end.f)
+    return end, Proposal(end, one, one.bool(), ~torch.isfinite(end.f))
 
 
 def sgld(
@@ -78,20 +74,16 @@ def sgld(
     grad_clip: float | None = None,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """Run `steps` Langevin steps from `x0` towards high `f`.
-
-    Only the gradient with respect to the samples is computed: the gradients stored in the
-    parameters of `f` are not touched.
+    """Run `steps` Langevin steps from `x0` towards high `f`; its parameters' gradients stay.
 
     Args:
         f: negative energy, one value for each sample, in any shape: (B, ...) -> (B,), or
             (models, B, ...) -> (models, B) of an ensemble.
         x0: start points, of any shape that f takes.
         steps: number of steps, at least 0.
-        step_size: factor of the gradient; one number, or one for each step (see
-            :func:`ebmguard.samplers.annealed`).
-        noise_std: standard deviation of the noise; likewise.
-        generator: source of the noise, on the device of `x0`.
+        step_size: factor of the gradient; one number, or one for each step (see :func:`annealed`).
+        noise_std: standard deviation of the noise, in units of `x0`; likewise. 0 draws nothing.
+        generator: source of the noise, on the device of `x0`; None is PyTorch's global one.
         clamp: (low, high) applied to the samples after each step; None leaves them free, as JEM.
         grad_clip: largest absolute value of an entry of the gradient, before `step_size`
             multiplies it; larger ones are cut to it (IGEBM: 0.01). Where it cuts, the step no
@@ -110,9 +102,7 @@ def sgld(
             an interval, or both `noise` and `generator` are given.
         ShapeError: `noise` has another shape.
     """
-    step_sizes = _of_each_step("step_size", step_size, steps)
-    noise_stds = _of_each_step("noise_std", noise_std, steps)
-    _check_limits(clamp, grad_clip)
+    move = _update(steps, step_size, noise_std, generator, clamp, grad_clip)
     check_noise(noise, (steps, *x0.shape), generator)
     if noise is not None and (noise.ndim != x0.ndim + 1 or noise.shape[0] != steps):
         raise ShapeError(
@@ -124,52 +114,94 @@ def sgld(
         x.requires_grad_()
         with torch.enable_grad():
             (grad,) = torch.autograd.grad(f(x).sum(), x)
-        z = None if noise is None else noise[step]
-        x = x.detach()
-        x = _move(x, grad, step_sizes[step], noise_stds[step], generator, z, clamp, grad_clip)
+        x = move(step, x.detach(), grad, None if noise is None else noise[step])
     return x
 
 
-def _move(
-    x: Tensor,
-    grad: Tensor,
-    step_size: float,
-    noise_std: float,
+def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric") -> list[float]:
+    """A number for each step of a chain, from `first` down or up to `last`.
+
+    For ``step_size`` and ``noise_std`` of :func:`sgld`. A chain that is to follow exp(o f) all the
+    way keeps o = 2 step_size / noise_std**2: its steps are
+    ``[o / 2 * noise**2 for noise in annealed(...)]``. With the step kept and the noise annealed, o
+    grows along the chain: it begins warm, and its output scale is that of the last steps.
+
+    Args:
+        first, last: numbers of the first and of the last step; an only step has the last.
+        steps: how many, at least 0.
+        shape: "linear"; "geometric", by the same factor at every step; "cosine", flat at both ends.
+
+    Raises:
+        ConfigError: an unknown shape, a negative number of steps, ends that are not finite, or a
+            geometric shape between ends that are not above 0.
+    """
+    check_count("steps", steps, 0)
+    if shape not in get_args(Shape):
+        raise ConfigError(f"shape={shape!r}; expected one of {', '.join(get_args(Shape))}.")
+    if not (math.isfinite(first) and math.isfinite(last)):
+        raise ConfigError(f"first is {first} and last is {last}, expected finite numbers")
+    if shape == "geometric" and not (first > 0 and last > 0):
+        raise ConfigError(
+            f"first is {first} and last is {last}; a geometric shape is for numbers above 0. Use "
+            '"linear" or "cosine".'
+        )
+    ways = [step / (steps - 1) if steps > 1 else 1.0 for step in range(steps)]
+    if shape == "geometric":
+        return [first ** (1 - way) * last**way for way in ways]
+    if shape == "cosine":
+        ways = [0.5 - 0.5 * math.cos(math.pi * way) for way in ways]
+    return [(1 - way) * first + way * last for way in ways]
+
+
+def random_steps(low: int, high: int, generator: torch.Generator) -> int:
+    """Number of steps of a chain, uniform on {low, ..., high}.
+
+    Raises:
+        ConfigError: not 0 <= low <= high, or a generator that is not on the CPU: one on a GPU would
+            have to be waited for.
+    """
+    if not 0 <= low <= high:
+        raise ConfigError(f"low is {low} and high is {high}, expected 0 <= low <= high")
+    if generator.device.type != "cpu":
+        raise ConfigError(f"generator is on {generator.device}, expected one on the CPU")
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def _update(
+    steps: int,
+    step_size: float | Sequence[float],
+    noise_std: float | Sequence[float],
     generator: torch.Generator | None,
-    noise: Tensor | None,
     clamp: tuple[float, float] | None,
     grad_clip: float | None,
-) -> Tensor:
-    """The update alone, of checked settings."""
-    if grad_clip is not None:
-        grad = grad.clamp(-grad_clip, grad_clip)
-    moved = torch.add(x, grad, alpha=step_size)
-    if noise_std != 0:
-        if noise is None:
-            noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
-        moved.add_(noise, alpha=noise_std)
-    return moved if clamp is None else moved.clamp_(*clamp)
-
-
-def _of_each_step(name: str, setting: float | Sequence[float], steps: int) -> Sequence[float]:
+) -> Callable[[int, Tensor, Tensor, Tensor | None], Tensor]:
+    """Checks the settings; returns what moves x, given the step, x, its gradient and noise."""
     check_count("steps", steps, 0)
-    given: Sequence[Any] = setting if isinstance(setting, Sequence) else [setting] * max(steps, 1)
-    for value in given:
-        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-            raise ConfigError(
-                f"{name} is {value}, expected a finite number, 0 or more, or a list of them, one "
-                "for each step (of a tensor or an array, its tolist())"
-            )
-    if given is setting and len(given) != steps:
-        raise ConfigError(
-            f"{name} has {len(given)} entries for {steps} steps, expected one number or one for "
-            "each step"
-        )
-    return given
-
-
-def _check_limits(clamp: tuple[float, float] | None, grad_clip: float | None) -> None:
+    sizes: dict[str, Any] = {"step_size": step_size, "noise_std": noise_std}
+    for name, setting in sizes.items():
+        given: Any = setting if isinstance(setting, Sequence) else [setting]
+        for value in given:
+            if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+                raise ConfigError(
+                    f"{name} is {value}, expected a finite number, 0 or more, or a list of them, "
+                    "one for each step (of a tensor or an array, its tolist())"
+                )
+        sizes[name] = given if given is setting else given * steps
+        if len(sizes[name]) != steps:
+            raise ConfigError(f"{name} has {len(given)} entries for {steps} steps")
     if clamp is not None and not clamp[0] < clamp[1]:
         raise ConfigError(f"clamp is {clamp}, expected (low, high) with low < high")
     if grad_clip is not None and not (math.isfinite(grad_clip) and grad_clip > 0):
         raise ConfigError(f"grad_clip is {grad_clip}, expected a finite number above 0, or None")
+
+    def move(step: int, x: Tensor, grad: Tensor, noise: Tensor | None) -> Tensor:
+        if grad_clip is not None:
+            grad = grad.clamp(-grad_clip, grad_clip)
+        moved = torch.add(x, grad, alpha=sizes["step_size"][step])
+        if (std := sizes["noise_std"][step]) != 0:
+            if noise is None:
+                noise = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+            moved.add_(noise, alpha=std)
+        return moved if clamp is None else moved.clamp_(*clamp)
+
+    return move

@@ -1,7 +1,6 @@
-"""What a sampler's differentiated calls of the energy show, read from gradients as they pass by.
+"""What a sampler's differentiated calls of the energy show, without a pass of its own.
 
-Tensor hooks on the inputs of the module that is sampled see every gradient that the sampler
-computes, so that nothing here needs a pass of its own.
+Tensor hooks on the inputs of the module that is sampled see every gradient that passes by.
 """
 
 from __future__ import annotations
@@ -56,6 +55,8 @@ class GradientWatcher:
             maximum.
         entries: number of entries of one sample there; 0 where graphs differ in it.
         count: how many calls were differentiated, without replays.
+        last: the last two differentiated calls, where they are remembered. None stay where a
+            gradient belongs to no one call, and inside functional transforms.
         is_capturing: whether calls are being captured as a CUDA graph. None of them is remembered.
     """
 
@@ -63,6 +64,7 @@ class GradientWatcher:
         self.norm: Tensor | None = None
         self.entries = 0
         self.count = 0
+        self.last: deque[DifferentiatedCall] = deque(maxlen=2)
         self.is_capturing = False
         self._models = models
         self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
@@ -73,32 +75,15 @@ class GradientWatcher:
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
         self._arrived: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._ends: deque[DifferentiatedCall] = deque(maxlen=2)
-
-    @property
-    def last_step(self) -> tuple[DifferentiatedCall, DifferentiatedCall] | None:
-        """The last two differentiated calls, in their order.
-
-        None where there were fewer, where a gradient belongs to no one call, and inside functional
-        transforms.
-        """
-        if len(self._ends) < 2:
-            return None
-        first, second = self._ends
-        return first, second
 
     def start(self, *, remember: bool) -> None:
-        """A sampler call begins.
-
-        Args:
-            remember: keep :attr:`last_step`, at the price of copies of each call's samples.
-        """
+        """A sampler call begins; ``remember`` fills :attr:`last`, with copies of each call."""
         self.norm, self.entries, self.count = None, 0, 0
         self._chooses = self._ran is not None
         self._mark(0)
         self._remembers = remember
         self._arrived = []  # a new one: graphs of earlier sampler calls may still be differentiated
-        self._ends.clear()
+        self.last.clear()
 
     def stop(self) -> None:
         """The sampler call is over: its samples are watched no longer."""
@@ -106,12 +91,8 @@ class GradientWatcher:
         if self._chooses:  # before the first replay, graphs have written nothing
             self._choose()
 
-    def forget(self) -> None:
-        """Let go of the memory behind :attr:`last_step`."""
-        self._ends.clear()
-
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-        """The module is called; returns those of its arguments whose gradient is watched."""
+        """The module is called; returns the argument whose gradient is watched."""
         if not torch.is_grad_enabled():
             return None
         for x in (*args, *kwargs.values()):
@@ -126,12 +107,7 @@ class GradientWatcher:
         return None
 
     def leave(self, x: Tensor | None, output: Any) -> None:
-        """The call returns.
-
-        Args:
-            x: what :meth:`enter` returned.
-            output: the energies, or whatever the module returns.
-        """
+        """The call with `x`, as :meth:`enter` returned it, returns the output."""
         if not self._remembers or self.is_capturing or x is None:
             return
         if not isinstance(output, Tensor) or output.grad_fn is None:
@@ -155,17 +131,19 @@ class GradientWatcher:
             self.norm, self._chooses = None, False
             return
         if self._remembers:
-            self._conclude(grad)
-        if not has_models(grad, self._models):
-            self._saw(None, ())  # samples that all members share
-            return
-        # At once: samplers that clip do it in place on this very tensor.
-        each = grad.detach().reshape(*grad.shape[: len(self._models) + 1], -1)
-        self._saw(torch.linalg.vector_norm(each, dim=-1), each.shape)
-
-    def _saw(self, norm: Tensor | None, shape: tuple[int, ...]) -> None:
+            # Of one output alone: a gradient through several calls is that of no one energy.
+            if len(self._arrived) == 1:
+                self.last.append(DifferentiatedCall(*self._arrived[0], grad.detach().clone()))
+            else:
+                self.last.clear()
+            self._arrived.clear()
+        norm, shape = None, torch.Size([0])  # of samples that all members share
+        if has_models(grad, self._models):
+            # At once: samplers that clip do it in place on this very tensor.
+            each = grad.detach().reshape(*grad.shape[: len(self._models) + 1], -1)
+            norm, shape = torch.linalg.vector_norm(each, dim=-1), each.shape
         if not self.is_capturing:
-            self.norm, self.entries = norm, shape[-1] if shape else 0
+            self.norm, self.entries = norm, shape[-1]
             self._mark(0)
         elif norm is None:
             self._mark(-1)
@@ -202,12 +180,3 @@ class GradientWatcher:
         if self._handle is not None:
             self._handle.remove()
         self._handle = self._leaf = None
-
-    def _conclude(self, grad: Tensor) -> None:
-        # Of one output alone: a gradient through several calls is that of no one energy.
-        arrived = self._arrived.copy()
-        self._arrived.clear()
-        if len(arrived) == 1:
-            self._ends.append(DifferentiatedCall(*arrived[0], grad.detach().clone()))
-        else:
-            self._ends.clear()

@@ -3,17 +3,17 @@
 The sampler of the robust objective targets exp((1 - β) f) (Eq. 7). Multiplying the energy during
 the sampler call is all it takes: noise and step size stay, so the drift is scaled and nothing else.
 
-The module's ``forward`` is overridden on the instance for the time of the call and restored in
-``finally``. So closures, ``self.model``, ``f.forward``, eval/train, hooks, ``state_dict`` and
-compiled modules keep working, which a wrapper module would break. Limits: another thread that calls
-the module during a sampler call sees the tempered energy, and ``torch.nn.DataParallel`` must be
-the module that the sampler is given, not one inside it.
+The module's ``forward`` is overridden on the instance for the time of the call. So closures,
+``self.model``, ``f.forward``, eval/train, hooks, ``state_dict`` and compiled modules keep working,
+which a wrapper module would break. Limits: another thread that calls the module during a sampler
+call sees the tempered energy, and ``torch.nn.DataParallel`` must be the module that the sampler is
+given, not one inside it.
 
 A sampler may capture its steps as CUDA graphs and replay them in later calls. A replay does not
 call the module, so what graphs read and write stays where it is: the factor is one tensor, refilled
 at every call, and the gradient norms are others, which the replays refresh. Limit: a capture is
-noticed where Python calls the module, so not inside a function that ``torch.compile`` has compiled
-around it; a compiled module is called from Python.
+noticed where Python calls the module, compiled or not, so not inside a function that
+``torch.compile`` has compiled around it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from .gradients import DifferentiatedCall, GradientWatcher
 
 __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 
-_ABSENT = object()
-
 
 def scale(output: object, factor: float | Tensor) -> Tensor:
     """``factor * output`` in the output's dtype; the very same tensor where the factor is 1.0.
@@ -52,19 +50,18 @@ def scale(output: object, factor: float | Tensor) -> Tensor:
             "needs one tensor of energies. Return only the energy there, or use g.temper(energy) "
             "inside the sampler and guard(loss_fn, None, ...)."
         )
-    if not isinstance(factor, Tensor):
-        return output if factor == 1.0 else output * factor
-    if factor.ndim:
-        factor = factor.reshape(factor.shape + (1,) * (output.ndim - factor.ndim))
-        return output * factor.to(output)
+    if isinstance(factor, Tensor):
+        if factor.ndim:
+            factor = factor.reshape(factor.shape + (1,) * (output.ndim - factor.ndim)).to(output)
+    elif factor == 1.0:
+        return output
     return output * factor
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
-    """The energy module of a sampler call: the only one among its arguments.
+    """The only module among a sampler's arguments, bound ones included.
 
-    A bound method such as ``f.forward`` counts as its module, and so does the owner of a sampler
-    that is itself a method of a module. What a partial has bound counts as an argument.
+    A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
 
     Raises:
         SamplerError: none, or more than one, with the remedy ``model=``.
@@ -79,26 +76,20 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
             found.append(module)
     if len(found) == 1:
         return found[0]
-    if not found:
-        raise SamplerError(
-            "No energy module among the sampler's arguments; it is probably a closure or a global. "
-            "Name it: guard(..., model=f), where f is the module that the sampler calls."
-        )
-    raise SamplerError(
-        f"{len(found)} modules among the sampler's arguments "
-        f"({', '.join(type(module).__name__ for module in found)}); which one is the energy? "
-        "Name it: guard(..., model=f)."
-    )
+    what = "No energy module among the sampler's arguments; it is probably a closure or a global."
+    if found:
+        names = ", ".join(type(module).__name__ for module in found)
+        what = f"{len(found)} modules among the arguments ({names}); which one is the energy?"
+    raise SamplerError(f"{what} Name the one that the sampler calls: guard(..., model=f).")
 
 
 class Tempering:
     """Overrides one energy module's ``forward`` for the time of sampler calls.
 
     One object serves all calls on a module: ``torch.compile`` specialises on the function that it
-    finds, and the factor is a tensor, so that neither a call nor a new β recompiles.
-
-    Of CUDA graphs: the object must live as long as they are replayed, since their factor is its
-    own. Outside of :meth:`active` that factor is 1.
+    finds, and the factor is a tensor, so that neither a call nor a new β recompiles. It must live
+    as long as CUDA graphs are replayed, since their factor is its own; outside of :meth:`active`
+    that factor is 1.
 
     Args:
         module: the energy module, which this does not keep alive.
@@ -131,16 +122,16 @@ class Tempering:
     def grad_norm(self) -> Tensor | None:
         """‖∇_x f‖ per sample, ``(*models, B)``, in the latest block's last differentiated call.
 
-        Of the untempered f. Read from the input's gradient as it passes by, without a pass of its
-        own. None where nothing was differentiated, or where the members of an ensemble share their
-        samples. Of CUDA graphs that of the one replayed last, as :attr:`GradientWatcher.norm` says.
+        Of the untempered f. None where nothing was differentiated, or where the members of an
+        ensemble share their samples. Of CUDA graphs that of the one replayed last, as
+        :attr:`~.gradients.GradientWatcher.norm` says.
         """
-        norm = self._seen.norm
+        norm, given = self._seen.norm, self._given
         if norm is None:
             return None
-        if isinstance(self._given, Tensor):
-            return norm / self._given.detach().abs().to(norm).unsqueeze(-1)
-        return norm / abs(self._given)
+        if isinstance(given, Tensor):
+            return norm / given.detach().abs().to(norm).unsqueeze(-1)
+        return norm / abs(given)
 
     @property
     def drift_norm(self) -> Tensor | None:
@@ -154,23 +145,23 @@ class Tempering:
 
     @property
     def evaluations(self) -> int | None:
-        """How many calls of the module were differentiated in the latest block.
-
-        None where none was seen, and where a CUDA graph may have replayed others.
-        """
+        """How many calls the latest block differentiated; None if none, or after a capture."""
         return self._seen.count if self._seen.count and self._captured is None else None
 
     @property
     def last_step(self) -> tuple[DifferentiatedCall, DifferentiatedCall] | None:
         """The last two differentiated calls of the latest block that remembers, in their order.
 
-        None where that is unknown, and where a CUDA graph may have replayed others.
+        None where they are not known, and where a CUDA graph may have replayed others.
         """
-        return self._seen.last_step if self._captured is None else None
+        if len(self._seen.last) < 2 or self._captured is not None:
+            return None
+        first, second = self._seen.last
+        return first, second
 
     def forget(self) -> None:
         """Let go of the memory behind :attr:`last_step`."""
-        self._seen.forget()
+        self._seen.last.clear()
 
     def run(
         self,
@@ -208,14 +199,14 @@ class Tempering:
         """
         module = self.module
         attributes = module.__dict__
-        existing = attributes.get("forward", _ABSENT)
+        existing = attributes.get("forward")
         if isinstance(getattr(existing, "__self__", None), Tempering):
             raise SamplerError(
                 "Two guards sample from the same module at once, which would temper it twice. "
                 "Give the inner one the plain sampler (`sampler.original`)."
             )
         compiled = attributes.get("_compiled_call_impl")
-        self._set(factor)
+        self._set(factor, is_compiled=compiled is not None)
         self._inner = module.forward
         self.reached = self._captured is not None
         self._seen.start(remember=remember)
@@ -226,7 +217,7 @@ class Tempering:
         try:
             yield
         finally:
-            if existing is _ABSENT:
+            if existing is None:
                 del attributes["forward"]
             else:
                 attributes["forward"] = existing
@@ -237,35 +228,30 @@ class Tempering:
             if self._captured is not None:
                 self._captured.fill_(1.0)
 
-    def _forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            self.reached = True
-            return self._scaled(*args, **kwargs)
-        output: Tensor = self._watched(self._scaled, *args, **kwargs)
-        return output
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return self._watched(self._scaled, *args, **kwargs)
+        self.reached = True
+        return self._scaled(*args, **kwargs)
 
     def _scaled(self, *args: Any, **kwargs: Any) -> Tensor:
         return scale(self._inner(*args, **kwargs), self._factor)
 
     def _watched(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self.reached = True
-        self._notice_capture()
+        self._seen.is_capturing = is_capturing()
+        if self._seen.is_capturing:
+            if self._captured is None:
+                self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
+            assert self._captured is not None
+            # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
+            self._factor = self._captured
         x = self._seen.enter(args, kwargs)
         output = call(*args, **kwargs)
         self._seen.leave(x, output)
         return output
 
-    def _notice_capture(self) -> None:
-        self._seen.is_capturing = is_capturing()
-        if not self._seen.is_capturing:
-            return
-        if self._captured is None:
-            self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
-        assert self._captured is not None
-        # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
-        self._factor = self._captured
-
-    def _set(self, factor: float | Tensor) -> None:
+    def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:
         self._given = factor
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. A
@@ -279,12 +265,9 @@ class Tempering:
             if self._one is None or self._one.device != device:
                 # Now, since memory that is allocated during a capture belongs to the graph.
                 self._one = torch.ones((), dtype=dtype, device=device)
-            # A compiled module multiplies by 1 as well: to begin with it in the capture would
-            # compile anew, which a capture does not allow.
-            compiled = self.module.__dict__.get("_compiled_call_impl") is not None
-            self._factor = self._one if compiled else 1.0
-        captured = self._captured
-        if captured is None:
+            # A compiled module multiplies by 1 as well: a capture must not compile anew.
+            self._factor = self._one if is_compiled else 1.0
+        if (captured := self._captured) is None:
             return
         if isinstance(factor, Tensor) and factor.ndim and factor.shape != captured.shape:
             raise SamplerError(

@@ -160,9 +160,7 @@ def test_amp_scale_is_taken_out_of_the_gradient(fused):
             p.data.fill_(value)
         run.step()
         run.step()
-    expected, found = plain.rows()[1], scaled.rows()[1]
-    for tag in TAGS:
-        assert found[tag] == pytest.approx(expected[tag], rel=1e-5)
+    assert scaled.rows()[1] == pytest.approx(plain.rows()[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -240,21 +238,17 @@ def test_optimizers_without_a_learning_rate_or_parameters_that_are_trained():
                     p.data -= p.grad
 
     p, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
-    optimizer = Own([p, frozen], {})
-    g = guard(None, None, beta_star=1.0).attach(optimizer=optimizer)
-    g.loss_fn(*energies())
     p.grad = torch.tensor([3.0, 4.0])
-    optimizer.step()
-    g.loss_fn(*energies())
-    assert [g.last[tag] for tag in TAGS[:2]] == [5.0, 5.0]
-    assert math.isnan(g.last["optim/amplification"])
-
-    nothing = torch.optim.SGD([frozen], lr=0.1)
-    g = guard(None, None, beta_star=1.0).attach(optimizer=nothing)
-    g.loss_fn(*energies())
-    nothing.step()
-    g.loss_fn(*energies())
-    assert not set(TAGS) & set(g.last)
+    for optimizer in (Own([p, frozen], {}), torch.optim.SGD([frozen], lr=0.1)):
+        g = guard(None, None, beta_star=1.0).attach(optimizer=optimizer)
+        g.loss_fn(*energies())
+        optimizer.step()
+        g.loss_fn(*energies())
+        if isinstance(optimizer, Own):
+            expected = pytest.approx([5.0, 5.0, math.nan], nan_ok=True)
+            assert [g.last[tag] for tag in TAGS] == expected
+        else:
+            assert not set(TAGS) & set(g.last)
 
 
 def test_sparse_gradients():

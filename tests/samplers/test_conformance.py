@@ -89,17 +89,22 @@ def test_a_run_is_its_steps_and_nothing_else_changes(case, models, dtype):
     net = Energy().to(dtype)
     x0 = normals(*models, 6, 2).to(dtype)
     before, parameters = x0.clone(), [p.clone() for p in net.parameters()]
-    state = torch.get_rng_state()
-    ensemble = case.ensemble if models else {}
+    state, shown = torch.get_rng_state(), list[Proposal]()
+    options: Any = {} if case.run is sgld else {"on_step": shown.append}
+    options |= case.ensemble if models else {}
     with torch.no_grad():  # the sampler turns gradients on for itself
-        x = case.run(net, x0, steps=8, **SIZES, **ensemble, generator=seeded(3))
+        x = case.run(net, x0, steps=8, **SIZES, **options, generator=seeded(3))
+    assert len(shown) == (0 if case.run is sgld else 8)
     chains, rng = start_chains(net, x0, dim=len(models)), seeded(3)
-    for _ in range(8):
+    for step in range(8):
         held = [part.clone() for part in chains]
         moved, proposal = case.step(net, chains, **SIZES, generator=rng)
         assert isinstance(proposal, Proposal)
         assert {part.shape for part in proposal[1:]} == {(*models, 6)}
         assert all(map(torch.equal, held, chains))
+        for seen in shown[step : step + 1]:
+            assert all(map(torch.equal, seen.chains, proposal.chains))
+            assert all(map(torch.equal, seen[1:], proposal[1:]))
         chains = moved
     assert torch.equal(x, chains.x)
     assert x.dtype == dtype
@@ -126,18 +131,13 @@ def test_a_seed_gives_its_samples_from_either_generator(case):
     assert torch.equal(draw(None), first)
 
 
-def test_given_noise_is_that_of_the_generator_and_draws_nothing(case):
-    start = start_chains(bowl, normals(6, 2))
+def test_given_noise_is_that_of_the_generator_and_has_to_fit(case):
+    start = start_chains(bowl, normals(4, 2))
     expected, _ = case.step(bowl, start, **SIZES, generator=seeded(5))
     noise, before = drawn(case, start.x, seeded(5)), torch.get_rng_state()
     found, _ = case.step(bowl, start, **SIZES, noise=noise)
     assert all(map(torch.equal, found, expected))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_two_sources_of_noise_are_refused_and_noise_that_does_not_fit(case):
-    start = start_chains(bowl, normals(4, 2))
-    noise = drawn(case, start.x, seeded(0))
     with pytest.raises(ConfigError, match="both given"):
         case.step(bowl, start, **SIZES, noise=noise, generator=seeded(0))
     wrong = (

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ebmguard.errors import ConfigError
 from ebmguard.samplers import ReplayBuffer
 
 
@@ -34,16 +35,6 @@ def test_draws_are_rows_of_the_buffer():
     assert buffer.samples.max() < 1
 
 
-def test_write_back_and_the_last_duplicate_wins():
-    buffer = make(5)
-    before = buffer.samples.clone()
-    rows = torch.tensor([3, 1, 3, 0, 3])
-    values = torch.arange(5.0).reshape(5, 1, 1, 1).expand(5, 1, 2, 2)
-    buffer.write(rows, values)
-    assert [float(buffer.samples[i, 0, 0, 0]) for i in (3, 1, 0)] == [4, 1, 3]
-    assert torch.equal(buffer.samples[[2, 4]], before[[2, 4]])
-
-
 def test_duplicates_agree_with_sequential_writes():
     buffer = make(40)
     expected = buffer.samples.clone()
@@ -56,12 +47,15 @@ def test_duplicates_agree_with_sequential_writes():
         assert torch.equal(buffer.samples, expected)
 
 
+@pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.05, 1.0])
-def test_reinit_rate(rate):
-    buffer = make(10, reinit_rate=rate)
+def test_reinit_rate(rate, labelled):
+    buffer = make(12, reinit_rate=rate, classes=3)
     buffer.samples.fill_(7.0)
     n = 40_000
-    x, _ = buffer.sample(n)
+    x, rows = buffer.sample(n, torch.full((n,), 2) if labelled else None)
+    # Also of those that start afresh: their ends are written back there.
+    assert set(rows.tolist()) == set(range(8 if labelled else 0, 12))
     fresh = (x != 7).flatten(1).any(1)
     assert torch.equal(fresh, (x != 7).flatten(1).all(1))  # whole samples, never single pixels
     assert x[fresh].abs().max() <= 1 if fresh.any() else rate == 0
@@ -103,26 +97,10 @@ def test_draws_reach_all_rows_of_a_class_evenly():
         assert (own - n / 4).abs().max() < 5 * (n * 3 / 16) ** 0.5
 
 
-def test_restarts_with_labels():
-    buffer = make(12, classes=3, reinit_rate=0.5)
-    buffer.samples.fill_(7.0)
-    n = 10_000
-    x, rows = buffer.sample(n, torch.full((n,), 2))
-    assert rows.min() == 8  # also of those that start afresh: their ends are written back there
-    fresh = (x != 7).flatten(1).all(1)
-    assert abs(fresh.float().mean() - 0.5) < 5 * (0.25 / n) ** 0.5
-    assert set(rows[fresh].tolist()) == {8, 9, 10, 11}
-
-
-def test_draws_without_labels_do_not_depend_on_the_classes():
-    one, other = make(12, reinit_rate=0.3), make(12, reinit_rate=0.3, classes=4)
-    for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(one.sample(9), other.sample(9), strict=True))
-
-
-def test_unlabelled_draws_are_the_documented_ones():
+@pytest.mark.parametrize("classes", [1, 4])
+def test_unlabelled_draws_are_the_documented_ones(classes):
     """Of the generator's numbers: chains, restarts, fresh samples, in this order."""
-    buffer, rng = make(12, reinit_rate=0.3), torch.Generator().manual_seed(0)
+    buffer, rng = make(12, reinit_rate=0.3, classes=classes), torch.Generator().manual_seed(0)
     samples = torch.rand(12, 1, 2, 2, generator=rng) * 2 - 1
     rows = torch.randint(12, (40,), generator=rng)
     restart = torch.rand(40, generator=rng) < 0.3
@@ -133,49 +111,47 @@ def test_unlabelled_draws_are_the_documented_ones():
 
 
 def test_state_goes_on_with_the_same_bits():
-    one = make(reinit_rate=0.5)
-    one.sample(9)
+    one, other = make(reinit_rate=0.5), make(reinit_rate=0.5, seed=5)
+    for _ in range(5):
+        x, rows = one.sample(4)
+        one.write(rows, x)
     state = one.state_dict()
-    other = make(reinit_rate=0.5, seed=5)
+    kept = {name: value.clone() for name, value in state.items()}
     other.load_state_dict(state)
     assert torch.equal(one.samples, other.samples)
+    assert torch.equal(one.ages, other.ages)
+    assert other.ages.sum() > 3
     assert all(torch.equal(a, b) for a, b in zip(one.sample(9), other.sample(9), strict=True))
     one.write(torch.tensor([0]), torch.zeros(1, 1, 2, 2))
-    assert state["samples"][0].abs().sum() > 0  # the state is a copy
+    assert all(torch.equal(state[name], value) for name, value in kept.items())  # it is a copy
+    del state["ages"]
+    before = other.samples.clone()
+    with pytest.raises(ConfigError, match="holds generator, samples; expected samples, ages and"):
+        other.load_state_dict(state)
+    assert torch.equal(other.samples, before)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("call", "message"),
     [
-        ({"size": 0}, "size is 0"),
-        ({"size": 50, "classes": 3}, "size is 50 and classes is 3"),
-        ({"classes": 0}, "classes is 0"),
-        ({"reinit_rate": 1.5}, "reinit_rate is 1.5"),
-        ({"low": 1.0, "high": 1.0}, "low < high"),
+        (lambda: make(0), "size is 0"),
+        (lambda: make(50, classes=3), "size is 50 and classes is 3"),
+        (lambda: make(classes=0), "classes is 0"),
+        (lambda: make(reinit_rate=1.5), "reinit_rate is 1.5"),
+        (lambda: make(low=1.0, high=1.0), "low < high"),
+        (lambda: make().sample(0), "n is 0"),
+        (lambda: make().write(torch.zeros(2).int(), torch.zeros(3, 1, 2, 2)), r"\(n, 1, 2, 2\)"),
+        (lambda: make(4).load_state_dict(make().state_dict()), "settings of the saved run"),
+        (lambda: make().sample(2, torch.tensor([0, 0])), "does not tell classes apart"),
+        *(
+            (lambda y=y: make(classes=2).sample(2, y), r"expected \(2,\) and torch.int64")
+            for y in (torch.tensor([0]), torch.tensor([[0, 1]]), torch.tensor([0, 1]).int())
+        ),
     ],
 )
-def test_refuses_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        make(**settings)
-
-
-def test_refuses_what_does_not_fit():
-    buffer = make()
-    with pytest.raises(ValueError, match="n is 0"):
-        buffer.sample(0)
-    with pytest.raises(ValueError, match=r"expected \(n, 1, 2, 2\)"):
-        buffer.write(torch.tensor([0, 1]), torch.zeros(3, 1, 2, 2))
-    with pytest.raises(ValueError, match="settings of the saved run"):
-        make(4).load_state_dict(buffer.state_dict())
-
-
-def test_refuses_labels():
-    with pytest.raises(ValueError, match="does not tell classes apart"):
-        make().sample(2, torch.tensor([0, 0]))
-    buffer = make(classes=2)
-    for labels in (torch.tensor([0]), torch.tensor([[0, 1]]), torch.tensor([0, 1]).int()):
-        with pytest.raises(ValueError, match=r"expected \(2,\) and torch.int64"):
-            buffer.sample(2, labels)
+def test_refuses(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
 
 
 # -- what is known of a draw -----------------------------------------------------------------------
@@ -236,19 +212,3 @@ def test_nothing_is_known_before_a_draw_and_a_draw_of_one_has_no_duplicates():
     assert read(buffer) == {"age": 0.0, "duplicates": 0.0, "reinit": 1.0}
     buffer.load_state_dict(buffer.state_dict())
     assert buffer.diagnostics() == {}
-
-
-def test_ages_are_part_of_the_state():
-    one, other = make(6), make(6)
-    for _ in range(5):
-        x, rows = one.sample(4)
-        one.write(rows, x)
-    state = one.state_dict()
-    one.write(torch.tensor([0]), torch.zeros(1, 1, 2, 2))
-    other.load_state_dict(state)
-    assert other.ages.sum() == one.ages.sum() - 1 > 3
-    del state["ages"]
-    before = other.samples.clone()
-    with pytest.raises(ValueError, match="holds generator, samples; expected samples, ages and"):
-        other.load_state_dict(state)
-    assert torch.equal(other.samples, before)

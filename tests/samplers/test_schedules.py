@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.samplers import annealed, random_steps
+from tests.samplers.parts import seeded
 
 above_zero = st.floats(1e-6, 1e6)
 
@@ -45,51 +46,37 @@ def test_the_numbers_of_each_shape(arguments, shape, expected):
         assert annealed(*arguments) == pytest.approx(expected)
 
 
+class Elsewhere:
+    device = torch.device("cuda:0")
+
+
 @pytest.mark.parametrize(
-    ("arguments", "shape", "message"),
+    ("call", "message"),
     [
-        ((1.0, 0.1, -1), "geometric", "steps is -1"),
-        ((1.0, math.inf, 3), "linear", "last is inf"),
-        ((1.0, 0.0, 3), "geometric", "geometric shape is for numbers above 0"),
-        ((-1.0, -2.0, 3), "geometric", "geometric shape"),
-        ((1.0, 0.1, 3), "step", "shape='step'; expected one of linear, geometric, cosine"),
+        (lambda: annealed(1.0, 0.1, -1), "steps is -1"),
+        (lambda: annealed(1.0, math.inf, 3, shape="linear"), "last is inf"),
+        (lambda: annealed(1.0, 0.0, 3), "geometric shape is for numbers above 0"),
+        (lambda: annealed(-1.0, -2.0, 3), "geometric shape"),
+        (lambda: annealed(1.0, 0.1, 3, shape="step"), "'step'; expected one of linear, geom"),  # type: ignore[arg-type]
+        (lambda: random_steps(-1, 3, torch.Generator()), "low is -1 and high is 3"),
+        (lambda: random_steps(4, 3, torch.Generator()), "low is 4 and high is 3"),
+        # One that would have to be waited for.
+        (lambda: random_steps(1, 2, Elsewhere()), "generator is on cuda:0"),  # type: ignore[arg-type]
     ],
 )
-def test_refuses_ends_and_shapes(arguments, shape, message):
+def test_refuses(call, message):
     with pytest.raises(ConfigError, match=message):
-        annealed(*arguments, shape=shape)
+        call()
 
 
-def test_numbers_of_steps_are_uniform():
-    rng = torch.Generator().manual_seed(0)
-    n = 7000
-    counts = torch.tensor([random_steps(4, 10, rng) for _ in range(n)]).bincount()
+def test_numbers_of_steps_are_uniform_and_come_from_the_generator_alone():
+    n, before = 7000, torch.get_rng_state()
+    one, other = ([random_steps(4, 10, rng) for _ in range(n)] for rng in map(seeded, (0, 1)))
+    assert one == [random_steps(4, 10, rng) for rng in [seeded(0)] for _ in range(n)] != other
+    assert torch.equal(torch.get_rng_state(), before)
+    counts = torch.tensor(one).bincount()
     assert counts[:4].sum() == 0
     assert len(counts) == 11
     # Binomial: five standard deviations of a number with probability 1/7.
     assert (counts[4:] - n / 7).abs().max() < 5 * (n * 6 / 49) ** 0.5
-    assert random_steps(3, 3, rng) == 3
-
-
-def test_numbers_of_steps_come_from_the_generator_alone():
-    before = torch.get_rng_state()
-    draws = [
-        [random_steps(0, 1000, torch.Generator().manual_seed(seed)) for _ in range(2)]
-        for seed in (1, 2)
-    ]
-    assert draws[0][0] == draws[0][1] != draws[1][0]
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(("low", "high"), [(-1, 3), (4, 3)])
-def test_refuses_intervals(low, high):
-    with pytest.raises(ConfigError, match=f"low is {low} and high is {high}"):
-        random_steps(low, high, torch.Generator())
-
-
-def test_refuses_a_generator_that_would_have_to_be_waited_for():
-    class Elsewhere:
-        device = torch.device("cuda:0")
-
-    with pytest.raises(ConfigError, match="generator is on cuda:0"):
-        random_steps(1, 2, Elsewhere())  # type: ignore[arg-type]
+    assert random_steps(3, 3, seeded(0)) == 3

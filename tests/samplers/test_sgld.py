@@ -26,22 +26,16 @@ def test_step_is_drift_then_noise_and_always_accepted():
     assert not proposal.divergent.any()
 
 
-def test_step_without_noise_draws_nothing():
-    rng, start = seeded(1), start_chains(bowl, normals(2, 2))
-    before = rng.get_state()
-    moved, _ = sgld_step(bowl, start, step_size=2.0, noise_std=0.0, generator=rng)
-    assert torch.equal(moved.x, start.x + 2 * start.grad)
-    assert torch.equal(rng.get_state(), before)
-
-
-def test_step_says_where_the_energy_is_lost():
+def test_step_without_noise_draws_nothing_and_says_where_the_energy_is_lost():
     def walled(x):
         return torch.where(x[:, 0] > 1, torch.nan, x[:, 0])
 
-    start = start_chains(walled, torch.tensor([[0.0], [0.9]]))
-    moved, proposal = sgld_step(walled, start, step_size=0.5, noise_std=0.0)
-    assert proposal.divergent.tolist() == [False, True]
+    rng, start = seeded(1), start_chains(walled, torch.tensor([[0.0], [0.9]]))
+    before = rng.get_state()
+    moved, proposal = sgld_step(walled, start, step_size=0.5, noise_std=0.0, generator=rng)
     assert torch.equal(moved.x, start.x + 0.5 * start.grad)
+    assert proposal.divergent.tolist() == [False, True]
+    assert torch.equal(rng.get_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -54,17 +48,15 @@ def test_step_says_where_the_energy_is_lost():
         ({"clamp": (1.0, -1.0)}, "low < high"),
         ({"grad_clip": 0.0}, "grad_clip is 0.0"),
         ({"grad_clip": float("inf")}, "grad_clip is inf"),
+        ({"noise": normals(2, 2, 2), "generator": seeded(0)}, "both given"),
     ],
 )
 def test_refuses_settings_of_its_own(settings, message):
     with pytest.raises(ConfigError, match=message):
         sgld(bowl, normals(2, 2), steps=2, **{**ONE_SIZE, **settings})
-
-
-def test_refuses_a_gradient_of_another_shape():
     chains = start_chains(bowl, normals(2, 2))._replace(grad=torch.zeros(2))
     with pytest.raises(ShapeError, match=r"grad has shape \(2,\)"):
-        sgld_step(bowl, chains, step_size=0.1, noise_std=0.0)
+        sgld_step(bowl, chains, **ONE_SIZE)
 
 
 # -- steps of several sizes, clamped samples, and a clipped gradient -------------------------
@@ -155,17 +147,11 @@ def test_given_noise_is_that_of_the_generator(shape):
         ((4, 2), r"\(4, 2\).*\(3, 4, 2\)"),
         ((1, 4, 2), r"each of the 3 steps: \(3, 4, 2\)"),
         ((), r"each of the 3 steps: \(3, 4, 2\)"),
+        # As many samples as steps: (steps, dim) would broadcast, and not be what it looks like.
+        ((3, 2), r"draws of their own .* 3 steps: \(3, 3, 2\)"),
     ],
 )
 def test_refuses_noise_of_another_shape(shape, message):
+    x0 = normals(3 if shape == (3, 2) else 4, 2)
     with pytest.raises(ShapeError, match=message):
-        sgld(bowl, normals(4, 2), steps=3, **ONE_SIZE, noise=torch.zeros(shape))
-
-
-def test_refuses_one_draw_for_all_samples_and_two_sources():
-    """As many samples as steps: (steps, dim) would broadcast, and not be what it looks like."""
-    settings: Any = {"steps": 4, **ONE_SIZE}
-    with pytest.raises(ShapeError, match=r"draws of their own .* 4 steps: \(4, 4, 2\)"):
-        sgld(bowl, normals(4, 2), **settings, noise=normals(4, 2))
-    with pytest.raises(ConfigError, match="both given"):
-        sgld(bowl, normals(4, 2), **settings, noise=normals(4, 4, 2), generator=seeded(0))
+        sgld(bowl, x0, steps=3, **ONE_SIZE, noise=torch.zeros(shape))

@@ -32,43 +32,28 @@ def test_factor_is_exact_in_float64(beta):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5])])
 def test_dtype_of_the_output_stays(dtype, factor):
-    class Linear(nn.Module):
-        def forward(self, x):
-            return x.sum(-1)
-
-    x = torch.ones(2, 3, 4, dtype=dtype)
-    module = Linear()
-    with Tempering(module).active(factor):
-        y = module(x)
-    assert y.dtype == dtype
-    assert torch.equal(y, torch.full((2, 3), 2.0, dtype=dtype))
-    assert scale(x.sum(-1), factor).dtype == dtype
+    f, x = Bowl(), torch.ones(2, 3, 4, dtype=dtype)
+    f.forward = lambda x: x.sum(-1)  # type: ignore[method-assign]
+    expected = torch.full((2, 3), 2.0, dtype=dtype)
+    with Tempering(f).active(factor):
+        torch.testing.assert_close(f(x), expected, rtol=0, atol=0)
+    torch.testing.assert_close(scale(x.sum(-1), factor), expected, rtol=0, atol=0)
 
 
-def test_factor_of_one_returns_the_very_same_tensor():
-    y = torch.ones(3)
+def test_factors_of_members_and_of_one():
+    factor = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    y = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2)
+    expected = [[0.5, 1.0], [3.0, 4.0], [10.0, 12.0]]
+    assert scale(y, factor).tolist() == expected
     assert scale(y, 1.0) is y
     f = Bowl()
     f.forward = lambda x: y  # type: ignore[method-assign]
     with Tempering(f).active(1.0):
         assert f(X) is y
-
-
-def test_factor_over_members():
-    factor = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
-    y = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2)
-    expected = [[0.5, 1.0], [3.0, 4.0], [10.0, 12.0]]
-    assert scale(y, factor).tolist() == expected
-
-    class Constant(nn.Module):
-        def forward(self):
-            return y
-
-    module = Constant()
-    with Tempering(module).active(factor):
-        assert module().tolist() == expected
-    with pytest.raises(RuntimeError, match="must match"), Tempering(module).active(factor[:2]):
-        module()
+    with Tempering(f).active(factor):
+        assert f(X).tolist() == expected
+    with pytest.raises(RuntimeError, match="must match"), Tempering(f).active(factor[:2]):
+        f(X)
 
 
 def test_later_changes_of_a_given_tensor_do_not_reach_the_graph():
@@ -154,26 +139,17 @@ def test_other_guard_is_refused_and_the_first_one_goes_on():
     assert "forward" not in vars(f)
 
 
-def test_reached():
+def test_reached_and_grad_norm_to_twelve_digits():
     f, other = Bowl(), Bowl()
     tempering = Tempering(f)
     reached = []
     for call in (other, lambda x: f.forward(x), lambda x: x, f, other.forward):
-        with tempering.active(0.5):
-            call(X)
+        with tempering.active(1 - 2.5e-5):
+            gradient_at(call, X)
         reached.append(tempering.reached)
+        norm, expected = tempering.grad_norm, X.norm(dim=1) if reached[-1] else None
+        torch.testing.assert_close(norm, expected, rtol=1e-12, atol=0)
     assert reached == [False, True, False, True, False]
-
-
-def test_grad_norm_to_twelve_digits():
-    f = Bowl()
-    tempering = Tempering(f)
-    with tempering.active(1 - 2.5e-5):
-        gradient_at(f, X)
-    assert tempering.grad_norm is not None
-    torch.testing.assert_close(
-        tempering.grad_norm, torch.tensor([5.0, 2.0], dtype=torch.float64), rtol=1e-12, atol=0
-    )
 
 
 def test_run_binds_forward_anew_wherever_it_is_given():
@@ -205,31 +181,22 @@ F, OTHER, OWNER = Bowl(), Bowl(), Owner()
 
 
 @pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [
-        ((F,), {}),
-        ((1, F, "x"), {}),
-        ((F, F), {"again": F}),
-        ((), {"f": F}),
-        ((F.forward,), {}),
-        ((F.forward, F), {}),
-    ],
-)
-def test_found_among_the_arguments(args, kwargs):
-    assert find_module(sampler, args, kwargs) is F
-    assert find_module(functools.partial(sampler, *args, **kwargs), (), {}) is F
-
-
-@pytest.mark.parametrize(
     ("call", "args", "kwargs", "found"),
     [
+        (sampler, (F,), {}, F),
+        (sampler, (1, F, "x"), {}, F),
+        (sampler, (F, F), {"again": F}, F),
+        (sampler, (), {"f": F}, F),
+        (sampler, (F.forward,), {}, F),
+        (sampler, (F.forward, F), {}, F),
         (OWNER.draw, (), {}, OWNER),
         (OWNER.draw, (OWNER,), {}, OWNER),
         (functools.partial(sampler, f=F), (), {"f": OTHER}, OTHER),  # replaces what was bound
     ],
 )
-def test_found_through_the_sampler(call, args, kwargs, found):
+def test_found(call, args, kwargs, found):
     assert find_module(call, args, kwargs) is found
+    assert find_module(functools.partial(call, *args, **kwargs), (), {}) is found
 
 
 @pytest.mark.parametrize(
