@@ -82,7 +82,7 @@ def test_hdge_the_contrastive_chain_is_no_chain_of_f():
 
 
 def test_vera_exponents_above_the_output_scale_are_refused():
-    with pytest.raises(ConfigError, match="beta = beta_star / output_scale = 2 / 1 = 2 is above 1"):
+    with pytest.raises(ConfigError, match="beta = beta_star / output_scale = 2 / 1 = 2 at step 0"):
         guard(None, gradient_at, beta_star=2.0, **vera.settings(Namespace(**jem_family.VERA)))
 
 
