@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
-from ..check import Problem, in_order
+from ..check.problem import Problem, error, in_order, info, warn
 from .advice import advice
 from .folder import RecordedRun
 
@@ -55,8 +55,7 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
     """How it ended."""
     lost = run.results.get("diverged_at")
     if lost is not None:
-        yield Problem(
-            Level.ERROR,
+        yield error(
             "diverged",
             f"step {lost:,}",
             "The run was lost here.",
@@ -66,8 +65,7 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
         best_step, best = max(run.accuracy, key=lambda pair: pair[1])
         last_step, last = run.accuracy[-1]
         if best - last > _LOST_ACCURACY:
-            yield Problem(
-                Level.ERROR,
+            yield error(
                 "accuracy_lost",
                 f"step {last_step:,}",
                 f"Test accuracy fell from {best:.1%} (step {best_step:,}) to {last:.1%}.",
@@ -76,8 +74,7 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
             )
     wanted, reached = run.setting("iterations"), run.latest["step"] + 1
     if not run.results and wanted and reached < wanted:
-        yield Problem(
-            Level.INFO,
+        yield info(
             "not_over",
             f"step {reached:,}",
             f"The run has {reached:,} of {wanted:,.0f} steps and no results.json: it is still "
@@ -95,8 +92,7 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
     ):
         steps = sorted({step for tag in tags for step, value in _known(run, tag) if value > 0})
         if steps:
-            yield Problem(
-                Level.ERROR,
+            yield error(
                 "nonfinite",
                 f"step {steps[0]:,}",
                 f"{what.capitalize()} were NaN or infinite in {len(steps):,} steps, first here.",
@@ -105,8 +101,7 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
             )
     share = sum(value > 0 for _, value in _known(run, "scaler/skipped")) / len(run.rows)
     if share > _SKIPPED:
-        yield Problem(
-            Level.WARN,
+        yield warn(
             "scaler_skips",
             "scaler/skipped",
             f"The AMP scaler skipped {share:.0%} of the steps.",
@@ -153,8 +148,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     )
     for record in run.rollbacks:
         if record.get("certified") is False:
-            yield Problem(
-                Level.WARN,
+            yield warn(
                 "uncertified",
                 f"step {record['step']:,}",
                 f"It went back to step {record['restored_step']:,}, a state that had never been "
@@ -164,8 +158,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
             )
     relapses = [record for record in run.rollbacks if record.get("relapse")]
     if relapses:
-        yield Problem(
-            Level.WARN,
+        yield warn(
             "relapse",
             f"step {relapses[-1]['step']:,}",
             f"{len(relapses)} of {count} rollbacks did not hold.",
@@ -243,8 +236,7 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     if step and noise and scales:
         implied, used = 2 * step / noise**2, statistics.median(scales)
         if abs(used / implied - 1) > _TOLERANCE:
-            yield Problem(
-                Level.ERROR,
+            yield error(
                 "output_scale",
                 "config.json",
                 f"The guard ran with output_scale = {used:.6g}, but step {step:g} and noise "
@@ -254,16 +246,14 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     reinit = _known(run, "buffer/reinit")
     if len(reinit) >= _LONG and not any(value for _, value in reinit):
         # A method too, says the rule of old chains, and informs only.
-        yield Problem(
-            Level.INFO,
+        yield info(
             "stale_chains",
             "buffer/reinit",
             "No chain has started afresh in the whole run.",
             "a re-initialisation rate of 0.05, as JEM.",
         )
     if not _known(run, "sampler/drift_to_noise"):
-        yield Problem(
-            Level.INFO,
+        yield info(
             "unknown",
             "sampler/drift_to_noise",
             "Step and noise of the sampler were not attached, so that drift, clamp and acceptance "
@@ -279,8 +269,7 @@ def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
     if quarter >= 2:
         first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
         if first > 0 and last > _AMPLIFIED * first:
-            yield Problem(
-                Level.WARN,
+            yield warn(
                 "amplification",
                 "optim/amplification",
                 f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
