@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,7 @@ class GrowingFile:
         return had
 
 
+@dataclass
 class Attempt:
     """The rows from one rollback or resume to the next, or to the end.
 
@@ -94,26 +97,25 @@ class Attempt:
         bands: lower and upper edge of a moving band by tag; infinite where it is open.
     """
 
-    def __init__(self, number: int, first: int) -> None:
-        self.number = number
-        self.first = self.last = first
-        self.end = math.inf
-        self.rows: list[dict[str, Any]] = []
-        self.series: dict[str, BinnedSeries] = {}
-        self.bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = {}
+    number: int
+    first: int
+    last: int
+    end: float = math.inf
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    series: dict[str, BinnedSeries] = field(default_factory=lambda: defaultdict(BinnedSeries))
+    bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = field(default_factory=dict)
 
     def draw(self, row: dict[str, Any], tags: Iterable[str], moving: dict[str, Limits]) -> None:
         """Add a row to the series, and the limits that held for it."""
-        step = row["step"]
         for tag in tags:
             value = value_of(row, tag)
             if value is not None:
-                self.series.setdefault(tag, BinnedSeries()).add(step, value)
-            limits = moving.get(tag)
-            if limits is not None and (math.isfinite(limits.low) or math.isfinite(limits.high)):
-                low, high = self.bands.setdefault(tag, (BinnedSeries(), BinnedSeries()))
-                low.add(step, limits.low)
-                high.add(step, limits.high)
+                self.series[tag].add(row["step"], value)
+            low, high = moving.get(tag, Limits())[:2]
+            if math.isfinite(low) or math.isfinite(high):
+                edges = self.bands.setdefault(tag, (BinnedSeries(), BinnedSeries()))
+                edges[0].add(row["step"], low)
+                edges[1].add(row["step"], high)
 
 
 class RecordedRun:
@@ -187,7 +189,8 @@ class RecordedRun:
         """
         is_new = False
         for file, take, forget in self._files:
-            while True:
+            records = None
+            while records is None or records:
                 anew, records = file.read()
                 if anew:
                     forget()
@@ -200,8 +203,6 @@ class RecordedRun:
                         "file that the guard or its trainer wrote."
                     ) from error
                 is_new |= anew or bool(records)
-                if not records:
-                    break
         before = self.config, self.results
         self.config = _read_object(self.path / "config.json")
         self.results = _read_object(self.path / "results.json")
@@ -214,7 +215,7 @@ class RecordedRun:
         if now is None or number != now.number or step <= now.last:
             for earlier in self.attempts:
                 earlier.end = min(earlier.end, step)
-            now = Attempt(number, step)
+            now = Attempt(number, step, step)
             self.attempts.append(now)
         now.last = step
         if self.tags is None:
@@ -271,17 +272,12 @@ class RecordedRun:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows that count, in the order of steps; only where ``tags`` is None."""
-        return [
-            row for attempt in self.attempts for row in attempt.rows if row["step"] < attempt.end
-        ]
+        return [row for own in self.attempts for row in own.rows if row["step"] < own.end]
 
     def series(self, tag: str) -> list[tuple[int, float]]:
         """Steps and values of a tag in :attr:`rows`, where it was recorded."""
-        return [
-            (row["step"], float(row[tag]))
-            for row in self.rows
-            if isinstance(row.get(tag), int | float)
-        ]
+        found = ((row["step"], row.get(tag)) for row in self.rows)
+        return [(step, float(value)) for step, value in found if isinstance(value, int | float)]
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:

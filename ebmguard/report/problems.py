@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
@@ -48,7 +49,17 @@ def problems_of_run(path: Path) -> list[Problem]:
         ConfigError: it is no run folder, or a file in it is damaged.
     """
     run = RecordedRun.read(path)
-    return in_order(problem for check in _CHECKS for problem in check(run))
+    checks = (
+        _of_outcome,
+        _of_numbers,
+        _of_alerts,
+        _of_rollbacks,
+        _of_medians,
+        _of_grad_scale,
+        _of_sampler,
+        _of_optimizer,
+    )
+    return in_order(problem for check in checks for problem in check(run))
 
 
 def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
@@ -114,13 +125,13 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
     for entry in advice(run):
         alert = entry.alert
         if entry.level != "INFO":
+            times = f"{entry.count} times" if entry.count > 1 else "once"
+            value, limit = float(alert["value"]), float(alert["limit"])
             yield Problem(
                 Level[entry.level],
                 entry.rule,
                 f"step {alert['step']:,}",
-                f"The rule fired {f'{entry.count} times' if entry.count > 1 else 'once'}; "
-                f"{alert['tag']} was {float(alert['value']):.4g} here (limit "
-                f"{float(alert['limit']):.4g}).",
+                f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g}).",
                 "; ".join(entry.remedies) + ".",
             )
 
@@ -129,14 +140,9 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     """What the audit log tells."""
     if not run.rollbacks:
         return
-    last, count = run.rollbacks[-1], len(run.rollbacks)
-    left = last.get("budget_left")
-    changes = {
-        name: after
-        for record in run.rollbacks
-        for name, (_, after) in record.get("changes", {}).items()
-    }
-    said = ", ".join(f"{name} {value:g}" for name, value in changes.items())
+    last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1].get("budget_left")
+    changes = ChainMap(*(record.get("changes", {}) for record in reversed(run.rollbacks)))
+    said = ", ".join(f"{name} {after:g}" for name, (_, after) in changes.items())
     yield Problem(
         Level.WARN if left == 0 or count > 1 else Level.INFO,
         "rollbacks",
@@ -277,15 +283,3 @@ def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
                 "help the sampler, so that GradScale comes back: more SGLD steps, a lower learning "
                 "rate.",
             )
-
-
-_CHECKS: tuple[Callable[[RecordedRun], Iterator[Problem]], ...] = (
-    _of_outcome,
-    _of_numbers,
-    _of_alerts,
-    _of_rollbacks,
-    _of_medians,
-    _of_grad_scale,
-    _of_sampler,
-    _of_optimizer,
-)
