@@ -96,17 +96,18 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
 
 def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
     """What was NaN or infinite, and steps that were left out."""
-    for what, tags in (
-        ("energies", ("nonfinite/energies", "nonfinite/pos", "nonfinite/neg")),
-        ("samples", ("nonfinite/samples",)),
-        ("gradients", ("nonfinite/gradients",)),
+    for what, names in (
+        ("Energies", ("energies", "pos", "neg")),
+        ("Samples", ("samples",)),
+        ("Gradients", ("gradients",)),
     ):
-        steps = sorted({step for tag in tags for step, value in _known(run, tag) if value > 0})
+        series = [_known(run, f"nonfinite/{name}") for name in names]
+        steps = {step for pairs in series for step, value in pairs if value > 0}
         if steps:
             yield error(
                 "nonfinite",
-                f"step {steps[0]:,}",
-                f"{what.capitalize()} were NaN or infinite in {len(steps):,} steps, first here.",
+                f"step {min(steps):,}",
+                f"{what} were NaN or infinite in {len(steps):,} steps, first here.",
                 'a lower learning rate; action="rollback", which replaces such rows of the replay '
                 "buffer too.",
             )
@@ -175,25 +176,23 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
 def _of_medians(run: RecordedRun) -> Iterator[Problem]:
     """What a rule's own median at the end is beyond the rule's own limit."""
     beta_star = _late(run, "beta_star", 1)
-    for rule in DEFAULT_RULES:
-        if not isinstance(rule, MedianRule):
-            continue
-        for bound in rule.bounds:
-            tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
-            value = _late(run, tag, bound.window)
-            if value > bound.limit if bound.side == "above" else value < bound.limit:
-                remedies = list(bound.remedies.at(beta_star))
-                spread = _late(run, "f_neg/std", bound.window)
-                if bound.tag == "ess" and beta_star > 0 and spread > 0:
-                    remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
-                yield Problem(
-                    bound.level,
-                    rule.name,
-                    tag,
-                    f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the "
-                    f"last {bound.window} values; the rule's limit is {bound.limit:g}.",
-                    "; ".join(remedies) + ".",
-                )
+    rules = [rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule)]
+    for rule, bound in ((rule, bound) for rule in rules for bound in rule.bounds):
+        tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
+        value = _late(run, tag, bound.window)
+        if value > bound.limit if bound.side == "above" else value < bound.limit:
+            remedies = list(bound.remedies.at(beta_star))
+            spread = _late(run, "f_neg/std", bound.window)
+            if bound.tag == "ess" and beta_star > 0 and spread > 0:
+                remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
+            yield Problem(
+                bound.level,
+                rule.name,
+                tag,
+                f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the last "
+                f"{bound.window} values; the rule's limit is {bound.limit:g}.",
+                "; ".join(remedies) + ".",
+            )
 
 
 def _known(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
@@ -209,9 +208,7 @@ def _late(run: RecordedRun, tag: str, window: int) -> float:
 def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
     """A GradScale that stayed low for as long as makes an ERROR."""
     beta_star = _late(run, "beta_star", 1)
-    for rule in DEFAULT_RULES:
-        if not isinstance(rule, FloorRule):
-            continue
+    for rule in (rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule)):
         tag = rule.reference_tag if beta_star == 0 else rule.tag
         stretches: list[list[int]] = [[]]
         for step, value in _known(run, tag):
@@ -272,14 +269,15 @@ def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
     """An adaptive optimizer that undoes GradScale."""
     series = [value for _, value in _known(run, "optim/amplification")]
     quarter = len(series) // 4
-    if quarter >= 2:
-        first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
-        if first > 0 and last > _AMPLIFIED * first:
-            yield warn(
-                "amplification",
-                "optim/amplification",
-                f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
-                "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper).",
-                "help the sampler, so that GradScale comes back: more SGLD steps, a lower learning "
-                "rate.",
-            )
+    if quarter < 2:
+        return
+    first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
+    if first > 0 and last > _AMPLIFIED * first:
+        yield warn(
+            "amplification",
+            "optim/amplification",
+            f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
+            "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper).",
+            "help the sampler, so that GradScale comes back: more SGLD steps, a lower learning "
+            "rate.",
+        )
