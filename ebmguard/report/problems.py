@@ -177,7 +177,7 @@ def _of_medians(run: RecordedRun) -> Iterator[Problem]:
     """What a rule's own median at the end is beyond the rule's own limit."""
     beta_star = _late(run, "beta_star", 1)
     rules = [rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule)]
-    for rule, bound in ((rule, bound) for rule in rules for bound in rule.bounds):
+    for rule, bound in ((own, bound) for own in rules for bound in own.bounds):
         tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
         value = _late(run, tag, bound.window)
         if value > bound.limit if bound.side == "above" else value < bound.limit:
