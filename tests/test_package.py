@@ -84,7 +84,8 @@ def test_ebmguard_can_be_imported_without_any_extra() -> None:
     [
         "import ebmguard; dir(ebmguard)",
         "from ebmguard.cli import main; main(['--help'])",
-        "import ebmguard.errors, ebmguard.alerts, ebmguard.steering",
+        "import ebmguard.errors, ebmguard.alerts, ebmguard.steering, ebmguard.sinks\n"
+        "import ebmguard.report.watch, ebmguard.report.page, ebmguard.report.problems",
     ],
     ids=["facade", "help", "rooms"],
 )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ebmguard import Recovery, guard
 from ebmguard.alerts import DEFAULT_RULES
-from ebmguard.report.charts import CHARTS, MORE_CHARTS
+from ebmguard.report.charts import CHARTS, MORE_CHARTS, note
 from ebmguard.samplers import Mixture, ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.steering import AdaptiveSteps
@@ -134,9 +134,9 @@ def test_the_layout_names_tags_that_exist() -> None:
 
 
 def test_every_scale_is_a_chart() -> None:
-    charts = {chart.tag: chart for chart in (*CHARTS, *MORE_CHARTS)}
+    charts = {chart.name: chart for chart in (*CHARTS, *MORE_CHARTS)}
     assert {name for name, tag in TAGS.items() if tag.scale} == set(charts)
-    assert all(chart.title and chart.note for chart in charts.values())
+    assert all(chart.title and note(chart) for chart in charts.values())
 
 
 def rows(section: tuple[Tag, ...]) -> list[str]:

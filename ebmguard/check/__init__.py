@@ -3,9 +3,18 @@
 Pure functions of a :class:`Setup` to :class:`Problem`; nothing is raised and nothing is changed.
 """
 
-from .all import find_problems
-from .problem import Problem, in_order
+from .problem import Problem, in_order, show
 from .setup import Setup
-from .words import show
 
 __all__ = ["Problem", "Setup", "find_problems", "in_order", "show"]
+
+
+def find_problems(setup: Setup) -> list[Problem]:
+    """Every problem of a trainer, the worst first."""
+    # Here, because they need torch, which readers of a run's problems do without.
+    from .exponents import of_exponents
+    from .network import of_network, of_outputs
+    from .training import of_chains, of_consequences, of_training
+
+    checks = (of_network, of_outputs, of_exponents, of_training, of_chains, of_consequences)
+    return in_order(problem for check in checks for problem in check(setup))

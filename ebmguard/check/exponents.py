@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ..alerts import Level
-from .problem import Problem
+from .problem import Problem, error, warn
 from .setup import Setup
 
 __all__ = ["implied_scale", "of_exponents"]
@@ -30,7 +30,11 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
     if step_size is not None and noise_std is not None:
         implied = implied_scale(step_size, noise_std)
     scale = setup.output_scale
-    if implied is not None and scale is not None and not _agree(implied, scale):
+    if (
+        implied is not None
+        and scale is not None
+        and not math.isclose(implied, scale, rel_tol=_TOLERANCE)
+    ):
         if math.isinf(implied):
             said = "the sampler adds no noise, so that no output scale exists"
             fix = "beta_star alone, without output_scale."
@@ -40,13 +44,7 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
                 f"2 * step / noise**2 = {implied:g}"
             )
             fix = f"output_scale={implied:g}, or the step and noise that the sampler really has."
-        yield Problem(
-            Level.ERROR,
-            "output_scale",
-            "guard(output_scale=)",
-            f"It is {scale:g}, but {said}.",
-            fix,
-        )
+        yield error("output_scale", "guard(output_scale=)", f"It is {scale:g}, but {said}.", fix)
     if not any(setup.beta_star):
         return
     if setup.has_sampler and not setup.tempers and implied != math.inf:
@@ -62,8 +60,7 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
         )
     lowest = min(setup.factor)
     if lowest <= 0:
-        yield Problem(
-            Level.ERROR,
+        yield error(
             "sampler_factor",
             "guard(beta_star=)",
             f"The sampler's factor 1 - beta_star / output_scale is {lowest:g}: it would not follow "
@@ -72,14 +69,9 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
             "noise_std**2).",
         )
     elif lowest < _LITTLE:
-        yield Problem(
-            Level.WARN,
+        yield warn(
             "sampler_factor",
             "guard(beta_star=)",
             f"The sampler runs on {lowest:.1%} of the energy, hardly more than noise.",
             "a lower beta_star, or the right output_scale.",
         )
-
-
-def _agree(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=_TOLERANCE)

@@ -1,22 +1,37 @@
-"""What the energy module is made of."""
+"""The energy module: what it is made of, and what it returns for a batch, tried without a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from ..alerts import Level
-from .problem import Problem, some
+from .problem import Problem, info, some, warn
 from .setup import Setup
 
-__all__ = ["of_network"]
+__all__ = ["of_network", "of_outputs"]
 
-_WHERE = "the energy module"
+# What a model may raise at a batch that it was not made for.
+_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError)
+# Gradients of one sample's energy with respect to another sample, relative to its own, below which
+# they are rounding.
+_ROUNDING = 1e-4
+_DEGENERATE = 0.1
+
+
+def _of_module(level: Level) -> Callable[[str, str, str], Problem]:
+    return lambda name, what, fix: Problem(level, name, "the energy module", what, fix)
+
+
+_error, _warn, _info = map(_of_module, (Level.ERROR, Level.WARN, Level.INFO))
 
 
 def of_network(setup: Setup) -> Iterator[Problem]:
@@ -24,8 +39,7 @@ def of_network(setup: Setup) -> Iterator[Problem]:
     model = setup.model
     if model is None:
         if setup.has_sampler:
-            yield Problem(
-                Level.INFO,
+            yield info(
                 "model_unknown",
                 "g.attach",
                 "The guard does not know the energy module, so that nothing about the network was "
@@ -33,64 +47,43 @@ def of_network(setup: Setup) -> Iterator[Problem]:
                 "g.attach(model=f), where f is the module that the sampler calls.",
             )
         return
-    yield from _batch_norm(model)
-    yield from _dropout(model)
-    yield from _mode(model)
+    yield from _layers(model)
     yield from _parameters(model)
     yield from _spectral_norm(model)
 
 
-def _batch_norm(model: nn.Module) -> Iterator[Problem]:
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
-    }
-    if layers:
-        yield Problem(
-            Level.WARN,
+def _layers(model: nn.Module) -> Iterator[Problem]:
+    norms = _found(
+        model,
+        lambda layer: (
+            isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
+        ),
+    )
+    if norms:
+        yield _warn(
             "batch_norm",
-            _WHERE,
-            f"Batch normalisation in train mode ({_layers(layers)}): f(x) depends on the other "
-            "samples of its batch, and data and negatives, which are forwarded apart, are measured "
-            "against different statistics. The gap between them is then not an energy gap.",
+            f"Batch normalisation in train mode ({norms}): f(x) depends on the other samples of "
+            "its batch, and data and negatives, which are forwarded apart, are measured against "
+            "different statistics. The gap between them is then not an energy gap.",
             "no normalisation, as JEM, or GroupNorm or LayerNorm; or keep these layers in eval "
             "mode while energies are computed.",
         )
-
-
-def _dropout(model: nn.Module) -> Iterator[Problem]:
-    layers = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, _DropoutNd) and layer.training and layer.p > 0
-    }
-    if layers:
-        yield Problem(
-            Level.WARN,
+    drops = _found(
+        model, lambda layer: isinstance(layer, _DropoutNd) and layer.training and layer.p > 0
+    )
+    if drops:
+        yield _warn(
             "dropout",
-            _WHERE,
-            f"Dropout in train mode ({_layers(layers)}): every call draws another energy function, "
-            "so that the negatives come from another one than the loss compares them in.",
+            f"Dropout in train mode ({drops}): every call draws another energy function, so that "
+            "the negatives come from another one than the loss compares them in.",
             "p=0 in the energy, or keep these layers in eval mode while energies are computed.",
         )
-
-
-def _mode(model: nn.Module) -> Iterator[Problem]:
-    if model.training:
-        return
-    moody = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm | _DropoutNd)
-    }
-    if moody:
-        yield Problem(
-            Level.INFO,
+    moody = _found(model, lambda layer: isinstance(layer, _BatchNorm | _DropoutNd))
+    if moody and not model.training:
+        yield _info(
             "eval_mode",
-            _WHERE,
-            f"It is in eval mode, and has layers that care ({_layers(moody)}). That is right for "
-            "energies; a classifier trained beside them then trains without these layers' effect.",
+            f"It is in eval mode, and has layers that care ({moody}). That is right for energies; "
+            "a classifier trained beside them then trains without these layers' effect.",
             "f.train() before the loop, if eval mode was left over from an evaluation.",
         )
 
@@ -99,36 +92,28 @@ def _parameters(model: nn.Module) -> Iterator[Problem]:
     parameters = dict(model.named_parameters())
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     if parameters and len(frozen) == len(parameters):
-        yield Problem(
-            Level.ERROR,
+        yield _error(
             "frozen",
-            _WHERE,
             "No parameter requires a gradient: nothing would train.",
             "f.requires_grad_(True); a sampler may have switched it off and not on again.",
         )
     elif frozen:
-        yield Problem(
-            Level.INFO,
+        yield _info(
             "frozen",
-            _WHERE,
             f"{len(frozen)} of {len(parameters)} parameters are frozen ({some(frozen)}).",
             "nothing, if that is meant; else f.requires_grad_(True).",
         )
-    broken = [name for name, p in parameters.items() if not bool(torch.isfinite(p).all())]
+    broken = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
     if broken:
-        yield Problem(
-            Level.ERROR,
+        yield _error(
             "nonfinite_parameters",
-            _WHERE,
             f"{len(broken)} parameters hold NaN or infinity ({some(broken)}).",
             "load another checkpoint; this one was written after the run was lost.",
         )
     half = [name for name, p in parameters.items() if p.dtype is torch.float16]
     if half:
-        yield Problem(
-            Level.WARN,
+        yield _warn(
             "float16",
-            _WHERE,
             f"{len(half)} parameters are float16 ({some(half)}): gradients with respect to "
             "samples are small, and vanish in it.",
             "float32 parameters under torch.autocast(dtype=torch.bfloat16).",
@@ -136,33 +121,232 @@ def _parameters(model: nn.Module) -> Iterator[Problem]:
 
 
 def _spectral_norm(model: nn.Module) -> Iterator[Problem]:
-    layers = [
-        name
-        for name, layer in model.named_modules()
-        if any(type(hook).__name__ == "SpectralNorm" for hook in _hooks(layer))
-        or (
-            parametrize.is_parametrized(layer)
-            and any(
-                type(each).__name__ == "_SpectralNorm"
-                for chain in layer.parametrizations.values()
-                for each in chain
-            )
-        )
-    ]
-    if layers:
-        yield Problem(
-            Level.INFO,
+    spectral = some(name for name, layer in model.named_modules() if _has_spectral_norm(layer))
+    if spectral:
+        yield _info(
             "spectral_norm",
-            _WHERE,
-            f"Spectral normalisation ({some(layers)}): in train mode every call moves its power "
+            f"Spectral normalisation ({spectral}): in train mode every call moves its power "
             "iteration on, so that the same x has slightly different energies in two calls.",
             "nothing; snapshots and rollbacks hold its buffers. eval mode keeps them still.",
         )
 
 
-def _hooks(layer: nn.Module) -> Iterable[object]:
-    return layer._forward_pre_hooks.values()
+def _found(model: nn.Module, has: Callable[[nn.Module], bool]) -> str:
+    """Type and name of some of the layers, empty where there are none."""
+    return some(
+        f"{type(layer).__name__} {name}".strip()
+        for name, layer in model.named_modules()
+        if has(layer)
+    )
 
 
-def _layers(found: Mapping[str, nn.Module]) -> str:
-    return some(f"{type(layer).__name__} {name}".strip() for name, layer in found.items())
+def _has_spectral_norm(layer: nn.Module) -> bool:
+    """Of the old kind, a hook, or of the new one, a parametrization."""
+    new: Any = layer.parametrizations if parametrize.is_parametrized(layer) else {}
+    parts = [
+        *layer._forward_pre_hooks.values(),
+        *(part for chain in new.values() for part in chain),
+    ]
+    return any(type(part).__name__ in ("SpectralNorm", "_SpectralNorm") for part in parts)
+
+
+def of_outputs(setup: Setup) -> Iterator[Problem]:
+    """Shape and type of the energies of ``setup.example``, and what they depend on."""
+    model, example = setup.model, setup.example
+    if model is None or example is None:
+        return
+    if not example.ndim or len(example) < 2 or not example.is_floating_point():
+        yield info(
+            "example",
+            "g.check(example=)",
+            f"The example has shape {tuple(example.shape)} and type {example.dtype}; the model was "
+            "not tried.",
+            "pass a batch of two or more inputs, as the loss gets them.",
+        )
+        return
+    # Neither must a bare call disturb DDP's bookkeeping, nor a small batch compile anew.
+    model = getattr(model, "_orig_mod", model)
+    model = model.module if isinstance(model, DistributedDataParallel) else model
+    with _untouched(model):
+        tried = _try(model, example)
+    if isinstance(tried, Problem):
+        yield tried
+        return
+    f, again, slopes, single = tried
+    wrong = list(_shape(f, len(example), setup.models))
+    yield from wrong
+    if not wrong:
+        yield from _values(f, slopes, setup)
+        yield from _randomness(f, again)
+        if not setup.models:
+            yield from _dependence(slopes)
+            yield from _single(single, f.ndim)
+
+
+def _try(model: nn.Module, example: Tensor) -> tuple[Any, Any, Tensor | None, Any] | Problem:
+    """What two calls return, the first energy's gradient, and what a batch of one leads to."""
+    x, slopes = example.detach().clone().requires_grad_(), None
+    try:
+        with torch.enable_grad():
+            f, again = model(x), model(x)
+            if isinstance(f, Tensor) and f.requires_grad and f.ndim:
+                (slopes,) = torch.autograd.grad(f[0].sum(), x, allow_unused=True)
+    except _REFUSALS as refusal:
+        return _error(
+            "model_fails",
+            f"It cannot be called on the example of shape {tuple(example.shape)}: "
+            f"{type(refusal).__name__}: {refusal}",
+            "pass what the loss passes, on the model's device; a conditional model needs a form "
+            "that takes x alone.",
+        )
+    try:
+        with torch.no_grad():
+            return f, again, slopes, model(x[:1])
+    except _REFUSALS as refusal:
+        return f, again, slopes, refusal
+
+
+def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
+    if not isinstance(f, Tensor):
+        yield _error(
+            "not_a_tensor",
+            f"It returns a {type(f).__name__}; the sampler and the loss need one tensor of "
+            "energies.",
+            "return the energy alone, and other outputs from another method.",
+        )
+    elif not f.ndim or (not models and f.ndim == 1 and len(f) == 1):
+        yield _error(
+            "mean",
+            f"It returns one number for {n} samples: a mean or a sum. The weights need the energy "
+            "of each sample.",
+            "return (B,) and take means after the loss, if anywhere.",
+        )
+    elif not f.is_floating_point():
+        yield _error(
+            "dtype",
+            f"It returns {f.dtype}; energies are real numbers.",
+            "return a floating-point tensor.",
+        )
+    elif models and f.ndim != models + 1:
+        yield _error(
+            "shape",
+            f"It returns shape {tuple(f.shape)} for {n} samples; an ensemble's energies are "
+            f"{models} model dimensions and then the samples.",
+            "return (*models, B).",
+        )
+    elif models:
+        return
+    elif f.ndim > 2 or len(f) != n:
+        yield _error(
+            "shape",
+            f"It returns shape {tuple(f.shape)} for {n} samples; expected (B,), (B, 1) or "
+            "(B, heads).",
+            "sum or average what is left of the image, for instance f.flatten(1).sum(1).",
+        )
+    elif f.ndim == 2 and f.shape[1] > 1:
+        yield _warn(
+            "heads",
+            f"It returns {f.shape[1]} numbers per sample, whose sum is taken for the energy. Of "
+            "class logits that is not log p(x).",
+            "logits.logsumexp(1) for a classifier; nothing for an energy with several heads.",
+        )
+
+
+def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]:
+    f = f.detach()
+    bad = int((~torch.isfinite(f)).sum())
+    if bad:
+        yield _error(
+            "nonfinite_energies",
+            f"{bad} of {f.numel()} energies of the example are NaN or infinite.",
+            "look for a division, logarithm or square root inside, or inputs out of range.",
+        )
+        return
+    if slopes is None:
+        yield _error(
+            "no_gradient",
+            "The energies do not depend on the input as autograd sees it, so that a sampler has no "
+            "gradient to follow: something inside detaches, or runs under no_grad.",
+            "remove .detach(), .data and no_grad from forward.",
+        )
+    if setup.models:
+        return
+    total = setup.sign * f.double().reshape(len(f), -1).sum(1)
+    for beta_star in setup.beta_star:
+        if beta_star:
+            weights = torch.softmax(beta_star * total, 0)
+            ess = float(1 / weights.square().sum() / len(weights))
+            if ess < _DEGENERATE and len(weights) > 1 / _DEGENERATE:
+                yield warn(
+                    "weights_collapse",
+                    "beta_star",
+                    f"Energies spread by {float(total.std()):.3g} over the example; at beta_star = "
+                    f"{beta_star:g} the effective sample size of so many negatives would be "
+                    f"{ess:.1%} of them.",
+                    f"beta_star of about {1 / float(total.std()):.2g} or less.",
+                )
+
+
+def _dependence(slopes: Tensor | None) -> Iterator[Problem]:
+    if slopes is None:
+        return
+    norms = slopes.double().flatten(1).norm(dim=1)
+    own, others = float(norms[0]), float(norms[1:].max())
+    if others > _ROUNDING * own:
+        yield _warn(
+            "batch_dependence",
+            "The energy of a sample changes with the other samples of its batch (gradient "
+            f"{others:.2g} with respect to another one, {own:.2g} with respect to itself), so "
+            "that chains of one batch pull at each other.",
+            "remove what looks across the batch, such as batch normalisation in train mode or "
+            "minibatch statistics.",
+        )
+
+
+def _randomness(f: Tensor, again: Tensor) -> Iterator[Problem]:
+    if torch.equal(f, again):
+        return
+    if torch.allclose(f, again, rtol=1e-3, atol=1e-6, equal_nan=True):
+        yield _info(
+            "random_energy",
+            "Two calls on the same batch return different energies, by rounding or by a buffer "
+            "that moves.",
+            "nothing, if the differences are this small: spectral norm's power iteration, or a "
+            "GPU's order of sums.",
+        )
+    else:
+        yield _warn(
+            "random_energy",
+            "Two calls on the same batch return different energies.",
+            "switch dropout and noise layers off while energies are computed.",
+        )
+
+
+def _single(f: object, dims: int) -> Iterator[Problem]:
+    if isinstance(f, Tensor) and f.ndim == dims:
+        return
+    if isinstance(f, Exception):
+        said = f"raises {type(f).__name__}: {f}"
+    else:
+        said = f"returns shape {tuple(f.shape)}" if isinstance(f, Tensor) else "returns no tensor"
+    yield _info(
+        "single_sample",
+        f"For a batch of one sample it {said}.",
+        "squeeze(-1) or flatten instead of squeeze(), which drops the batch too; or drop the last, "
+        "small batch of an epoch.",
+    )
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Put back what a call in train mode changes: buffers and random generators."""
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(device.index or 0 for device in devices)):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, value in model.named_buffers():
+                    if name in buffers and value.shape == buffers[name].shape:
+                        value.copy_(buffers[name])

@@ -1,15 +1,24 @@
-"""A problem is data: what is wrong, where, how bad it is, and how to fix it."""
+"""A problem is data: what is wrong, where, how bad it is, and how to fix it; and in plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 from ..alerts import Level
 
-__all__ = ["Problem", "in_order", "some"]
+__all__ = ["Problem", "error", "in_order", "info", "show", "some", "to_text", "warn"]
 
 _SHOWN = 3
+_WIDTH = 100
+_HEADS = {
+    Level.ERROR: ("error", "bold red"),
+    Level.WARN: ("warning", "yellow"),
+    Level.INFO: ("note", "cyan"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,9 @@ class Problem:
         return f"{self.severity.name} {self.name}: {self.where}: {self.what} Fix: {self.fix}"
 
 
+error, warn, info = (partial(Problem, level) for level in (Level.ERROR, Level.WARN, Level.INFO))
+
+
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
     """The worst first; equally bad ones in the order in which they were found."""
     return sorted(problems, key=lambda problem: -problem.severity)
@@ -47,3 +59,42 @@ def some(names: Iterable[str]) -> str:
     known = [name or "the module itself" for name in names]
     rest = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     return ", ".join(known[:_SHOWN]) + rest
+
+
+def to_text(problems: Sequence[Problem]) -> str:
+    """The problems in groups, worst first."""
+    return "\n".join(line for line, _ in _lines(problems, _WIDTH))
+
+
+def show(problems: Sequence[Problem]) -> None:
+    """Print the problems: in colour where rich is installed and the output is a terminal."""
+    try:
+        from rich.console import Console
+        from rich.text import Text
+    except ImportError:
+        print(to_text(problems))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        print(to_text(problems))
+        return
+    for line, style in _lines(problems, min(console.width, _WIDTH)):
+        console.print(Text(line, style=style))
+
+
+def _lines(problems: Sequence[Problem], width: int) -> Iterator[tuple[str, str]]:
+    """Lines, each with its style in rich."""
+    if not problems:
+        yield "no problems found", "green"
+    fold = partial(textwrap.wrap, width=width - 4, break_long_words=False, break_on_hyphens=False)
+    worst = max((problem.severity for problem in problems), default=None)
+    for level, group in groupby(in_order(problems), key=lambda problem: problem.severity):
+        if level is not worst:
+            yield "", ""
+        found, (noun, colour) = list(group), _HEADS[level]
+        yield f"{len(found)} {noun}{'s' if len(found) > 1 else ''}", colour
+        for problem in found:
+            yield f"  {problem.where}  {problem.name}", "bold"
+            for start, text, style in (("", problem.what, ""), ("fix: ", problem.fix, "green")):
+                lines = fold(text, initial_indent=start, subsequent_indent=" " * len(start))
+                yield from ((f"    {line}", style) for line in lines)

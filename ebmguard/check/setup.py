@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-from ..trainer import Trainer
+    from ..trainer import Trainer
 
 __all__ = ["Setup"]
 
@@ -32,7 +34,7 @@ class Setup:
         example: a batch of inputs to try the model on.
     """
 
-    trainer: Trainer = field(default_factory=Trainer)
+    trainer: Trainer
     model: nn.Module | None = None
     has_sampler: bool = True
     beta_star: tuple[float, ...] = (0.5,)

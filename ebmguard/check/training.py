@@ -1,25 +1,30 @@
-"""The optimizer and the AMP scaler."""
+"""Optimizer, AMP scaler, clamp and replay buffer; where rows go, and what an alert leads to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 from torch.optim import Adam, AdamW
 
 from ..alerts import Level
-from .problem import Problem, some
+from .problem import Problem, error, info, some, warn
 from .setup import Setup
 
-__all__ = ["of_training"]
+__all__ = ["of_chains", "of_consequences", "of_training"]
+
+# Of the data's width, by which start points may miss it: noise on the data, or a few dark images.
+_SLACK = 0.1
+# Of the data's width: [-1, 1] for images in [0, 1] is 2.
+_WIDE = 1.8
 
 
 def of_training(setup: Setup) -> Iterator[Problem]:
     """What the optimizer trains, and how."""
     optimizer, model = setup.trainer.optimizer, setup.model
     if optimizer is None:
-        yield Problem(
-            Level.INFO,
+        yield info(
             "no_optimizer",
             "g.attach",
             "Without the optimizer a step ends at the next sampler call, and a step whose "
@@ -27,25 +32,20 @@ def of_training(setup: Setup) -> Iterator[Problem]:
             "g.attach(optimizer=optim).",
         )
     else:
-        if model is not None:
-            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            missing = [
-                name
-                for name, p in model.named_parameters()
-                if p.requires_grad and id(p) not in trained
-            ]
-            if missing:
-                yield Problem(
-                    Level.WARN,
-                    "not_trained",
-                    "the optimizer",
-                    f"{len(missing)} parameters of the energy module are not among its own "
-                    f"({some(missing)}).",
-                    "optimizer.add_param_group, or build it from f.parameters() after the last "
-                    "layer was made; nothing, if another optimizer has them.",
-                )
-        decays = {group.get("weight_decay", 0) for group in optimizer.param_groups} - {0}
-        if decays:
+        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = [] if model is None else model.named_parameters()
+        missing = [name for name, p in own if p.requires_grad and id(p) not in trained]
+        if missing:
+            yield warn(
+                "not_trained",
+                "the optimizer",
+                f"{len(missing)} parameters of the energy module are not among its own "
+                f"({some(missing)}).",
+                "optimizer.add_param_group, or build it from f.parameters() after the last layer "
+                "was made; nothing, if another optimizer has them.",
+            )
+        decay = max((group.get("weight_decay", 0) for group in optimizer.param_groups), default=0)
+        if decay:
             coupled = isinstance(optimizer, Adam) and not isinstance(optimizer, AdamW)
             coupled = coupled and not all(
                 group.get("decoupled_weight_decay") for group in optimizer.param_groups
@@ -54,15 +54,17 @@ def of_training(setup: Setup) -> Iterator[Problem]:
                 Level.WARN if coupled else Level.INFO,
                 "weight_decay",
                 "the optimizer",
-                f"weight_decay={max(decays):g}: where GradScale is small, the decay is what is "
-                "left of the gradient"
+                f"weight_decay={decay:g}: where GradScale is small, the decay is what is left of "
+                "the gradient"
                 + (", and Adam brings it to the size of a full step." if coupled else "."),
                 "weight_decay=0, as JEM"
                 + (", or AdamW, which keeps the decay apart." if coupled else ", if in doubt."),
             )
-    if setup.trainer.scaler is None and _autocasts_to_float16():
-        yield Problem(
-            Level.WARN,
+    if setup.trainer.scaler is None and any(
+        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16
+        for device in ("cuda", "cpu")
+    ):
+        yield warn(
             "no_scaler",
             "g.attach",
             "Autocast to float16 is on, but no GradScaler is attached: steps that it skips would "
@@ -71,8 +73,139 @@ def of_training(setup: Setup) -> Iterator[Problem]:
         )
 
 
-def _autocasts_to_float16() -> bool:
-    return any(
-        torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16
-        for device in ("cuda", "cpu")
-    )
+def of_chains(setup: Setup) -> Iterator[Problem]:
+    """Clamp and replay buffer against the range of the example."""
+    example, clamp, buffer = setup.example, setup.trainer.clamp, setup.trainer.buffer
+    data = None
+    if example is not None and example.is_floating_point() and example.numel():
+        low, high = _range(example)
+        data = (low, high) if low < high else None
+    if data is not None and clamp is not None and _misses(clamp, data):
+        yield error(
+            "clamp",
+            "g.attach(clamp=)",
+            f"The sampler keeps samples in [{clamp[0]:g}, {clamp[1]:g}], but the data lies in "
+            f"[{data[0]:.3g}, {data[1]:.3g}]: no negative can get where data is, and the gap grows "
+            "without end.",
+            "a clamp as wide as the data or none, or data scaled to it.",
+        )
+    samples = getattr(buffer, "samples", buffer)
+    if not isinstance(samples, Tensor) or not samples.numel() or not samples.is_floating_point():
+        return
+    broken = int((~torch.isfinite(samples)).flatten(1).any(1).sum()) if samples.ndim > 1 else 0
+    if broken:
+        yield error(
+            "buffer_nonfinite",
+            "the replay buffer",
+            f"{broken} of its {len(samples)} rows hold NaN or infinity.",
+            "start it anew, or replace these rows by fresh start points.",
+        )
+    elif data is None or example is None:
+        return
+    elif samples.shape[1:] != example.shape[1:]:
+        yield warn(
+            "buffer_shape",
+            "the replay buffer",
+            f"Its rows have shape {tuple(samples.shape[1:])}, but samples of data have "
+            f"{tuple(example.shape[1:])}.",
+            "build the buffer with the shape of one sample; nothing, if the model takes other "
+            "inputs than its sampler.",
+        )
+    else:
+        chains = _range(samples)
+        said = f"Chains start in [{chains[0]:.3g}, {chains[1]:.3g}]"
+        if _misses(chains, data):
+            yield warn(
+                "buffer_range",
+                "the replay buffer",
+                f"{said}, but the data lies in [{data[0]:.3g}, {data[1]:.3g}].",
+                "start points uniform over the range of the data.",
+            )
+        elif chains[1] - chains[0] > _WIDE * (data[1] - data[0]):
+            yield info(
+                "buffer_range",
+                "the replay buffer",
+                f"{said}, much wider than the data in [{data[0]:.3g}, {data[1]:.3g}].",
+                "start points in [0, 1] for images in [0, 1]; nothing, where space beside the data "
+                "should be searched.",
+            )
+
+
+def _range(x: Tensor) -> tuple[float, float]:
+    return float(x.min()), float(x.max())
+
+
+def _misses(bounds: tuple[float, float], data: tuple[float, float]) -> bool:
+    """Whether there is data beyond the bounds."""
+    slack = _SLACK * (data[1] - data[0])
+    return bounds[0] > data[0] + slack or bounds[1] < data[1] - slack
+
+
+def of_consequences(setup: Setup) -> Iterator[Problem]:
+    """Sinks, actions, and ranks."""
+    if not setup.has_sinks:
+        yield info(
+            "no_sinks",
+            "guard(log_dir=)",
+            "Rows of diagnostics are written nowhere; alerts go to the log alone.",
+            'log_dir="runs/1", or sinks=[...].',
+        )
+    on_gpu = setup.model is not None and any(p.is_cuda for p in setup.model.parameters())
+    if setup.judge_in_loss and on_gpu:
+        yield info(
+            "judge_in_loss",
+            "guard(judge_in_loss=)",
+            "judge_in_loss=True makes the host wait for the GPU once per step.",
+            "nothing, where an ERROR should act in its own step; judge_in_loss=False decides two "
+            "steps later and waits for nothing.",
+        )
+    if setup.is_distributed and not setup.joins_ranks:
+        yield warn(
+            "ranks",
+            "guard(process_group=)",
+            "Several ranks train, but each weighs its own samples alone, and alerts of one rank "
+            "are not those of the others.",
+            "process_group=torch.distributed.group.WORLD.",
+        )
+    if setup.action == "rollback":
+        yield from _rollback(setup, on_gpu)
+
+
+def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
+    missing = [name for name in ("model", "optimizer") if getattr(setup.trainer, name) is None]
+    if missing:
+        yield error(
+            "rollback_incomplete",
+            "g.attach",
+            f'action="rollback" cannot take back what it does not know: {" and ".join(missing)}.',
+            f"g.attach({_arguments(missing)}) before the first step.",
+        )
+    if setup.trainer.buffer is None and setup.has_sampler:
+        yield warn(
+            "rollback_incomplete",
+            "g.attach",
+            "No replay buffer is attached: chains of the lost run would go on after a rollback.",
+            "g.attach(buffer=...); nothing, if every chain starts afresh.",
+        )
+    others = ("scheduler", "ema", "generators")
+    unknown = [name for name in others if not getattr(setup.trainer, name)]
+    if unknown:
+        yield info(
+            "rollback_incomplete",
+            "g.attach",
+            f"Not attached: {', '.join(unknown)}. What the trainer has of these would not be taken "
+            "back; PyTorch's global generators always are.",
+            f"g.attach({_arguments(unknown)}), those that there are.",
+        )
+    if on_gpu and torch.backends.cudnn.benchmark:
+        yield info(
+            "nondeterministic",
+            "torch.backends.cudnn.benchmark",
+            "cuDNN picks its algorithms by measurement: a rollback restores every bit, but the "
+            "steps after it are not those of a second run.",
+            "nothing, unless runs are to be compared bit by bit.",
+        )
+
+
+def _arguments(names: list[str]) -> str:
+    return ", ".join(f"{name}=..." for name in names)

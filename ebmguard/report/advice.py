@@ -44,20 +44,12 @@ def advice(run: RecordedRun) -> list[Advice]:
         by_rule.setdefault(alert["rule"], []).append(alert)
     found = []
     for rule, alerts in by_rule.items():
-        worst_first = sorted(alerts, key=lambda alert: -Level[alert["level"]])
-        steps = [alert["step"] for alert in alerts]
-        found.append(
-            Advice(
-                rule=rule,
-                level=worst_first[0]["level"],
-                count=len(alerts),
-                first=min(steps),
-                last=max(steps),
-                alert=worst_first[0],
-                # Each once, in the order in which they come.
-                remedies=tuple(dict.fromkeys(r for a in worst_first for r in a["remedies"])),
-            )
-        )
+        alerts.sort(key=lambda alert: -Level[alert["level"]])
+        worst, steps = alerts[0], [alert["step"] for alert in alerts]
+        # Each once, in the order in which they come.
+        remedies = tuple(dict.fromkeys(r for alert in alerts for r in alert["remedies"]))
+        own = Advice(rule, worst["level"], len(steps), min(steps), max(steps), worst, remedies)
+        found.append(own)
     return sorted(found, key=lambda entry: (-Level[entry.level], entry.first))
 
 

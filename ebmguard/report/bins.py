@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 __all__ = ["Bin", "BinnedSeries"]
 
-_NAN = math.nan
-
 
 @dataclass(slots=True)
 class Bin:
@@ -22,18 +20,17 @@ class Bin:
     """
 
     step: int
-    low: float = _NAN
+    low: float = math.nan
     low_at: int = 0
-    high: float = _NAN
+    high: float = math.nan
     high_at: int = 0
     bad_at: int | None = None
 
     @classmethod
     def of(cls, step: int, value: float) -> Bin:
         """The bin of a single step."""
-        if math.isfinite(value):
-            return cls(step, value, step, value, step)
-        return cls(step, bad_at=step)
+        is_finite = math.isfinite(value)
+        return cls(step, value, step, value, step) if is_finite else cls(step, bad_at=step)
 
     @property
     def is_gap(self) -> bool:
@@ -51,9 +48,7 @@ class Bin:
 
     def points(self) -> list[tuple[int, float]]:
         """Its one or two extreme points, in the order of steps."""
-        if self.is_gap:
-            return []
-        return sorted({(self.low_at, self.low), (self.high_at, self.high)})
+        return [] if self.is_gap else sorted({(self.low_at, self.low), (self.high_at, self.high)})
 
 
 class BinnedSeries:

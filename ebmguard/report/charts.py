@@ -1,49 +1,25 @@
-"""Which diagnostics are drawn, and on which scale."""
+"""Which diagnostics are drawn, and what a chart reads of a row."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from ..alerts import Bands, Limits
-from ..tags import REFERENCE, TAGS, Scale
+from ..tags import TAGS, Tag, weight_tag
 
-__all__ = ["ACCURACY", "CHARTS", "MORE_CHARTS", "Bands", "Chart", "Limits", "Scale", "value_of"]
+__all__ = ["ACCURACY", "CHARTS", "MORE_CHARTS", "note", "value_of"]
 
-
-@dataclass(frozen=True)
-class Chart:
-    """One diagnostic as a person reads it.
-
-    Attributes:
-        tag: the diagnostic, without the ``guard/`` prefix.
-        title: its name.
-        scale: as of :class:`ebmguard.tags.Tag`.
-        note: what is healthy and what else it tells, in a few words.
-    """
-
-    tag: str
-    title: str
-    scale: Scale
-    note: str
-
-
-ACCURACY = Chart("accuracy", "test accuracy", "share", "of the evaluations")
-_ALL = {
-    tag.name: Chart(
-        tag.name,
-        tag.title,
-        tag.scale,
-        "; ".join(filter(None, (tag.healthy, tag.tells))) or tag.definition,
-    )
-    for tag in TAGS.values()
-    if tag.scale is not None
-}
+ACCURACY = Tag("accuracy", "test accuracy", "share", "of the evaluations")
 CHARTS = tuple(
-    _ALL.pop(tag)
-    for tag in ("energy_gap", "grad_scale", "ess", "energy_overlap", "sampler/grad_norm")
+    TAGS[name]
+    for name in ("energy_gap", "grad_scale", "ess", "energy_overlap", "sampler/grad_norm")
 )
-MORE_CHARTS = tuple(_ALL.values())
+MORE_CHARTS = tuple(tag for tag in TAGS.values() if tag.scale is not None and tag not in CHARTS)
+
+
+def note(chart: Tag) -> str:
+    """What is healthy and what else it tells, in a few words."""
+    return "; ".join(filter(None, (chart.healthy, chart.tells))) or chart.definition
 
 
 def value_of(row: Mapping[str, float], tag: str) -> float | None:
@@ -52,6 +28,4 @@ def value_of(row: Mapping[str, float], tag: str) -> float | None:
     At β* = 0 the weights are uniform and say nothing; as the alert rules do, it is then read at the
     reference exponent.
     """
-    if row.get("beta_star") == 0 and REFERENCE + tag in row:
-        tag = REFERENCE + tag
-    return row.get(tag)
+    return row.get(weight_tag(tag, row.get("beta_star", math.nan)), row.get(tag))

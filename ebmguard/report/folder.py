@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..alerts import Level
+from ..alerts import Bands, Level, Limits
 from ..errors import ConfigError
 from ..sinks.jsonl import parse_line
 from .bins import Bin, BinnedSeries
-from .charts import ACCURACY, Bands, Limits, value_of
+from .charts import ACCURACY, value_of
 
 __all__ = ["Attempt", "GrowingFile", "RecordedRun"]
 
@@ -57,20 +59,23 @@ class GrowingFile:
             file.seek(self._offset - len(self._before))
             anew = file.read(len(self._before)) != self._before and self._forget()
             file.seek(self._offset)
-            data = file.read(_CHUNK)
-            # One line may be longer than a chunk.
-            while data and b"\n" not in data and (more := file.read(_CHUNK)):
-                data += more
-        whole, newline, rest = data.rpartition(b"\n")
-        lines = whole.split(b"\n")
-        taken = len(whole) + len(newline)
+            lines = file.readlines(_CHUNK)
         # The start of an object is never itself an object, so a last line that parses is complete.
-        if rest and parse_line(rest) is not None:
-            lines.append(rest)
-            taken += len(rest)
-        records = [self._parse(line) for line in lines if line]
-        self._offset += taken
-        self._before = (self._before + data[:taken])[-_REMEMBERED:]
+        if lines and not lines[-1].endswith(b"\n") and parse_line(lines[-1]) is None:
+            lines.pop()
+        records = []
+        for line in lines:
+            record = parse_line(line)
+            if record is not None:
+                records.append(record)
+            elif line != b"\n":
+                raise ConfigError(
+                    f"A line of {self.path} is not a JSON object: {line.rstrip()[:80]!r}. Expected "
+                    "a file written by JsonlSink. Remove the line or restore the file."
+                )
+        data = b"".join(lines)
+        self._offset += len(data)
+        self._before = (self._before + data)[-_REMEMBERED:]
         return anew, records
 
     def _forget(self) -> bool:
@@ -78,16 +83,8 @@ class GrowingFile:
         self._offset, self._before = 0, b""
         return had
 
-    def _parse(self, line: bytes) -> dict[str, Any]:
-        record = parse_line(line)
-        if record is None:
-            raise ConfigError(
-                f"A line of {self.path} is not a JSON object: {line[:80]!r}. Expected a file "
-                "written by JsonlSink. Remove the line or restore the file."
-            )
-        return record
 
-
+@dataclass
 class Attempt:
     """The rows from one rollback or resume to the next, or to the end.
 
@@ -100,26 +97,25 @@ class Attempt:
         bands: lower and upper edge of a moving band by tag; infinite where it is open.
     """
 
-    def __init__(self, number: int, first: int) -> None:
-        self.number = number
-        self.first = self.last = first
-        self.end = math.inf
-        self.rows: list[dict[str, Any]] = []
-        self.series: dict[str, BinnedSeries] = {}
-        self.bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = {}
+    number: int
+    first: int
+    last: int
+    end: float = math.inf
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    series: dict[str, BinnedSeries] = field(default_factory=lambda: defaultdict(BinnedSeries))
+    bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = field(default_factory=dict)
 
     def draw(self, row: dict[str, Any], tags: Iterable[str], moving: dict[str, Limits]) -> None:
         """Add a row to the series, and the limits that held for it."""
-        step = row["step"]
         for tag in tags:
             value = value_of(row, tag)
             if value is not None:
-                self.series.setdefault(tag, BinnedSeries()).add(step, value)
-            limits = moving.get(tag)
-            if limits is not None and (math.isfinite(limits.low) or math.isfinite(limits.high)):
-                low, high = self.bands.setdefault(tag, (BinnedSeries(), BinnedSeries()))
-                low.add(step, limits.low)
-                high.add(step, limits.high)
+                self.series[tag].add(row["step"], value)
+            low, high = moving.get(tag, Limits())[:2]
+            if math.isfinite(low) or math.isfinite(high):
+                edges = self.bands.setdefault(tag, (BinnedSeries(), BinnedSeries()))
+                edges[0].add(row["step"], low)
+                edges[1].add(row["step"], high)
 
 
 class RecordedRun:
@@ -139,6 +135,7 @@ class RecordedRun:
         attempts: the rows, apart by rollback; a step may be in several of them.
         latest: the last row.
         row_count: how many there were, in all attempts.
+        bands: the rules' limits, as they held for the last row; where the run has tags.
         alerts, rollbacks: records, oldest first.
         config, results: what the trainer wrote, empty where it wrote none.
     """
@@ -166,7 +163,7 @@ class RecordedRun:
         self.attempts: list[Attempt] = []
         self.latest: dict[str, Any] = {}
         self.row_count = 0
-        self._bands = Bands()
+        self.bands = Bands()
 
     @classmethod
     def read(cls, path: Path, tags: Iterable[str] | None = None) -> RecordedRun:
@@ -192,7 +189,8 @@ class RecordedRun:
         """
         is_new = False
         for file, take, forget in self._files:
-            while True:
+            records = None
+            while records is None or records:
                 anew, records = file.read()
                 if anew:
                     forget()
@@ -205,8 +203,6 @@ class RecordedRun:
                         "file that the guard or its trainer wrote."
                     ) from error
                 is_new |= anew or bool(records)
-                if not records:
-                    break
         before = self.config, self.results
         self.config = _read_object(self.path / "config.json")
         self.results = _read_object(self.path / "results.json")
@@ -219,13 +215,13 @@ class RecordedRun:
         if now is None or number != now.number or step <= now.last:
             for earlier in self.attempts:
                 earlier.end = min(earlier.end, step)
-            now = Attempt(number, step)
+            now = Attempt(number, step, step)
             self.attempts.append(now)
         now.last = step
         if self.tags is None:
             now.rows.append(row)
         else:
-            now.draw(row, self.tags, self._bands.read(row))
+            now.draw(row, self.tags, self.bands.read(row))
         self.latest = row
         self.row_count += 1
 
@@ -236,7 +232,7 @@ class RecordedRun:
     @property
     def step(self) -> int | None:
         """The last row's step."""
-        return self.attempts[-1].last if self.attempts else None
+        return self.latest.get("step")
 
     @property
     def is_over(self) -> bool:
@@ -276,63 +272,46 @@ class RecordedRun:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows that count, in the order of steps; only where ``tags`` is None."""
-        return [
-            row for attempt in self.attempts for row in attempt.rows if row["step"] < attempt.end
-        ]
+        return [row for own in self.attempts for row in own.rows if row["step"] < own.end]
 
     def series(self, tag: str) -> list[tuple[int, float]]:
         """Steps and values of a tag in :attr:`rows`, where it was recorded."""
-        return [
-            (row["step"], float(row[tag]))
-            for row in self.rows
-            if isinstance(row.get(tag), int | float)
-        ]
+        found = ((row["step"], row.get(tag)) for row in self.rows)
+        return [(step, float(value)) for step, value in found if isinstance(value, int | float)]
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
         """Steps and test accuracies that count, in the order of steps."""
-        return [
-            (step, value)
-            for number, values in sorted(self._accuracy.items())
-            for step, value in sorted(values.items())
-            if step < self._end(number)
-        ]
-
-    def _end(self, number: int) -> float:
-        """The first step that came again after an attempt of this number."""
-        return min((a.first for a in self.attempts if a.number > number), default=math.inf)
+        return [(own.step, own.low) for own in self.surviving(ACCURACY.name)]
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
         """The series of every attempt in two: what counts, and what came again later.
 
         A bin in which the latter begins is whole, and counts.
         """
-        if tag == ACCURACY.tag:
+        if tag == ACCURACY.name:
             found = [
-                ([Bin.of(*pair) for pair in sorted(values.items())], self._end(number))
+                (
+                    [Bin.of(*pair) for pair in sorted(values.items())],
+                    min((a.first for a in self.attempts if a.number > number), default=math.inf),
+                )
                 for number, values in sorted(self._accuracy.items())
             ]
         else:
             found = [(a.series[tag].bins if tag in a.series else [], a.end) for a in self.attempts]
-        kept = [[own for own in bins if own.step < end] for bins, end in found]
-        return [(own, bins[len(own) :]) for own, (bins, _) in zip(kept, found, strict=True)]
+        return [
+            ([own for own in bins if own.step < end], [own for own in bins if own.step >= end])
+            for bins, end in found
+        ]
 
     def surviving(self, tag: str) -> list[Bin]:
         """The part of a series that counts."""
         return [own for kept, _ in self.pieces(tag) for own in kept]
 
-    def limits(self, tag: str) -> Limits:
-        """The rules' limits of a diagnostic, as they held for the last row."""
-        return self._bands.limits.get(tag, Limits())
-
     def level(self, tag: str) -> Level | None:
         """What the latest value of a diagnostic is worth by itself."""
         value = value_of(self.latest, tag)
-        return None if value is None else self._bands.level(tag, value)
-
-    def owes(self, tag: str) -> bool:
-        """Whether a NaN of a diagnostic is an alarm, and not just unknown."""
-        return self._bands.owes(tag)
+        return None if value is None else self.bands.level(tag, value)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

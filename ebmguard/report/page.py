@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ import tyro
 from ..errors import ConfigError
 from ..sinks import read_jsonl
 from ..sinks.jsonl import parse_line
+from ..tags import REFERENCE, Tag
 from . import plots
 from .advice import advice, outcome
-from .charts import ACCURACY, CHARTS, MORE_CHARTS, Chart, value_of
+from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, value_of
 from .folder import RecordedRun
 from .plots import short_number
 
@@ -24,11 +26,6 @@ __all__ = ["ReportConfig", "page", "report"]
 
 _MOST_RUNS = 6
 _NONE = "—"
-# Of the trainer's results, what the cards show.
-_RESULTS = (
-    ("accuracy", "test accuracy"),
-    ("best_accuracy", "best test accuracy"),
-)
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,9 @@ def page(folders: Sequence[Path]) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise ImportError('reports need jinja2: pip install "ebmguard[train]"') from error
-    charts = (*CHARTS, *_mixture_charts(folders))
-    more_charts = (*MORE_CHARTS, *_other_charts(folders))
-    tags = [chart.tag for chart in (*charts, *more_charts)]
+    mixtures, others = _more_charts(folders)
+    main, more = (*CHARTS, *mixtures), (*MORE_CHARTS, *others)
+    tags = [chart.name for chart in (*main, *more)]
     runs = [RecordedRun.read(folder, tags) for folder in folders]
     environment = Environment(
         loader=PackageLoader("ebmguard.report", "templates"),
@@ -89,18 +86,18 @@ def page(folders: Sequence[Path]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["number"] = _cell
-    names = _names(folders)
-    main = [plots.draw(chart, runs) for chart in (*charts, ACCURACY)]
-    more = [plots.draw(chart, runs) for chart in more_charts]
+    environment.filters |= {"number": _cell, "note": note}
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
     configs = [_flat(run.config) for run in runs]
     results = [_flat(run.results) for run in runs]
     return environment.get_template("report.html").render(
         names=names,
         runs=[_facts(run, name) for run, name in zip(runs, names, strict=True)],
-        main=[plot for plot in main if plot],
+        main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
         # What stayed 0 from beginning to end is healthy, and no news.
-        more=[plot for plot in more if plot and not _is_zero(plot)],
+        more=[plot for chart in more if (plot := plots.draw(chart, runs)) and not plot.is_zero],
         differing_config=_differing(configs),
         differing_results=_differing(results),
         configs=configs,
@@ -109,72 +106,49 @@ def page(folders: Sequence[Path]) -> str:
     )
 
 
-def _mixture_charts(folders: Sequence[Path]) -> list[Chart]:
-    """Charts of who delivers the weight in mixtures, whose samplers the first row names."""
-    tags: dict[str, None] = {}
+def _more_charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
+    """Charts of what only these runs have.
+
+    Returns:
+        Who delivers the weight in mixtures, whose samplers the first row names; and what alerts
+        name and no chart of ours shows, since rules may be anybody's.
+    """
+    first: dict[str, Any] = {}
+    alerts: list[dict[str, Any]] = []
     for folder in folders:
         if (folder / "metrics.jsonl").is_file():
             with (folder / "metrics.jsonl").open("rb") as lines:
-                tags |= dict.fromkeys(parse_line(lines.readline().rstrip(b"\n")) or {})
-    names = [
-        tag.split("/", 1)[1].removesuffix("/weight")
-        for tag in tags
-        if tag.startswith("mixture/") and tag.endswith("/weight")
-    ]
-    return [
-        Chart(f"mixture/{name}/weight", f"weight on {name}", "share", "beside its share of samples")
-        for name in names
-    ]
-
-
-def _other_charts(folders: Sequence[Path]) -> list[Chart]:
-    """Charts of what alerts name and no chart of ours shows: rules may be anybody's."""
-    files = [folder / "alerts.jsonl" for folder in folders]
-    alerts = [alert for file in files if file.is_file() for alert in read_jsonl(file)]
-    tags = dict.fromkeys(alert["tag"].removeprefix("ref/") for alert in alerts)
-    known = {chart.tag for chart in (*CHARTS, *MORE_CHARTS)}
-    return [Chart(tag, tag, "symlog", "") for tag in tags if tag not in known]
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders' own names, or their paths where these do not tell them apart."""
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+                first |= parse_line(lines.readline()) or {}
+        if (folder / "alerts.jsonl").is_file():
+            alerts += read_jsonl(folder / "alerts.jsonl")
+    weights = [match for tag in first if (match := re.fullmatch("mixture/(.*)/weight", tag))]
+    known = {chart.name for chart in (*CHARTS, *MORE_CHARTS)}
+    others = dict.fromkeys(alert["tag"].removeprefix(REFERENCE) for alert in alerts)
+    return (
+        [Tag(m[0], f"weight on {m[1]}", "share", "beside its share of samples") for m in weights],
+        [Tag(tag, tag, "symlog", "") for tag in others if tag not in known],
+    )
 
 
 def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
-    counts = Counter(alert["level"] for alert in run.alerts)
-    results = run.results
-    tiles = [(title, results[key]) for key, title in _RESULTS if results.get(key) is not None]
-    evaluated = run.surviving(ACCURACY.tag)
-    if "accuracy" not in results and evaluated:
-        tiles.insert(0, (ACCURACY.title, evaluated[-1].low))
-    tiles += [
-        (chart.title, value)
-        for chart in CHARTS
-        if (value := value_of(run.latest, chart.tag)) is not None
+    counts, results = Counter(alert["level"] for alert in run.alerts), run.results
+    evaluated = run.surviving(ACCURACY.name)
+    accuracy = evaluated[-1].low if evaluated else None
+    tiles = [
+        (ACCURACY.title, results.get("accuracy", accuracy)),
+        ("best test accuracy", results.get("best_accuracy")),
+        *((chart.title, value_of(run.latest, chart.name)) for chart in CHARTS),
+        ("seconds", results.get("wall_seconds")),
     ]
-    if results.get("wall_seconds") is not None:
-        tiles.append(("seconds", results["wall_seconds"]))
     return {
         "name": name,
-        "path": str(run.path),
+        "recorded": run,
         "outcome": outcome(run),
         "is_lost": results.get("diverged_at") is not None,
-        "beta_star": run.latest.get("beta_star"),
         "counts": {kind: counts[kind] for kind in ("ERROR", "WARN", "INFO") if counts[kind]},
-        "tiles": tiles,
+        "tiles": [(title, value) for title, value in tiles if value is not None],
         "advice": advice(run),
-        "answered": run.answered,
-        "alerts": run.alerts,
-        "rollbacks": run.rollbacks,
     }
-
-
-def _is_zero(plot: plots.Plot) -> bool:
-    return all(
-        value in (0, None) for run in plot.data["runs"] for value in (*run["low"], *run["high"])
-    ) and not (plot.markers or plot.gaps)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

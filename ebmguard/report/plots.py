@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .bins import Bin
-from .charts import Chart, Scale
+from ..alerts import Limits
+from ..tags import REFERENCE, Scale, Tag
+from .bins import Bin, BinnedSeries
 from .folder import RecordedRun
 
-__all__ = [
-    "BOTTOM",
-    "HEIGHT",
-    "LEFT",
-    "RIGHT",
-    "TOP",
-    "WIDTH",
-    "Axis",
-    "Plot",
-    "draw",
-    "short_number",
-]
+__all__ = ["Axis", "Plot", "draw", "short_number"]
 
 WIDTH, HEIGHT = 560, 210
 LEFT, RIGHT, TOP, BOTTOM = 54, 548, 16, 186
@@ -46,16 +36,16 @@ class Axis:
     """An axis from its lowest value to its highest.
 
     Attributes:
-        scale: see :class:`~.charts.Chart`.
+        scale: as of :class:`ebmguard.tags.Tag`; None is linear.
         low, high: its ends; values outside are drawn at the end.
     """
 
-    scale: Scale
+    scale: Scale | None
     low: float
     high: float
 
     @classmethod
-    def around(cls, scale: Scale, values: Sequence[float]) -> Axis:
+    def around(cls, scale: Scale | None, values: Sequence[float]) -> Axis:
         """The axis on which finite values fit, cut where a few would flatten the rest."""
         if scale == "share":
             return cls(scale, 0.0, 1.0)
@@ -79,24 +69,20 @@ class Axis:
         """Where a finite value lies: 0 at the lower end, 1 at the upper."""
         if self.scale == "log" and value <= 0:
             return 0.0
-        low, x, high = map(self._transform, (self.low, value, self.high))
+        transform = {"log": math.log10, "symlog": _symlog}.get(self.scale or "", float)
+        low, x, high = map(transform, (self.low, value, self.high))
         return min(1.0, max(0.0, (x - low) / (high - low)))
 
     def ticks(self) -> list[float]:
         """Some five round values inside."""
+        ticks: list[float] = []
         if self.scale == "log":
             ticks = _powers(self.low, self.high)
-            return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
-        if self.scale == "symlog" and max(-self.low, self.high) > 4:
+        elif self.scale == "symlog" and max(-self.low, self.high) > 4:
             inside = [0.0, *_powers(1.0, self.high), *(-x for x in _powers(1.0, -self.low))]
             inside += [5 * x for x in inside if x] if len(inside) < 5 else []
             ticks = sorted(tick for tick in inside if self.low <= tick <= self.high)
-            return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
-        return _round_values(self.low, self.high)
-
-    @property
-    def _transform(self) -> Callable[[float], float]:
-        return {"log": math.log10, "symlog": _symlog}.get(self.scale, float)
+        return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
 
 
 def _symlog(x: float) -> float:
@@ -112,9 +98,7 @@ def _powers(low: float, high: float) -> list[float]:
     if high < low:
         return []
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
-    if last < first:
-        return []
-    return [10.0**e for e in range(first, last + 1, 1 + (last - first) // 4)]
+    return [10.0**e for e in range(first, last + 1, max(1, 1 + (last - first) // 4))]
 
 
 def _round_values(low: float, high: float) -> list[float]:
@@ -135,103 +119,97 @@ class Plot:
         x_ticks, y_ticks: position and label.
         bands: outlines of the range in which no rule says WARN.
         limits: heights of the rules' fixed limits, with their label.
-        lines: of each run its number, whether a rollback has undone these steps, and the path.
         owed: a value that is not finite is an alarm, and not just unknown.
+        data: what a reader of the page can ask for: the last step, and of each run the steps with
+            the lowest and the highest value of each bin, None where it has no finite value.
+        lines: of each run its number, whether a rollback has undone these steps, and the path.
         gaps: of each value that is not finite the position and the step.
-        markers: alerts of this diagnostic: ``x``, ``y``, ``level``, ``message``, and ``run`` and
-            ``index``, which name its line in the table of alerts.
+        markers: alerts of this diagnostic: x, y, the numbers of the run and of the alert, which
+            name its line in the table of alerts, and the alert.
         moments: position and kind of what happened elsewhere: alerts' levels, "diverged".
-        rollbacks: ``x`` and ``back`` (of the step and the restored one), ``message``, ``run`` and
-            ``index`` likewise.
-        data: what a reader of the page can ask for; see :func:`_readout`.
+        rollbacks: x of the step and of the restored one, and likewise.
     """
 
-    chart: Chart
+    chart: Tag
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
-    bands: list[str] = field(default_factory=list)
-    limits: list[tuple[float, str]] = field(default_factory=list)
+    bands: list[str]
+    limits: list[tuple[float, str]]
+    owed: bool
+    data: dict[str, Any]
     lines: list[tuple[int, bool, str]] = field(default_factory=list)
-    owed: bool = False
     gaps: list[tuple[float, int]] = field(default_factory=list)
-    markers: list[dict[str, Any]] = field(default_factory=list)
+    markers: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
     moments: list[tuple[float, str]] = field(default_factory=list)
-    rollbacks: list[dict[str, Any]] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
+    rollbacks: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether every value is 0, and no alert says otherwise."""
+        ends = (end for run in self.data["runs"] for end in (*run["low"], *run["high"]))
+        return not (self.markers or self.gaps or any(ends))
 
 
-def draw(chart: Chart, runs: Sequence[RecordedRun]) -> Plot | None:
+def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     """The chart of a diagnostic, the runs over each other; None where no run has a finite value."""
-    pieces = [run.pieces(chart.tag) for run in runs]
-    values = [
-        value
-        for of_run in pieces
-        for kept, undone in of_run
-        for own in (*kept, *undone)
-        for _, value in own.points()
-    ]
+    pieces = [run.pieces(chart.name) for run in runs]
+    bins = [own for of_run in pieces for parts in of_run for part in parts for own in part]
+    values = [value for own in bins for _, value in own.points()]
     if not values:
         return None
     y = Axis.around(chart.scale, values)
     end = max(1, *(attempt.last for run in runs for attempt in run.attempts))
     x = Axis("linear", 0, end)
+    bounds, moves = (
+        runs[0].bands.limits.get(chart.name, Limits()),
+        [a for a in runs[0].attempts if chart.name in a.bands],
+    )
     plot = Plot(
         chart,
         [(_x(x, tick), f"{tick:,.0f}") for tick in x.ticks() if tick == int(tick)],
         [(_y(y, tick), short_number(tick)) for tick in y.ticks()],
-        owed=any(run.owes(chart.tag) for run in runs),
-        data={"last": end, "runs": [_readout(of_run) for of_run in pieces]},
-    )
-    if len(runs) == 1:
-        plot.bands = _bands(runs[0], chart.tag, x, y)
-    limits = runs[0].limits(chart.tag)
-    if not any(chart.tag in attempt.bands for attempt in runs[0].attempts):
-        plot.limits = [
+        bands=[_band(*a.bands[chart.name], x, y) for a in moves if len(runs) == 1],
+        limits=[
             (_y(y, at), f"WARN {sign} {short_number(at)}")
-            for sign, at in (("<", limits.low), (">", limits.high))
-            if y.low < at < y.high
-        ]
+            for sign, at in (("<", bounds.low), (">", bounds.high))
+            if y.low < at < y.high and not moves
+        ],
+        owed=any(run.bands.owes(chart.name) for run in runs),
+        data={"last": end, "runs": []},
+    )
     for index, (run, of_run) in enumerate(zip(runs, pieces, strict=True)):
-        # What rollbacks undid lies below the one line of what led to the present state.
         kept = [own for piece, _ in of_run for own in piece]
-        for undone, bins in (*((True, piece) for _, piece in of_run), (False, kept)):
-            path = _path(bins, x, y)
+        plot.data["runs"].append(
+            {
+                "step": [own.step for own in kept],
+                "low": [None if own.is_gap else float(f"{own.low:.4g}") for own in kept],
+                "high": [None if own.is_gap else float(f"{own.high:.4g}") for own in kept],
+            }
+        )
+        # What rollbacks undid lies below the one line of what led to the present state.
+        for undone, part in (*((True, piece) for _, piece in of_run), (False, kept)):
+            path = _path(part, x, y)
             plot.lines += [(index, undone, path)] if path else []
-            plot.gaps += [(_x(x, own.bad_at), own.bad_at) for own in bins if own.bad_at is not None]
+            plot.gaps += [(_x(x, own.bad_at), own.bad_at) for own in part if own.bad_at is not None]
         _mark(plot, index, run, x, y)
     return plot
 
 
 def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
-    for entry, alert in enumerate(run.alerts):
+    for index, alert in enumerate(run.alerts):
         at = _x(x, alert["step"])
-        if alert["tag"].removeprefix("ref/") == plot.chart.tag:
+        if alert["tag"].removeprefix(REFERENCE) == plot.chart.name:
             value = float(alert["value"])
-            plot.markers.append(
-                {
-                    "x": at,
-                    # What has no place on the axis is marked at its foot, like a gap.
-                    "y": _y(y, value) if not math.isnan(value) else BOTTOM,
-                    "level": alert["level"],
-                    "run": of,
-                    "index": entry,
-                    "message": alert["message"],
-                }
-            )
+            # What has no place on the axis is marked at its foot, like a gap.
+            height = BOTTOM if math.isnan(value) else _y(y, value)
+            plot.markers.append((at, height, of, index, alert))
         elif alert["level"] != "INFO":
             plot.moments.append((at, alert["level"]))
     lost = run.results.get("diverged_at")
     plot.moments += [(_x(x, lost), "diverged")] if lost is not None else []
-    plot.rollbacks += [
-        {
-            "x": _x(x, record["step"]),
-            "back": _x(x, record["restored_step"]),
-            "run": of,
-            "index": entry,
-            "message": record["message"],
-        }
-        for entry, record in enumerate(run.rollbacks)
-    ]
+    for index, record in enumerate(run.rollbacks):
+        ends = _x(x, record["step"]), _x(x, record["restored_step"])
+        plot.rollbacks.append((*ends, of, index, record))
 
 
 def _path(bins: Sequence[Bin], x: Axis, y: Axis) -> str:
@@ -248,31 +226,11 @@ def _path(bins: Sequence[Bin], x: Axis, y: Axis) -> str:
     return " ".join(words) + ("h0" if len(words) == 1 else "")
 
 
-def _bands(run: RecordedRun, tag: str, x: Axis, y: Axis) -> list[str]:
-    """Outlines of the band of every attempt, as wide as it was at its widest within a bin."""
-    outlines = []
-    for attempt in run.attempts:
-        low, high = attempt.bands.get(tag, (None, None))
-        if low is None or high is None:
-            continue
-        corners = [(own.step, -math.inf if own.is_gap else own.low) for own in low.bins]
-        corners += [(own.step, math.inf if own.is_gap else own.high) for own in reversed(high.bins)]
-        outlines.append(" ".join(f"{_x(x, step):g},{_y(y, value):g}" for step, value in corners))
-    return outlines
-
-
-def _readout(pieces: Sequence[tuple[list[Bin], list[Bin]]]) -> dict[str, list[Any]]:
-    """Steps, and the lowest and highest value of each bin; None where it has no finite value."""
-    bins = [own for kept, _ in pieces for own in kept]
-    return {
-        "step": [own.step for own in bins],
-        "low": [None if own.is_gap else _short(own.low) for own in bins],
-        "high": [None if own.is_gap else _short(own.high) for own in bins],
-    }
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
+def _band(low: BinnedSeries, high: BinnedSeries, x: Axis, y: Axis) -> str:
+    """The outline of an attempt's band, as wide as it was at its widest within a bin."""
+    corners = [(own.step, -math.inf if own.is_gap else own.low) for own in low.bins]
+    corners += [(own.step, math.inf if own.is_gap else own.high) for own in reversed(high.bins)]
+    return " ".join(f"{_x(x, step):g},{_y(y, value):g}" for step, value in corners)
 
 
 def _x(axis: Axis, step: float) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
-from ..check import Problem, in_order
+from ..check.problem import Problem, error, in_order, info, warn
 from .advice import advice
 from .folder import RecordedRun
 
@@ -48,15 +49,24 @@ def problems_of_run(path: Path) -> list[Problem]:
         ConfigError: it is no run folder, or a file in it is damaged.
     """
     run = RecordedRun.read(path)
-    return in_order(problem for check in _CHECKS for problem in check(run))
+    checks = (
+        _of_outcome,
+        _of_numbers,
+        _of_alerts,
+        _of_rollbacks,
+        _of_medians,
+        _of_grad_scale,
+        _of_sampler,
+        _of_optimizer,
+    )
+    return in_order(problem for check in checks for problem in check(run))
 
 
 def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
     """How it ended."""
     lost = run.results.get("diverged_at")
     if lost is not None:
-        yield Problem(
-            Level.ERROR,
+        yield error(
             "diverged",
             f"step {lost:,}",
             "The run was lost here.",
@@ -66,8 +76,7 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
         best_step, best = max(run.accuracy, key=lambda pair: pair[1])
         last_step, last = run.accuracy[-1]
         if best - last > _LOST_ACCURACY:
-            yield Problem(
-                Level.ERROR,
+            yield error(
                 "accuracy_lost",
                 f"step {last_step:,}",
                 f"Test accuracy fell from {best:.1%} (step {best_step:,}) to {last:.1%}.",
@@ -76,8 +85,7 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
             )
     wanted, reached = run.setting("iterations"), run.latest["step"] + 1
     if not run.results and wanted and reached < wanted:
-        yield Problem(
-            Level.INFO,
+        yield info(
             "not_over",
             f"step {reached:,}",
             f"The run has {reached:,} of {wanted:,.0f} steps and no results.json: it is still "
@@ -88,25 +96,24 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
 
 def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
     """What was NaN or infinite, and steps that were left out."""
-    for what, tags in (
-        ("energies", ("nonfinite/energies", "nonfinite/pos", "nonfinite/neg")),
-        ("samples", ("nonfinite/samples",)),
-        ("gradients", ("nonfinite/gradients",)),
+    for what, names in (
+        ("Energies", ("energies", "pos", "neg")),
+        ("Samples", ("samples",)),
+        ("Gradients", ("gradients",)),
     ):
-        steps = sorted({step for tag in tags for step, value in _known(run, tag) if value > 0})
+        series = [_known(run, f"nonfinite/{name}") for name in names]
+        steps = {step for pairs in series for step, value in pairs if value > 0}
         if steps:
-            yield Problem(
-                Level.ERROR,
+            yield error(
                 "nonfinite",
-                f"step {steps[0]:,}",
-                f"{what.capitalize()} were NaN or infinite in {len(steps):,} steps, first here.",
+                f"step {min(steps):,}",
+                f"{what} were NaN or infinite in {len(steps):,} steps, first here.",
                 'a lower learning rate; action="rollback", which replaces such rows of the replay '
                 "buffer too.",
             )
     share = sum(value > 0 for _, value in _known(run, "scaler/skipped")) / len(run.rows)
     if share > _SKIPPED:
-        yield Problem(
-            Level.WARN,
+        yield warn(
             "scaler_skips",
             "scaler/skipped",
             f"The AMP scaler skipped {share:.0%} of the steps.",
@@ -119,13 +126,13 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
     for entry in advice(run):
         alert = entry.alert
         if entry.level != "INFO":
+            times = f"{entry.count} times" if entry.count > 1 else "once"
+            value, limit = float(alert["value"]), float(alert["limit"])
             yield Problem(
                 Level[entry.level],
                 entry.rule,
                 f"step {alert['step']:,}",
-                f"The rule fired {f'{entry.count} times' if entry.count > 1 else 'once'}; "
-                f"{alert['tag']} was {float(alert['value']):.4g} here (limit "
-                f"{float(alert['limit']):.4g}).",
+                f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g}).",
                 "; ".join(entry.remedies) + ".",
             )
 
@@ -134,14 +141,9 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     """What the audit log tells."""
     if not run.rollbacks:
         return
-    last, count = run.rollbacks[-1], len(run.rollbacks)
-    left = last.get("budget_left")
-    changes = {
-        name: after
-        for record in run.rollbacks
-        for name, (_, after) in record.get("changes", {}).items()
-    }
-    said = ", ".join(f"{name} {value:g}" for name, value in changes.items())
+    last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1].get("budget_left")
+    changes = ChainMap(*(record.get("changes", {}) for record in reversed(run.rollbacks)))
+    said = ", ".join(f"{name} {after:g}" for name, (_, after) in changes.items())
     yield Problem(
         Level.WARN if left == 0 or count > 1 else Level.INFO,
         "rollbacks",
@@ -153,8 +155,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     )
     for record in run.rollbacks:
         if record.get("certified") is False:
-            yield Problem(
-                Level.WARN,
+            yield warn(
                 "uncertified",
                 f"step {record['step']:,}",
                 f"It went back to step {record['restored_step']:,}, a state that had never been "
@@ -164,8 +165,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
             )
     relapses = [record for record in run.rollbacks if record.get("relapse")]
     if relapses:
-        yield Problem(
-            Level.WARN,
+        yield warn(
             "relapse",
             f"step {relapses[-1]['step']:,}",
             f"{len(relapses)} of {count} rollbacks did not hold.",
@@ -176,25 +176,23 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
 def _of_medians(run: RecordedRun) -> Iterator[Problem]:
     """What a rule's own median at the end is beyond the rule's own limit."""
     beta_star = _late(run, "beta_star", 1)
-    for rule in DEFAULT_RULES:
-        if not isinstance(rule, MedianRule):
-            continue
-        for bound in rule.bounds:
-            tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
-            value = _late(run, tag, bound.window)
-            if value > bound.limit if bound.side == "above" else value < bound.limit:
-                remedies = list(bound.remedies.at(beta_star))
-                spread = _late(run, "f_neg/std", bound.window)
-                if bound.tag == "ess" and beta_star > 0 and spread > 0:
-                    remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
-                yield Problem(
-                    bound.level,
-                    rule.name,
-                    tag,
-                    f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the "
-                    f"last {bound.window} values; the rule's limit is {bound.limit:g}.",
-                    "; ".join(remedies) + ".",
-                )
+    rules = [rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule)]
+    for rule, bound in ((own, bound) for own in rules for bound in own.bounds):
+        tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
+        value = _late(run, tag, bound.window)
+        if value > bound.limit if bound.side == "above" else value < bound.limit:
+            remedies = list(bound.remedies.at(beta_star))
+            spread = _late(run, "f_neg/std", bound.window)
+            if bound.tag == "ess" and beta_star > 0 and spread > 0:
+                remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
+            yield Problem(
+                bound.level,
+                rule.name,
+                tag,
+                f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the last "
+                f"{bound.window} values; the rule's limit is {bound.limit:g}.",
+                "; ".join(remedies) + ".",
+            )
 
 
 def _known(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
@@ -210,9 +208,7 @@ def _late(run: RecordedRun, tag: str, window: int) -> float:
 def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
     """A GradScale that stayed low for as long as makes an ERROR."""
     beta_star = _late(run, "beta_star", 1)
-    for rule in DEFAULT_RULES:
-        if not isinstance(rule, FloorRule):
-            continue
+    for rule in (rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule)):
         tag = rule.reference_tag if beta_star == 0 else rule.tag
         stretches: list[list[int]] = [[]]
         for step, value in _known(run, tag):
@@ -243,8 +239,7 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     if step and noise and scales:
         implied, used = 2 * step / noise**2, statistics.median(scales)
         if abs(used / implied - 1) > _TOLERANCE:
-            yield Problem(
-                Level.ERROR,
+            yield error(
                 "output_scale",
                 "config.json",
                 f"The guard ran with output_scale = {used:.6g}, but step {step:g} and noise "
@@ -254,16 +249,14 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     reinit = _known(run, "buffer/reinit")
     if len(reinit) >= _LONG and not any(value for _, value in reinit):
         # A method too, says the rule of old chains, and informs only.
-        yield Problem(
-            Level.INFO,
+        yield info(
             "stale_chains",
             "buffer/reinit",
             "No chain has started afresh in the whole run.",
             "a re-initialisation rate of 0.05, as JEM.",
         )
     if not _known(run, "sampler/drift_to_noise"):
-        yield Problem(
-            Level.INFO,
+        yield info(
             "unknown",
             "sampler/drift_to_noise",
             "Step and noise of the sampler were not attached, so that drift, clamp and acceptance "
@@ -276,27 +269,15 @@ def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
     """An adaptive optimizer that undoes GradScale."""
     series = [value for _, value in _known(run, "optim/amplification")]
     quarter = len(series) // 4
-    if quarter >= 2:
-        first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
-        if first > 0 and last > _AMPLIFIED * first:
-            yield Problem(
-                Level.WARN,
-                "amplification",
-                "optim/amplification",
-                f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
-                "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper).",
-                "help the sampler, so that GradScale comes back: more SGLD steps, a lower learning "
-                "rate.",
-            )
-
-
-_CHECKS: tuple[Callable[[RecordedRun], Iterator[Problem]], ...] = (
-    _of_outcome,
-    _of_numbers,
-    _of_alerts,
-    _of_rollbacks,
-    _of_medians,
-    _of_grad_scale,
-    _of_sampler,
-    _of_optimizer,
-)
+    if quarter < 2:
+        return
+    first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
+    if first > 0 and last > _AMPLIFIED * first:
+        yield warn(
+            "amplification",
+            "optim/amplification",
+            f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
+            "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper).",
+            "help the sampler, so that GradScale comes back: more SGLD steps, a lower learning "
+            "rate.",
+        )

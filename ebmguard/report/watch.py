@@ -9,18 +9,24 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tyro
 
+from ..alerts import Limits
+from ..tags import Scale
 from .bins import Bin
-from .charts import ACCURACY, CHARTS, Scale, value_of
+from .charts import ACCURACY, CHARTS, value_of
 from .folder import RecordedRun
 from .plots import Axis, short_number
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+try:
+    from rich.console import Console, Group, RenderableType
+    from rich.live import Live
+    from rich.table import Table
     from rich.text import Text
+except ImportError as error:
+    raise ImportError('watching needs rich: pip install "ebmguard[train]"') from error
 
 __all__ = ["WatchConfig", "sparkline", "watch"]
 
@@ -64,82 +70,56 @@ def watch(config: WatchConfig) -> int:
 
     Raises:
         ConfigError: with ``once``, there is nothing to show; or a file is damaged.
-        ImportError: rich is not installed.
     """
-    try:
-        from rich.console import Console
-    except ImportError as error:
-        raise ImportError('watching needs rich: pip install "ebmguard[train]"') from error
     console = Console(highlight=False)
-    tags = [chart.tag for chart in CHARTS]
+    tags = [chart.name for chart in CHARTS]
+    run = RecordedRun(config.run, tags)
     try:
         if config.once:
             console.print(_frame(RecordedRun.read(config.run, tags), None, console))
         elif console.is_terminal:
-            _live(RecordedRun(config.run, tags), console)
+            with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+                live.update(f"reading {run.path}", refresh=True)  # some seconds where it is long
+                _follow(run, console, lambda frame: live.update(frame, refresh=True), 0.0)
         else:
-            run = RecordedRun(config.run, tags)
             _follow(run, console, lambda frame: console.print(frame, "\n", end=""), _EVERY_AS_TEXT)
     except KeyboardInterrupt:
         pass
     return 0
 
 
-def _live(run: RecordedRun, console: Console) -> None:
-    """Redraw in place."""
-    from rich.live import Live
-
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        live.update(f"reading {run.path}", refresh=True)  # some seconds where it is long
-        _follow(run, console, lambda frame: live.update(frame, refresh=True), 0.0)
-
-
 def _follow(
     run: RecordedRun, console: Console, show: Callable[[RenderableType], None], every: float
 ) -> None:
     """Show frames until the run is over: with ``every``, only new ones and not too often."""
-    rate = _Rate()
+    # Moments of the last minute, and how many rows there were.
+    seen: deque[tuple[float, int]] = deque()
     shown, is_new = -math.inf, True
     while True:
         is_new |= run.update()
-        speed = rate.see(run.row_count)
-        now = time.monotonic()
+        now, rows = time.monotonic(), run.row_count
+        if seen and rows < seen[-1][1]:
+            seen.clear()  # the file began anew
+        seen.append((now, rows))
+        while now - seen[0][0] > _RATE_OVER:
+            seen.popleft()
+        start, before = seen[0]
+        rate = (rows - before) / (now - start) if rows > before else None
         if run.is_over or not every or (is_new and now - shown >= every):
-            show(_frame(run, speed, console))
+            show(_frame(run, rate, console))
             shown, is_new = now, False
         if run.is_over:
             return
         time.sleep(_EVERY)
 
 
-class _Rate:
-    """Rows per second over the last minute of watching."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def see(self, rows: int) -> float | None:
-        """Take the count of now; None until some were seen to come."""
-        now = time.monotonic()
-        if self._seen and rows < self._seen[-1][1]:
-            self._seen.clear()  # the file began anew
-        self._seen.append((now, rows))
-        while now - self._seen[0][0] > _RATE_OVER:
-            self._seen.popleft()
-        (start, before), elapsed = self._seen[0], now - self._seen[0][0]
-        return (rows - before) / (now - start) if elapsed and rows > before else None
-
-
 def _frame(run: RecordedRun, rate: float | None, console: Console) -> RenderableType:
     """The state of a run; the rate is in rows per second, None where it is not known yet."""
-    from rich.console import Group
-    from rich.text import Text
-
     if not run.attempts:
         there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
         return Group(Text(str(run.path), style="bold"), Text(there, style="dim"))
     width, height = console.width, console.height if console.is_terminal else _TEXT_HEIGHT
-    charts = len(CHARTS) + bool(run.surviving(ACCURACY.tag))
+    charts = len(CHARTS) + bool(run.surviving(ACCURACY.name))
     tall = 2 if height >= _TALL else 1
     head = [_headline(run, rate), _state(run), Text()]
     left = height - sum(_lines(part, width) for part in head) - charts * tall
@@ -150,62 +130,52 @@ def _frame(run: RecordedRun, rate: float | None, console: Console) -> Renderable
 
 
 def _headline(run: RecordedRun, rate: float | None) -> Text:
-    from rich.text import Text
-
-    step, total = run.step or 0, run.setting("iterations")
-    line = Text(str(run.path), style="bold")
-    line.append(f"  step {step + 1:,}", style="not bold")
+    step, total = (run.step or 0) + 1, run.setting("iterations")
+    line = Text.assemble((str(run.path), "bold"), f"  step {step:,}")
     if total:
-        share = min(1.0, (step + 1) / total)
-        line.append(f" of {total:,} ", style="not bold")
-        line.append("━" * round(_BAR * share), style="not bold green")
-        line.append("─" * (_BAR - round(_BAR * share)), style="not bold dim")
-        line.append(f" {share:.0%}", style="not bold")
-    facts = []
+        share = min(1.0, step / total)
+        done = round(_BAR * share)
+        line.append(f" of {total:,} ")
+        line.append("━" * done, "green").append("─" * (_BAR - done), "dim").append(f" {share:.0%}")
     if run.is_over:
         seconds = run.results.get("wall_seconds")
-        facts += ["over"] + ([f"took {_duration(seconds)}"] if seconds else [])
+        facts = ["over"] + ([f"took {_duration(seconds)}"] if seconds else [])
     else:
-        facts += [f"{short_number(rate)} steps/s"] if rate else []
-        facts += [f"{_duration((total - step - 1) / rate)} left"] if rate and total else []
+        facts = [f"{short_number(rate)} steps/s"] if rate else []
+        facts += [f"{_duration((total - step) / rate)} left"] if rate and total else []
         age = time.time() - (run.path / "metrics.jsonl").stat().st_mtime
         facts.append(f"last row {_duration(max(0.0, age))} ago")
-    line.append("  " + ", ".join(facts), style="not bold dim")
-    return line
+    return line.append("  " + ", ".join(facts), "dim")
 
 
 def _state(run: RecordedRun) -> Text:
-    from rich.text import Text
-
-    line = Text()
-    worst = max((level for chart in CHARTS if (level := run.level(chart.tag))), default=None)
+    worst = max((level for chart in CHARTS if (level := run.level(chart.name))), default=None)
     name = worst.name if worst else ""
-    line.append(f"● {name or 'in bounds'} now", style=_STYLES[name])
+    line = Text.assemble((f"● {name or 'in bounds'} now", _STYLES[name]))
     lost = run.results.get("diverged_at")
     if lost is not None:
-        line.append(f", DIVERGED at step {lost:,}", style=_STYLES["ERROR"])
+        line.append(f", DIVERGED at step {lost:,}", _STYLES["ERROR"])
     counts = Counter(alert["level"] for alert in run.alerts)
     said = [f"{counts[kind]} {kind}" for kind in ("ERROR", "WARN", "INFO") if counts[kind]]
     line.append(f"   so far {', '.join(said) or 'no alerts'}")
     if run.rollbacks:
         back = len(run.rollbacks)
-        line.append(f", {back} rollback{'s' if back > 1 else ''}", style="magenta")
+        line.append(f", {back} rollback{'s' if back > 1 else ''}", "magenta")
     beta_star = run.latest.get("beta_star")
     if beta_star is not None:
         line.append(f"   β* = {short_number(beta_star)}")
     if beta_star == 0:
-        line.append(" (GradScale, ESS: at the reference exponent)", style="dim")
+        line.append(" (GradScale, ESS: at the reference exponent)", "dim")
     return line
 
 
 def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = [(chart, value_of(run.latest, chart.tag), run.surviving(chart.tag)) for chart in CHARTS]
-    evaluated = run.surviving(ACCURACY.tag)
+    rows = [
+        (chart, value_of(run.latest, chart.name), run.surviving(chart.name)) for chart in CHARTS
+    ]
+    evaluated = run.surviving(ACCURACY.name)
     rows += [(ACCURACY, evaluated[-1].low, evaluated)] if evaluated else []
-    bands = [_band(*run.limits(chart.tag)[:2]) for chart, *_ in rows]
+    bands = [_band(*run.bands.limits.get(chart.name, Limits())[:2]) for chart, *_ in rows]
     words = _LEVELS + max(len(chart.title) for chart, *_ in rows) + _VALUES
     # In a narrow terminal the bands make room for the lines.
     with_band = width >= words + max(map(len, bands)) + _NARROWEST_SPARK
@@ -218,11 +188,13 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
     for _ in range(3, columns):
         table.add_column(no_wrap=True)
     for (chart, value, bins), band in zip(rows, bands, strict=True):
-        level = run.level(chart.tag)
+        level = run.level(chart.name)
         name = level.name if level else ""
         lines = sparkline(bins, chart.scale, max(1, min(_WIDEST_SPARK, spark)), tall)
         drawn = Text("\n".join(lines), style=_STYLES[name])
-        drawn.highlight_words([_NOT_A_NUMBER], _STYLES["ERROR"] if run.owes(chart.tag) else "dim")
+        drawn.highlight_words(
+            [_NOT_A_NUMBER], _STYLES["ERROR"] if run.bands.owes(chart.name) else "dim"
+        )
         shown = "unknown" if value is None else short_number(value)
         lift = "\n" * (tall - 1)  # words stand at the foot of a tall line
         cells = [
@@ -248,8 +220,6 @@ def _records(
     title: str, records: Sequence[Mapping[str, Any]], room: int, width: int
 ) -> list[RenderableType]:
     """The latest records, newest first, as many as there is room for, and one in any case."""
-    from rich.text import Text
-
     if not records:
         return []
     shown: list[Text] = []
@@ -278,7 +248,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def sparkline(bins: Sequence[Bin], scale: Scale, width: int, height: int = 1) -> list[str]:
+def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int = 1) -> list[str]:
     """Columns of blocks, one for each stretch of steps, that show where it went farthest.
 
     A column's value is the one farthest from the median of the series, so that a spike of a single
@@ -306,19 +276,16 @@ def sparkline(bins: Sequence[Bin], scale: Scale, width: int, height: int = 1) ->
         columns[column] += [axis.at(value) for _, value in own.points()]
         if own.bad_at is not None:
             bad.add(column)
-    lines = ["" for _ in range(height)]
+    drawn = []
     at = math.nan
     for i, heights in enumerate(columns):
         # What is measured every so many steps holds until it is measured again.
         at = max(heights, key=lambda x: abs(x - middle), default=at)
-        for row in range(height):
-            if i in bad:
-                mark = _NOT_A_NUMBER
-            elif math.isnan(at):
-                mark = " "
-            else:
-                # The lowest value is still seen: as the lowest block of the lowest line.
-                filled = max(1, round(at * 8 * height)) - 8 * (height - 1 - row)
-                mark = _BLOCKS[min(8, max(0, filled))]
-            lines[row] += mark
-    return lines
+        if i in bad or math.isnan(at):
+            drawn.append((_NOT_A_NUMBER if i in bad else " ") * height)
+        else:
+            # The lowest value is still seen: as the lowest block of the lowest line.
+            filled = max(1, round(at * 8 * height))
+            below = range(8 * (height - 1), -1, -8)
+            drawn.append("".join(_BLOCKS[min(8, max(0, filled - of))] for of in below))
+    return ["".join(line) for line in zip(*drawn, strict=True)]

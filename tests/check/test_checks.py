@@ -34,6 +34,7 @@ def sound(model: nn.Module | None = None, **changes: Any) -> Setup:
     """A trainer without a problem, but for the changes."""
     model = Energy() if model is None else model
     trainer = Trainer(
+        model=model,
         optimizer=torch.optim.Adam(model.parameters()),
         buffer=ReplayBuffer(10, (2,), reinit_rate=0.05, generator=torch.Generator()),
         step_size=1.0,

@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from ebmguard.alerts import DEFAULT_RULES, FloorRule, Judge, Level, MedianRule
-from ebmguard.report.charts import CHARTS, MORE_CHARTS, Bands, value_of
+from ebmguard.alerts import DEFAULT_RULES, Bands, FloorRule, Judge, Level, MedianRule
+from ebmguard.report.charts import CHARTS, MORE_CHARTS, value_of
 from ebmguard.sinks import read_jsonl
 
 from .folders import rows, write
 
-TAGS = [chart.tag for chart in (*CHARTS, *MORE_CHARTS)]
+TAGS = [chart.name for chart in (*CHARTS, *MORE_CHARTS)]
 
 
 def test_at_beta_star_zero_weights_are_those_of_the_reference():

@@ -20,7 +20,7 @@ from ebmguard.sinks import read_jsonl, to_json
 
 from .folders import BACK_TO, LOST_AT, record, rows, write
 
-TAGS = [chart.tag for chart in (*CHARTS, *MORE_CHARTS)]
+TAGS = [chart.name for chart in (*CHARTS, *MORE_CHARTS)]
 RECORDS = st.lists(
     st.fixed_dictionaries({"step": st.integers(0, 99), "x": st.floats(width=32)}), max_size=30
 )

@@ -8,7 +8,7 @@ import pytest
 
 from ebmguard import Level
 from ebmguard.check import Problem, show
-from ebmguard.check.words import to_text
+from ebmguard.check.problem import to_text
 
 PROBLEMS = [
     Problem(Level.INFO, "small", "train.py:3", "A thing to know.", "nothing."),
