@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
 
 from ..errors import ConfigError
 from .jsonl import JsonlSink
-from .protocol import TAG_PREFIX, Sink
+from .protocol import (
+    LEVEL_NUMBERS,
+    TAG_PREFIX,
+    Histograms,
+    Record,
+    Scalars,
+    Sink,
+    alert_markdown,
+    marker_tag,
+)
 from .tensorboard import TensorBoardSink
-from .text import LEVEL_NUMBERS, alert_markdown, marker_tag
 from .writer import check_free
 
 __all__ = ["AddScalarSink", "as_sink", "open_log_dir"]
@@ -37,21 +42,18 @@ class AddScalarSink:
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
-        self._add_text = _method(logger, "add_text")
-        self._add_histogram = _method(logger, "add_histogram")
-        self._flush = _method(logger, "flush")
+        self._add_text = getattr(logger, "add_text", None)
+        self._add_histogram = getattr(logger, "add_histogram", None)
+        self._flush = getattr(logger, "flush", None)
 
-    def write_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-    ) -> None:
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Pass every scalar on, and the histograms where the logger has ``add_histogram``."""
         for tag, value in scalars.items():
             self.logger.add_scalar(TAG_PREFIX + tag, value, step)
-        if self._add_histogram is None:
+        if self._add_histogram is None or not histograms:
             return
+        import torch  # only here: other sinks need none
+
         for tag, values in histograms.items():
             # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
             drawn = torch.tensor(values, dtype=torch.float64)
@@ -59,15 +61,14 @@ class AddScalarSink:
             if drawn.numel():
                 self._add_histogram(TAG_PREFIX + tag, drawn, step)
 
-    def write_alert(self, record: Mapping[str, Any]) -> None:
+    def write_alert(self, record: Record) -> None:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
         step = record["step"]
-        level = LEVEL_NUMBERS[record["level"]]
-        self.logger.add_scalar(marker_tag(record), level, step)
+        self.logger.add_scalar(marker_tag(record), LEVEL_NUMBERS[record["level"]], step)
         if self._add_text is not None:
             self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
 
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
+    def write_recovery(self, record: Record) -> None:
         """Nothing: a logger shows a rollback by the rows' ``recovery/attempt``."""
 
     def flush(self) -> None:
@@ -122,8 +123,3 @@ def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
     # TensorBoard first: where its package is missing, nothing has been created yet.
     events = TensorBoardSink(path)
     return [JsonlSink(path), events]
-
-
-def _method(logger: Any, name: str) -> Any:
-    method = getattr(logger, name, None)
-    return method if callable(method) else None

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
 
 from ..errors import ConfigError
-from .jsonl import prepare_folder
-from .protocol import MARKER_PREFIX, TAG_PREFIX
-from .text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
+from .protocol import (
+    LEVEL_NUMBERS,
+    MARKER_PREFIX,
+    TAG_PREFIX,
+    Histograms,
+    Record,
+    Scalars,
+    alert_markdown,
+    marker_tag,
+    recovery_markdown,
+)
 
 __all__ = ["TensorBoardSink"]
 
@@ -103,36 +110,31 @@ class TensorBoardSink:
                 'Run `pip install "ebmguard[tensorboard]"`, or pass '
                 "sinks=[ebmguard.sinks.JsonlSink(dir)] instead of log_dir."
             ) from error
-        self.folder = prepare_folder(folder)
-        self._events = EventFile(self.folder)
+        self.folder = Path(folder)
+        self._file = EventFile(self.folder)
         # A resumed run repeats steps that an earlier process has written.
-        self._last_step = math.inf if self._events.is_continued else -math.inf
-        self._alerts: list[Mapping[str, Any]] = []
+        self._last_step = math.inf if self._file.is_continued else -math.inf
+        self._alerts: list[Record] = []
         self._story = ""
         self._story_step = -1
-        self._events.add_layout(LAYOUT)
-        self._events.flush()
+        self._file.add_layout(LAYOUT)
+        self._file.flush()
 
-    def write_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-    ) -> None:
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one event with all the row's scalars and histograms."""
         self._move_to(step)
-        self._events.add_row(step, scalars, histograms, TAG_PREFIX)
+        self._file.add_row(step, scalars, histograms, TAG_PREFIX)
 
-    def write_alert(self, record: Mapping[str, Any]) -> None:
+    def write_alert(self, record: Record) -> None:
         """Keep the alert's text and its marker."""
         step = record["step"]
         self._move_to(step)
         self._alerts.append(record)
         marker = {marker_tag(record): LEVEL_NUMBERS[record["level"]]}
-        self._events.add_row(step, marker, {})
-        self._events.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
+        self._file.add_row(step, marker, {})
+        self._file.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
 
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
+    def write_recovery(self, record: Record) -> None:
         """Keep the story of all rollbacks; the steps that come again are void."""
         abandoned = self._move_to(record["restored_step"])
         self._story += recovery_markdown(record, abandoned)
@@ -140,18 +142,14 @@ class TensorBoardSink:
         self._tell_story()
 
     def flush(self) -> None:
-        """Append the kept events to the event file.
+        """Append the kept events to the file; after an ``OSError`` the next flush goes on."""
+        self._file.flush()
 
-        Raises:
-            OSError: if the disk does not take them; they are kept for the next flush.
-        """
-        self._events.flush()
-
-    def _move_to(self, step: int) -> list[Mapping[str, Any]]:
+    def _move_to(self, step: int) -> list[Record]:
         """Void what was written of this step and later ones; return its alerts."""
         abandoned = []
         if step < self._last_step:
-            self._events.add_restart(step)
+            self._file.add_restart(step)
             abandoned = [alert for alert in self._alerts if alert["step"] >= step]
             self._alerts = [alert for alert in self._alerts if alert["step"] < step]
             if self._story_step >= step:
@@ -160,4 +158,4 @@ class TensorBoardSink:
         return abandoned
 
     def _tell_story(self) -> None:
-        self._events.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
+        self._file.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
