@@ -26,10 +26,8 @@ _KEYS = {"step", "ranks", "state", "recovery"}
 class Archive:
     """The newest snapshots of a run, for the process that goes on with it.
 
-    Each rank has a folder of its own in it, ``rank0`` and so on.
-
     Args:
-        folder: its path.
+        folder: its path; each of several ranks has a folder of its own in it, ``rank0`` and so on.
         every: steps from one snapshot to the next.
         ranks: who train together, and go on together.
 
@@ -54,7 +52,7 @@ class Archive:
         Args:
             step: the step that comes next.
             state: what :func:`.state.capture` returned.
-            recovery: of the :class:`.Recoverer`.
+            recovery: the state of the :class:`.Recoverer`.
         """
         self._own.mkdir(parents=True, exist_ok=True)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -66,10 +64,10 @@ class Archive:
         self.saved = step
         self._ranks.from_all(step)  # killed before that, they go on from what they all had
         found = _snapshots([self._own])
-        older = [path for at, path in found if at <= step]
-        later = [path for at, path in found if at > step]  # of a course that was given up
-        for path in [*older[:-_KEPT], *later]:
-            path.unlink()
+        kept = [path for at, path in found if at <= step][-_KEPT:]
+        for _, path in found:  # later ones are of a course that was given up
+            if path not in kept:
+                path.unlink()
 
     def check_empty(self) -> None:
         """Refuse to begin a run over the snapshots of another, which could go on.
@@ -104,7 +102,12 @@ class Archive:
             if all(mark == mine for mark in marks):
                 break
             if None in marks:
-                self._refuse(marks)
+                tries = ", ".join("none" if mark is None else str(mark["step"]) for mark in marks)
+                raise ConfigError(
+                    f"{self._folder} has no snapshot that all {len(marks)} ranks can read: rank by "
+                    f"rank the next one to try is of step {tries}. Give every rank its files "
+                    "again, or begin a new run in another folder."
+                )
             # Of one step but of two courses, where a rollback was written on some ranks only.
             steps = [mark["step"] for mark in marks]
             before = min(steps) + (len(set(steps)) > 1)
@@ -120,23 +123,14 @@ class Archive:
             )
         return found
 
-    def _refuse(self, marks: list[Any]) -> None:
-        steps = ", ".join("none" if mark is None else str(mark["step"]) for mark in marks)
-        raise ConfigError(
-            f"{self._folder} has no snapshot that all {len(marks)} ranks can read: rank by rank "
-            f"the next one to try is of step {steps}. Give every rank its files again, or begin "
-            "a new run in another folder."
-        )
-
     def _newest_readable(self, before: int | None, damaged: list[str]) -> dict[str, Any] | None:
-        for step, path in reversed(_snapshots([self._own])):
-            if before is not None and step >= before:
-                continue
+        found = _snapshots([self._own])
+        for _, path in reversed([x for x in found if before is None or x[0] < before]):
             try:
-                found = load_durably(path)
-                if set(found) != _KEYS:
+                snapshot = load_durably(path)
+                if set(snapshot) != _KEYS:
                     raise ConfigError(f"{path}: not a snapshot of this version")
-                return found
+                return snapshot
             except ConfigError as problem:
                 _log.warning("a snapshot cannot be read and is passed over: %s", problem)
                 damaged.append(str(problem))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import pickle
-import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -16,16 +16,8 @@ from ..errors import ConfigError
 
 __all__ = ["load_durably", "save_durably"]
 
-_DAMAGE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    pickle.UnpicklingError,
-    EOFError,
-    OSError,
-    RuntimeError,
-    ValueError,
-)
-"""What a file that is not what was written may raise when it is read."""
+# What a file that is not what was written may raise when it is read.
+_DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, RuntimeError, ValueError)
 
 
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:
@@ -60,10 +52,10 @@ def load_durably(file: Path, device: torch.device | None = None) -> dict[str, An
     """
     try:
         # PyTorch writes checksums and does not look at them again.
-        with zipfile.ZipFile(file) as archive:
+        with ZipFile(file) as archive:
             torn = archive.testzip()
         if torn is not None:
-            raise zipfile.BadZipFile(f"{torn} in it is not what was written")
+            raise BadZipFile(f"{torn} in it is not what was written")
         state: dict[str, Any] = torch.load(file, map_location=device or "cpu", weights_only=True)
     except _DAMAGE as error:
         raise ConfigError(f"{file}: {error}") from error

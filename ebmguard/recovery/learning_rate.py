@@ -24,7 +24,7 @@ class LearningRate:
         self._undo: list[Callable[[], None]] = []
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Act on this optimizer from now on, in the place of an earlier one."""
+        """Act on this optimizer from now on, instead of an earlier one."""
         for undo in self._undo:
             undo()
         self._undo = [

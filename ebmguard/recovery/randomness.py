@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 __all__ = ["random_state", "reseed", "restore_random_state"]
 
@@ -35,17 +34,15 @@ def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
 
 def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Generator]) -> None:
     """Restore what :func:`random_state` returned for the same generators."""
-    torch.set_rng_state(_cpu(state["cpu"]))
+    torch.set_rng_state(state["cpu"])
     for device, each in enumerate(state["cuda"]):
-        torch.cuda.set_rng_state(_cpu(each), device)
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+        torch.cuda.set_rng_state(each, device)
+    random.setstate(state["python"])
     for generator, own in zip(generators, state["own"], strict=True):
-        generator.set_state(_cpu(own))
+        generator.set_state(own)
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy" in state:
-        name, keys, *rest = state["numpy"]
-        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+        numpy.random.set_state(tuple(state["numpy"]))
 
 
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
@@ -83,7 +80,3 @@ def _seed_of(generator: torch.Generator, attempt: int, i: int = 0) -> int:
 def _seed_after(state: bytes, attempt: int, i: int = 0) -> int:
     digest = hashlib.blake2b(state + f"{attempt} {i}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # the sign of PyTorch's seeds
-
-
-def _cpu(state: Tensor) -> Tensor:
-    return state.cpu()
