@@ -86,11 +86,7 @@ class Trainer:
 
 
 def finite_number(name: str, value: object) -> float:
-    """A finite number, or an error that names the argument.
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """A finite number; of anything else a ``ConfigError`` that names the argument."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; expected a number.")
     if not math.isfinite(value):

@@ -41,11 +41,9 @@ def save_durably(file: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_durably(file: Path, device: torch.device | None = None) -> dict[str, Any]:
-    """What :func:`save_durably` wrote. Reading executes nothing (``weights_only``).
+    """What :func:`save_durably` wrote, on a device (None: the CPU).
 
-    Args:
-        file: its path.
-        device: where its tensors go; None is the CPU.
+    Reading executes nothing (``weights_only``).
 
     Raises:
         ConfigError: the file cannot be read, or is not what was written.

@@ -46,14 +46,11 @@ def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Ge
 
 
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
-    """Give every generator a seed that follows from its state and the attempt.
+    """Give every generator a seed that follows from its state and the attempt; say how many.
 
     So a run that rolls back is still a function of its seed; ranks that drew different numbers
     go on doing so, and generators that drew the same on all ranks (the order of the data, say) do
     too.
-
-    Returns:
-        how many were reseeded.
     """
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()

@@ -45,11 +45,7 @@ class Snapshots:
         return state
 
     def disquiet(self, quiet_until: int) -> None:
-        """Drop what was taken less than ``certify_after`` steps before trouble.
-
-        Args:
-            quiet_until: the step of the alert.
-        """
+        """Drop what was taken less than ``certify_after`` steps before an alert's step."""
         # The first one stays as the last resort: there is nothing deeper.
         kept = self._ripe(quiet_until) or int(not self.certified)
         for dropped in self.waiting[kept:]:

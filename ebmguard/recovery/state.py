@@ -48,15 +48,12 @@ def check_complete(trainer: Trainer) -> None:
 
 
 def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Copy everything that a step changes to the host.
+    """Copy everything that a step changes to the host: nested dicts of tensors and plain values.
 
     Args:
         trainer: what was attached.
         guard: the guard's own state, plain values of its own.
         into: an earlier capture whose memory may be used again.
-
-    Returns:
-        nested dicts of host tensors and plain values.
     """
     parts = {
         name: part if isinstance(part, Tensor | list) else part.state_dict()
@@ -140,17 +137,14 @@ def buffer_rows(trainer: Trainer) -> Tensor | None:
 
 
 def copied(tree: Any, into: Any = None) -> Any:
-    """A copy with every tensor on the host; pinned, and without waiting, where it is on a GPU.
+    """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
 
-    Of a sharded tensor it is that of this rank's part, as a plain tensor.
+    Of a GPU's tensors it is pinned, and complete when the stream has come so far.
 
     Args:
         tree: nested dicts, lists and tuples of tensors and plain values.
         into: an earlier copy that nobody needs any more, whose memory is used again where its
             tensors have the same shapes.
-
-    Returns:
-        the copy; of a GPU's tensors it is complete when the stream has come so far.
     """
     leaves, shape = tree_flatten(tree)
     old = tree_leaves(into)

@@ -41,26 +41,25 @@ class JsonlSink:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        self._metrics = _open_lines(self.folder / "metrics.jsonl")
-        self._alerts = _open_lines(self.folder / "alerts.jsonl")
-        self._recoveries = _open_lines(self.folder / "recovery.jsonl")
+        # Alerts are flushed first: they are worth the last room on a disk.
+        names = ("alerts", "recovery", "metrics")
+        self._lines = {name: _open_lines(self.folder / f"{name}.jsonl") for name in names}
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one line for ``metrics.jsonl``."""
-        self._metrics.add(partial(_line, {"step": step, **scalars}))
+        self._lines["metrics"].add(partial(_line, {"step": step, **scalars}))
 
     def write_alert(self, record: Record) -> None:
         """Keep one line for ``alerts.jsonl``."""
-        self._alerts.add(_line(record))
+        self._lines["alerts"].add(_line(record))
 
     def write_recovery(self, record: Record) -> None:
         """Keep one line for ``recovery.jsonl``."""
-        self._recoveries.add(_line(record))
+        self._lines["recovery"].add(_line(record))
 
     def flush(self) -> None:
         """Append the kept lines to the files; after an ``OSError`` the next flush goes on."""
-        # Alerts first: they are worth the last room on a disk.
-        for lines in (self._alerts, self._recoveries, self._metrics):
+        for lines in self._lines.values():
             lines.flush()
 
 
@@ -97,12 +96,8 @@ def to_json(value: Any) -> Any:
     Args:
         value: numbers, strings, None, and mappings, lists and tuples of them.
     """
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        if math.isnan(value):
-            return "NaN"
-        return "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -125,13 +120,7 @@ def _from_json(value: Any) -> Any:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The object of one line, or None if the line is no complete object.
-
-    The strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` become floats.
-
-    Args:
-        line: one line of a file that :class:`JsonlSink` wrote, with or without its end.
-    """
+    """The object of one line, with its floats; None if the line is no complete object."""
     try:
         record = _from_json(json.loads(line))
     except ValueError:

@@ -65,24 +65,17 @@ class Sink(Protocol):
 
 
 def marker_tag(record: Record) -> str:
-    """The tag of the scalar that marks an alert's step; its value is the level's number.
+    """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
 
     It names level and rule, because a page of scalars shows no other words, and because a line
     joins the points of one tag. Both follow the last slash: TensorBoard cuts what stands before it
     where there is little room.
-
-    Args:
-        record: what ``Alert.record()`` returns.
     """
     return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
 
 
 def alert_markdown(record: Record) -> str:
-    """A heading, a table of the numbers and the list of remedies.
-
-    Args:
-        record: what ``Alert.record()`` returns.
-    """
+    """Of an ``Alert.record()`` a heading, a table of the numbers and the list of remedies."""
     remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
     member = f", member {record['member']}" if "member" in record else ""
     return (
@@ -96,14 +89,9 @@ def alert_markdown(record: Record) -> str:
 
 
 def recovery_markdown(record: Record, abandoned: Sequence[Record]) -> str:
-    """A heading, what was done, and the alerts of the steps that were abandoned.
-
-    Args:
-        record: one of the audit log's.
-        abandoned: records of alerts.
-    """
-    parts = [f"**Rollback {record['attempt']}**", record["message"]]
+    """Of a ``Rollback.record()`` a heading, what was done, and the alerts of abandoned steps."""
+    text = f"**Rollback {record['attempt']}**\n\n{record['message']}\n\n"
     if abandoned:
-        parts.append("Alerts of the abandoned steps:")
-        parts.append("\n".join(f"- {alert['message']}" for alert in abandoned))
-    return "\n\n".join(parts) + "\n\n"
+        lines = "\n".join(f"- {alert['message']}" for alert in abandoned)
+        text += f"Alerts of the abandoned steps:\n\n{lines}\n\n"
+    return text

@@ -78,10 +78,7 @@ class AddScalarSink:
 
 
 def as_sink(obj: Any) -> Sink:
-    """The object itself if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger.
-
-    Args:
-        obj: an entry of ``sinks=``.
+    """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger.
 
     Raises:
         ConfigError: if it is neither.
@@ -110,10 +107,7 @@ def as_sink(obj: Any) -> Sink:
 
 
 def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
-    """The sinks behind ``log_dir=``: JSON lines and TensorBoard, both in the same folder.
-
-    Args:
-        path: folder, created if missing.
+    """The sinks behind ``log_dir=``: JSON lines and TensorBoard in one folder, made if missing.
 
     Raises:
         ConfigError: if it cannot be written, another guard of this process is using it, or the

@@ -78,11 +78,10 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
-    - Alerts as text under ``guard/alerts``, and as a marker: the scalar
-      ``_alerts/<LEVEL>_<rule>`` at the step of the alert, whose value is the level (0 INFO, 1 WARN,
-      2 ERROR). These are the first charts of TensorBoard's first page.
-    - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of the steps that were
-      abandoned.
+    - Alerts as text under ``guard/alerts``, and as markers, the first charts of TensorBoard's first
+      page: the scalar ``_alerts/<LEVEL>_<rule>`` at the step of the alert, whose value is the level
+      (0 INFO, 1 WARN, 2 ERROR).
+    - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
     - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
 
     The step axis is the guard's step. Events are kept in memory until :meth:`flush`.

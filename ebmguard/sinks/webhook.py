@@ -169,8 +169,8 @@ class WebhookSink:
     def _deliver_rest(self) -> None:
         if not self.wait(_EXIT_WAIT):
             with self._changed:
-                left = [message for message, _ in self._pending]
-            self._report("has not taken everything when the process ends", "; ".join(left))
+                left = "; ".join(message for message, _ in self._pending)
+            self._report("has not taken everything when the process ends", left)
 
     def _report(self, problem: str, lost: str) -> None:
         _log.error("The webhook at %s %s. Not delivered: %s", self._host, problem, lost)

@@ -27,10 +27,9 @@ class PatientSink:
     """Passes everything on to another sink, and keeps it while that one raises ``OSError``.
 
     A full disk must not end a training run. The first failure is logged as an error. From then on
-    rows, alerts and rollbacks are kept here in order and tried again at every flush. Beyond 10,000
-    the oldest rows are dropped and counted. A log message says when the sink takes everything
-    again; :meth:`close` logs what it has not taken. Errors of any other type are bugs and are
-    raised.
+    all is kept here in order and tried again at every flush; beyond 10,000 the oldest rows are
+    dropped and counted. A log message says when the sink takes everything again; :meth:`close`
+    logs what it has not taken. Errors of any other type are bugs and are raised.
 
     Args:
         sink: the other sink. What a failing flush of it has not written, it keeps for the next.
@@ -200,11 +199,7 @@ class Writer:
 
 
 def check_free(folder: str | os.PathLike[str]) -> None:
-    """Refuse a folder that another writer of this process is using.
-
-    Raises:
-        ConfigError: with what to do.
-    """
+    """Raise ``ConfigError`` for a folder that another writer of this process is using."""
     if Path(folder).resolve() in _OWNERS:
         raise ConfigError(
             f"log_dir={str(folder)!r} is in use by another guard of this process, and the rows of "
