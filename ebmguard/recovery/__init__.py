@@ -1,6 +1,6 @@
 """Recovery: certified snapshots, and what a rollback changes. See :class:`Recovery`."""
 
-from .files import load_durably, save_durably
+from .archive import load_durably, save_durably
 from .policy import Change, Recovery, Rollback
 from .recoverer import Recoverer
 

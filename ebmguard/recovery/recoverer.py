@@ -16,10 +16,8 @@ from ..errors import BudgetSpentError, ConfigError
 from ..ranks import Ranks
 from ..trainer import Trainer
 from .archive import Archive
-from .learning_rate import LearningRate
+from .changes import LearningRate, purge, reseed
 from .policy import Change, Recovery, Rollback
-from .purge import purge
-from .randomness import reseed
 from .snapshots import Snapshot, Snapshots
 from .state import buffer_rows, capture, check_complete, generators_of, restore
 

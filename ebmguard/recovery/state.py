@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from ..errors import ConfigError
 from ..shards import Place, joined, local, place_of
 from ..trainer import Trainer
-from .randomness import random_state, restore_random_state
+from .changes import random_state, restore_random_state
 
 __all__ = [
     "buffer_rows",

@@ -13,7 +13,7 @@ import torch
 from ebmguard import BudgetSpentError, Level, Recovery, guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
-from ebmguard.recovery.randomness import reseed
+from ebmguard.recovery.changes import reseed
 from ebmguard.steering import AdaptiveSteps, SteerBeta
 from tests.recovery.parts import Run, Scripted
 
