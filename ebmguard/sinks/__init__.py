@@ -16,10 +16,9 @@ from .protocol import (
     marker_tag,
     recovery_markdown,
 )
-from .resolve import AddScalarSink, as_sink, open_log_dir
-from .tensorboard import TensorBoardSink
+from .tensorboard import AddScalarSink, TensorBoardSink
 from .webhook import WebhookSink
-from .writer import PatientSink, Writer
+from .writer import PatientSink, Writer, as_sink, open_log_dir
 
 __all__ = [
     "LEVEL_NUMBERS",

@@ -1,10 +1,11 @@
-"""Rows, alerts and rollbacks as a TensorBoard event file, with a page of chosen charts."""
+"""Rows, alerts and rollbacks for TensorBoard: as an event file, or by a logger's ``add_scalar``."""
 
 from __future__ import annotations
 
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
 from .protocol import (
@@ -19,7 +20,7 @@ from .protocol import (
     recovery_markdown,
 )
 
-__all__ = ["TensorBoardSink"]
+__all__ = ["AddScalarSink", "TensorBoardSink"]
 
 
 def _lines(*tags: str) -> tuple[str, ...]:
@@ -158,3 +159,55 @@ class TensorBoardSink:
 
     def _tell_story(self) -> None:
         self._file.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
+
+
+class AddScalarSink:
+    """Writes to anything that has ``add_scalar(tag, value, step)``.
+
+    For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
+    ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has
+    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<LEVEL>_<rule>``
+    (the level: 0 INFO, 1 WARN, 2 ERROR) at its step, and a text under ``guard/alerts``.
+
+    Such loggers take one call per scalar, and some 60 calls a step are slow: a ``SummaryWriter``
+    costs several times as much as ``log_dir=``, which writes the row at once.
+
+    Args:
+        logger: the object. It stays the caller's to close.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+        self._add_text = getattr(logger, "add_text", None)
+        self._add_histogram = getattr(logger, "add_histogram", None)
+        self._flush = getattr(logger, "flush", None)
+
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
+        """Pass every scalar on, and the histograms where the logger has ``add_histogram``."""
+        for tag, value in scalars.items():
+            self.logger.add_scalar(TAG_PREFIX + tag, value, step)
+        if self._add_histogram is None or not histograms:
+            return
+        import torch  # only here: other sinks need none
+
+        for tag, values in histograms.items():
+            # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
+            drawn = torch.tensor(values, dtype=torch.float64)
+            drawn = drawn[drawn.isfinite()]
+            if drawn.numel():
+                self._add_histogram(TAG_PREFIX + tag, drawn, step)
+
+    def write_alert(self, record: Record) -> None:
+        """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
+        step = record["step"]
+        self.logger.add_scalar(marker_tag(record), LEVEL_NUMBERS[record["level"]], step)
+        if self._add_text is not None:
+            self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
+
+    def write_recovery(self, record: Record) -> None:
+        """Nothing: a logger shows a rollback by the rows' ``recovery/attempt``."""
+
+    def flush(self) -> None:
+        """Flush the logger where it can be flushed."""
+        if self._flush is not None:
+            self._flush()

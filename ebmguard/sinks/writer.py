@@ -1,4 +1,4 @@
-"""Writes the rows, alerts and rollbacks of one guard to its sinks, which may fail for a while."""
+"""What a guard writes to: sinks of what the caller passes, with patience for those that fail."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError
+from .jsonl import JsonlSink
 from .protocol import Histograms, Record, Scalars, Sink
+from .tensorboard import AddScalarSink, TensorBoardSink
 
-__all__ = ["PatientSink", "Writer", "check_free"]
+__all__ = ["PatientSink", "Writer", "as_sink", "open_log_dir"]
 
 _log = logging.getLogger("ebmguard")
 
 # Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
 _KEPT = 10_000
+_METHODS = ("write_row", "write_alert", "write_recovery", "flush")
 # Rows of two guards in one folder could not be told apart.
 _OWNERS: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()
 
@@ -151,7 +155,7 @@ class Writer:
         self._process = os.getpid()
         self._folder = None if folder is None else Path(folder).resolve()
         if self._folder is not None:
-            check_free(self._folder)
+            _check_free(self._folder)
             _OWNERS[self._folder] = self
 
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
@@ -198,7 +202,49 @@ class Writer:
         return self.sinks if os.getpid() == self._process else ()
 
 
-def check_free(folder: str | os.PathLike[str]) -> None:
+def as_sink(obj: Any) -> Sink:
+    """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger.
+
+    Raises:
+        ConfigError: if it is neither.
+    """
+    if isinstance(obj, type):
+        raise ConfigError(
+            f"sinks= holds the class {obj.__name__}, but expected an object made from it. "
+            f"Pass {obj.__name__}(...)."
+        )
+    missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
+    if not missing and isinstance(obj, Sink):
+        return obj
+    if callable(getattr(obj, "add_scalar", None)):
+        return AddScalarSink(obj)
+    if isinstance(obj, str | os.PathLike):
+        raise ConfigError(
+            f"sinks= holds the path {os.fspath(obj)!r}, but expected sinks. Pass "
+            "log_dir=path, or sinks=[ebmguard.sinks.JsonlSink(path)]."
+        )
+    lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(_METHODS) else ""
+    raise ConfigError(
+        f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
+        "an object with the methods write_row, write_alert, write_recovery and flush, or a logger "
+        "with add_scalar(tag, value, step), such as a SummaryWriter."
+    )
+
+
+def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
+    """The sinks behind ``log_dir=``: JSON lines and TensorBoard in one folder, made if missing.
+
+    Raises:
+        ConfigError: if it cannot be written, another guard of this process is using it, or the
+            package tensorboard is missing.
+    """
+    _check_free(path)
+    # TensorBoard first: where its package is missing, nothing has been created yet.
+    events = TensorBoardSink(path)
+    return [JsonlSink(path), events]
+
+
+def _check_free(folder: str | os.PathLike[str]) -> None:
     """Raise ``ConfigError`` for a folder that another writer of this process is using."""
     if Path(folder).resolve() in _OWNERS:
         raise ConfigError(
