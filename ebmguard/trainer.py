@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, TypeAlias
@@ -14,11 +14,9 @@ from torch.optim import Optimizer
 
 from .errors import ConfigError
 
-__all__ = ["Clamp", "Trainer", "finite_number", "is_stateful"]
+__all__ = ["Clamp", "Trainer", "finite_number"]
 
 Clamp: TypeAlias = "tuple[float, float]"
-
-_STATEFUL = "an object with state_dict() and load_state_dict()"
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,7 @@ class Trainer:
             ConfigError: a field of another type, a value that cannot be meant, an optimizer that
                 trains none of the model's parameters, or a scaler without an optimizer.
         """
-        new = {name: value for name, value in given.items() if value is not None}
-        for name, value in new.items():
-            new[name] = _checked(name, value)
+        new = {name: _checked(name, x) for name, x in given.items() if x is not None}
         result = replace(self, **new)
         if result.steps_argument is not None and result.sgld_steps is None:
             raise ConfigError(
@@ -90,11 +86,7 @@ class Trainer:
 
 
 def finite_number(name: str, value: object) -> float:
-    """A finite number, or an error that names the argument.
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """A finite number; of anything else a ``ConfigError`` that names the argument."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; expected a number.")
     if not math.isfinite(value):
@@ -102,42 +94,9 @@ def finite_number(name: str, value: object) -> float:
     return float(value)
 
 
-def is_stateful(part: object) -> bool:
-    """Whether an object can give its state and take it back."""
-    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
-
-
 def _checked(name: str, value: Any) -> Any:
     """The value of a field as it is kept."""
-    kinds: dict[str, tuple[type, str]] = {
-        "model": (nn.Module, "the torch.nn.Module that the sampler calls"),
-        "optimizer": (Optimizer, "a torch Optimizer"),
-        "scaler": (torch.amp.GradScaler, "a torch.amp.GradScaler"),
-        "steps_argument": (str, "the name of the sampler's parameter"),
-    }
-    if name in kinds:
-        kind, wanted = kinds[name]
-        if not isinstance(value, kind):
-            raise _wrong(name, value, wanted)
-    elif name in ("scheduler", "ema"):
-        if isinstance(value, type) or not is_stateful(value):
-            raise _wrong(name, value, _STATEFUL)
-    elif name == "buffer":
-        rows = value if isinstance(value, list) else [value]
-        is_rows = all(isinstance(x, Tensor) and x.ndim for x in rows)
-        if isinstance(value, type) or not (is_rows or is_stateful(value)):
-            raise _wrong(name, value, f"a tensor of rows, a list of tensors, or {_STATEFUL}")
-    elif name == "generators":
-        return _generators(value)
-    elif name == "clamp":
-        return _clamp(value)
-    elif name == "sgld_steps":
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(
-                f"sgld_steps={value!r}; expected the number of SGLD steps of a sampler call, a "
-                "whole number of 1 or more."
-            )
-    elif name in ("step_size", "noise_std"):
+    if name in ("step_size", "noise_std"):
         number = finite_number(name, value)
         if number < 0 or (number == 0 and name == "step_size"):
             least = "above 0" if name == "step_size" else "of 0 or more"
@@ -146,33 +105,57 @@ def _checked(name: str, value: Any) -> Any:
                 "x += step_size * df/dx + noise_std * randn (df/dx of the negative energy)."
             )
         return number
+    if name == "sgld_steps":
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(
+                f"sgld_steps={value!r}; expected the number of SGLD steps of a sampler call, a "
+                "whole number of 1 or more."
+            )
+        return value
+    if name == "clamp":
+        ends = value if isinstance(value, tuple | list) and len(value) == 2 else (0, 0)
+        are_numbers = all(isinstance(x, Real) and not isinstance(x, bool) for x in ends)
+        if not (are_numbers and ends[0] < ends[1]):
+            raise ConfigError(
+                f"clamp={value!r}; expected the lowest and the highest value of a sample's "
+                "entries, such as (-1, 1)."
+            )
+        return float(ends[0]), float(ends[1])
+    is_right, wanted = _PARTS[name]
+    if not is_right(value):
+        is_class = isinstance(value, type)
+        found = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}"
+        raise ConfigError(f"{name}= is {found}; expected {wanted}.")
+    if name == "generators":
+        for each in value:
+            if not isinstance(each, torch.Generator):
+                raise ConfigError(
+                    f"generators= holds a {type(each).__name__}; expected torch.Generators. The "
+                    "global ones need not be named."
+                )
+        return tuple(value)
     return value
 
 
-def _generators(value: Any) -> tuple[torch.Generator, ...]:
-    if not isinstance(value, Sequence):
-        raise _wrong("generators", value, "a list of torch.Generators")
-    for each in value:
-        if not isinstance(each, torch.Generator):
-            raise ConfigError(
-                f"generators= holds a {type(each).__name__}; expected torch.Generators. The global "
-                "ones need not be named."
-            )
-    return tuple(value)
+def _is_stateful(part: object) -> bool:
+    """Whether an object can give its state and take it back."""
+    methods = [getattr(part, name, None) for name in ("state_dict", "load_state_dict")]
+    return all(map(callable, methods)) and not isinstance(part, type)
 
 
-def _clamp(value: Any) -> Clamp:
-    fix = "expected the lowest and the highest value of a sample's entries, such as (-1, 1)."
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        raise ConfigError(f"clamp={value!r}; {fix}")
-    low, high = value
-    if not all(isinstance(x, Real) and not isinstance(x, bool) for x in value) or not low < high:
-        raise ConfigError(f"clamp={value!r}; {fix}")
-    return float(low), float(high)
+def _is_buffer(part: object) -> bool:
+    rows = part if isinstance(part, list) else [part]
+    return all(isinstance(x, Tensor) and x.ndim for x in rows) or _is_stateful(part)
 
 
-def _wrong(name: str, value: object, wanted: str) -> ConfigError:
-    found = (
-        f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-    )
-    return ConfigError(f"{name}= is {found}; expected {wanted}.")
+_STATEFUL = "an object with state_dict() and load_state_dict()"
+_PARTS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "model": (lambda x: isinstance(x, nn.Module), "the torch.nn.Module that the sampler calls"),
+    "optimizer": (lambda x: isinstance(x, Optimizer), "a torch Optimizer"),
+    "scheduler": (_is_stateful, _STATEFUL),
+    "scaler": (lambda x: isinstance(x, torch.amp.GradScaler), "a torch.amp.GradScaler"),
+    "ema": (_is_stateful, _STATEFUL),
+    "buffer": (_is_buffer, f"a tensor of rows, a list of tensors, or {_STATEFUL}"),
+    "generators": (lambda x: isinstance(x, Sequence), "a list of torch.Generators"),
+    "steps_argument": (lambda x: isinstance(x, str), "the name of the sampler's parameter"),
+}

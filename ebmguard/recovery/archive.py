@@ -1,35 +1,38 @@
-"""The snapshots of a run on the disk."""
+"""The snapshots of a run on the disk, in files that are whole or not there."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
 from ..errors import ConfigError
 from ..ranks import Ranks
-from .files import load_durably, save_durably
 
-__all__ = ["Archive"]
+__all__ = ["Archive", "load_durably", "save_durably"]
 
 _log = logging.getLogger("ebmguard")
 
 _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
 _KEYS = {"step", "ranks", "state", "recovery"}
+# What a file that is not what was written may raise when it is read.
+_DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, RuntimeError, ValueError)
 
 
 class Archive:
     """The newest snapshots of a run, for the process that goes on with it.
 
-    Each rank has a folder of its own in it, ``rank0`` and so on.
-
     Args:
-        folder: its path.
+        folder: its path; each of several ranks has a folder of its own in it, ``rank0`` and so on.
         every: steps from one snapshot to the next.
         ranks: who train together, and go on together.
 
@@ -54,7 +57,7 @@ class Archive:
         Args:
             step: the step that comes next.
             state: what :func:`.state.capture` returned.
-            recovery: of the :class:`.Recoverer`.
+            recovery: the state of the :class:`.Recoverer`.
         """
         self._own.mkdir(parents=True, exist_ok=True)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -66,10 +69,10 @@ class Archive:
         self.saved = step
         self._ranks.from_all(step)  # killed before that, they go on from what they all had
         found = _snapshots([self._own])
-        older = [path for at, path in found if at <= step]
-        later = [path for at, path in found if at > step]  # of a course that was given up
-        for path in [*older[:-_KEPT], *later]:
-            path.unlink()
+        kept = [path for at, path in found if at <= step][-_KEPT:]
+        for _, path in found:  # later ones are of a course that was given up
+            if path not in kept:
+                path.unlink()
 
     def check_empty(self) -> None:
         """Refuse to begin a run over the snapshots of another, which could go on.
@@ -104,7 +107,12 @@ class Archive:
             if all(mark == mine for mark in marks):
                 break
             if None in marks:
-                self._refuse(marks)
+                tries = ", ".join("none" if mark is None else str(mark["step"]) for mark in marks)
+                raise ConfigError(
+                    f"{self._folder} has no snapshot that all {len(marks)} ranks can read: rank by "
+                    f"rank the next one to try is of step {tries}. Give every rank its files "
+                    "again, or begin a new run in another folder."
+                )
             # Of one step but of two courses, where a rollback was written on some ranks only.
             steps = [mark["step"] for mark in marks]
             before = min(steps) + (len(set(steps)) > 1)
@@ -120,23 +128,14 @@ class Archive:
             )
         return found
 
-    def _refuse(self, marks: list[Any]) -> None:
-        steps = ", ".join("none" if mark is None else str(mark["step"]) for mark in marks)
-        raise ConfigError(
-            f"{self._folder} has no snapshot that all {len(marks)} ranks can read: rank by rank "
-            f"the next one to try is of step {steps}. Give every rank its files again, or begin "
-            "a new run in another folder."
-        )
-
     def _newest_readable(self, before: int | None, damaged: list[str]) -> dict[str, Any] | None:
-        for step, path in reversed(_snapshots([self._own])):
-            if before is not None and step >= before:
-                continue
+        found = _snapshots([self._own])
+        for _, path in reversed([x for x in found if before is None or x[0] < before]):
             try:
-                found = load_durably(path)
-                if set(found) != _KEYS:
+                snapshot = load_durably(path)
+                if set(snapshot) != _KEYS:
                     raise ConfigError(f"{path}: not a snapshot of this version")
-                return found
+                return snapshot
             except ConfigError as problem:
                 _log.warning("a snapshot cannot be read and is passed over: %s", problem)
                 damaged.append(str(problem))
@@ -148,3 +147,43 @@ def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
     paths = [path for folder in folders for path in folder.glob("snapshot-*.pt")]
     found = ((_NAME.fullmatch(path.name), path) for path in paths)
     return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def save_durably(file: Path, state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values to a file that has its name only when all of it is there.
+
+    A process killed at any moment leaves the file as it was before, or the new one.
+    """
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        torch.save(dict(state), stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(partial, file)
+    if os.name != "posix":
+        return
+    descriptor = os.open(file.parent, os.O_RDONLY)  # the name itself
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_durably(file: Path, device: torch.device | None = None) -> dict[str, Any]:
+    """What :func:`save_durably` wrote, on a device (None: the CPU).
+
+    Reading executes nothing (``weights_only``).
+
+    Raises:
+        ConfigError: the file cannot be read, or is not what was written.
+    """
+    try:
+        # PyTorch writes checksums and does not look at them again.
+        with ZipFile(file) as archive:
+            torn = archive.testzip()
+        if torn is not None:
+            raise BadZipFile(f"{torn} in it is not what was written")
+        state: dict[str, Any] = torch.load(file, map_location=device or "cpu", weights_only=True)
+    except _DAMAGE as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return state

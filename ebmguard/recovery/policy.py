@@ -1,19 +1,21 @@
-"""What a run does when it is lost: how often it is kept, and what a rollback changes."""
+"""Recovery as data: the policy, what a rollback changes, and what one has done."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
+from ..alerts import Alert
 from ..errors import ConfigError
 
-__all__ = ["Change", "Recovery"]
+__all__ = ["Change", "Recovery", "Rollback"]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What one rollback changes in the run, beside the random numbers.
+    """What one rollback changes in the run, or all of them so far, beside the random numbers.
 
     Attributes:
         beta_star: β* from then on, wherever the run's is lower and not on the other side of 0; None
@@ -95,3 +97,65 @@ class Recovery:
                 raise ConfigError(
                     f"Recovery: {name}={value!r}; expected a whole number, {least} or more."
                 )
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """One line of the audit log.
+
+    Attributes:
+        alert: why.
+        step: the step at whose end it happened.
+        restored_step: the step that comes next.
+        attempt: how many rollbacks there were, with this one.
+        certified: whether the snapshot was; only the first of a run may not be.
+        relapse: whether the previous restore had not held.
+        condemned: steps of the snapshots that were given up for it.
+        budget_left: further rollbacks before the run ends.
+        changes: name to values before and after.
+        reseeded: number of random generators that were.
+        purged_rows: rows of the replay buffer that were replaced.
+    """
+
+    alert: Alert
+    step: int
+    restored_step: int
+    attempt: int
+    certified: bool
+    relapse: bool
+    condemned: tuple[int, ...]
+    budget_left: int
+    changes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    reseeded: int = 0
+    purged_rows: int = 0
+
+    @property
+    def message(self) -> str:
+        """The rollback in words."""
+        why = f"{self.alert.rule} ({self.alert.tag} = {self.alert.value:.4g})"
+        again = ", a relapse" if self.relapse else ""
+        changed = [
+            f"{name} {before:g} -> {after:g}" for name, (before, after) in self.changes.items()
+        ]
+        changed += ["new random numbers"] if self.reseeded else []
+        changed += [f"{self.purged_rows} buffer rows replaced"] if self.purged_rows else []
+        kind = "" if self.certified else "uncertified "
+        return (
+            f"Rollback {self.attempt} at step {self.step}{again}: {why}. Back to the "
+            f"{kind}snapshot of step {self.restored_step}, with "
+            f"{', '.join(changed) or 'nothing changed'}. {self.budget_left} left."
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The rollback as a plain dict with its message, ready for JSON."""
+        facts = dict(vars(self))
+        alert: Alert = facts.pop("alert")
+        return {
+            **facts,
+            "rule": alert.rule,
+            "tag": alert.tag,
+            "value": alert.value,
+            "condemned": list(self.condemned),
+            "changes": {name: list(pair) for name, pair in self.changes.items()},
+            "message": self.message,
+        }

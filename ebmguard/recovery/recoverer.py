@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -16,15 +16,12 @@ from ..errors import BudgetSpentError, ConfigError
 from ..ranks import Ranks
 from ..trainer import Trainer
 from .archive import Archive
-from .learning_rate import LearningRate
-from .policy import Change, Recovery
-from .purge import purge
-from .randomness import reseed
-from .rollback import Rollback
+from .changes import LearningRate, purge, reseed
+from .policy import Change, Recovery, Rollback
 from .snapshots import Snapshot, Snapshots
 from .state import buffer_rows, capture, check_complete, generators_of, restore
 
-__all__ = ["Effect", "Recoverer", "Restored"]
+__all__ = ["Recoverer", "Restored"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -33,76 +30,16 @@ _log = logging.getLogger("ebmguard")
 _UNSETTLING = ("nonfinite", "energy_blowup")
 
 
-@dataclass(frozen=True)
-class Effect:
-    """What rollbacks have changed in the run so far.
-
-    Attributes:
-        beta_star: β* instead of the run's own, or None.
-        sgld_steps: factor on the number of SGLD steps.
-        lr: factor on the learning rate.
-    """
-
-    beta_star: float | None = None
-    sgld_steps: float = 1.0
-    lr: float = 1.0
-
-    def then(
-        self, change: Change, beta_star: float | None, knows_steps: bool
-    ) -> tuple[Effect, dict[str, tuple[float, float]]]:
-        """This and a further change.
-
-        Args:
-            change: what the ladder asks for.
-            beta_star: β* as it is now; None where it is no single number, and stays.
-            knows_steps: whether the guard can change the number of SGLD steps.
-
-        Returns:
-            the new effect, and what differs: name to the values before and after.
-        """
-        new = self
-        found: dict[str, tuple[float, float]] = {}
-        if _is_raised(beta_star, change.beta_star):
-            assert beta_star is not None
-            assert change.beta_star is not None
-            new = replace(new, beta_star=change.beta_star)
-            found["beta_star"] = (beta_star, change.beta_star)
-        if change.sgld_steps != 1 and knows_steps:
-            new = replace(new, sgld_steps=self.sgld_steps * change.sgld_steps)
-            found["sgld_steps"] = (self.sgld_steps, new.sgld_steps)
-        if change.lr != 1:
-            new = replace(new, lr=self.lr * change.lr)
-            found["lr"] = (self.lr, new.lr)
-        return new, found
-
-
-def _is_raised(beta_star: float | None, to: float | None) -> bool:
-    """Whether a change raises β*; none takes it to the other side of 0, where all is reversed."""
-    return beta_star is not None and to is not None and beta_star < to and beta_star * to >= 0
-
-
-@dataclass(frozen=True, eq=False)
-class Restored:
+class Restored(NamedTuple):
     """The first half of a rollback.
 
     Attributes:
-        error: why.
-        step: the step at whose end it happened.
-        snapshot: what the run was put back to.
-        relapse: whether the previous restore had not held.
-        condemned: steps of the snapshots that were given up for it.
+        rollback: what is known of it by then.
+        guard_state: the guard's own part of the snapshot that the run was put back to.
     """
 
-    error: Alert
-    step: int
-    snapshot: Snapshot
-    relapse: bool
-    condemned: tuple[int, ...]
-
-    @property
-    def guard_state(self) -> Any:
-        """The guard's own part of the snapshot."""
-        return self.snapshot.state["guard"]
+    rollback: Rollback
+    guard_state: Any
 
 
 class Recoverer:
@@ -117,7 +54,7 @@ class Recoverer:
         ranks: the ranks that train together.
 
     Attributes:
-        effect: what has been changed so far.
+        effect: what rollbacks have changed in the run so far.
         attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
     """
@@ -128,7 +65,7 @@ class Recoverer:
         self._archive: Archive | None = None
         if settings.folder is not None:
             self._archive = Archive(Path(settings.folder), settings.folder_every, ranks)
-        self.effect = Effect()
+        self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
         self._rung = 0
@@ -171,15 +108,9 @@ class Recoverer:
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
-        """Take a snapshot.
-
-        Args:
-            step: the step that comes next.
-            trainer: what was attached.
-            guard_state: of the guard's own part.
-        """
+        """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
         state = capture(trainer, guard_state, self._snapshots.spare())
-        self._snapshots.add(Snapshot(step, state))
+        self._snapshots.waiting.append(Snapshot(step, state))
 
     def restore(self, step: int, trainer: Trainer, error: Alert) -> Restored:
         """Put the run back to the newest snapshot that is to be trusted.
@@ -190,27 +121,37 @@ class Recoverer:
             error: why.
 
         Returns:
-            the snapshot, whose own part the guard loads before it asks for :meth:`change`.
+            what the guard loads its own part of before it asks for :meth:`change`.
 
         Raises:
             BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
+            ConfigError: something was attached after the snapshot was taken.
         """
         settings, snapshots = self.settings, self._snapshots
         if self.attempt >= settings.budget:
             raise BudgetSpentError(error, self.attempt)
         snapshots.disquiet(error.step)
-        relapse = self._restored is not None and step - self._restored <= settings.relapse_within
-        before = len(snapshots.condemned)
-        if relapse and self._restored is not None:
-            snapshots.condemn(self._restored)
+        last = self._restored
+        relapse = last is not None and step - last <= settings.relapse_within
+        condemned = snapshots.condemn(last) if last is not None and relapse else ()
         snapshot = snapshots.best()
         if snapshot is None:
             raise BudgetSpentError(error, self.attempt, nothing_to_go_back_to=True)
-        self.attempt += 1
         restore(trainer, snapshot.state)
         snapshots.restart_from(snapshot)
+        self.attempt += 1
         self._restored = snapshot.step
-        return Restored(error, step - 1, snapshot, relapse, tuple(snapshots.condemned[before:]))
+        rollback = Rollback(
+            alert=error,
+            step=step - 1,
+            restored_step=snapshot.step,
+            attempt=self.attempt,
+            certified=snapshot.certified,
+            relapse=relapse,
+            condemned=condemned,
+            budget_left=settings.budget - self.attempt,
+        )
+        return Restored(rollback, snapshot.state["guard"])
 
     def change(
         self, restored: Restored, trainer: Trainer, beta_star: float | None, *, knows_steps: bool
@@ -219,7 +160,7 @@ class Recoverer:
 
         Args:
             restored: what :meth:`restore` returned.
-            trainer: what was attached.
+            trainer: as for it.
             beta_star: β* of the step that comes next; None where it is no single number.
             knows_steps: whether the guard can change the number of SGLD steps.
 
@@ -227,50 +168,48 @@ class Recoverer:
             what was done, for the audit log.
         """
         settings = self.settings
-        self.effect, changes = self._next_effect(beta_star, knows_steps)
-        self._rate.factor = self.effect.lr
+        changes = self._climb(beta_star, knows_steps)
         reseeded = reseed(self.attempt, generators_of(trainer)) if settings.reseed else 0
         rows, purged = buffer_rows(trainer), 0
         if settings.purge and rows is not None:
             classes = getattr(trainer.buffer, "classes", 1)
             purged = purge(rows, torch.Generator().manual_seed(self.attempt), classes)
-        rollback = Rollback(
-            alert=restored.error,
-            step=restored.step,
-            restored_step=restored.snapshot.step,
-            attempt=self.attempt,
-            certified=restored.snapshot.certified,
-            relapse=restored.relapse,
-            condemned=restored.condemned,
+        rollback = replace(
+            restored.rollback,
             changes=changes,
             reseeded=reseeded,
             purged_rows=sum(self._ranks.from_all(purged)),
-            budget_left=settings.budget - self.attempt,
         )
         self.rollbacks.append(rollback)
         if self._ranks.is_first:
             _log.warning(rollback.message)
         return rollback
 
-    def _next_effect(
-        self, beta_star: float | None, knows_steps: bool
-    ) -> tuple[Effect, dict[str, tuple[float, float]]]:
-        """Climb to the next rung that changes something here, or is meant to change nothing."""
-        ladder = self.settings.ladder
+    def _climb(self, beta_star: float | None, knows_steps: bool) -> dict[str, tuple[float, float]]:
+        """Apply the next rung that changes something here, or is meant to change nothing."""
+        ladder, now = self.settings.ladder, self.effect
         while True:
             change = ladder[min(self._rung, len(ladder) - 1)]
-            effect, found = self.effect.then(change, beta_star, knows_steps)
             self._rung += 1
+            found: dict[str, tuple[float, float]] = {}
+            to = change.beta_star
+            # Raised, but never to the other side of 0, where all is reversed.
+            if beta_star is not None and to is not None and beta_star < to and beta_star * to >= 0:
+                found["beta_star"] = (beta_star, to)
+            if change.sgld_steps != 1 and knows_steps:
+                found["sgld_steps"] = (now.sgld_steps, now.sgld_steps * change.sgld_steps)
+            if change.lr != 1:
+                found["lr"] = (now.lr, now.lr * change.lr)
             if found or change == Change() or self._rung >= len(ladder):
-                return effect, found
+                self.effect = replace(now, **{name: after for name, (_, after) in found.items()})
+                self._rate.factor = self.effect.lr
+                return found
 
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
         """Write the run as a rollback has left it, where snapshots are written at all.
 
         Else a process that dies soon would go on from a snapshot that was given up, without the
         changes, and with a budget that is not spent.
-
-        Args: as of :meth:`keep`.
         """
         if self._archive is not None and self._restored is not None:
             state = capture(trainer, guard_state)
@@ -324,7 +263,7 @@ class Recoverer:
         """Restore what :meth:`state_dict` returned."""
         self.attempt, self._rung = int(state["attempt"]), int(state["rung"])
         self._restored = state["restored"]
-        self.effect = Effect(state["beta_star"], float(state["sgld_steps"]), float(state["lr"]))
+        self.effect = Change(state["beta_star"], float(state["sgld_steps"]), float(state["lr"]))
         self._rate.factor = self.effect.lr
         self._snapshots = Snapshots(self.settings.keep, self.settings.certify_after)
         self._has_begun = True

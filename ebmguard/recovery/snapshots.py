@@ -30,49 +30,37 @@ class Snapshots:
     Attributes:
         keep: certified ones that stay.
         certify_after: quiet steps that certify.
-        certified, waiting: oldest first.
-        condemned: steps of those that led to a relapse.
+        certified, waiting: those that are, and those that may become so; oldest first.
     """
 
     keep: int
     certify_after: int
     certified: list[Snapshot] = field(default_factory=list)
     waiting: list[Snapshot] = field(default_factory=list)
-    condemned: list[int] = field(default_factory=list)
-    _spare: list[dict[str, Any]] = field(default_factory=list)
+    _spare: dict[str, Any] | None = None
 
     def spare(self) -> dict[str, Any] | None:
         """A state that is no longer needed, whose memory may be used again."""
-        return self._spare.pop() if self._spare else None
-
-    def add(self, snapshot: Snapshot) -> None:
-        """Take a snapshot that is not certified yet."""
-        self.waiting.append(snapshot)
+        state, self._spare = self._spare, None
+        return state
 
     def disquiet(self, quiet_until: int) -> None:
-        """Drop what was taken less than ``certify_after`` steps before trouble.
-
-        Args:
-            quiet_until: the step of the alert.
-        """
-        kept = [each for each in self.waiting if each.step + self.certify_after <= quiet_until]
-        dropped = [each for each in self.waiting if each not in kept]
+        """Drop what was taken less than ``certify_after`` steps before an alert's step."""
         # The first one stays as the last resort: there is nothing deeper.
-        if not self.certified and not kept and dropped:
-            kept.append(dropped.pop(0))
-        self._spare += [each.state for each in dropped]
-        self.waiting = kept
+        kept = self._ripe(quiet_until) or int(not self.certified)
+        for dropped in self.waiting[kept:]:
+            self._spare = dropped.state
+        del self.waiting[kept:]
 
     def certify(self, step: int) -> list[Snapshot]:
         """Certify what has been quiet for long enough by ``step``; return the new ones."""
-        ripe = [each for each in self.waiting if each.step + self.certify_after <= step]
-        self.waiting = [each for each in self.waiting if each not in ripe]
+        count = self._ripe(step)
+        ripe, self.waiting = self.waiting[:count], self.waiting[count:]
         for each in ripe:
             each.certified = True
             self.certified.append(each)
             if len(self.certified) > self.keep:
-                self._spare.append(self.certified.pop(self._superfluous(step)).state)
-        del self._spare[1:]
+                self._spare = self.certified.pop(self._superfluous(step)).state
         return ripe
 
     def best(self) -> Snapshot | None:
@@ -81,23 +69,23 @@ class Snapshots:
             return self.certified[-1]
         return self.waiting[0] if self.waiting else None
 
-    def condemn(self, step: int) -> bool:
-        """Drop the snapshots from ``step`` on, unless nothing else is left.
-
-        Returns:
-            whether one was dropped.
-        """
+    def condemn(self, step: int) -> tuple[int, ...]:
+        """Drop the snapshots from ``step`` on, unless nothing else is left; return their steps."""
         older = [each for each in self.certified if each.step < step]
         if not older:
-            return False
-        self.condemned += [each.step for each in self.certified if each.step >= step]
+            return ()
+        condemned = self.certified[len(older) :]
         self.certified = older
-        return True
+        return tuple(each.step for each in condemned)
 
     def restart_from(self, snapshot: Snapshot) -> None:
         """Forget what came after a snapshot that was restored."""
         self.certified = [each for each in self.certified if each.step <= snapshot.step]
         self.waiting = [] if snapshot.certified else [snapshot]
+
+    def _ripe(self, step: int) -> int:
+        """How many of the waiting ones, the oldest, are old enough by ``step``."""
+        return sum(each.step + self.certify_after <= step for each in self.waiting)
 
     def _superfluous(self, step: int) -> int:
         """Of the inner ones, that whose neighbours are nearest to each other for their age."""

@@ -1,4 +1,7 @@
-"""The whole state of a run between two steps: copied out, and put back bit by bit."""
+"""The whole state of a run between two steps: copied to the host, and put back bit by bit.
+
+Of sharded tensors it holds this rank's part.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import ConfigError
+from ..shards import Place, joined, local, place_of
 from ..trainer import Trainer
-from .randomness import random_state, restore_random_state
-from .trees import copied, fresh, places_of
+from .changes import random_state, restore_random_state
 
-__all__ = ["buffer_rows", "capture", "check_complete", "generators_of", "restore"]
+__all__ = [
+    "buffer_rows",
+    "capture",
+    "check_complete",
+    "copied",
+    "fresh",
+    "generators_of",
+    "places_of",
+    "restore",
+]
 
-_STATEFUL = ("scheduler", "scaler", "ema")
+_PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "buffer")
 
 
 def check_complete(trainer: Trainer) -> None:
@@ -35,33 +48,19 @@ def check_complete(trainer: Trainer) -> None:
 
 
 def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Copy everything that a step changes to the host.
+    """Copy everything that a step changes to the host: nested dicts of tensors and plain values.
 
     Args:
         trainer: what was attached.
         guard: the guard's own state, plain values of its own.
         into: an earlier capture whose memory may be used again.
-
-    Returns:
-        nested dicts of host tensors and plain values.
     """
-    assert trainer.model is not None
-    assert trainer.optimizer is not None
-    into = into or {}
-    parts = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
-    for name in _STATEFUL:
-        if getattr(trainer, name) is not None:
-            parts[name] = getattr(trainer, name).state_dict()
-    if trainer.buffer is not None:
-        is_plain = isinstance(trainer.buffer, Tensor | list)
-        parts["buffer"] = trainer.buffer if is_plain else trainer.buffer.state_dict()
-    state = {
-        # Their plain values too are the trainer's own objects, such as a list of learning rates.
-        name: copied(_without_shared_values(part), into.get(name))
-        for name, part in parts.items()
+    parts = {
+        name: part if isinstance(part, Tensor | list) else part.state_dict()
+        for name, part in _attached(trainer).items()
     }
     return {
-        **state,
+        **{name: copied(part, into and into.get(name)) for name, part in parts.items()},
         "places": {name: places_of(part) for name, part in parts.items()},
         "random": random_state(generators_of(trainer)),
         "guard": guard,
@@ -70,31 +69,44 @@ def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None)
 
 @torch.no_grad()
 def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Put back what :func:`capture` copied, except the guard's part; the copy stays as it is."""
-    assert trainer.model is not None
-    assert trainer.optimizer is not None
+    """Put back what :func:`capture` copied, except the guard's part; the copy stays as it is.
+
+    Raises:
+        ConfigError: something is attached that was not when the copy was made.
+    """
+    parts, generators = _attached(trainer), generators_of(trainer)
+    unknown = [name for name in parts if name not in state]
+    unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
+    if unknown:
+        raise ConfigError(
+            f"A snapshot does not fit what is attached now: it was taken with other parts for "
+            f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
+        )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far
-    # Whoever loads a state may keep the very objects that it is given, as optimizers do, and expect
-    # them where they were.
-    places = state["places"]
+    assert trainer.optimizer is not None
     # The module itself may show its gathered parameters.
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
-    # Not the modules, which copy: but for what their set_extra_state keeps, and sharded parameters.
-    of_model = [place if isinstance(place, dict) else "cpu" for place in places["model"]]
-    trainer.model.load_state_dict(fresh(state["model"], of_model, parameters))
-    for name in ("optimizer", *_STATEFUL):
-        if getattr(trainer, name) is not None:
-            part = fresh(state[name], places[name], parameters)
-            getattr(trainer, name).load_state_dict(part)
-    buffer = trainer.buffer
-    if isinstance(buffer, Tensor):
-        buffer.copy_(state["buffer"])
-    elif isinstance(buffer, list):
-        _put_back(buffer, fresh(state["buffer"], places["buffer"], parameters))
-    elif buffer is not None:
-        buffer.load_state_dict(fresh(state["buffer"], places["buffer"], parameters))
-    restore_random_state(state["random"], generators_of(trainer))
+    for name, part in parts.items():
+        places = state["places"][name]
+        if name == "model" or isinstance(part, Tensor):
+            # These copy: but for what a set_extra_state keeps, and sharded parameters.
+            places = [place if isinstance(place, dict) else "cpu" for place in places]
+        # Whoever else loads a state may keep the very objects that it is given, as optimizers do,
+        # and expect them where they were.
+        kept = fresh(state[name], places, parameters)
+        if isinstance(part, Tensor):
+            part.copy_(kept)
+        elif isinstance(part, list):
+            _put_back(part, kept)
+        else:
+            part.load_state_dict(kept)
+    restore_random_state(state["random"], generators)
+
+
+def _attached(trainer: Trainer) -> dict[str, Any]:
+    parts = {name: getattr(trainer, name) for name in _PARTS}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def _put_back(rows: list[Tensor], kept: list[Tensor]) -> None:
@@ -109,34 +121,79 @@ def _put_back(rows: list[Tensor], kept: list[Tensor]) -> None:
 def generators_of(trainer: Trainer) -> Sequence[torch.Generator]:
     """The generators that were attached, and the buffer's own."""
     own = getattr(trainer.buffer, "generator", None)
-    if isinstance(own, torch.Generator) and not any(own is each for each in trainer.generators):
+    if isinstance(own, torch.Generator) and own not in trainer.generators:
         return (*trainer.generators, own)
     return trainer.generators
 
 
 def buffer_rows(trainer: Trainer) -> Tensor | None:
     """The samples of the replay buffer, rows first; None where they are not one tensor."""
-    rows = (
-        trainer.buffer
-        if isinstance(trainer.buffer, Tensor)
-        else getattr(trainer.buffer, "samples", None)
-    )
+    buffer = trainer.buffer
+    rows = buffer if isinstance(buffer, Tensor) else getattr(buffer, "samples", None)
     return rows if isinstance(rows, Tensor) and rows.ndim and len(rows) else None
 
 
-def _without_shared_values(tree: Any) -> Any:
-    """The same tree with containers of its own; tensors are the very same."""
-    memo: dict[int, Any] = {}
+# -- nested containers of tensors ----------------------------------------------------------------
 
-    def keep(x: Any) -> None:
-        if isinstance(x, Tensor):
-            memo[id(x)] = x
-        elif isinstance(x, dict):
-            for value in x.values():
-                keep(value)
-        elif isinstance(x, list | tuple):
-            for value in x:
-                keep(value)
 
-    keep(tree)
-    return copy.deepcopy(tree, memo)
+def copied(tree: Any, into: Any = None) -> Any:
+    """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
+
+    Of a GPU's tensors it is pinned, and complete when the stream has come so far.
+
+    Args:
+        tree: nested dicts, lists and tuples of tensors and plain values.
+        into: an earlier copy that nobody needs any more, whose memory is used again where its
+            tensors have the same shapes.
+    """
+    leaves, shape = tree_flatten(tree)
+    old = tree_leaves(into)
+    if len(old) != len(leaves):
+        old = [None] * len(leaves)
+    return tree_unflatten([_copied(x, y) for x, y in zip(leaves, old, strict=True)], shape)
+
+
+def _copied(x: Any, old: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return copy.deepcopy(x)  # plain values too are the trainer's own objects
+    x = local(x.detach())
+    if not (isinstance(old, Tensor) and old.shape == x.shape and old.dtype == x.dtype):
+        old = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+    return old.copy_(x, non_blocking=x.is_cuda)
+
+
+def places_of(tree: Any) -> list[Place]:
+    """Where the tensors of a tree belong, in the order of its leaves."""
+    return [place_of(x) for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def fresh(tree: Any, places: Sequence[Place] = (), like: Sequence[Tensor] = ()) -> Any:
+    """The same tree with leaves of its own, so that who keeps them cannot change the original.
+
+    Args:
+        tree: what :func:`copied` returned.
+        places: where its tensors go, as :func:`places_of` listed them. None are given, or a device
+            that this machine lacks: they stay on the host.
+        like: tensors of the run, on whose ranks the sharded ones are.
+
+    Raises:
+        ConfigError: a tensor was sharded in another way than any of the run's.
+    """
+    leaves, shape = tree_flatten(tree)
+    remaining = iter(places)
+
+    def put(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return copy.deepcopy(x)
+        place = next(remaining, "cpu")
+        if isinstance(place, str):
+            return x.to(_existing(place), copy=True)
+        return joined(x.to(_existing(place["device"]), copy=True), place, like)
+
+    return tree_unflatten([put(x) for x in leaves], shape)
+
+
+def _existing(device: str) -> torch.device:
+    found = torch.device(device)
+    lacks = found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count()
+    return torch.device("cpu") if lacks else found

@@ -7,12 +7,18 @@ alerts to a web address. The names of tags and the text of alerts are here for s
 """
 
 from .jsonl import JsonlSink, read_jsonl, to_json
-from .protocol import MARKER_PREFIX, TAG_PREFIX, PatientSink, Sink
-from .resolve import AddScalarSink, as_sink, open_log_dir
-from .tensorboard import TensorBoardSink
-from .text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
+from .protocol import (
+    LEVEL_NUMBERS,
+    MARKER_PREFIX,
+    TAG_PREFIX,
+    Sink,
+    alert_markdown,
+    marker_tag,
+    recovery_markdown,
+)
+from .tensorboard import AddScalarSink, TensorBoardSink
 from .webhook import WebhookSink
-from .writer import Writer
+from .writer import PatientSink, Writer, as_sink, open_log_dir
 
 __all__ = [
     "LEVEL_NUMBERS",

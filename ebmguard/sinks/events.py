@@ -1,9 +1,9 @@
 """TensorBoard's event file: records of serialised protobufs with checksums.
 
-Written here instead of with ``torch.utils.tensorboard`` for two reasons. Its checksum runs byte by
+Written here instead of with the package's own writers for two reasons. Their checksum runs byte by
 byte in Python, which is two thirds of the cost of a row (250 of 360 microseconds, on a thread that
-competes with the trainer for the interpreter); and its queue is written when the thread gets to it,
-so that what a kill loses is left to chance.
+competes with the trainer for the interpreter); and their queue is written when the thread gets to
+it, so that what a kill loses is left to chance.
 
 It needs the package tensorboard (and numpy, which comes with it), so that only
 :mod:`ebmguard.sinks.tensorboard` imports it, and only when a sink is made.
@@ -19,16 +19,18 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.summary_pb2 import HistogramProto
 from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
+from tensorboard.plugins.custom_scalar import metadata as custom_scalar
+from tensorboard.plugins.text import metadata as text
+from tensorboard.util.tensor_util import make_tensor_proto
 
 from .jsonl import AppendFile
+from .protocol import Histograms, Scalars
 
 __all__ = ["EventFile", "crc32c"]
 
@@ -81,7 +83,7 @@ def _masked_crc(data: bytes) -> bytes:
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-class EventFile:
+class EventFile(AppendFile):
     """One new event file in a folder; events are kept in memory until :meth:`flush`.
 
     Attributes:
@@ -97,26 +99,22 @@ class EventFile:
             f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
             f"{os.getpid()}.{next(_file_numbers)}{_SUFFIX}"
         )
-        self._file = AppendFile(folder / name)
-        self._add(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        super().__init__(folder / name)
+        self._add(0, file_version="brain.Event:2")
 
     def add_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-        prefix: str = "",
+        self, step: int, scalars: Scalars, histograms: Histograms, prefix: str = ""
     ) -> None:
         """One event with all scalars and histograms of a step, their tags behind a prefix.
 
         Scalars of event files are float32: what is beyond its range is stored as an infinity.
         """
-        self._file.add(partial(_row, time.time(), step, prefix, dict(scalars), dict(histograms)))
+        self.add(partial(_row, time.time(), step, prefix, dict(scalars), dict(histograms)))
 
     def add_text(self, step: int, tag: str, markdown: str) -> None:
         """One event with a text for the Text page."""
-        content = TextPluginData(version=0).SerializeToString()
-        self._add_tensor(step, tag, "text", content, markdown.encode(), dims=(1,))
+        metadata = text.create_summary_metadata(display_name=None, description=None)
+        self._add_tensor(step, tag, [markdown.encode()], metadata)
 
     def add_layout(self, layout: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         """One event with the layout of the Custom Scalars page.
@@ -135,14 +133,9 @@ class EventFile:
                     chart.margin.series.add(value=value, lower=lower, upper=upper)
                 else:
                     chart.multiline.tag.extend(tags)
-        self._add_tensor(
-            -1,  # before every step, so that no restart voids it
-            "custom_scalars__config__",
-            "custom_scalars",
-            b"",
-            message.SerializeToString(),
-            dims=(),
-        )
+        tag, metadata = custom_scalar.CONFIG_SUMMARY_TAG, custom_scalar.create_summary_metadata()
+        # Before every step, so that no restart voids it.
+        self._add_tensor(-1, tag, message.SerializeToString(), metadata)
 
     def add_restart(self, step: int) -> None:
         """Void what was written for this step and later ones.
@@ -151,38 +144,19 @@ class EventFile:
         gone back to, and ignore them. It voids all tags of a folder, so nothing is done if other
         writers' event files lie in it.
         """
-        files = self._file.path.parent.glob("*tfevents*")
-        if not all(path.name.endswith(_SUFFIX) for path in files):
-            return
-        start = SessionLog(status=SessionLog.START)
-        # Twice: a reader takes the first one in a folder for the beginning of the run.
-        for _ in range(2):
-            self._add(Event(wall_time=time.time(), step=step, session_log=start))
+        files = self.path.parent.glob("*tfevents*")
+        if all(path.name.endswith(_SUFFIX) for path in files):
+            start = SessionLog(status=SessionLog.START)
+            # Twice: a reader takes the first one in a folder for the beginning of the run.
+            for _ in range(2):
+                self._add(step, session_log=start)
 
-    def flush(self) -> None:
-        """Append the kept events to the file.
+    def _add_tensor(self, step: int, tag: str, value: bytes | list[bytes], metadata: Any) -> None:
+        tensor = make_tensor_proto(value)
+        self._add(step, summary={"value": [{"tag": tag, "tensor": tensor, "metadata": metadata}]})
 
-        Raises:
-            OSError: if the disk does not take them; they are kept for the next flush.
-        """
-        self._file.flush()
-
-    def _add_tensor(
-        self, step: int, tag: str, plugin: str, content: bytes, value: bytes, dims: tuple[int, ...]
-    ) -> None:
-        shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in dims])
-        event = Event(wall_time=time.time(), step=step)
-        event.summary.value.add(
-            tag=tag,
-            tensor=TensorProto(dtype="DT_STRING", string_val=[value], tensor_shape=shape),
-            metadata=SummaryMetadata(
-                plugin_data=SummaryMetadata.PluginData(plugin_name=plugin, content=content)
-            ),
-        )
-        self._add(event)
-
-    def _add(self, event: Event) -> None:
-        self._file.add(_record(event))
+    def _add(self, step: int, **content: Any) -> None:
+        self.add(_record(Event(wall_time=time.time(), step=step, **content)))
 
 
 def _record(event: Event) -> bytes:
@@ -192,45 +166,33 @@ def _record(event: Event) -> bytes:
 
 
 def _row(
-    wall_time: float,
-    step: int,
-    prefix: str,
-    scalars: Mapping[str, float],
-    histograms: Mapping[str, Sequence[float]],
+    wall_time: float, step: int, prefix: str, scalars: Scalars, histograms: Histograms
 ) -> bytes:
     event = Event(wall_time=wall_time, step=step)
     add = event.summary.value.add
     for tag, value in scalars.items():
         add(tag=prefix + tag, simple_value=value)
     for tag, values in histograms.items():
-        histogram = _histogram(values)
-        if histogram is not None:
-            add(tag=prefix + tag, histo=histogram)
+        drawn = np.asarray(values, dtype=np.float64)
+        # NaN and infinite values have no bin. The row's nonfinite/* tags count them.
+        drawn = drawn[np.abs(drawn) < _HISTOGRAM_LIMIT]
+        if drawn.size:
+            add(tag=prefix + tag, histo=_histogram(drawn))
     return _record(event)
 
 
-def _histogram(values: Sequence[float]) -> HistogramProto | None:
-    """Equal bins between the smallest and the largest value; None if no value can be drawn.
-
-    NaN and infinite values have no bin. The row's ``nonfinite/*`` tags count them.
-    """
-    drawn = np.asarray(values, dtype=np.float64).ravel()
-    drawn = drawn[np.abs(drawn) < _HISTOGRAM_LIMIT]
-    if not drawn.size:
-        return None
-    low, high = float(drawn.min()), float(drawn.max())
+def _histogram(drawn: np.ndarray) -> HistogramProto:
+    """Equal bins between the smallest and the largest value."""
+    low, high = drawn.min(), drawn.max()
     bins = _HISTOGRAM_BINS if high > low else 1
-    width = (high - low) / bins
-    edges = low + width * np.arange(1, bins + 1)
-    # A range of a few ulps has bins of width 0: everything then lies in the last.
-    index = (drawn - low) / width if width > 0 else np.full(drawn.shape, bins - 1.0)
-    counts = np.bincount(np.minimum(index, bins - 1).astype(np.int64), minlength=bins)
+    # Edges, since numpy refuses a number of bins for which there are too few numbers between.
+    counts, edges = np.histogram(drawn, np.linspace(low, high, bins + 1))
     return HistogramProto(
         min=low,
         max=high,
         num=drawn.size,
-        sum=float(drawn.sum()),
-        sum_squares=float(drawn @ drawn),
-        bucket_limit=edges.tolist(),
-        bucket=counts.tolist(),
+        sum=drawn.sum(),
+        sum_squares=drawn @ drawn,
+        bucket_limit=edges[1:],
+        bucket=counts,
     )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .protocol import Histograms, Record, Scalars
 
-__all__ = ["AppendFile", "JsonlSink", "parse_line", "prepare_folder", "read_jsonl", "to_json"]
+__all__ = ["AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
 
 # JSON has no such numbers. These strings are those of the proto3 JSON mapping; unlike the bare
 # NaN that Python writes by default, every JSON parser can read them.
@@ -39,45 +40,33 @@ class JsonlSink:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = prepare_folder(folder)
-        self._metrics = _open_lines(self.folder / "metrics.jsonl")
-        self._alerts = _open_lines(self.folder / "alerts.jsonl")
-        self._recoveries = _open_lines(self.folder / "recovery.jsonl")
+        self.folder = Path(folder)
+        # Alerts are flushed first: they are worth the last room on a disk.
+        names = ("alerts", "recovery", "metrics")
+        self._lines = {name: _open_lines(self.folder / f"{name}.jsonl") for name in names}
 
-    def write_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-    ) -> None:
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one line for ``metrics.jsonl``."""
-        self._metrics.add(partial(_line, {"step": step, **scalars}))
+        self._lines["metrics"].add(partial(_line, {"step": step, **scalars}))
 
-    def write_alert(self, record: Mapping[str, Any]) -> None:
+    def write_alert(self, record: Record) -> None:
         """Keep one line for ``alerts.jsonl``."""
-        self._alerts.add(_line(record))
+        self._lines["alerts"].add(_line(record))
 
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
+    def write_recovery(self, record: Record) -> None:
         """Keep one line for ``recovery.jsonl``."""
-        self._recoveries.add(_line(record))
+        self._lines["recovery"].add(_line(record))
 
     def flush(self) -> None:
-        """Append the kept lines to the files.
-
-        Raises:
-            OSError: if the disk does not take them; they are kept for the next flush.
-        """
-        # Alerts first: they are worth the last room on a disk.
-        self._alerts.flush()
-        self._recoveries.flush()
-        self._metrics.flush()
+        """Append the kept lines to the files; after an ``OSError`` the next flush goes on."""
+        for lines in self._lines.values():
+            lines.flush()
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a file that :class:`JsonlSink` wrote, oldest first.
+    """The lines of a file that :class:`JsonlSink` wrote, oldest first, with their floats.
 
-    The strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` become floats again. A last line
-    that is not complete, because the process was killed while writing it, is left out.
+    A last line that is not complete, because the process was killed while writing it, is left out.
 
     Args:
         path: a ``.jsonl`` file.
@@ -89,12 +78,10 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     lines = Path(path).read_bytes().split(b"\n")
     records = []
     for number, line in enumerate(lines, start=1):
-        if not line:
-            continue
         record = parse_line(line)
         if record is not None:
             records.append(record)
-        elif number < len(lines):
+        elif line and number < len(lines):
             raise ConfigError(
                 f"Line {number} of {os.fspath(path)!r} is not a JSON object: {line[:80]!r}. "
                 "Expected a file written by JsonlSink, whose lines are all complete but perhaps "
@@ -109,12 +96,8 @@ def to_json(value: Any) -> Any:
     Args:
         value: numbers, strings, None, and mappings, lists and tuples of them.
     """
-    if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        if math.isnan(value):
-            return "NaN"
-        return "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -122,7 +105,7 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
+def _line(record: Record) -> bytes:
     return json.dumps(to_json(record), allow_nan=False).encode() + b"\n"
 
 
@@ -137,48 +120,24 @@ def _from_json(value: Any) -> Any:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The object of one line, or None if the line is no complete object.
-
-    The strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` become floats.
-
-    Args:
-        line: one line of a file that :class:`JsonlSink` wrote, with or without its end.
-    """
+    """The object of one line, with its floats; None if the line is no complete object."""
     try:
-        record = json.loads(line)
+        record = _from_json(json.loads(line))
     except ValueError:
         return None
-    if not isinstance(record, dict):
-        return None
-    return {key: _from_json(value) for key, value in record.items()}
+    return record if isinstance(record, dict) else None
 
 
 def _open_lines(path: Path) -> AppendFile:
     lines = AppendFile(path)
     content = path.read_bytes()
-    kept, newline, last = content.rpartition(b"\n")
-    if not last:
-        return lines
+    last = content[content.rfind(b"\n") + 1 :]
     # The start of an object is never itself an object, so a last line that parses is complete.
     if parse_line(last) is not None:
         lines.add(b"\n")
-    else:
-        os.truncate(path, len(kept) + len(newline))
+    elif last:
+        os.truncate(path, len(content) - len(last))
     return lines
-
-
-def prepare_folder(path: str | os.PathLike[str]) -> Path:
-    """Create the folder with its parents, and return it.
-
-    Raises:
-        ConfigError: if it cannot be created.
-    """
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    return folder
 
 
 class AppendFile:
@@ -186,6 +145,9 @@ class AppendFile:
 
     The file is open only while it is written: nothing is left to close, and a forked data loader
     inherits no handle. A killed process loses what came after its last flush.
+
+    Args:
+        path: the file; its folder is created if missing.
 
     Raises:
         ConfigError: at construction, if the file cannot be written.
@@ -195,9 +157,15 @@ class AppendFile:
         self.path = path
         self._pending: list[bytes | Callable[[], bytes]] = []
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.open("ab").close()
         except OSError as error:
-            raise _unwritable(path.parent, error) from error
+            raise ConfigError(
+                f"The log folder {str(path.parent)!r} cannot be written: "
+                f"{error.strerror or error}. Expected a folder that exists or can be created, and "
+                "in which files can be written. Pass another log_dir, or change the permissions "
+                "of this one."
+            ) from error
 
     def add(self, record: bytes | Callable[[], bytes]) -> None:
         """Keep one record for the next flush, or the function that makes it.
@@ -227,11 +195,3 @@ class AppendFile:
                     written += file.write(data[written:])
         finally:
             self._pending = [bytes(data[written:])] if written < len(data) else []
-
-
-def _unwritable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Expected a "
-        "folder that exists or can be created, and in which files can be written. Pass another "
-        "log_dir, or change the permissions of this one."
-    )

@@ -1,18 +1,26 @@
-"""Rows, alerts and rollbacks as a TensorBoard event file, with a page of chosen charts."""
+"""Rows, alerts and rollbacks for TensorBoard: as an event file, or by a logger's ``add_scalar``."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .jsonl import prepare_folder
-from .protocol import MARKER_PREFIX, TAG_PREFIX
-from .text import LEVEL_NUMBERS, alert_markdown, marker_tag, recovery_markdown
+from .protocol import (
+    LEVEL_NUMBERS,
+    MARKER_PREFIX,
+    TAG_PREFIX,
+    Histograms,
+    Record,
+    Scalars,
+    alert_markdown,
+    marker_tag,
+    recovery_markdown,
+)
 
-__all__ = ["TensorBoardSink"]
+__all__ = ["AddScalarSink", "TensorBoardSink"]
 
 
 def _lines(*tags: str) -> tuple[str, ...]:
@@ -71,11 +79,10 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
-    - Alerts as text under ``guard/alerts``, and as a marker: the scalar
-      ``_alerts/<LEVEL>_<rule>`` at the step of the alert, whose value is the level (0 INFO, 1 WARN,
-      2 ERROR). These are the first charts of TensorBoard's first page.
-    - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of the steps that were
-      abandoned.
+    - Alerts as text under ``guard/alerts``, and as markers, the first charts of TensorBoard's first
+      page: the scalar ``_alerts/<LEVEL>_<rule>`` at the step of the alert, whose value is the level
+      (0 INFO, 1 WARN, 2 ERROR).
+    - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
     - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
 
     The step axis is the guard's step. Events are kept in memory until :meth:`flush`.
@@ -103,36 +110,31 @@ class TensorBoardSink:
                 'Run `pip install "ebmguard[tensorboard]"`, or pass '
                 "sinks=[ebmguard.sinks.JsonlSink(dir)] instead of log_dir."
             ) from error
-        self.folder = prepare_folder(folder)
-        self._events = EventFile(self.folder)
+        self.folder = Path(folder)
+        self._file = EventFile(self.folder)
         # A resumed run repeats steps that an earlier process has written.
-        self._last_step = math.inf if self._events.is_continued else -math.inf
-        self._alerts: list[Mapping[str, Any]] = []
+        self._last_step = math.inf if self._file.is_continued else -math.inf
+        self._alerts: list[Record] = []
         self._story = ""
         self._story_step = -1
-        self._events.add_layout(LAYOUT)
-        self._events.flush()
+        self._file.add_layout(LAYOUT)
+        self._file.flush()
 
-    def write_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-    ) -> None:
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one event with all the row's scalars and histograms."""
         self._move_to(step)
-        self._events.add_row(step, scalars, histograms, TAG_PREFIX)
+        self._file.add_row(step, scalars, histograms, TAG_PREFIX)
 
-    def write_alert(self, record: Mapping[str, Any]) -> None:
+    def write_alert(self, record: Record) -> None:
         """Keep the alert's text and its marker."""
         step = record["step"]
         self._move_to(step)
         self._alerts.append(record)
         marker = {marker_tag(record): LEVEL_NUMBERS[record["level"]]}
-        self._events.add_row(step, marker, {})
-        self._events.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
+        self._file.add_row(step, marker, {})
+        self._file.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
 
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
+    def write_recovery(self, record: Record) -> None:
         """Keep the story of all rollbacks; the steps that come again are void."""
         abandoned = self._move_to(record["restored_step"])
         self._story += recovery_markdown(record, abandoned)
@@ -140,18 +142,14 @@ class TensorBoardSink:
         self._tell_story()
 
     def flush(self) -> None:
-        """Append the kept events to the event file.
+        """Append the kept events to the file; after an ``OSError`` the next flush goes on."""
+        self._file.flush()
 
-        Raises:
-            OSError: if the disk does not take them; they are kept for the next flush.
-        """
-        self._events.flush()
-
-    def _move_to(self, step: int) -> list[Mapping[str, Any]]:
+    def _move_to(self, step: int) -> list[Record]:
         """Void what was written of this step and later ones; return its alerts."""
         abandoned = []
         if step < self._last_step:
-            self._events.add_restart(step)
+            self._file.add_restart(step)
             abandoned = [alert for alert in self._alerts if alert["step"] >= step]
             self._alerts = [alert for alert in self._alerts if alert["step"] < step]
             if self._story_step >= step:
@@ -160,4 +158,56 @@ class TensorBoardSink:
         return abandoned
 
     def _tell_story(self) -> None:
-        self._events.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
+        self._file.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
+
+
+class AddScalarSink:
+    """Writes to anything that has ``add_scalar(tag, value, step)``.
+
+    For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
+    ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has
+    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<LEVEL>_<rule>``
+    (the level: 0 INFO, 1 WARN, 2 ERROR) at its step, and a text under ``guard/alerts``.
+
+    Such loggers take one call per scalar, and some 60 calls a step are slow: a ``SummaryWriter``
+    costs several times as much as ``log_dir=``, which writes the row at once.
+
+    Args:
+        logger: the object. It stays the caller's to close.
+    """
+
+    def __init__(self, logger: Any) -> None:
+        self.logger = logger
+        self._add_text = getattr(logger, "add_text", None)
+        self._add_histogram = getattr(logger, "add_histogram", None)
+        self._flush = getattr(logger, "flush", None)
+
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
+        """Pass every scalar on, and the histograms where the logger has ``add_histogram``."""
+        for tag, value in scalars.items():
+            self.logger.add_scalar(TAG_PREFIX + tag, value, step)
+        if self._add_histogram is None or not histograms:
+            return
+        import torch  # only here: other sinks need none
+
+        for tag, values in histograms.items():
+            # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
+            drawn = torch.tensor(values, dtype=torch.float64)
+            drawn = drawn[drawn.isfinite()]
+            if drawn.numel():
+                self._add_histogram(TAG_PREFIX + tag, drawn, step)
+
+    def write_alert(self, record: Record) -> None:
+        """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
+        step = record["step"]
+        self.logger.add_scalar(marker_tag(record), LEVEL_NUMBERS[record["level"]], step)
+        if self._add_text is not None:
+            self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
+
+    def write_recovery(self, record: Record) -> None:
+        """Nothing: a logger shows a rollback by the rows' ``recovery/attempt``."""
+
+    def flush(self) -> None:
+        """Flush the logger where it can be flushed."""
+        if self._flush is not None:
+            self._flush()

@@ -12,12 +12,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ..errors import ConfigError
 from .jsonl import to_json
-from .text import LEVEL_NUMBERS
+from .protocol import LEVEL_NUMBERS, Histograms, Record, Scalars
 
 __all__ = ["WebhookSink"]
 
@@ -90,20 +89,15 @@ class WebhookSink:
         self._is_sending = False
         atexit.register(self._deliver_rest)
 
-    def write_row(
-        self,
-        step: int,
-        scalars: Mapping[str, float],
-        histograms: Mapping[str, Sequence[float]],
-    ) -> None:
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Nothing: a row comes every step."""
 
-    def write_alert(self, record: Mapping[str, Any]) -> None:
+    def write_alert(self, record: Record) -> None:
         """Hand the alert to the thread, if it is of a level that is sent."""
         if LEVEL_NUMBERS[record["level"]] >= LEVEL_NUMBERS[self.min_level]:
             self._send("alert", record["level"], record)
 
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
+    def write_recovery(self, record: Record) -> None:
         """Hand the rollback to the thread, whatever the level of alerts that are sent."""
         self._send("recovery", "WARN", record)
 
@@ -111,10 +105,7 @@ class WebhookSink:
         """Nothing: sending has begun, and training does not wait for it."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait until everything has been delivered or given up.
-
-        Args:
-            timeout: seconds after which to stop waiting.
+        """Wait until everything has been delivered or given up, at most ``timeout`` seconds.
 
         Returns:
             whether nothing is left.
@@ -122,25 +113,19 @@ class WebhookSink:
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout)
 
-    def _send(self, kind: str, level: str, record: Mapping[str, Any]) -> None:
+    def _send(self, kind: str, level: str, record: Record) -> None:
         message = record["message"]
-        body = {
-            "title": self.title,
-            "text": f"{self.title}: {message}",
-            "level": level,
-            "kind": kind,
-            "record": to_json(record),
-        }
+        body = {"title": self.title, "text": f"{self.title}: {message}", "level": level}
+        body |= {"kind": kind, "record": to_json(record)}
         data = json.dumps(body, allow_nan=False).encode()
         with self._changed:
             if len(self._pending) >= _CAPACITY:
                 self._report(f"is {_CAPACITY} messages behind", message)
                 return
             if not self._is_sending:
+                thread = threading.Thread(target=self._work, name="ebmguard-webhook", daemon=True)
                 try:
-                    threading.Thread(
-                        target=self._work, name="ebmguard-webhook", daemon=True
-                    ).start()
+                    thread.start()
                 except RuntimeError as error:  # no more threads, or the interpreter shuts down
                     self._report(f"cannot be called: {error}", message)
                     return
@@ -184,8 +169,8 @@ class WebhookSink:
     def _deliver_rest(self) -> None:
         if not self.wait(_EXIT_WAIT):
             with self._changed:
-                left = [message for message, _ in self._pending]
-            self._report("has not taken everything when the process ends", "; ".join(left))
+                left = "; ".join(message for message, _ in self._pending)
+            self._report("has not taken everything when the process ends", left)
 
     def _report(self, problem: str, lost: str) -> None:
         _log.error("The webhook at %s %s. Not delivered: %s", self._host, problem, lost)

@@ -1,20 +1,128 @@
-"""Writes the rows, alerts and rollbacks of one guard to its sinks."""
+"""What a guard writes to: sinks of what the caller passes, with patience for those that fail."""
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .protocol import PatientSink, Sink
+from .jsonl import JsonlSink
+from .protocol import Histograms, Record, Scalars, Sink
+from .tensorboard import AddScalarSink, TensorBoardSink
 
-__all__ = ["Writer"]
+__all__ = ["PatientSink", "Writer", "as_sink", "open_log_dir"]
 
+_log = logging.getLogger("ebmguard")
+
+# Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
+_KEPT = 10_000
+_METHODS = ("write_row", "write_alert", "write_recovery", "flush")
 # Rows of two guards in one folder could not be told apart.
 _OWNERS: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()
+
+
+class PatientSink:
+    """Passes everything on to another sink, and keeps it while that one raises ``OSError``.
+
+    A full disk must not end a training run. The first failure is logged as an error. From then on
+    all is kept here in order and tried again at every flush; beyond 10,000 the oldest rows are
+    dropped and counted. A log message says when the sink takes everything again; :meth:`close`
+    logs what it has not taken. Errors of any other type are bugs and are raised.
+
+    Args:
+        sink: the other sink. What a failing flush of it has not written, it keeps for the next.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self._error: OSError | None = None  # set while the sink fails
+        self._kept: deque[tuple[Callable[[], None], bool]] = deque()  # calls; whether it is a row
+        self._dropped = 0
+        self._unflushed = 0  # taken by the sink since its last flush
+
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
+        """Pass the row on, or keep it."""
+        call = partial(self.sink.write_row, step, dict(scalars), dict(histograms))
+        self._pass_on(call, is_row=True)
+
+    def write_alert(self, record: Record) -> None:
+        """Pass the alert on, or keep it."""
+        self._pass_on(partial(self.sink.write_alert, record), is_row=False)
+
+    def write_recovery(self, record: Record) -> None:
+        """Pass the rollback on, or keep it."""
+        self._pass_on(partial(self.sink.write_recovery, record), is_row=False)
+
+    def flush(self) -> None:
+        """Flush the sink, and pass on what has been kept."""
+        try:
+            self.sink.flush()
+            self._unflushed = 0
+            while self._kept:
+                self._kept[0][0]()
+                self._kept.popleft()
+                self._unflushed += 1
+            if self._unflushed:
+                self.sink.flush()
+        except OSError as error:
+            self._fail(error)
+            return
+        self._unflushed = 0
+        if self._error is not None:
+            self._error = None
+            lost = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
+            _log.warning("%s takes its rows again: %s was written.", self._name, lost)
+            self._dropped = 0
+
+    def close(self) -> None:
+        """Flush, and say what is lost if nothing more is tried."""
+        self.flush()
+        if self._error is not None:
+            alerts = sum(not is_row for _, is_row in self._kept)
+            _log.error(
+                "%s has not taken up to %d rows and alerts until the end, among them %d alerts and "
+                "rollbacks that were kept: %s. Unless it takes them later, they are lost.",
+                self._name,
+                self._unflushed + len(self._kept) + self._dropped,
+                alerts,
+                self._error,
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self.sink).__name__
+
+    def _pass_on(self, call: Callable[[], None], *, is_row: bool) -> None:
+        if self._error is None:
+            try:
+                call()
+            except OSError as error:
+                self._fail(error)
+            else:
+                self._unflushed += 1
+                return
+        self._kept.append((call, is_row))
+        if len(self._kept) > _KEPT:
+            oldest = next((i for i, (_, is_row) in enumerate(self._kept) if is_row), 0)
+            del self._kept[oldest]
+            self._dropped += 1
+
+    def _fail(self, error: OSError) -> None:
+        if self._error is None:
+            _log.error(
+                "%s cannot write: %s. Training goes on; the last %d rows and alerts are kept in "
+                "memory and tried again at every flush. Make room, or restore what is missing.",
+                self._name,
+                error,
+                _KEPT,
+            )
+        self._error = error
 
 
 class Writer:
@@ -47,12 +155,10 @@ class Writer:
         self._process = os.getpid()
         self._folder = None if folder is None else Path(folder).resolve()
         if self._folder is not None:
-            check_free(self._folder)
+            _check_free(self._folder)
             _OWNERS[self._folder] = self
 
-    def write(
-        self, step: int, row: Mapping[str, float], samples: Mapping[str, Sequence[float]]
-    ) -> None:
+    def write(self, step: int, row: Scalars, samples: Histograms) -> None:
         """Write the row of a step, with the raw values of its histograms."""
         for sink in self._own_sinks:
             sink.write_row(step, row, samples)
@@ -60,7 +166,7 @@ class Writer:
         if self._since_flush >= self._flush_every:
             self.flush()
 
-    def write_alerts(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def write_alerts(self, records: Sequence[Record]) -> None:
         """Write alerts, as ``Alert.record()`` has them, so that they outlive the run."""
         for record in records:
             for sink in self._own_sinks:
@@ -68,7 +174,7 @@ class Writer:
         if records:
             self.flush()
 
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
+    def write_recovery(self, record: Record) -> None:
         """Write a rollback, as ``Rollback.record()`` has it, so that it outlives the run."""
         for sink in self._own_sinks:
             sink.write_recovery(record)
@@ -96,12 +202,50 @@ class Writer:
         return self.sinks if os.getpid() == self._process else ()
 
 
-def check_free(folder: str | os.PathLike[str]) -> None:
-    """Refuse a folder that another writer of this process is using.
+def as_sink(obj: Any) -> Sink:
+    """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger.
 
     Raises:
-        ConfigError: with what to do.
+        ConfigError: if it is neither.
     """
+    if isinstance(obj, type):
+        raise ConfigError(
+            f"sinks= holds the class {obj.__name__}, but expected an object made from it. "
+            f"Pass {obj.__name__}(...)."
+        )
+    missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
+    if not missing and isinstance(obj, Sink):
+        return obj
+    if callable(getattr(obj, "add_scalar", None)):
+        return AddScalarSink(obj)
+    if isinstance(obj, str | os.PathLike):
+        raise ConfigError(
+            f"sinks= holds the path {os.fspath(obj)!r}, but expected sinks. Pass "
+            "log_dir=path, or sinks=[ebmguard.sinks.JsonlSink(path)]."
+        )
+    lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(_METHODS) else ""
+    raise ConfigError(
+        f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
+        "an object with the methods write_row, write_alert, write_recovery and flush, or a logger "
+        "with add_scalar(tag, value, step), such as a SummaryWriter."
+    )
+
+
+def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
+    """The sinks behind ``log_dir=``: JSON lines and TensorBoard in one folder, made if missing.
+
+    Raises:
+        ConfigError: if it cannot be written, another guard of this process is using it, or the
+            package tensorboard is missing.
+    """
+    _check_free(path)
+    # TensorBoard first: where its package is missing, nothing has been created yet.
+    events = TensorBoardSink(path)
+    return [JsonlSink(path), events]
+
+
+def _check_free(folder: str | os.PathLike[str]) -> None:
+    """Raise ``ConfigError`` for a folder that another writer of this process is using."""
     if Path(folder).resolve() in _OWNERS:
         raise ConfigError(
             f"log_dir={str(folder)!r} is in use by another guard of this process, and the rows of "

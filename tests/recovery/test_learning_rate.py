@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ebmguard.recovery.learning_rate import LearningRate
+from ebmguard.recovery.changes import LearningRate
 
 
 class Broken(torch.optim.SGD):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.recovery.purge import poisoned_rows, purge
+from ebmguard.recovery.changes import poisoned_rows, purge
 
 
 @given(st.integers(0, 10_000), st.sets(st.integers(0, 63), max_size=20))

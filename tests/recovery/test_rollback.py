@@ -13,7 +13,7 @@ import torch
 from ebmguard import BudgetSpentError, Level, Recovery, guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
-from ebmguard.recovery.randomness import reseed
+from ebmguard.recovery.changes import reseed
 from ebmguard.steering import AdaptiveSteps, SteerBeta
 from tests.recovery.parts import Run, Scripted
 
@@ -189,17 +189,21 @@ class Counter(torch.nn.Module):
         self.seen = state
 
 
+class Own(dict[str, Any]):
+    """A container of the trainer's own, which torch takes for one plain value."""
+
+
 class Average:
     """An average outside of torch that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.x = np.zeros(3)
+        self.x, self.y = np.zeros(3), torch.zeros(3)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"x": self.x}
+        return {"x": self.x, "own": Own(y=self.y)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.x = state["x"]
+        self.x, self.y = state["x"], state["own"]["y"]
 
 
 def test_a_snapshot_that_is_restored_twice_gives_the_same_twice() -> None:
@@ -212,12 +216,34 @@ def test_a_snapshot_that_is_restored_twice_gives_the_same_twice() -> None:
     for _ in range(22):
         run.step()
         if len(run.guard.rollbacks) > len(found):
+            assert average.y.tolist() == average.x.tolist()
             found.append((counter.seen["steps"], average.x.tolist(), {**run.state(), "ema": None}))
         counter.seen["steps"] += 1
         average.x += 1
+        average.y += 1
     first, second = run.guard.rollbacks
     assert first.restored_step == second.restored_step == 12
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("late", "names"),
+    [
+        ({"scaler": torch.amp.GradScaler("cpu")}, "scaler"),
+        ({"generators": [torch.Generator(), torch.Generator()]}, "generators"),
+    ],
+)
+def test_what_no_snapshot_holds_is_refused_before_anything_changes(
+    late: dict[str, Any], names: str
+) -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]), judge_in_loss=False)
+    run_until(run, 20)
+    run.guard.attach(**late)
+    with pytest.raises(ConfigError, match=f"taken with other parts for {names}. Attach the same"):
+        run.step()
+    quiet = run_until(Run(None, detector=Scripted([])), 21)[-1]
+    assert all(run.state()[part] == quiet[part] for part in ("model", "buffer", "rng"))
+    assert run.guard.attempt == 0
 
 
 def test_a_list_that_has_grown_is_cut_again() -> None:
@@ -407,7 +433,7 @@ def test_changes_out_of_range(change: dict[str, float]) -> None:
         ({"generators": [1]}, "holds a int"),
         ({"sgld_steps": 0}, "sgld_steps=0"),
         ({"steps_argument": "n_steps"}, "needs sgld_steps"),
-        ({"steps_argument": "n_steps", "sgld_steps": 3}, "no parameter 'n_steps'"),
+        ({"steps_argument": "n_steps", "sgld_steps": 3}, "no parameter of that name"),
     ],
 )
 def test_parts_that_cannot_be_taken_back(part: dict[str, Any], words: str) -> None:

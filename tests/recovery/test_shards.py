@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably, save_durably
-from ebmguard.recovery.trees import copied, fresh, places_of
+from ebmguard.recovery.state import copied, fresh, places_of
 from ebmguard.shards import copies, is_sharded, local
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ebmguard.sinks import PatientSink, Sink, protocol
+from ebmguard.sinks import PatientSink, Sink, writer
 from tests.guard.parts import Memory
 from tests.sinks.parts import ALERT, RECOVERY
 
@@ -112,7 +112,7 @@ def test_a_disk_that_fills_up_again_in_the_middle_keeps_the_order() -> None:
 def test_what_is_kept_has_a_bound_and_alerts_stay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(protocol, "_KEPT", 5)
+    monkeypatch.setattr(writer, "_KEPT", 5)
     disk = Disk()
     sink = PatientSink(disk)
     disk.full = {"flush"}
@@ -133,7 +133,7 @@ def test_what_is_kept_has_a_bound_and_alerts_stay(
 def test_the_end_says_what_was_not_taken(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(protocol, "_KEPT", 4)
+    monkeypatch.setattr(writer, "_KEPT", 4)
     disk = Disk()
     sink = PatientSink(disk)
     row(sink, 0)
