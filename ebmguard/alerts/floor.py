@@ -76,17 +76,12 @@ class _FloorWatcher:
         value = row.get(tag, math.nan)
         if math.isnan(value):
             return UNKNOWN
-        if tag != self.source:
-            # beta* moved to or from 0: the count so far was of another quantity.
+        if tag != self.source or value > rule.clear:
+            # Healthy; or beta* moved to or from 0, and the count so far was of another quantity.
             self.source, self.count = tag, 0
-        if value > rule.clear:
-            self.count = 0
-            return CALM
-        if value >= rule.floor:
-            return NOT_CALM
-        self.count += 1
-        if self.count < rule.warn_patience:
-            return NOT_CALM
+        self.count += value < rule.floor
+        if value >= rule.floor or self.count < rule.warn_patience:
+            return CALM if value > rule.clear else NOT_CALM
         is_lost = self.count >= rule.error_patience and beta_star != 0
         level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
         return Reading(level, False, tag, value, rule.floor, self.count, remedies)
