@@ -257,9 +257,12 @@ def test_rows_that_are_the_same_objects_are_not_read_again(monkeypatch):
     read = SlumpWatcher.read
     reads: list[Any] = []
     judge = Judge([Slump()], members=2)
-    monkeypatch.setattr(
-        SlumpWatcher, "read", lambda own, row: (reads.append(row), read(own, row))[1]
-    )
+
+    def counted(own: SlumpWatcher, row: Any) -> Any:
+        reads.append(row)
+        return read(own, row)
+
+    monkeypatch.setattr(SlumpWatcher, "read", counted)
     members = [make_row(accuracy=0.9), make_row(accuracy=0.8)]
     judge.observe(0, {}, members)
     state = judge.state_dict()
