@@ -1,12 +1,9 @@
-"""An alert is data: what fired, where, by how much, and what usually helps.
-
-The words are built by :attr:`Alert.message` only when somebody asks for them.
-"""
+"""An alert is data: what fired, where, by how much, and what usually helps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -54,7 +51,7 @@ class Alert:
 
     @property
     def message(self) -> str:
-        """The alert in words: rule, step, member, tag, value, limit over window, remedies."""
+        """The alert in words."""
         past = f" over the last {self.window} steps" if self.window else ""
         where = f"step {self.step}" + ("" if self.member is None else f", member {self.member}")
         return (
@@ -69,19 +66,10 @@ class Alert:
         ``value`` and ``limit`` stay floats, also where they are not finite: how such a number is
         written is the sink's business. ``member`` is there for members only.
         """
-        member = {} if self.member is None else {"member": self.member}
-        return {
-            "rule": self.rule,
-            "level": self.level.name,
-            "step": self.step,
-            **member,
-            "tag": self.tag,
-            "value": self.value,
-            "limit": self.limit,
-            "window": self.window,
-            "remedies": list(self.remedies),
-            "message": self.message,
-        }
+        record = asdict(self) | {"level": self.level.name, "remedies": list(self.remedies)}
+        if self.member is None:
+            del record["member"]
+        return record | {"message": self.message}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Alert:

@@ -123,78 +123,95 @@ class BandRule:
         if len(set(tags)) != len(tags):
             raise ConfigError(f"Rule {self.name!r}: expected one series a tag, but got {tags}.")
 
-    def watcher(self) -> BandWatcher:
+    def watcher(self) -> _BandWatcher:
         """A new watcher."""
-        return BandWatcher(self)
+        return _BandWatcher(self)
 
 
 class _Track:
-    """The past of one series: its band, and the values since it last left it."""
+    """The past of one series, and how far the value read last lies from its band."""
 
     def __init__(self, series: Series, rule: BandRule) -> None:
         self.series = series
         self.rule = rule
         self.window = RollingWindow(rule.window)
-        self.away: list[float] = []
+        self.away: list[float] = []  # the values since it last left its band
         self.inside = 0
-        self.centre = _NAN
-        self.scale = _NAN
+        self.centre = self.scale = self.value = self.cap = _NAN
+        # On the scale of the band: the signed distance, and that on the side that counts.
+        self.signed = self.z = 0.0
+        self.share = 0.0  # of an ERROR, which shares of 1 in sum make
+        self.has_left = self.is_beyond_cap = False
 
-    def distance(self, x: float, spread: float) -> float:
-        """Signed distance of x from the band's centre, positive on the side that counts."""
-        window, series = self.window, self.series
-        if len(window) < self.rule.min_count:
-            self.centre = self.scale = _NAN
-            return 0.0
-        centre = window.median()
-        scale = MAD_TO_SIGMA * window.mad(centre)
-        if series.log:
-            scale = max(scale, series.floor)
-        else:
-            scale = max(scale, _RESOLUTION * abs(centre), _TINY)
-            if not math.isnan(spread):
-                scale = max(scale, series.floor * spread)
-        self.centre, self.scale = centre, scale
-        return (x - centre) / scale
+    def read(
+        self, row: Mapping[str, float], spread: float, unit: float, is_absorbing: bool
+    ) -> bool:
+        """Compare the row's value with the band and take it in; whether it is known.
 
-    def take(self, x: float, z: float, beyond_cap: bool) -> bool:
-        """Remember x. A value that left the band stays out of it until the band is re-formed.
-
-        Returns whether the series is outside its band.
+        Where it is not, but a finite number is owed, the rule ``nonfinite`` says so.
         """
-        outside = z >= self.series.warn or beyond_cap
-        if not outside:
+        series = self.series
+        self.value = row.get(series.tag, _NAN)
+        if not math.isfinite(self.value) or (series.log and self.value <= 0):
+            return False
+        x = math.log(self.value) if series.log else self.value
+        if has_band := len(self.window) >= self.rule.min_count:
+            self.centre = self.window.median()
+            lowest = max(_RESOLUTION * abs(self.centre), _TINY, series.floor * spread)
+            mad = self.window.mad(self.centre)
+            self.scale = max(MAD_TO_SIGMA * mad, series.floor if series.log else lowest)
+            self.signed = (x - self.centre) / self.scale
+        else:
+            self.centre = self.scale = _NAN
+            self.signed = 0.0
+        self.z = {"both": abs(self.signed), "up": self.signed, "down": -self.signed}[series.side]
+        self.cap = unit * (series.cap if has_band else min(series.cap, series.early_cap))
+        self.is_beyond_cap = abs(self.value) > self.cap
+        self.has_left = self.z >= series.warn or self.is_beyond_cap
+        is_absorbed = is_absorbing and series.absorbed == ("up" if self.signed > 0 else "down")
+        self.share = 0.0 if is_absorbed else min(max(0.0, self.z / series.error), series.most)
+        self._take(x)
+        return True
+
+    def _take(self, x: float) -> None:
+        """Remember x. A value that left the band stays out of it until the band is re-formed."""
+        rule = self.rule
+        if not self.has_left:
             self.window.push(x)
-        if z < self.rule.clear and not beyond_cap:
+        if self.z < rule.clear and not self.is_beyond_cap:
             self.inside += 1
-            if self.inside >= self.rule.calm_steps:
+            if self.inside >= rule.calm_steps:
                 self.away.clear()
         else:
             self.inside = 0
-        if (outside or self.away) and not beyond_cap:
+        if (self.has_left or self.away) and not self.is_beyond_cap:
             self.away.append(x)
-            if len(self.away) >= self.rule.rebaseline:
-                self.window = RollingWindow(self.rule.window, self.away)
+            if len(self.away) >= rule.rebaseline:
+                self.window = RollingWindow(rule.window, self.away)
                 self.away.clear()
-        return outside
 
-    def limit(self, threshold: float, x: float) -> float:
-        """The value, on x's side of the centre, at which the distance is the threshold."""
-        edge = self.centre + math.copysign(threshold * self.scale, x - self.centre)
+    def at(self, distance: float) -> float:
+        """The value at a signed distance from the centre."""
+        edge = self.centre + distance * self.scale
         return math.exp(min(edge, 700.0)) if self.series.log else edge
+
+    def limit(self, distance: float) -> float:
+        """The value at a distance, on the side of the value read last."""
+        return self.at(math.copysign(distance, self.signed))
 
     def limits(self, unit: float) -> Limits:
         """What held for the value read last."""
         series, cap = self.series, self.series.cap * unit
+        limits = Limits(error_low=-cap, error_high=cap)
         if math.isnan(self.centre):
-            return Limits(error_low=-cap, error_high=cap)
-        down, up = series.side != "up", series.side != "down"
-        return Limits(
-            self.limit(series.warn, -math.inf) if down else -math.inf,
-            self.limit(series.warn, math.inf) if up else math.inf,
-            max(-cap, self.limit(series.error, -math.inf)) if down else -cap,
-            min(cap, self.limit(series.error, math.inf)) if up else cap,
-        )
+            return limits
+        if series.side != "up":
+            low, error_low = self.at(-series.warn), self.at(-series.error)
+            limits = limits.within(Limits(low=low, error_low=error_low))
+        if series.side != "down":
+            high, error_high = self.at(series.warn), self.at(series.error)
+            limits = limits.within(Limits(high=high, error_high=error_high))
+        return limits
 
     def state_dict(self) -> dict[str, Any]:
         return {"window": self.window.values(), "away": list(self.away), "inside": self.inside}
@@ -205,35 +222,7 @@ class _Track:
         self.inside = int(state["inside"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Distance:
-    """How far one series lies from its band.
-
-    Attributes:
-        track: the series and its past.
-        value, x: the diagnostic, and the same on the scale of the band.
-        z: distance on the side that counts, in robust standard deviations.
-        share: what it contributes to an ERROR, which is made by shares of 1 in sum.
-        left: whether it is outside its band.
-        beyond_cap: whether it is an ERROR whatever the past.
-    """
-
-    track: _Track
-    value: float
-    x: float
-    z: float
-    share: float
-    left: bool
-    beyond_cap: bool
-
-    def limit_with(self, total: float) -> float:
-        """The value at which the shares would add up to 1 if the other series stayed as they are;
-        the ERROR distance of a series that reaches it alone."""
-        missing = 1.0 if self.share >= 1 else max(0.0, 1.0 - (total - self.share))
-        return self.track.limit(missing * self.track.series.error, self.x)
-
-
-class BandWatcher:
+class _BandWatcher:
     """Tracks every series of the rule, the within-batch spreads and the unit of the run."""
 
     def __init__(self, rule: BandRule) -> None:
@@ -241,101 +230,63 @@ class BandWatcher:
         self.tracks = [_Track(series, rule) for series in rule.series]
         tags = {series.floor_tag for series in rule.series if series.floor_tag is not None}
         self.spreads = {tag: RollingWindow(rule.window) for tag in sorted(tags)}
+        # Of the caps: 1 for energies of order 1 to 10; someone whose energies are a thousand times
+        # larger starts at thousands, not at log(10).
         self.unit: float | None = None
         self.count = 0  # of known gaps
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """Compare every series with its band; the shares of an ERROR add up."""
-        found = self._distances(row)
-        is_beginning = self._is_beginning(row)
-        left = [each for each in found if each.left]
-        if not left:
-            self._push_spreads(row)
-        total = sum(each.share for each in found)
-        beyond_cap = [each for each in left if each.beyond_cap]
-        if beyond_cap or (total >= 1 and not is_beginning):
-            level, remedies = Level.ERROR, self.rule.remedies_error
-            worst = max(beyond_cap or found, key=lambda each: each.share)
-            limit = self._cap(worst.track) if beyond_cap else worst.limit_with(total)
-        elif left:
-            level, remedies = Level.WARN, self.rule.remedies_warn
-            worst = max(left, key=lambda each: each.z / each.track.series.warn)
-            limit = worst.track.limit(worst.track.series.warn, worst.x)
-        else:
-            return Reading(None, all(each.z < self.rule.clear for each in found) if found else None)
-        tag, window = worst.track.series.tag, len(worst.track.window)
-        pair = remedies.at(row.get("beta_star", _NAN))
-        return Reading(level, False, tag, worst.value, limit, window, pair)
-
-    def limits(self) -> dict[str, Limits]:
-        """The bands as they were for the row read last."""
-        return {track.series.tag: track.limits(self._unit) for track in self.tracks}
-
-    def _distances(self, row: Mapping[str, float]) -> list[_Distance]:
-        """The series of this row whose value is known, taken into their tracks."""
-        self._set_unit(row)
-        spreads = {tag: window.median() for tag, window in self.spreads.items()}
-        absorbing = self._absorbing(row)
-        found = []
-        for track in self.tracks:
-            series = track.series
-            value = row.get(series.tag, _NAN)
-            if not math.isfinite(value) or (series.log and value <= 0):
-                # Unknown. Where a finite number is owed, the rule `nonfinite` says so.
-                continue
-            x = math.log(value) if series.log else value
-            spread = spreads[series.floor_tag] if series.floor_tag is not None else _NAN
-            signed = track.distance(x, spread)
-            z = {"both": abs(signed), "up": signed, "down": -signed}[series.side]
-            beyond_cap = abs(value) > self._cap(track)
-            left = track.take(x, z, beyond_cap)
-            absorbed = absorbing and series.absorbed == ("up" if signed > 0 else "down")
-            share = 0.0 if absorbed else min(max(0.0, z / series.error), series.most)
-            found.append(_Distance(track, value, x, z, share, left, beyond_cap))
-        return found
-
-    def _is_beginning(self, row: Mapping[str, float]) -> bool:
-        """Whether the run is young, and its gap still small. Never where the gap is unknown."""
-        gap = abs(row.get("energy_gap", _NAN))
-        self.count += math.isfinite(gap)
-        return self.count <= self.rule.begins and gap < self.rule.begins_gap * self._unit
-
-    @property
-    def _unit(self) -> float:
-        return 1.0 if self.unit is None else self.unit
-
-    def _cap(self, track: _Track) -> float:
-        has_band = len(track.window) >= self.rule.min_count
-        return self._unit * min(track.series.cap, math.inf if has_band else track.series.early_cap)
-
-    def _set_unit(self, row: Mapping[str, float]) -> None:
-        """Energies of the first row set the unit of the caps; 1 for energies of order 1 to 10.
-
-        Someone whose energies are a thousand times larger starts at thousands, not at log(10).
-        """
-        first = abs(row.get("f_pos/median", _NAN))
+        rule = self.rule
+        first, gap = abs(row.get("f_pos/median", _NAN)), abs(row.get("energy_gap", _NAN))
         if self.unit is None and math.isfinite(first):
             self.unit = max(1.0, first / 10)
+        unit = self.unit or 1.0
+        # Never where the gap is unknown.
+        self.count += math.isfinite(gap)
+        is_beginning = self.count <= rule.begins and gap < rule.begins_gap * unit
+        spreads = {tag: window.median() for tag, window in self.spreads.items() if len(window)}
+        is_absorbing = self._is_absorbing(row)
+        found = [
+            track
+            for track in self.tracks
+            if track.read(row, spreads.get(track.series.floor_tag or "", 0.0), unit, is_absorbing)
+        ]
+        left = [track for track in found if track.has_left]
+        beyond_cap = [track for track in left if track.is_beyond_cap]
+        total = sum(track.share for track in found)
+        if not left:
+            for tag, window in self.spreads.items():
+                if math.isfinite(spread := row.get(tag, _NAN)):
+                    window.push(spread)
+        level, remedies = Level.ERROR, rule.remedies_error
+        if beyond_cap:
+            worst = max(beyond_cap, key=lambda track: track.share)
+            limit = worst.cap
+        elif total >= 1 and not is_beginning:
+            worst = max(found, key=lambda track: track.share)
+            # Where the shares would add up to 1 if the other series stayed as they are.
+            missing = 1.0 if worst.share >= 1 else max(0.0, 1.0 - (total - worst.share))
+            limit = worst.limit(missing * worst.series.error)
+        elif left:
+            level, remedies = Level.WARN, rule.remedies_warn
+            worst = max(left, key=lambda track: track.z / track.series.warn)
+            limit = worst.limit(worst.series.warn)
+        else:
+            return Reading(None, all(track.z < rule.clear for track in found) if found else None)
+        pair = remedies.at(row.get("beta_star", _NAN))
+        return Reading(level, False, worst.series.tag, worst.value, limit, len(worst.window), pair)
 
-    def _absorbing(self, row: Mapping[str, float]) -> bool:
-        """Whether the weights of this row take low negatives out of the loss.
+    def limits(self) -> dict[str, Limits]:
+        return {track.series.tag: track.limits(self.unit or 1.0) for track in self.tracks}
 
-        Never for beta* <= 0, nor where one of the numbers is unknown.
-        """
+    def _is_absorbing(self, row: Mapping[str, float]) -> bool:
+        """Never for beta* <= 0, nor where one of the numbers is unknown."""
         overlap = row.get("energy_overlap", _NAN)
         tail = row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN)
         depth = row.get("beta_star", _NAN) * tail
-        rule = self.rule
-        return overlap >= rule.overlap_floor and overlap * depth >= rule.absorb_nats
-
-    def _push_spreads(self, row: Mapping[str, float]) -> None:
-        for tag, window in self.spreads.items():
-            spread = row.get(tag, _NAN)
-            if math.isfinite(spread):
-                window.push(spread)
+        return overlap >= self.rule.overlap_floor and overlap * depth >= self.rule.absorb_nats
 
     def state_dict(self) -> dict[str, Any]:
-        """All windows, oldest value first, keyed by tag."""
         return {
             "tracks": {track.series.tag: track.state_dict() for track in self.tracks},
             "spreads": {tag: window.values() for tag, window in self.spreads.items()},
@@ -344,11 +295,9 @@ class BandWatcher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
         for track in self.tracks:
             track.load_state_dict(state["tracks"][track.series.tag])
-        self.spreads = {
-            tag: RollingWindow(self.rule.window, state["spreads"][tag]) for tag in self.spreads
-        }
+        for tag in self.spreads:
+            self.spreads[tag] = RollingWindow(self.rule.window, state["spreads"][tag])
         self.unit = None if state["unit"] is None else float(state["unit"])
         self.count = int(state["count"])

@@ -56,12 +56,12 @@ class FloorRule:
         """The floor; what makes an ERROR is its patience."""
         return {self.tag: Limits(low=self.floor)}
 
-    def watcher(self) -> FloorWatcher:
+    def watcher(self) -> _FloorWatcher:
         """A new watcher."""
-        return FloorWatcher(self)
+        return _FloorWatcher(self)
 
 
-class FloorWatcher:
+class _FloorWatcher:
     """Counts the steps that GradScale has been under its floor."""
 
     def __init__(self, rule: FloorRule) -> None:
@@ -70,33 +70,24 @@ class FloorWatcher:
         self.count = 0
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """WARN after the short patience, ERROR after the long one."""
         rule = self.rule
         beta_star = row.get("beta_star", math.nan)
         tag = rule.reference_tag if beta_star == 0 else rule.tag
         value = row.get(tag, math.nan)
         if math.isnan(value):
             return UNKNOWN
-        if tag != self.source:
-            # beta* moved to or from 0: the count so far was of another quantity.
+        if tag != self.source or value > rule.clear:
+            # Healthy; or beta* moved to or from 0, and the count so far was of another quantity.
             self.source, self.count = tag, 0
-        if value > rule.clear:
-            self.count = 0
-            return CALM
-        if value >= rule.floor:
-            return NOT_CALM
-        self.count += 1
-        if self.count < rule.warn_patience:
-            return NOT_CALM
-        lost = self.count >= rule.error_patience and beta_star != 0
-        level = Level.ERROR if lost else Level.WARN
-        remedies = rule.remedies.at(beta_star)
+        self.count += value < rule.floor
+        if value >= rule.floor or self.count < rule.warn_patience:
+            return CALM if value > rule.clear else NOT_CALM
+        is_lost = self.count >= rule.error_patience and beta_star != 0
+        level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
         return Reading(level, False, tag, value, rule.floor, self.count, remedies)
 
     def state_dict(self) -> dict[str, Any]:
-        """The count and what it counts."""
         return {"source": self.source, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
         self.source, self.count = str(state["source"]), int(state["count"])

@@ -9,11 +9,13 @@ from typing import Any
 from ..errors import ConfigError, DivergenceError
 from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
-from .rule import Rule, check_rule
+from .rule import Reading, Rule, check_rule
 
 __all__ = ["Judge", "error_for"]
 
 _AMP_SKIP = "amp_skip"
+# A state is copied once in so many steps.
+_MOST_READ_AGAIN = 32
 
 
 def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
@@ -35,8 +37,7 @@ class Latch:
     An INFO belongs to no episode: it makes nothing active and is reported once.
 
     Attributes:
-        calm_steps: observations inside the calm band that end an episode.
-        cooldown: observations between a report and a WARN that opens a new episode.
+        calm_steps, cooldown: of the rule.
         active: highest level of the current episode, None outside episodes.
         reported: highest level reported in the current episode.
         calm: observations inside the calm band so far.
@@ -53,18 +54,14 @@ class Latch:
     informed: bool = False
 
     def update(self, level: Level | None, calm: bool | None) -> bool:
-        """Take one observation; say whether ``level`` is to be reported now.
-
-        Args:
-            level: what the rule says of this observation, None for nothing.
-            calm: whether the statistic is inside the tighter band that ends an episode; None
-                where the observation does not tell, which changes nothing.
-        """
+        """Take a rule's reading of one observation; say whether its level is to be reported now."""
         if self.since_report is not None:
             self.since_report += 1
         if level is None:
             if calm is not None:
-                self._rest(calm)
+                self.calm = self.calm + 1 if calm else 0
+                if self.calm >= self.calm_steps:
+                    self.active = self.reported = None
             return False
         self.calm = 0
         if level is Level.INFO:
@@ -77,14 +74,8 @@ class Latch:
         rested = self.since_report is None or self.since_report >= self.cooldown
         if level < Level.ERROR and not rested:
             return False
-        self.reported = level
-        self.since_report = 0
+        self.reported, self.since_report = level, 0
         return True
-
-    def _rest(self, calm: bool) -> None:
-        self.calm = self.calm + 1 if calm else 0
-        if self.calm >= self.calm_steps:
-            self.active = self.reported = None
 
     def state_dict(self) -> dict[str, Any]:
         """The latch as JSON-able data."""
@@ -98,48 +89,68 @@ class Latch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        active, reported = state["active"], state["reported"]
+        active, reported, since = state["active"], state["reported"], state["since_report"]
         self.active = None if active is None else Level[active]
         self.reported = None if reported is None else Level[reported]
-        self.calm = int(state["calm"])
-        since = state["since_report"]
+        self.calm, self.informed = int(state["calm"]), bool(state["informed"])
         self.since_report = None if since is None else int(since)
-        self.informed = bool(state["informed"])
 
 
 class _Memory:
-    """What all rules remember of one kind of row: the run's own, or that of a member."""
+    """What all rules remember of one kind of row: the run's own, or that of a member.
+
+    When a step comes again, what it changed has to be undone. Most steps never do, so that the
+    state is copied once in many steps only, and the rows since are read again where one does.
+    """
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = {
             rule.name: (rule.watcher(), Latch(rule.calm_steps, rule.cooldown)) for rule in rules
         }
-        # The step observed last, the state before it, and what was returned of it.
+        # The step observed last, its row, and what was returned of it.
         self.step: int | None = None
-        self.before: dict[str, Any] = {}
+        self.row: Mapping[str, float] = {}
         self.said: dict[str, Level] = {}
+        # An earlier state, and the rows since: of a step that came again none, as it begins there.
+        self.before: dict[str, Any] = {}
+        self.since: list[Mapping[str, float]] = []
 
     def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
-        if step == self.step:
-            self.load_state_dict(self.before)
+        if step != self.step:
+            if not 0 < len(self.since) < _MOST_READ_AGAIN:
+                self.before, self.since = self.state_dict(), []
+            self.step, self.said = step, {}
+            self.since.append(dict(row))
+        elif row is self.row:
+            return []
         else:
-            self.step, self.before, self.said = step, self.state_dict(), {}
-        said, alerts = self.said, []
+            self.load_state_dict(self.before)
+            for earlier in self.since[:-1]:
+                self._read(earlier)
+            if len(self.since) > 1:
+                self.before = self.state_dict()
+            self.since = []
+        self.row, said, alerts = row, self.said, []
         skipped = row.get("scaler/skipped", 0.0)
         if skipped and _AMP_SKIP not in said:
             said[_AMP_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
-            alerts.append(
-                Alert(_AMP_SKIP, Level.INFO, step, "scaler/skipped", skipped, 0.0, 0, remedies)
-            )
+            what = "scaler/skipped", skipped, 0.0, 0, remedies
+            alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
+        for name, found in self._read(row):
+            if found.level is not None and found.level > said.get(name, -1):
+                said[name] = found.level
+                alerts.append(Alert(name, found.level, step, *found[2:], member))
+        return alerts
+
+    def _read(self, row: Mapping[str, float]) -> list[tuple[str, Reading]]:
+        """Take a row; what is to be reported of it."""
+        news = []
         for name, (watcher, latch) in self.rules.items():
             found = watcher.read(row)
-            level = found.level
-            if latch.update(level, found.calm) and level is not None and level > said.get(name, -1):
-                said[name] = level
-                what = found.tag, found.value, found.limit, found.window, found.remedies
-                alerts.append(Alert(name, level, step, *what, member))
-        return alerts
+            if latch.update(found.level, found.calm):
+                news.append((name, found))
+        return news
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -159,10 +170,14 @@ class _Memory:
                 watcher.load_state_dict(state[name]["watcher"])
                 latch.load_state_dict(state[name]["latch"])
             except (KeyError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"The judge's state of rule {name!r} is damaged: {type(error).__name__}: "
-                    f"{error}. Pass what Judge.state_dict() returned."
-                ) from error
+                raise _damaged(f"state of rule {name!r}", error) from error
+
+
+def _damaged(what: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"The judge's {what} is damaged: {type(error).__name__}: {error}. Pass what "
+        "Judge.state_dict() returned."
+    )
 
 
 class Judge:
@@ -223,7 +238,8 @@ class Judge:
 
         Called again with the step of the call before, as where losses are accumulated, the row is
         that of the step so far: it replaces the earlier one in the memory of the rules, and an
-        alert that was returned for this step comes again only at a higher level.
+        alert that was returned for this step comes again only at a higher level. A row, or a
+        member's, that is the same object as in the call before is taken as unchanged.
 
         Args:
             step: the step the row belongs to.
@@ -264,21 +280,16 @@ class Judge:
                 damaged. The judge is then as it was.
         """
         try:
-            shared, members = state["shared"], list(state["members"])
+            parts = [state["shared"], *state["members"]]
         except (KeyError, TypeError) as error:
+            raise _damaged("state", error) from error
+        if len(parts) != 1 + len(self._members):
             raise ConfigError(
-                f"The judge's state is damaged: {type(error).__name__}: {error}. Pass what "
-                "Judge.state_dict() returned."
-            ) from error
-        if len(members) != len(self._members):
-            raise ConfigError(
-                f"This is the state of a judge of {len(members)} ensemble members, but this one "
+                f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
                 f"has {len(self._members)} (0 for a single model). Build it with the same model "
                 "dimensions."
             )
-        memories = []
-        for part in (shared, *members):
-            memory = _Memory(self.rules)
+        memories = [_Memory(self.rules) for _ in parts]
+        for memory, part in zip(memories, parts, strict=True):
             memory.load_state_dict(part)
-            memories.append(memory)
         self._shared, *self._members = memories

@@ -42,13 +42,16 @@ class Bound:
     level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        ordered = self.clear <= self.limit if self.side == "above" else self.limit <= self.clear
-        if not ordered or self.window < 1 or self.level is Level.ERROR:
+        if self.beyond(self.limit, self.clear) or self.window < 1 or self.level is Level.ERROR:
             raise ConfigError(
                 f"Bound of {self.tag!r}: expected clear on the other side of the limit than "
                 f"{self.side!r}, window >= 1 and level INFO or WARN, but got limit={self.limit}, "
                 f"clear={self.clear}, window={self.window}, level={self.level.name}."
             )
+
+    def beyond(self, limit: float, value: float) -> bool:
+        """Whether a value lies on the wrong side of a limit."""
+        return value > limit if self.side == "above" else value < limit
 
 
 @dataclass(frozen=True)
@@ -79,59 +82,48 @@ class MedianRule:
                 found[bound.tag] = own.within(found.get(bound.tag, own))
         return found
 
-    def watcher(self) -> MedianWatcher:
+    def watcher(self) -> _MedianWatcher:
         """A new watcher."""
-        return MedianWatcher(self)
+        return _MedianWatcher(self)
 
 
-class MedianWatcher:
+class _MedianWatcher:
     """A rolling median for each bound."""
 
     def __init__(self, rule: MedianRule) -> None:
         self.rule = rule
         self.prefix = ""
-        self._start()
-
-    def _start(self) -> None:
-        self.windows = [RollingWindow(bound.window) for bound in self.rule.bounds]
+        self.windows = [RollingWindow(bound.window) for bound in rule.bounds]
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """A level while a full window's median is out of bounds."""
-        beta_star = row.get("beta_star", math.nan)
+        bounds, beta_star = self.rule.bounds, row.get("beta_star", math.nan)
         prefix = self.rule.reference_prefix if beta_star == 0 else ""
-        if not any(prefix + bound.tag in row for bound in self.rule.bounds):
+        if not any(prefix + bound.tag in row for bound in bounds):
             return UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
             self.prefix = prefix
-            self._start()
-        broken: list[tuple[Bound, float]] = []
-        known, calm = False, True
-        for bound, window in zip(self.rule.bounds, self.windows, strict=True):
+            self.windows = [RollingWindow(bound.window) for bound in bounds]
+        medians = []
+        for bound, window in zip(bounds, self.windows, strict=True):
             value = row.get(prefix + bound.tag, math.nan)
             if math.isfinite(value):
                 window.push(value)
-            if len(window) < window.size:
-                continue
-            known = True
-            median = window.median()
-            sign = 1.0 if bound.side == "above" else -1.0
-            calm &= sign * median <= sign * bound.clear
-            if sign * median > sign * bound.limit:
-                broken.append((bound, median))
-        if not known:
+            if len(window) == bound.window:
+                medians.append((bound, window.median()))
+        if not medians:
             return UNKNOWN
+        broken = [(bound, median) for bound, median in medians if bound.beyond(bound.limit, median)]
         if not broken:
-            return CALM if calm else NOT_CALM
+            is_calm = not any(bound.beyond(bound.clear, median) for bound, median in medians)
+            return CALM if is_calm else NOT_CALM
         bound, median = max(broken, key=lambda each: each[0].level)
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
         return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows, oldest value first, in the order of the bounds."""
         return {"prefix": self.prefix, "windows": [window.values() for window in self.windows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
         self.prefix = str(state["prefix"])
         pairs = zip(self.rule.bounds, state["windows"], strict=True)
         self.windows = [RollingWindow(bound.window, values) for bound, values in pairs]

@@ -50,45 +50,30 @@ class NonFiniteRule:
         """Counts must be 0."""
         return {tag: Limits(high=0, error_high=0) for tag in self.counts}
 
-    def watcher(self) -> NonFiniteWatcher:
+    def watcher(self) -> _NonFiniteWatcher:
         """A new watcher."""
-        return NonFiniteWatcher(self)
+        return _NonFiniteWatcher(self)
 
 
-class NonFiniteWatcher:
+class _NonFiniteWatcher:
     """Has no memory."""
 
     def __init__(self, rule: NonFiniteRule) -> None:
         self.rule = rule
+        self.highest = dict.fromkeys(rule.counts, 0.0)
+        self.highest |= dict.fromkeys(rule.numbers + rule.bounded, math.inf)
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """ERROR if any count is above 0 or any number that is owed is not finite."""
-        rule, seen = self.rule, False
-        for tag in rule.counts:
-            value = row.get(tag)
-            if value is not None:
-                seen = True
-                if not value <= 0:
-                    return self._error(row, tag, value, 0.0)
-        for tag in rule.numbers:
-            value = row.get(tag)
-            if value is not None:
-                seen = True
-                if not math.isfinite(value):
-                    return self._error(row, tag, value, math.inf)
-        for tag in rule.bounded:
-            value = row.get(tag)
-            if value is not None and math.isinf(value):
-                return self._error(row, tag, value, math.inf)
-        return CALM if seen else UNKNOWN
-
-    def _error(self, row: Mapping[str, float], tag: str, value: float, limit: float) -> Reading:
-        remedies = self.rule.remedies.at(row.get("beta_star", math.nan))
-        return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
+        owed = self.rule.owed
+        for tag, limit in self.highest.items():
+            value = row.get(tag, 0.0)
+            if value > limit or math.isinf(value) or (math.isnan(value) and tag in owed):
+                remedies = self.rule.remedies.at(row.get("beta_star", math.nan))
+                return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
+        return CALM if any(tag in row for tag in owed) else UNKNOWN
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing to keep."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        pass

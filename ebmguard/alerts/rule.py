@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import ConfigError, DivergenceError
@@ -16,8 +15,7 @@ from .alert import Level
 __all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Limits", "Reading", "Rule", "Watcher", "check_rule"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What a rule says of one row.
 
     Attributes:
@@ -67,13 +65,14 @@ class Watcher(Protocol):
     """
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """Take one row, which may lack any tag."""
+        """Take one row, which may lack any tag.
+
+        A row may be read again after :meth:`load_state_dict`: that of a step may come again with
+        more in it, and the memory then goes back to an earlier state.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole memory as JSON-able data, which later rows do not change.
-
-        It is asked for at every step, since the row of a step may come again with more in it.
-        """
+        """The whole memory as JSON-able data, which later rows do not change."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ..errors import ConfigError
 
@@ -26,17 +25,17 @@ class RollingWindow:
     breaks every later search in silence. Callers decide what a non-finite value means first.
     """
 
-    def __init__(self, size: int, values: Iterable[float] = ()) -> None:
+    def __init__(self, size: int, values: Sequence[float] = ()) -> None:
         if size < 1:
             raise ConfigError(f"A window holds at least one value, but size is {size}.")
         self.size = size
-        self._queue = deque(map(float, values), size)
-        self._sorted = sorted(self._queue)
-        if not all(map(math.isfinite, self._queue)):
-            raise ConfigError(f"A window takes finite values, but got {self.values()}.")
+        self._values = list(map(float, values[-size:]))
+        self._sorted = sorted(self._values)
+        if not all(map(math.isfinite, self._values)):
+            raise ConfigError(f"A window takes finite values, but got {self._values}.")
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._values)
 
     def push(self, value: float) -> None:
         """Add a value; the oldest one leaves a full window.
@@ -48,37 +47,31 @@ class RollingWindow:
             raise ConfigError(
                 f"A window takes finite values, but got {value}. Filter with math.isfinite first."
             )
-        if len(self._queue) == self.size:
-            oldest = self._queue.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
-        self._queue.append(value)
+        if len(self._values) == self.size:
+            del self._sorted[bisect_left(self._sorted, self._values.pop(0))]
+        self._values.append(value)
         insort(self._sorted, value)
 
     def values(self) -> list[float]:
         """The values, oldest first."""
-        return list(self._queue)
+        return self._values.copy()
 
     def median(self) -> float:
         """Median of the window, NaN if it is empty."""
-        ordered, n = self._sorted, len(self._sorted)
-        if not n:
-            return math.nan
-        half = n // 2
-        if n % 2:
+        ordered, half = self._sorted, len(self._sorted) // 2
+        if len(ordered) % 2:
             return ordered[half]
         # Halves first: the sum of two large floats may overflow.
-        return ordered[half - 1] / 2 + ordered[half] / 2
+        return ordered[half - 1] / 2 + ordered[half] / 2 if ordered else math.nan
 
     def mad(self, centre: float) -> float:
-        """Median absolute deviation from ``centre`` (the median), NaN if the window is empty.
+        """Median absolute deviation from ``centre`` (the median) of a window that is not empty.
 
         The values within a distance of the centre are neighbours in the sorted list. So the h
         values nearest to the centre are some slice of length h, found by bisection on its start
         (log n comparisons) instead of sorting n deviations.
         """
         ordered, n = self._sorted, len(self._sorted)
-        if not n:
-            return math.nan
         half = n // 2 + 1
         low, high = 0, n - half
         while low < high:
@@ -89,13 +82,10 @@ class RollingWindow:
             else:
                 high = middle
         left, right = centre - ordered[low], ordered[low + half - 1] - centre
-        farthest = max(left, right)
         if n % 2:
-            return farthest
+            return max(left, right)
         # An even count: the mean of the two middle deviations. The second farthest of the slice
         # is the slice's other end, or the neighbour of its farthest end.
         if left >= right:
-            second = max(centre - ordered[low + 1], right)
-        else:
-            second = max(left, ordered[low + half - 2] - centre)
-        return second / 2 + farthest / 2
+            return max(centre - ordered[low + 1], right) / 2 + left / 2
+        return max(left, ordered[low + half - 2] - centre) / 2 + right / 2

@@ -48,8 +48,8 @@ class Injected:
 class FaultInjector:
     """Arms faults on a training loop, and lets each happen once, at its step.
 
-    A fault is armed by the method of its name. It raises a ConfigError, and changes nothing, for a
-    step that is over and for settings out of range.
+    A fault is armed by the method of its name, for the step ``at``. It raises a ConfigError, and
+    changes nothing, for a step that is over and for settings out of range.
 
     A step begins where the sampler that :meth:`sampler` returned is called, or, in loops whose
     sampler is written inline, where :meth:`tick` is. Leaving the ``with`` block, or :meth:`remove`,
@@ -69,8 +69,8 @@ class FaultInjector:
     def __init__(self, step: Callable[[], int] | None = None) -> None:
         if step is not None and not callable(step):
             raise ConfigError(
-                f"step is a {type(step).__name__}; expected a function that returns the number of "
-                "the present step, such as lambda: g.step, or None."
+                f"step is a {type(step).__name__}; expected a function such as lambda: g.step, "
+                "which returns the number of the present step, or None."
             )
         self.records: list[Injected] = []
         self._ask = step
@@ -104,7 +104,6 @@ class FaultInjector:
                 "method that draws samples: s.draw = faults.sampler(s.draw)."
             )
         self._refuse_when_removed()
-
         names = ("__module__", "__name__", "__qualname__", "__doc__")
 
         @functools.wraps(sampler, assigned=names, updated=())
@@ -157,11 +156,9 @@ class FaultInjector:
         """One entry of one sample is NaN, in the result of one sampler call.
 
         Args:
-            at: its step.
             row: which sample, along the first dimension.
         """
-        self._check(at)
-        _whole("row", row, 0)
+        self._check(at, row=row)
         self._faults.append(NanSample(at, row))
 
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
@@ -174,23 +171,21 @@ class FaultInjector:
             at: the step whose result comes again.
             steps: how many times.
         """
-        self._check(at)
-        _whole("steps", steps, 1)
+        self._check(at, steps=steps)
         self._faults.append(FrozenSampler(at, steps))
 
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
         """The model's outputs are multiplied by a factor in one step, and so are their gradients.
 
-        Calls inside a wrapped sampler are left alone; calls of ``model.forward``, which pass hooks
-        by, are not reached.
+        Calls inside a wrapped sampler are left alone, and so are calls of ``model.forward``.
 
         Args:
-            at: its step.
             model: the energy module that the loss calls.
             factor: what multiplies its output.
         """
         self._check(at)
-        _expect("model", model, nn.Module, "the energy module")
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"model is a {type(model).__name__}; expected the energy module.")
         fault = EnergySpike(at, _finite("factor", factor))
 
         def after(*call: Any) -> Any:
@@ -209,14 +204,12 @@ class FaultInjector:
         """A row of the replay buffer is overwritten, before the sampler of that step draws.
 
         Args:
-            at: its step.
             buffer: a tensor with one chain in each row, or an object with such a tensor as its
                 ``samples``.
             row: which chain.
             value: what its entries become.
         """
-        self._check(at)
-        _whole("row", row, 0)
+        self._check(at, row=row)
         chains = chains_of(buffer)
         if row >= len(chains):
             raise ConfigError(f"row={row}, but the buffer has {len(chains)} rows.")
@@ -235,24 +228,26 @@ class FaultInjector:
         order in which they came, and a snapshot should see the learning rate that is back.
 
         Args:
-            at: its step.
             optimizer: any torch optimizer.
             factor: what multiplies the learning rate of each of its groups.
             steps: how many steps it lasts.
         """
-        self._check(at)
-        _whole("steps", steps, 1)
-        _expect("optimizer", optimizer, Optimizer, "a torch Optimizer")
+        self._check(at, steps=steps)
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigError(
+                f"optimizer is a {type(optimizer).__name__}; expected a torch Optimizer."
+            )
         fault = ExplodingLr(at, optimizer, _finite("factor", factor), steps)
-
         before = optimizer.register_step_pre_hook(lambda *_: self._note(fault, fault.explode()))
         after = optimizer.register_step_post_hook(lambda *_: fault.put_back())
         self._undo += [fault.put_back, before.remove, after.remove]
         self._faults.append(fault)
 
-    def _check(self, at: int) -> None:
+    def _check(self, at: int, *, row: int = 0, steps: int = 1) -> None:
         self._refuse_when_removed()
-        _whole("at", at, 0)
+        for name, value, least in (("at", at, 0), ("row", row, 0), ("steps", steps, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}={value!r}; expected a whole number, {least} or more.")
         if self._ask is None and at < self._ticks:
             raise ConfigError(f"at={at}, but {self._ticks} steps have begun; choose a later one.")
 
@@ -265,16 +260,6 @@ class FaultInjector:
             fault.has_acted = True
             self.records.append(Injected(fault.name, self._step, what))
             _log.warning("injected fault %s at step %d: %s", fault.name, self._step, what)
-
-
-def _expect(name: str, value: object, kind: type, wanted: str) -> None:
-    if not isinstance(value, kind):
-        raise ConfigError(f"{name} is a {type(value).__name__}; expected {wanted}.")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r}; expected a whole number, {least} or more.")
 
 
 def _finite(name: str, value: object) -> float:

@@ -12,29 +12,12 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError
 
-__all__ = [
-    "CorruptBuffer",
-    "EnergySpike",
-    "ExplodingLr",
-    "Fault",
-    "FrozenSampler",
-    "NanSample",
-    "chains_of",
-]
-
 
 @dataclass(eq=False)
 class Fault:
-    """One armed fault. A hook that it does not override changes nothing.
+    """One armed fault. A hook that it does not override changes nothing."""
 
-    Attributes:
-        name: that of the injector's method.
-        at: its step.
-        has_begun: whether its step has come.
-        has_acted: whether it has done anything.
-    """
-
-    name: ClassVar[str]
+    name: ClassVar[str]  # of the injector's method
     at: int
     has_begun: bool = field(default=False, init=False)
     has_acted: bool = field(default=False, init=False)

@@ -1,6 +1,6 @@
-"""Controllers of the run: the number of SGLD steps, and β*. Both are off by default.
+"""Controllers of the run: the number of SGLD steps, and β*. Both are off by default. No torch.
 
-Settings make a controller, which reads rows and answers with a number. No torch::
+Settings make a controller, which reads rows and answers with a number::
 
     steps = AdaptiveSteps().start(5)             # the sampler's usual number of steps
     beta = SteerBeta(most=4.0).start(0.5)        # β* at the start
@@ -11,11 +11,9 @@ Settings make a controller, which reads rows and answers with a number. No torch
     # before the next sampler call, whose loss shares the same β*:
     sampler(..., n_steps=steps.value)            # with β* = beta.value
 
-The additional steps should be finer ones: a step size divided by ``steps.factor`` and noise divided
-by its root, see :mod:`.steps`; ``steps.extra_compute`` says what they have cost so far.
-``state_dict`` and ``load_state_dict`` of both are JSON-able. Equal rows on all ranks give equal
-decisions, and rows without a number (NaN, or absent) change none. In an ensemble the rows are the
-means over its members, who share one sampler; β* of an ensemble is not steered.
+The additional steps should be finer ones, by ``steps.factor``: see :mod:`.steps`. Equal rows on all
+ranks give equal decisions, and rows without a number (NaN, or absent) change none. In an ensemble
+the rows are the means over its members, who share one sampler; β* of an ensemble is not steered.
 
 Where a recovery changes something: ``steps.base`` is the number of steps that counts as usual, and
 ``beta.move_to(value)`` goes on from another β*.

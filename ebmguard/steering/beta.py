@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
-from .common import check_keys, finite, is_count
+from ..tags import BETA_STAR, ESS, GRAD_SCALE
+from .common import check_keys, is_count
 
 __all__ = ["BetaController", "SteerBeta"]
 
@@ -69,8 +70,7 @@ class SteerBeta:
     rate: float = 1.25
 
     def __post_init__(self) -> None:
-        for name in ("least", "most"):
-            value = getattr(self, name)
+        for name, value in (("least", self.least), ("most", self.most)):
             if value is not None and not (_is_number(value) and value > 0):
                 raise ConfigError(
                     f"SteerBeta: {name}={value!r}; expected a positive number. β* is steered by "
@@ -102,12 +102,12 @@ class SteerBeta:
                 "A schedule sets β* itself, an ensemble has several, and a negative one is for "
                 "samplers that over-shoot."
             )
-        if base == 0 and self.least is None:
+        start = float(base or self.least or 0)
+        if not start:
             raise ConfigError(
                 "SteerBeta: beta_star=0 is never left by factors. Start above 0, or name the "
                 "smallest value: SteerBeta(least=0.05, ...)."
             )
-        start = float(base or self.least or 0)
         least, most = self.least or start / 16, self.most or start * 16
         if not least <= start <= most:
             raise ConfigError(
@@ -131,8 +131,6 @@ def _is_number(value: object) -> bool:
 class BetaController:
     """The steered β* of one run.
 
-    Deterministic: equal rows on all ranks give equal values.
-
     Attributes:
         settings: what it was started with.
         bounds: the least and the largest β*.
@@ -145,16 +143,16 @@ class BetaController:
         self.move_to(start)
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row; one that lacks a number, or is of another β*, changes nothing.
+        """Take one judged row, whose ``ess``, ``grad_scale`` and ``beta_star`` are read.
 
-        Args:
-            row: diagnostics, tag to value; ``ess``, ``grad_scale`` and ``beta_star`` are read.
+        One that lacks a number changes nothing, nor does one of another β*: rows of steps before
+        the last change reach the host later.
         """
-        ess, scale = finite(row, "ess"), finite(row, "grad_scale")
-        if ess is None or scale is None:
+        ess, scale = row.get(ESS, math.nan), row.get(GRAD_SCALE, math.nan)
+        beta_star = row.get(BETA_STAR, self.value)
+        is_of_now = math.isclose(beta_star, self.value, rel_tol=_SAME)
+        if not (math.isfinite(ess) and math.isfinite(scale) and is_of_now):
             return
-        if not math.isclose(row.get("beta_star", self.value), self.value, rel_tol=_SAME):
-            return  # of steps before the last change, which reach the host later
         self._ess.append(ess)
         self._grad_scale.append(scale)
         if len(self._ess) >= self.settings.window:
@@ -170,11 +168,8 @@ class BetaController:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON-able data."""
-        return {
-            "beta_star": self.value,
-            "ess": list(self._ess),
-            "grad_scale": list(self._grad_scale),
-        }
+        ess, grad_scale = self._ess.copy(), self._grad_scale.copy()
+        return {"beta_star": self.value, "ess": ess, "grad_scale": grad_scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
@@ -190,5 +185,4 @@ class BetaController:
                 f"{least:g} to {most:g}; start the run with the settings of the saved one."
             )
         self.value = beta_star
-        self._ess = [float(x) for x in state["ess"]]
-        self._grad_scale = [float(x) for x in state["grad_scale"]]
+        self._ess, self._grad_scale = ([float(x) for x in state[k]] for k in ("ess", "grad_scale"))

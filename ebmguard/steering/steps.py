@@ -6,19 +6,20 @@ taken. This involves adjusting the procedure for generating negative examples").
 
 The additional steps are meant to be finer ones. A sampler gets lost where its step has become too
 long for the energy: f falls in every step, from data as well, and more such steps change nothing.
-In r steps of a step size divided by r, with the noise's standard deviation divided by the root of
-r, the same diffusion runs for the same time and with the same output scale, 2 step_size /
-noise_std**2.
+In r steps of a step size divided by r, and noise_std by the root of r, the same diffusion runs for
+the same time and with the same output scale, 2 step_size / noise_std**2.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import ConfigError
-from .common import check_keys, finite, is_count
+from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
+from .common import check_keys, is_count
 
 __all__ = ["AdaptiveSteps", "StepsController"]
 
@@ -30,13 +31,10 @@ class AdaptiveSteps:
     The number is base * 2**level, and 2**level the refinement by which each step is finer. It is
     doubled after ``rise_after`` rows in a row under ``floor``, and halved after ``fall_after`` rows
     over ``clear``. A halving that had to be taken back was too early: each one doubles the patience
-    of the next, so that the number settles instead of swinging around the need.
-
-    Rising has to be quick: an energy that is trained on with each level grows as steep as that
-    level just bears (``docs/results/steering.md``).
-
-    Powers of two keep the different counts few: a sampler that is captured as CUDA graphs has one
-    for each.
+    of the next, so that the number settles instead of swinging around the need. Rising has to be
+    quick: an energy that is trained on with each level grows as steep as that level just bears
+    (``docs/results/steering.md``). Powers of two keep the different counts few: a sampler that is
+    captured as CUDA graphs has one for each.
 
     What it reads is ``grad_scale``, and ``ref/grad_scale`` where β* = 0, whose weights say nothing.
     At a negative β* the sampler over-shoots and a low GradScale means negatives that are too
@@ -72,9 +70,7 @@ class AdaptiveSteps:
             if not is_count(value):
                 raise ConfigError(f"AdaptiveSteps: {name}={value!r}; expected a whole number >= 1.")
         if self.most & (self.most - 1):
-            raise ConfigError(
-                f"AdaptiveSteps: most={self.most}; expected a power of two, such as 16."
-            )
+            raise ConfigError(f"AdaptiveSteps: most={self.most}; expected a power of two.")
         if not 0 < self.floor <= self.clear < 1:
             raise ConfigError(
                 f"AdaptiveSteps: floor={self.floor!r} and clear={self.clear!r}; expected "
@@ -127,8 +123,6 @@ class _State:
 class StepsController:
     """The adaptive number of steps of one run.
 
-    Deterministic: equal rows on all ranks give equal numbers.
-
     Attributes:
         settings: what it was started with.
         base: the number of steps that the trainer would run; recovery may change it.
@@ -140,36 +134,26 @@ class StepsController:
         self._state = _State()
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row; one in which GradScale is unknown only counts as spent.
-
-        Args:
-            row: diagnostics, tag to value; ``grad_scale``, ``ref/grad_scale`` and ``beta_star`` are
-                read.
-        """
+        """Take one judged row; one in which GradScale is unknown only counts as spent."""
         settings, state = self.settings, self._state
         state.rows += 1
         state.factors += self.factor
-        beta_star = row.get("beta_star", 1.0)
-        scale = finite(row, "ref/grad_scale" if beta_star == 0 else "grad_scale")
-        if scale is None or not beta_star >= 0:
+        beta_star = row.get(BETA_STAR, 1.0)
+        scale = row.get(weight_tag(GRAD_SCALE, beta_star), math.nan)
+        if not math.isfinite(scale) or not beta_star >= 0:
             return
         if state.since_fall is not None:
             # A halving has proved right once it has lasted as long as it had been waited for.
             proved = state.since_fall >= (state.patience or settings.fall_after)
             state.since_fall = None if proved else state.since_fall + 1
-        if scale < settings.floor:
-            state.low, state.healthy = state.low + 1, 0
-            self._rise()
+        if scale >= settings.floor:
+            state.low = 0
+            if scale > settings.clear:
+                state.healthy, state.in_vain = state.healthy + 1, 0
+                if state.level and state.healthy >= (state.patience or settings.fall_after):
+                    state.level, state.healthy, state.since_fall = state.level - 1, 0, 0
             return
-        state.low = 0
-        if scale > settings.clear:
-            state.healthy, state.in_vain = state.healthy + 1, 0
-            if state.level and state.healthy >= (state.patience or settings.fall_after):
-                state.level, state.healthy, state.since_fall = state.level - 1, 0, 0
-
-    def _rise(self) -> None:
-        """Double the number after a row under the floor, or give up, if it is time."""
-        settings, state = self.settings, self._state
+        state.low, state.healthy = state.low + 1, 0
         if self.factor >= settings.most:
             state.in_vain += 1
             if state.in_vain >= settings.give_up_after:

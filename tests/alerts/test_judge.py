@@ -253,6 +253,29 @@ def test_members_go_through_json():
     assert [alert.member for alert in alerts] == [1]
 
 
+def test_rows_that_are_the_same_objects_are_not_read_again(monkeypatch):
+    read = SlumpWatcher.read
+    reads: list[Any] = []
+    judge = Judge([Slump()], members=2)
+
+    def counted(own: SlumpWatcher, row: Any) -> Any:
+        reads.append(row)
+        return read(own, row)
+
+    monkeypatch.setattr(SlumpWatcher, "read", counted)
+    members = [make_row(accuracy=0.9), make_row(accuracy=0.8)]
+    judge.observe(0, {}, members)
+    state = judge.state_dict()
+    reads.clear()
+    (alert,) = judge.observe(0, {"scaler/skipped": 1.0}, members)
+    assert (alert.rule, reads) == ("amp_skip", [{"scaler/skipped": 1.0}])
+    assert judge.state_dict() == state
+    assert judge.observe(0, {}, [dict(row) for row in members]) == []  # equal, but others
+    assert reads[2:] == members
+    judge.observe(1, {}, members)
+    assert reads[5:] == members  # of another step
+
+
 def test_rows_of_other_members_are_refused():
     judge = Judge(members=2)
     with pytest.raises(ConfigError, match="2 members, but got 3"):

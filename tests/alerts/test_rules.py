@@ -1,0 +1,176 @@
+"""nonfinite, sampler_failing and the rules on medians, on synthetic shapes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ebmguard.alerts import DEFAULT_RULES, Bound, FloorRule, Judge, Level, MedianRule, NonFiniteRule
+from ebmguard.alerts.remedies import WEIGHTS
+from ebmguard.errors import ConfigError
+
+from .parts import feed, levels, make_row
+
+WARN, ERROR = Level.WARN, Level.ERROR
+NAN = math.nan
+WEIGHTS_RULE = next(rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule))
+GOOD, NOTHING = make_row(beta_star=2.0), {"nonfinite/gradients": 0.0}
+LOW, UNKNOWN, BETWEEN = (GOOD | {"grad_scale": x} for x in (0.05, NAN, 0.15))
+ONCE = [LOW] * 30 + [GOOD] * 30
+FEW, HEAVY = (GOOD | own for own in ({"ess": 0.05}, {"pareto_k": 0.9}))
+AT_ZERO = make_row(ref__ess=0.05)
+BROKEN = [make_row(energy_gap=NAN)] * 100
+NOTE = Bound("a", "above", 1.0, 0.5, 1, WEIGHTS, Level.INFO)
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows", "expected"),
+    [
+        # A run of NaN is one ERROR, and a later one another.
+        (NonFiniteRule(), [*BROKEN, *[make_row()] * 250, *BROKEN], [(ERROR, 0), (ERROR, 350)]),
+        (FloorRule(), [GOOD] * 30 + [LOW] * 300, [(WARN, 49), (ERROR, 229)]),
+        (FloorRule(), ([LOW] * 19 + [GOOD]) * 30, []),
+        # Between floor and clear the count stands; what is unknown neither counts nor resets.
+        (FloorRule(), [LOW] * 19 + [BETWEEN] * 100 + [LOW], [(WARN, 119)]),
+        (FloorRule(), [LOW] * 10 + [UNKNOWN, {}] * 50 + [LOW] * 10, [(WARN, 119)]),
+        # At beta* = 0 GradScale is M/(M+1) whatever the sampler does: the reference is read.
+        (FloorRule(), [make_row(grad_scale=0.0)] * 500, []),
+        (FloorRule(), [make_row(ref__grad_scale=0.0)] * 500, [(WARN, 19)]),
+        (FloorRule(), [make_row(ref__grad_scale=0.0)] * 19 + [LOW] * 20, [(WARN, 38)]),
+        # Recovery ends the episode; the cool-down holds.
+        (FloorRule(), ONCE * 3, [(WARN, 19)]),
+        (FloorRule(), ONCE + [GOOD] * 500 + ONCE, [(WARN, 19), (WARN, 579)]),
+        # Half a window of bad values is not enough.
+        (WEIGHTS_RULE, [GOOD] * 50 + [FEW] * 25 + [GOOD] * 200, []),
+        (WEIGHTS_RULE, [GOOD] * 50 + [FEW] * 26, [(WARN, 75)]),
+        (WEIGHTS_RULE, [GOOD] * 50 + [HEAVY] * 2 + [GOOD] * 200, []),
+        (WEIGHTS_RULE, [GOOD] * 50 + [HEAVY] * 3, [(WARN, 52)]),
+        # A row without weights changes nothing, and undefined weights are left out.
+        (WEIGHTS_RULE, [FEW] * 49 + [NOTHING], []),
+        (WEIGHTS_RULE, [FEW] * 49 + [NOTHING, FEW], [(WARN, 50)]),
+        (WEIGHTS_RULE, [AT_ZERO] * 49 + [NOTHING, AT_ZERO], [(WARN, 50)]),
+        (WEIGHTS_RULE, [GOOD | {"ess": NAN, "pareto_k": NAN}] * 200 + [GOOD] * 200, []),
+        # At beta* = 0 the weights themselves say nothing, and elsewhere the reference.
+        (WEIGHTS_RULE, [make_row(ess=0.01, pareto_k=9.0)] * 200, []),
+        (WEIGHTS_RULE, [GOOD | {"ref/ess": 0.01, "ref/pareto_k": 9.0}] * 200, []),
+        (WEIGHTS_RULE, [AT_ZERO] * 49 + [FEW] * 49, []),
+        # It is never an ERROR.
+        (WEIGHTS_RULE, [GOOD | {"ess": 1 / 64, "pareto_k": 20.0}] * 3000, [(WARN, 4)]),
+        # An INFO does not hold back a warning.
+        (
+            MedianRule("x", (NOTE, Bound("a", "above", 3.0, 0.5, 1, WEIGHTS))),
+            [{"a": 2.0}, {"a": 4.0}, {"a": 2.0}],
+            [(Level.INFO, 0), (WARN, 1)],
+        ),
+    ],
+)
+def test_rules_fire_after_their_patience(rule, rows, expected):
+    assert levels(feed(rule, rows)) == expected
+
+
+@pytest.mark.parametrize(
+    ("tag", "value"),
+    [
+        ("nonfinite/energies", 1 / 128),
+        ("nonfinite/energies", NAN),
+        ("nonfinite/samples", 0.5),
+        ("nonfinite/pos", 1.0),
+        ("nonfinite/neg", 1.0),
+        ("nonfinite/gradients", 1.0),
+        ("energy_gap", NAN),
+        ("energy_gap", math.inf),
+        ("f_pos/median", NAN),
+        ("f_neg/median", -math.inf),
+        ("sampler/grad_norm", math.inf),
+        ("sampler/grad_norm_max", math.inf),
+    ],
+)
+def test_anything_not_finite_is_an_error_at_once(tag, value):
+    (alert,) = feed(NonFiniteRule(), [make_row() | {tag: value}])
+    assert (alert.level, alert.step, alert.tag) == (Level.ERROR, 0, tag)
+    assert alert.value == pytest.approx(value, nan_ok=True)
+    assert alert.window == 0
+    assert alert.remedies[0].startswith("roll back")
+
+
+@pytest.mark.parametrize("tag", ["sampler/grad_norm", "sampler/grad_norm_max", "pareto_k", "ess"])
+def test_what_is_merely_unknown_is_no_alarm(tag):
+    assert feed(NonFiniteRule(), [make_row() | {tag: NAN}] * 50) == []
+
+
+@pytest.mark.parametrize(
+    ("beta_star", "tag", "first"),
+    [
+        (2.0, "grad_scale", "more SGLD steps"),
+        (0.0, "ref/grad_scale", "more SGLD steps"),
+        (-0.5, "grad_scale", "fewer SGLD steps"),
+    ],
+)
+def test_the_alert_names_what_was_read_and_what_helps_at_its_beta(beta_star, tag, first):
+    row = make_row(beta_star=beta_star) | {tag: 0.01}
+    alerts = feed(FloorRule(), [row] * 200)
+    assert [alert.window for alert in alerts] == ([20, 200] if beta_star else [20])
+    for alert in alerts:
+        assert (alert.tag, alert.value, alert.limit) == (tag, 0.01, 0.1)
+        assert alert.remedies[0] == first
+
+
+@pytest.mark.parametrize(
+    ("beta_star", "tag", "value"),
+    [
+        (2.0, "ess", 0.05),
+        (2.0, "pareto_k", 0.9),
+        (-2.0, "ess", 0.05),
+        (0.0, "ref/ess", 0.05),
+        (0.0, "ref/pareto_k", 0.9),
+    ],
+)
+def test_degenerate_weights_warn_after_a_full_window(beta_star, tag, value):
+    alerts = feed(WEIGHTS_RULE, [make_row(beta_star=beta_star) | {tag: value}] * 500)
+    window = 50 if "ess" in tag else 5
+    assert levels(alerts) == [(Level.WARN, window - 1)]
+    assert (alerts[0].tag, alerts[0].value, alerts[0].window) == (tag, value, window)
+    assert alerts[0].limit == (0.1 if "ess" in tag else 0.7)
+
+
+def test_the_episode_lasts_until_the_tighter_band():
+    bound = replace(WEIGHTS_RULE.bounds[0], window=1)
+    judge = Judge([replace(WEIGHTS_RULE, bounds=(bound,), calm_steps=2)])
+    for step, ess in enumerate((0.05, 0.12, 0.2, 0.12, 0.2)):
+        judge.observe(step, make_row(beta_star=2.0, ess=ess))
+        assert judge.level is Level.WARN
+    judge.observe(5, make_row(beta_star=2.0, ess=0.2))
+    assert judge.level is None
+
+
+def test_the_worst_of_several_bounds_speaks():
+    warning = Bound("b", "below", -1.0, -0.5, 3, WEIGHTS)
+    rule = MedianRule("x", (replace(NOTE, window=3), warning))
+    assert levels(feed(rule, [{"a": 2.0}] * 3000)) == [(Level.INFO, 2)]
+    (alert,) = feed(rule, [{"a": 2.0, "b": -2.0}] * 3000)
+    assert (alert.tag, alert.level, alert.step) == ("b", WARN, 2)
+
+
+def test_an_info_is_said_once_and_makes_nothing_active():
+    judge = Judge([MedianRule("x", (NOTE,))])
+    rows = ([{"a": 2.0}] * 20 + [{"a": 0.0}] * 1000) * 3
+    assert levels(feed(judge, [*rows, {"a": 2.0}])) == [(Level.INFO, 0)]
+    assert (judge.active, judge.level) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "said"),
+    [
+        (FloorRule(), {"clear": 0.05}, "floor <= clear"),
+        (FloorRule(), {"error_patience": 1}, "warn_patience"),
+        (NOTE, {"clear": 2.0}, "Bound of 'a'"),
+        (NOTE, {"side": "below"}, "Bound of 'a'"),
+        (NOTE, {"window": 0}, "Bound of 'a'"),
+        (NOTE, {"level": ERROR}, "Bound of 'a'"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(rule, wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        replace(rule, **wrong)
