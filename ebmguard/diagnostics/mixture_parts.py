@@ -1,11 +1,9 @@
-"""How much of the weight each sampler of a mixture carries, and how good its negatives are.
-
-Everything is per loss call, from detached energies, without waiting for the device.
-"""
+"""How much of the weight each sampler of a mixture carries, and how good its negatives are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,15 +48,8 @@ def mixture_weights(
         has a weight, or if the parts do not add up to M negatives.
     """
     # "no_pos" has no GradScale, so the shares are defined where GradScale underflows.
-    _, pull = trusted.coefficients(
-        f_pos,
-        f_neg,
-        beta_star,
-        variant="no_pos",
-        groups=groups,
-        log_q=log_q,
-        process_group=process_group,
-    )
+    data: dict[str, Any] = {"groups": groups, "log_q": log_q, "process_group": process_group}
+    _, pull = trusted.coefficients(f_pos, f_neg, beta_star, variant="no_pos", **data)
     found = _sums(pull, parts)
     if process_group is not None:
         found = summed(process_group, *found)
@@ -75,9 +66,7 @@ def mixture_gaps(
     """How far each sampler's negatives lie below the positives: mean f⁺ - mean f⁻ of the part.
 
     Args:
-        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
-        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
-        parts: each sampler's negatives, by its name; together all M.
+        f_pos, f_neg, parts: as of :func:`mixture_weights`.
         process_group: the means are those of all ranks' samples, from one message.
 
     Returns:
