@@ -40,15 +40,11 @@ def diagnostics_of_ranks(
     With ``groups`` from four: the ranks exchange their energies and labels.
 
     Args:
-        f_pos: this rank's detached negative energies of positives, ``(N,)`` or ``(*models, N)``;
-            N may differ from rank to rank.
-        f_neg: the same for negatives.
-        beta_stars: exponents of the weights.
+        f_pos, f_neg, beta_stars, groups, log_q: this rank's, as of :func:`weight_diagnostics_at`;
+            N and M may differ from rank to rank.
         own: this rank's other numbers, 0-dim or ``(*models,)``, with those of
             :func:`energy_diagnostics` among them. All ranks have the same names.
         process_group: the ranks.
-        groups: class labels ``(y_pos, y_neg)``, as in the objective.
-        log_q: log-densities of the proposal, as in the objective, for the first exponent.
 
     Returns:
         the same tensors on every rank:

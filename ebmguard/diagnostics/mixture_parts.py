@@ -31,8 +31,7 @@ def mixture_weights(
     it draws unlikely, or its energies are not finite and weigh nothing, as in the objective.
 
     Args:
-        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
-        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
+        f_pos, f_neg: detached negative energies, ``(N,)`` and ``(M,)``, or with ``*models`` first.
         parts: each sampler's negatives, by its name; together all M.
         beta_star: number, 0-dim tensor, or tensor over the model dimensions. At 0 the share of the
             weight is that of the samples.

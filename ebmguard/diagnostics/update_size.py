@@ -16,10 +16,7 @@ __all__ = ["amplification", "total_norm"]
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all entries of all tensors together.
-
-    Args:
-        tensors: one or more, dense, of any shapes, types and devices.
+    """Euclidean norm of all entries of one or more dense tensors of any shape, type and device.
 
     Returns:
         0-dim tensor, float32 or wider, on the device of the first one.

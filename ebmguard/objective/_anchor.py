@@ -19,15 +19,10 @@ __all__ = ["Anchor"]
 
 
 class Anchor(NamedTuple):
-    """The negative that exponents are relative to; 0 if no negative is usable.
+    """The negative that exponents are relative to; 0 if no negative is usable."""
 
-    Attributes:
-        f: its energy, ``(*models, 1)``, detached.
-        log_q: its log q, or None if nothing is divided out.
-    """
-
-    f: Tensor
-    log_q: Tensor | None
+    f: Tensor  # its energy, (*models, 1), detached
+    log_q: Tensor | None  # None if nothing is divided out
 
     @classmethod
     def of(
@@ -38,15 +33,7 @@ class Anchor(NamedTuple):
         beta: float | Tensor,
         dim: int = -1,
     ) -> Anchor:
-        """The usable negative of the largest weight.
-
-        Args:
-            neg: energies, ``(*models, M)``, 0 where they are not usable.
-            log_q: from :func:`log_q_at`, 0 where the sample is not usable.
-            valid: which are usable.
-            beta: β*, broadcastable against ``neg``.
-            dim: that of the negatives, kept with size 1.
-        """
+        """The valid negative of the largest weight along ``dim``, which is kept with size 1."""
         f = neg.detach()
         exponent = beta * f if log_q is None else beta * f - log_q.to(f.dtype)
         index = torch.where(valid, exponent, lowest(exponent)).argmax(dim, keepdim=True)

@@ -17,20 +17,13 @@ __all__ = ["JoinedBatch", "join"]
 
 
 class JoinedBatch(NamedTuple):
-    """All ranks' samples in the order of the ranks, detached and the same on every rank.
+    """All ranks' samples in the order of the ranks, detached and the same on every rank."""
 
-    Attributes:
-        f_pos, f_neg: energies, ``(*models, all samples)``.
-        groups: class labels.
-        log_q: log-densities of the proposal, or None.
-        places: the slices of this rank's positives and negatives.
-    """
-
-    f_pos: Tensor
+    f_pos: Tensor  # energies, (*models, all samples)
     f_neg: Tensor
     groups: Groups
     log_q: LogQ | None
-    places: tuple[slice, slice]
+    places: tuple[slice, slice]  # of this rank's positives and negatives
 
     def own(self, of_pos: Tensor, of_neg: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's part of numbers per sample."""
@@ -48,12 +41,8 @@ def join(
 
     The host waits for the sizes, since they set the lengths of the other messages.
 
-    Args:
-        f_pos: this rank's energies, one per sample, ``(*models, N)``; N may differ between ranks.
-        f_neg: the same for M negatives.
-        groups: class labels ``(N,)`` and ``(M,)``.
-        log_q: log-densities, in the shapes of the energies; on all ranks or on none.
-        process_group: the ranks.
+    Args: as of :func:`contrastive_loss`, with one energy per sample, ``(*models, N)`` and
+        ``(*models, M)``; N and M may differ between ranks, and all or none have log q.
     """
     own = torch.tensor([f_pos.shape[-1], f_neg.shape[-1]], device=f_pos.device)
     sizes: list[list[int]] = gathered(process_group, own)[0].T.tolist()
