@@ -221,9 +221,7 @@ def variant_runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
 
 
 def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
-    """The exponents whose losses are averaged, all with the same model dimensions.
-
-    If one entry has model dimensions, an entry without any is expanded to them.
+    """The exponents whose losses are averaged, all expanded to the same model dimensions.
 
     Raises:
         ShapeError: entries of different model dimensions.
@@ -232,10 +230,10 @@ def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
     if not models:
         return tuple(beta_star)
     like = next(x for x in beta_star if isinstance(x, Tensor) and x.ndim)
-    entries = (
-        x.to(like.device) if isinstance(x, Tensor) else like.new_full((), x) for x in beta_star
+    return tuple(
+        (x.to(like.device) if isinstance(x, Tensor) else like.new_full((), x)).expand(models)
+        for x in beta_star
     )
-    return tuple(x.expand(models) for x in entries)
 
 
 def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:

@@ -26,8 +26,7 @@ def weight_diagnostics(
     """Diagnostics of the weights at exponent β* (which may be 0: uniform weights).
 
     Args:
-        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
-        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
+        f_pos, f_neg: detached negative energies, ``(N,)`` and ``(M,)``, or with ``*models`` first.
         beta_star: number, 0-dim tensor, or tensor over the model dimensions.
         groups: class labels ``(y_pos, y_neg)``, as in the objective: w is then each negative's
             share of the gradient, and positives without a negative of their class are left out.

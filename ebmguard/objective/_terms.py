@@ -174,9 +174,8 @@ class Terms:
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The loss of all ranks' samples and the coefficients of this rank's, detached.
 
-        Every variant is a sum over parts of the positives (two halves, or one whole): the weight of
-        a sample in the part times the sum of its samples' costs. Beside S this needs only sums over
-        samples, which one message carries.
+        Every variant sums over parts of the positives (two halves, or one whole) the weight of a
+        sample in the part times its samples' costs. One message carries these sums.
         """
         parts = self.valid_pos.unsqueeze(0)
         if variant == "true":

@@ -47,10 +47,8 @@ def _each(function: F) -> F:
         **options: Any,
     ) -> Any:
         if isinstance(beta_star, Sequence):
-            found = [
-                each(f_pos, f_neg, one, variant=variant, log_q=log_q, **options)
-                for one in exponents(beta_star)
-            ]
+            options |= {"variant": variant, "log_q": log_q}
+            found = [each(f_pos, f_neg, one, **options) for one in exponents(beta_star)]
             return _joined(found, lambda tensors: torch.stack(tensors).mean(0))
         if isinstance(variant, str):
             return function(f_pos, f_neg, beta_star, variant=variant, log_q=log_q, **options)

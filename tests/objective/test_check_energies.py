@@ -112,7 +112,7 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
                 "f_neg": torch.zeros(3, 2),
                 "log_q": (torch.zeros(4, 2), F3),
             },
-            "shape (4, 2); expected (4,), one log-density per sample: log q(x), summed over the dim",
+            "shape (4, 2); expected (4,), one log-density per sample: log q(x), summed",
         ),
         "log-density that models share": (
             {
