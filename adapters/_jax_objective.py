@@ -69,16 +69,19 @@ def contrastive_loss(
     beta = jnp.where(is_zero, 1.0, given)
     is_pos, is_neg = usable(pos, beta), usable(neg, beta)
     pos, neg = jnp.where(is_pos, pos, 0.0), jnp.where(is_neg, neg, 0.0)
-    # Before β* multiplies: a common offset is nothing to the objective, but much to float32.
-    shift = jax.lax.stop_gradient(_dominant(neg, is_neg, beta))
-    pos, neg = pos - shift, neg - shift
     visible = is_neg if groups is None else (groups[0][:, None] == groups[1]) & is_neg
-    if groups is not None:
+    # Before β* multiplies: an offset is nothing to the objective, but much to float32. Each class
+    # has its own, since classes may lie far apart.
+    shift = jax.lax.stop_gradient(_dominant(neg, visible, beta))
+    near_pos, near_neg = pos - shift[..., 0], neg - shift
+    if groups is None:
+        pos, neg = near_pos, near_neg
+    else:
         is_pos = is_pos & (visible.any(-1) | is_zero)
     # Instead of -inf, whose differences are NaN in the backward pass.
     void = jnp.finfo(neg.dtype).min / 16
-    log_sum = jax.nn.logsumexp(jnp.where(visible, beta * neg, void), axis=-1)
-    loss = _loss(pos, is_pos, log_sum, beta, variant)
+    log_sum = jax.nn.logsumexp(jnp.where(visible, beta * near_neg, void), axis=-1)
+    loss = _loss(near_pos, is_pos, log_sum, beta, variant)
     loss = jnp.where(is_zero, _mean(neg, is_neg) - _mean(pos, is_pos), loss)
     return jnp.where(is_pos.any() & is_neg.any(), loss, 0.0)
 
@@ -152,11 +155,11 @@ def usable(f: Array, beta: Array) -> Array:
     return (jnp.abs(beta * f) <= _LARGEST) & (jnp.abs(f) <= largest)
 
 
-def _dominant(neg: Array, is_neg: Array, beta: Array) -> Array:
-    """The usable negative of the largest weight; 0 where there is none."""
+def _dominant(neg: Array, visible: Array, beta: Array) -> Array:
+    """The visible negative of the largest weight, ``(1,)`` or ``(N, 1)``; 0 where there is none."""
     sign = jnp.where(beta < 0, -1.0, 1.0).astype(neg.dtype)
-    largest = jnp.max(jnp.where(is_neg, sign * neg, -jnp.inf))
-    return jnp.where(is_neg.any(), sign * largest, 0.0)
+    largest = jnp.max(jnp.where(visible, sign * neg, -jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(visible.any(-1, keepdims=True), sign * largest, 0.0)
 
 
 def _mean(x: Array, valid: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -71,6 +71,7 @@ def check_energies(
             exponent of 0.
     """
     _check_exponent(beta_star)
+    models = model_dimensions(beta_star)
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, Tensor):
             raise EnergyTypeError(
@@ -88,15 +89,12 @@ def check_energies(
             )
         if f.numel() == 0:
             raise ShapeError(f"{name} has shape {tuple(f.shape)}: it holds no sample.")
-    models = model_dimensions(beta_star)
-    if len(models):
-        for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
-            if f.ndim != len(models) + 1 or f.shape[:-1] != models:
-                raise ShapeError(
-                    f"beta_star has model dimensions {tuple(models)}, so {name} must have shape "
-                    f"({', '.join(map(str, models))}, samples); got {tuple(f.shape)}."
-                )
-    elif f_pos.shape[1:] != f_neg.shape[1:]:
+        if len(models) and (f.ndim != len(models) + 1 or f.shape[:-1] != models):
+            raise ShapeError(
+                f"beta_star has model dimensions {tuple(models)}, so {name} must have shape "
+                f"({', '.join(map(str, models))}, samples); got {tuple(f.shape)}."
+            )
+    if not len(models) and f_pos.shape[1:] != f_neg.shape[1:]:
         raise ShapeError(
             f"f_pos has shape {tuple(f_pos.shape)} and f_neg {tuple(f_neg.shape)}: after the batch "
             "dimension both must agree, or their difference would broadcast to a matrix. "
@@ -107,23 +105,21 @@ def check_energies(
     variants = check_variants(variant, models)
     if reduce not in get_args(Reduce):
         raise ConfigError(f"reduce={reduce!r}; expected one of {', '.join(get_args(Reduce))}.")
-    n_pos = f_pos.shape[len(models)]
-    if "true" in variants and n_pos < 2:
+    n, m = f_pos.shape[len(models)], f_neg.shape[len(models)]
+    if "true" in variants and n < 2:
         raise ShapeError('variant="true" halves the positives and needs at least two; got one.')
     if groups is not None:
-        for name in variants:
-            if name not in ("default", "no_pos"):
-                raise ConfigError(
-                    f'groups are defined for variant="default" and "no_pos", not for {name!r}.'
-                )
+        for name in set(variants) - {"default", "no_pos"}:
+            raise ConfigError(
+                f'groups are defined for variant="default" and "no_pos", not for {name!r}.'
+            )
         if len(groups) != 2 or not all(isinstance(labels, Tensor) for labels in groups):
             raise ShapeError("groups must be a pair (y_pos, y_neg) of tensors of labels.")
-        n_neg = f_neg.shape[len(models)]
-        for name, labels, n in (("y_pos", groups[0], n_pos), ("y_neg", groups[1], n_neg)):
-            if labels.shape != (n,):
+        for name, labels, count in (("y_pos", groups[0], n), ("y_neg", groups[1], m)):
+            if labels.shape != (count,):
                 raise ShapeError(
-                    f"groups: {name} has shape {tuple(labels.shape)}; expected ({n},), one label "
-                    "per sample."
+                    f"groups: {name} has shape {tuple(labels.shape)}; expected ({count},), one "
+                    "label per sample."
                 )
     if log_q is not None:
         if not isinstance(log_q, tuple | list) or len(log_q) != 2:
@@ -145,10 +141,9 @@ def check_log_q(
     """Refuse log-densities of a proposal that are not one number for each energy.
 
     Args:
-        log_q: the log-densities.
+        log_q: the log-densities, which messages call ``name``.
         f: energies, in a layout of this module.
         beta_star: exponent, or several.
-        name: what messages call the log-densities.
 
     Raises:
         EnergyTypeError: not a tensor, or not floating point.
@@ -192,14 +187,10 @@ def _check_exponent(beta_star: object) -> None:
 
 
 def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[str, ...]:
-    """Refuse variants that do not exist or do not match the models.
-
-    Args:
-        variant: a name, or a sequence of names, one for each entry of the first model dimension.
-        models: model dimensions.
+    """Refuse variants that do not exist or do not match the model dimensions.
 
     Returns:
-        the names; one of them where all models share it.
+        the names: one for each entry of the first model dimension, or the one that all share.
 
     Raises:
         ConfigError: an unknown name, or not one for each entry.
@@ -224,18 +215,13 @@ def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[st
 
 def variant_runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
     """Runs of consecutive equal names, each with its slice."""
-    found, start = [], 0
-    for name, run in groupby(variant):
-        stop = start + len(list(run))
-        found.append((name, slice(start, stop)))
-        start = stop
-    return found
+    runs = [(name, len(list(run))) for name, run in groupby(variant)]
+    stops = accumulate(length for _, length in runs)
+    return [(name, slice(stop - n, stop)) for (name, n), stop in zip(runs, stops, strict=True)]
 
 
 def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
-    """The exponents whose losses are averaged, all with the same model dimensions.
-
-    If one entry has model dimensions, an entry without any is expanded to them.
+    """The exponents whose losses are averaged, all expanded to the same model dimensions.
 
     Raises:
         ShapeError: entries of different model dimensions.
@@ -244,10 +230,10 @@ def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
     if not models:
         return tuple(beta_star)
     like = next(x for x in beta_star if isinstance(x, Tensor) and x.ndim)
-    entries = (
-        x.to(like.device) if isinstance(x, Tensor) else like.new_full((), x) for x in beta_star
+    return tuple(
+        (x.to(like.device) if isinstance(x, Tensor) else like.new_full((), x)).expand(models)
+        for x in beta_star
     )
-    return tuple(x.expand(models) for x in entries)
 
 
 def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:

@@ -1,7 +1,7 @@
 """Every number of a row, one line each: its tag, its chart, how ranks join it, what it tells.
 
-``diagnostics/ranks.py`` and the report's charts are made from these lines. The TensorBoard layout,
-the alert rules, the rows that the guard writes and the tables of ``docs/diagnostics.md`` are held
+Rows of several ranks and the report's charts are made from these lines. The TensorBoard layout, the
+alert rules, the rows that the guard writes and the tables of ``docs/diagnostics.md`` are held
 against them by ``tests/test_tags.py``.
 """
 
@@ -238,12 +238,8 @@ def find(name: str) -> Tag | None:
     bare = name.removeprefix(REFERENCE)
     found = TAGS.get(bare)
     if found is None:
-        patterns = (tag for tag in TAGS.values() if "<name>" in tag.name)
-        found = next((t for t in patterns if re.fullmatch(_pattern(t.name), bare)), None)
+        named = ((re.escape(t.name).replace("<name>", ".+"), t) for t in TAGS.values())
+        found = next((tag for pattern, tag in named if re.fullmatch(pattern, bare)), None)
     if found is not None and bare != name and found.name not in _AT_REFERENCE:
         return None
     return found
-
-
-def _pattern(name: str) -> str:
-    return re.escape(name).replace("<name>", ".+")

@@ -1,14 +1,17 @@
-"""Pure functions of detached tensors: named numbers, one file per family."""
+"""Pure functions of detached tensors: named numbers, one file per family.
+
+Nothing waits for the device.
+"""
 
 from .buffer import buffer_diagnostics
+from .joined_row import diagnostics_of_ranks
 from .mixture_parts import mixture_gaps, mixture_weights
 from .pareto import pareto_k
-from .ranks import diagnostics_of_ranks
 from .raw_energies import energy_diagnostics, nonfinite_diagnostics
 from .repeats import fingerprint, repeated
 from .sampler_steps import ChainState, clamped, drift_to_noise, metropolis_acceptance, oriented
 from .update_size import amplification, total_norm
-from .weights import exponentiated, weight_diagnostics, weight_diagnostics_at
+from .weights import log_weights, weight_diagnostics, weight_diagnostics_at
 
 __all__ = [
     "ChainState",
@@ -18,8 +21,8 @@ __all__ = [
     "diagnostics_of_ranks",
     "drift_to_noise",
     "energy_diagnostics",
-    "exponentiated",
     "fingerprint",
+    "log_weights",
     "metropolis_acceptance",
     "mixture_gaps",
     "mixture_weights",

@@ -32,26 +32,20 @@ def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
     ask = getattr(buffer, "diagnostics", None)
     if isinstance(buffer, Tensor) or not callable(ask):
         return {}
-    found = ask()
+    found, method = ask(), f"{type(buffer).__name__}.diagnostics()"
     if not isinstance(found, Mapping):
         raise ConfigError(
-            f"{type(buffer).__name__}.diagnostics() returned a {type(found).__name__}; expected "
-            "0-dim tensors by name, such as {'age': ages.mean()}."
+            f"{method} returned a {type(found).__name__}; expected 0-dim tensors by name, such as "
+            "{'age': ages.mean()}."
         )
     for name, value in found.items():
-        if not isinstance(value, Tensor) or value.ndim or not _is_real(value):
-            raise ConfigError(
-                f"{type(buffer).__name__}.diagnostics() has "
-                f"{_described(value)} under {name!r}; expected a 0-dim tensor of a real number."
-            )
+        if isinstance(value, Tensor):
+            if not (value.ndim or value.is_complex() or value.dtype is torch.bool):
+                continue
+            kind = f"tensor of shape {tuple(value.shape)} and {value.dtype}"
+        else:
+            kind = type(value).__name__
+        raise ConfigError(
+            f"{method} has a {kind} under {name!r}; expected a 0-dim tensor of a real number."
+        )
     return {f"buffer/{name}": value.detach() for name, value in found.items()}
-
-
-def _is_real(value: Tensor) -> bool:
-    return not value.is_complex() and value.dtype is not torch.bool
-
-
-def _described(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-    return f"a {type(value).__name__}"

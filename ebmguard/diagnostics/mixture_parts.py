@@ -1,11 +1,9 @@
-"""How much of the weight each sampler of a mixture carries, and how good its negatives are.
-
-Everything is per loss call, from detached energies, without waiting for the device.
-"""
+"""How much of the weight each sampler of a mixture carries, and how good its negatives are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,8 +31,7 @@ def mixture_weights(
     it draws unlikely, or its energies are not finite and weigh nothing, as in the objective.
 
     Args:
-        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
-        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
+        f_pos, f_neg: detached negative energies, ``(N,)`` and ``(M,)``, or with ``*models`` first.
         parts: each sampler's negatives, by its name; together all M.
         beta_star: number, 0-dim tensor, or tensor over the model dimensions. At 0 the share of the
             weight is that of the samples.
@@ -50,15 +47,8 @@ def mixture_weights(
         has a weight, or if the parts do not add up to M negatives.
     """
     # "no_pos" has no GradScale, so the shares are defined where GradScale underflows.
-    _, pull = trusted.coefficients(
-        f_pos,
-        f_neg,
-        beta_star,
-        variant="no_pos",
-        groups=groups,
-        log_q=log_q,
-        process_group=process_group,
-    )
+    data: dict[str, Any] = {"groups": groups, "log_q": log_q, "process_group": process_group}
+    _, pull = trusted.coefficients(f_pos, f_neg, beta_star, variant="no_pos", **data)
     found = _sums(pull, parts)
     if process_group is not None:
         found = summed(process_group, *found)
@@ -75,9 +65,7 @@ def mixture_gaps(
     """How far each sampler's negatives lie below the positives: mean f⁺ - mean f⁻ of the part.
 
     Args:
-        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
-        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
-        parts: each sampler's negatives, by its name; together all M.
+        f_pos, f_neg, parts: as of :func:`mixture_weights`.
         process_group: the means are those of all ranks' samples, from one message.
 
     Returns:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 __all__ = ["pareto_k"]
 
-# Smallest tail that is fitted. Reached from n = 25.
-_MIN_TAIL = 5
+_MIN_TAIL = 5  # the smallest that is fitted, reached from n = 25
 # Weakly informative prior on k: the weight of 10 observations at k = 0.5 (Vehtari et al. 2024).
 _PRIOR_OBSERVATIONS = 10
 _PRIOR_K = 0.5

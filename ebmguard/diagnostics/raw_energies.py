@@ -26,8 +26,7 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
         min, q05, median, q95, max. NaN if an energy is NaN, or if infinities leave a number
         undefined.
     """
-    # Few kinds of kernels, see weight_diagnostics_at, and one pass for both sides if their shapes
-    # agree.
+    # Few kinds of kernels, see weight_diagnostics_at, and one pass for sides of the same shape.
     if f_pos.shape == f_neg.shape:
         ranked = torch.stack((f_pos, f_neg)).sort(-1).values
         pos, neg = _summaries(ranked)
@@ -35,7 +34,11 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     else:
         ranked_pos, ranked_neg = f_pos.sort(-1).values, f_neg.sort(-1).values
         (pos,), (neg,) = _summaries(ranked_pos.unsqueeze(0)), _summaries(ranked_neg.unsqueeze(0))
-    overlap = _overlap(ranked_pos, ranked_neg)
+    ranked_neg = ranked_neg.contiguous()
+    below = torch.searchsorted(ranked_pos, ranked_neg)
+    not_above = torch.searchsorted(ranked_pos, ranked_neg, right=True)
+    pairs = f_pos.shape[-1] * f_neg.shape[-1]
+    overlap = (below + not_above).sum(-1).to(ranked_pos.dtype) * (0.5 / pairs)
     return {
         "energy_gap": pos["mean"] - neg["mean"],
         "energy_overlap": overlap + _spoiler(pos["max"]) + _spoiler(neg["max"]),
@@ -55,14 +58,14 @@ def nonfinite_diagnostics(
     """
     if isinstance(beta_star, Tensor):
         beta_star = beta_star.unsqueeze(-1)
-    n, m = f_pos.shape[-1], f_neg.shape[-1]
-    q_pos, q_neg = log_q or (None, None)
-    pos = n - usable(f_pos, beta_star, q_pos).to(f_pos.dtype).sum(-1)
-    neg = m - usable(f_neg, beta_star, q_neg).to(f_neg.dtype).sum(-1)
+    pos, neg = (
+        f.shape[-1] - usable(f, beta_star, q).to(f.dtype).sum(-1)
+        for f, q in zip((f_pos, f_neg), log_q or (None, None), strict=True)
+    )
     return {
         "nonfinite/pos": pos,
         "nonfinite/neg": neg,
-        "nonfinite/energies": (pos + neg) * (1 / (n + m)),
+        "nonfinite/energies": (pos + neg) * (1 / (f_pos.shape[-1] + f_neg.shape[-1])),
     }
 
 
@@ -105,11 +108,3 @@ def _positions(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor
         torch.tensor([math.ceil(x) for x in exact], device=device),
         torch.tensor([x - math.floor(x) for x in exact], dtype=dtype, device=device),
     )
-
-
-def _overlap(ranked_pos: Tensor, ranked_neg: Tensor) -> Tensor:
-    ranked_neg = ranked_neg.contiguous()
-    below = torch.searchsorted(ranked_pos, ranked_neg)
-    not_above = torch.searchsorted(ranked_pos, ranked_neg, right=True)
-    pairs = ranked_pos.shape[-1] * ranked_neg.shape[-1]
-    return (below + not_above).sum(-1).to(ranked_pos.dtype) * (0.5 / pairs)

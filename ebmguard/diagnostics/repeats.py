@@ -9,10 +9,7 @@ __all__ = ["fingerprint", "repeated"]
 
 
 def fingerprint(samples: Tensor) -> Tensor:
-    """Three numbers by which a sample is recognised: its sum and its extremes.
-
-    Args:
-        samples: ``(..., B, d)``.
+    """Three numbers by which samples ``(..., B, d)`` are recognised: the sum and the extremes.
 
     Returns:
         ``(..., B, 3)``, in the dtype of the samples.
@@ -23,11 +20,8 @@ def fingerprint(samples: Tensor) -> Tensor:
 def repeated(now: Tensor, before: Tensor) -> Tensor:
     """Share of the samples that equal those at the same place of the sampler's previous call.
 
-    A chain that moves or restarts never repeats itself to the last bit.
-
-    Args:
-        now: :func:`fingerprint` of a call, ``(..., B, 3)``.
-        before: the same of the previous call.
+    A chain that moves or restarts never repeats itself to the last bit. Both arguments are a
+    :func:`fingerprint`, ``(..., B, 3)``.
 
     Returns:
         float32 tensor, ``(...,)``; NaN if the shapes differ. A sample with a NaN never counts as

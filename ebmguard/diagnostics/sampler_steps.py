@@ -26,8 +26,7 @@ def drift_to_noise(
     Args:
         grad_norm: ‖∇h‖, per sample or already averaged, of any shape.
         entries: d, the number of entries of one sample.
-        step_size: s.
-        noise_std: σ.
+        step_size, noise_std: s and σ.
 
     Returns:
         a tensor in the shape of ``grad_norm``; NaN if there is no noise.
@@ -37,11 +36,7 @@ def drift_to_noise(
 
 
 def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
-    """Share of the entries that lie at an end of the clamp, or beyond it.
-
-    Args:
-        samples: ``(..., B, d)``.
-        clamp: its two ends.
+    """Share of the entries of samples ``(..., B, d)`` at an end of the clamp, or beyond it.
 
     Returns:
         float32 tensor, 0-dim or ``(...,)``. A NaN lies at no end.
@@ -51,17 +46,11 @@ def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
 
 
 class ChainState(NamedTuple):
-    """A point of a chain, copied.
+    """A point of a chain, copied."""
 
-    Attributes:
-        x: the samples, ``(..., d)``.
-        h: the energy that the sampler climbs, ``(...,)``.
-        gradient: ∇h, ``(..., d)``.
-    """
-
-    x: Tensor
-    h: Tensor
-    gradient: Tensor
+    x: Tensor  # the samples, (..., d)
+    h: Tensor  # the energy that the sampler climbs, (...,)
+    gradient: Tensor  # ∇h, (..., d)
 
 
 def metropolis_acceptance(
@@ -81,10 +70,8 @@ def metropolis_acceptance(
     effect of a clamp counts as noise.
 
     Args:
-        start: x, where the step begins.
-        end: x', where it ends.
-        step_size: s.
-        noise_std: σ.
+        start, end: x and x', where the step begins and ends.
+        step_size, noise_std: s and σ.
 
     Returns:
         float64 tensor (float32 on MPS), ``(...,)``. NaN if there is no noise, or if inputs that

@@ -16,24 +16,22 @@ __all__ = ["amplification", "total_norm"]
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all entries of all tensors together.
-
-    Args:
-        tensors: one or more, dense, of any shapes, types and devices.
+    """Euclidean norm of all entries of one or more dense tensors of any shape, type and device.
 
     Returns:
         0-dim tensor, float32 or wider, on the device of the first one.
     """
-    device = tensors[0].device
-    # In float32 at least: the squares of half precision overflow.
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for x in tensors:
+        x = torch.view_as_real(x) if x.is_complex() else x
+        # In float32 at least: the squares of half precision overflow.
+        by_dtype.setdefault(torch.promote_types(x.dtype, torch.float32), []).append(x)
     norms = [
-        norm.to(device)
-        for dtype, own in _by_dtype(tensors).items()
+        norm.to(tensors[0].device, max(by_dtype, key=lambda dtype: dtype.itemsize))
+        for dtype, own in by_dtype.items()
         for norm in torch._foreach_norm(own, 2, dtype=dtype)
     ]
-    widest = torch.float64 if any(x.dtype == torch.float64 for x in norms) else torch.float32
-    each = torch.stack([x.to(widest) for x in norms])
-    total: Tensor = torch.linalg.vector_norm(each)
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 
 
@@ -51,13 +49,3 @@ def amplification(relative_update: Tensor, grad_scale: float | Tensor) -> Tensor
         0-dim tensor; infinite or NaN if GradScale is 0.
     """
     return relative_update / grad_scale
-
-
-def _by_dtype(tensors: Sequence[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """Real tensors by the dtype that their norms are accumulated in."""
-    found: dict[torch.dtype, list[Tensor]] = {}
-    for x in tensors:
-        x = torch.view_as_real(x) if x.is_complex() else x
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        found.setdefault(dtype, []).append(x)
-    return found

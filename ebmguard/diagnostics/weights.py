@@ -1,7 +1,4 @@
-"""The importance weights: which samples carry the gradient, and how much of it is left.
-
-Everything is per loss call, from detached energies, without waiting for the device.
-"""
+"""The importance weights: which samples carry the gradient, and how much of it is left."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torch.nn import functional as F
 from ..energies import Groups, LogQ
 from ..objective.finite_samples import log_q_at
 
-__all__ = ["Shares", "exponentiated", "named", "weight_diagnostics", "weight_diagnostics_at"]
+__all__ = ["Shares", "log_weights", "named", "weight_diagnostics", "weight_diagnostics_at"]
 
 
 def weight_diagnostics(
@@ -29,8 +26,7 @@ def weight_diagnostics(
     """Diagnostics of the weights at exponent β* (which may be 0: uniform weights).
 
     Args:
-        f_pos: detached negative energies of positives, ``(N,)`` or ``(*models, N)``.
-        f_neg: the same for negatives, ``(M,)`` or ``(*models, M)``.
+        f_pos, f_neg: detached negative energies, ``(N,)`` and ``(M,)``, or with ``*models`` first.
         beta_star: number, 0-dim tensor, or tensor over the model dimensions.
         groups: class labels ``(y_pos, y_neg)``, as in the objective: w is then each negative's
             share of the gradient, and positives without a negative of their class are left out.
@@ -67,7 +63,7 @@ def weight_diagnostics_at(
     # Between two passes of a network the first use of each kind of kernel on small tensors costs as
     # much as ten more of it, so everything here is made of a few kinds.
     q_pos, q_neg = log_q or (None, None)
-    pos, neg = exponentiated(f_pos, beta_stars, q_pos), exponentiated(f_neg, beta_stars, q_neg)
+    pos, neg = log_weights(f_pos, beta_stars, q_pos), log_weights(f_neg, beta_stars, q_neg)
     n, m = f_pos.shape[-1], f_neg.shape[-1]
     if groups is None:
         paired: int | Tensor = n
@@ -110,17 +106,11 @@ def weight_diagnostics_at(
 
 @dataclass(frozen=True)
 class Shares:
-    """Sums over samples' shares p of the gradient, where Σ p = 1.
+    """Sums over samples' shares p of the gradient, where Σ p = 1."""
 
-    Attributes:
-        square: Σ p².
-        entropy: Σ p log p.
-        count: number of samples.
-    """
-
-    square: Tensor
-    entropy: Tensor
-    count: int | Tensor
+    square: Tensor  # Σ p²
+    entropy: Tensor  # Σ p log p
+    count: int | Tensor  # of samples
 
     @property
     def relative_entropy(self) -> Tensor:
@@ -136,8 +126,7 @@ def named(
     """The diagnostics by name, from sums that join across ranks.
 
     Args:
-        w: shares of the negatives.
-        v: shares of the positives.
+        w, v: shares of the negatives and of the positives.
         largest: the largest w.
         scale: GradScale.
         paired: number of positives with a negative of their class; all without classes.
@@ -154,13 +143,11 @@ def named(
     }
 
 
-def exponentiated(
+def log_weights(
     f: Tensor, beta_stars: Sequence[float | Tensor], log_q: Tensor | None = None
 ) -> Tensor:
     """β* f for each exponent, less log q for the first: ``(exponents, *models, samples)``."""
-    betas = [
-        beta.to(f.dtype).unsqueeze(-1) if isinstance(beta, Tensor) else beta for beta in beta_stars
-    ]
+    betas = [x.to(f.dtype).unsqueeze(-1) if isinstance(x, Tensor) else x for x in beta_stars]
     logits = [beta * f for beta in betas]
     if log_q is not None:
         logits[0] = (logits[0] - log_q_at(log_q, betas[0])).to(f.dtype)

@@ -6,7 +6,7 @@ both are shifted before they are combined.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,47 +18,41 @@ from .finite_samples import lowest
 __all__ = ["Anchor"]
 
 
-@dataclass
-class Anchor:
-    """The negative that exponents are relative to; 0 if no negative is usable.
+class Anchor(NamedTuple):
+    """The negative that exponents are relative to; 0 if no negative is usable."""
 
-    Attributes:
-        f: its energy, ``(*models, 1)``, detached.
-        log_q: its log q, or None if nothing is divided out.
-    """
-
-    f: Tensor
-    log_q: Tensor | None
+    f: Tensor  # its energy, (*models, 1), detached
+    log_q: Tensor | None  # None if nothing is divided out
 
     @classmethod
     def of(
-        cls, neg: Tensor, valid: Tensor, beta: float | Tensor, log_q: Tensor | None = None
+        cls,
+        neg: Tensor,
+        log_q: Tensor | None,
+        valid: Tensor,
+        beta: float | Tensor,
+        dim: int = -1,
     ) -> Anchor:
-        """The usable negative of the largest weight.
-
-        Args:
-            neg: energies, ``(*models, M)``, 0 where they are not usable.
-            valid: which are usable.
-            beta: β*, broadcastable against ``neg``.
-            log_q: from :func:`log_q_at`, 0 where the sample is not usable.
-        """
-        return _best(neg.detach(), log_q, valid, beta, -1)
+        """The valid negative of the largest weight along ``dim``, which is kept with size 1."""
+        f = neg.detach()
+        exponent = beta * f if log_q is None else beta * f - log_q.to(f.dtype)
+        index = torch.where(valid, exponent, lowest(exponent)).argmax(dim, keepdim=True)
+        return cls(f.gather(dim, index), None if log_q is None else log_q.gather(dim, index))
 
     @classmethod
     def of_ranks(
         cls,
         neg: Tensor,
+        log_q: Tensor | None,
         valid: Tensor,
         beta: float | Tensor,
-        log_q: Tensor | None,
         process_group: dist.ProcessGroup,
     ) -> tuple[Anchor, Tensor]:
         """The usable negative of the largest weight on any rank, and S relative to it.
 
-        Args: those of :meth:`of`, and
-            process_group: the ranks. Each sends two numbers per model, or three with log q.
+        Each rank sends two numbers per model, or three with log q.
         """
-        own = cls.of(neg, valid, beta, log_q)
+        own = cls.of(neg, log_q, valid, beta)
         exponent = own.exponent(neg.detach() - own.f, log_q, beta)
         exponent = torch.where(valid, exponent, lowest(exponent))
         log_sum = torch.logsumexp(exponent, -1, keepdim=True)
@@ -66,7 +60,7 @@ class Anchor:
         f, log_sum, *rest = gathered(process_group, *parts)
         q = rest[0] if rest else None
         # A rank with a usable negative has an exponent of 0 relative to its own anchor.
-        anchor = _best(f, q, log_sum >= 0, beta, 0).squeeze(0)
+        anchor = cls.of(f, q, log_sum >= 0, beta, 0).squeeze(0)
         return anchor, torch.logsumexp(anchor.exponent(f - anchor.f, q, beta) + log_sum, 0)
 
     def squeeze(self, dim: int) -> Anchor:
@@ -77,10 +71,3 @@ class Anchor:
         if log_q is None or self.log_q is None:
             return beta * shifted
         return beta * shifted - (log_q - self.log_q).to(shifted.dtype)
-
-
-def _best(f: Tensor, log_q: Tensor | None, valid: Tensor, beta: float | Tensor, dim: int) -> Anchor:
-    """The valid one of the largest weight along a dimension, which is kept with size 1."""
-    exponent = beta * f if log_q is None else beta * f - log_q.to(f.dtype)
-    index = torch.where(valid, exponent, lowest(exponent)).argmax(dim, keepdim=True)
-    return Anchor(f.gather(dim, index), None if log_q is None else log_q.gather(dim, index))

@@ -49,14 +49,13 @@ class Terms:
         zero_at: float = 1.0,
     ) -> Terms:
         pos, neg = per_sample(f_pos, beta_star, reduce), per_sample(f_neg, beta_star, reduce)
-        beta: float | Tensor
-        zero = None
+        if zero_at and not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
+            beta_star = torch.zeros((), device=pos.device)
+        beta, zero = beta_star, None
         if isinstance(beta_star, Tensor):
             beta_star = beta_star.to(pos)
             zero = beta_star.abs() < SMALLEST
             beta = torch.where(zero, zero_at, beta_star).unsqueeze(-1)
-        else:
-            beta = beta_star if beta_star != 0 else zero_at
         q_pos = q_neg = None
         if log_q is not None:
             given = beta_star.unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
@@ -64,6 +63,7 @@ class Terms:
         valid_pos, pos, q_pos = masked(pos, beta, q_pos)
         valid_neg, neg, q_neg = masked(neg, beta, q_neg)
         log_sum: Tensor | None = None
+        seen = valid_neg
         if groups is not None:
             seen = (groups[0].unsqueeze(-1) == groups[1]) & valid_neg.unsqueeze(-2)
             partnered = seen.any(-1)
@@ -74,16 +74,15 @@ class Terms:
             rows = neg.unsqueeze(-2).expand(seen.shape)
             q_rows = None if q_neg is None else q_neg.unsqueeze(-2).expand(seen.shape)
             of_row = beta.unsqueeze(-1) if isinstance(beta, Tensor) else beta
-            anchor = Anchor.of(rows, seen, of_row, q_rows)
+            anchor = Anchor.of(rows, q_rows, seen, of_row)
             exponent = anchor.exponent(rows - anchor.f, q_rows, of_row)
             anchor = anchor.squeeze(-1)
             r_pos = anchor.exponent(pos - anchor.f, q_pos, beta)
         else:
-            seen = valid_neg
             if process_group is None:
-                anchor = Anchor.of(neg, valid_neg, beta, q_neg)
+                anchor = Anchor.of(neg, q_neg, valid_neg, beta)
             else:
-                anchor, log_sum = Anchor.of_ranks(neg, valid_neg, beta, q_neg, process_group)
+                anchor, log_sum = Anchor.of_ranks(neg, q_neg, valid_neg, beta, process_group)
             pos, neg = pos - anchor.f, neg - anchor.f
             exponent = anchor.exponent(neg, q_neg, beta)
             r_pos = anchor.exponent(pos, q_pos, beta)
@@ -111,8 +110,7 @@ class Terms:
     def both_sides(self) -> Tensor:
         """Whether positives and negatives have a usable sample.
 
-        In ``true`` an empty half needs no check: its GradScale and its mean are 0, so both products
-        are.
+        An empty half needs no check: its GradScale and its mean are 0, so both products are.
         """
         return self.valid_pos.any(-1) & self.valid_neg.any(-1)
 
@@ -121,23 +119,21 @@ class Terms:
 
     def loss(self, variant: Variant) -> Tensor:
         """The loss; 0 if a side has no usable sample."""
-        loss = self._loss(variant)
+        if variant == "default":
+            # Not softplus: torch cuts it off at 20, which would lose nine digits in float64.
+            loss = self.mean(F.logsigmoid(-self.margin) / -self.beta, self.valid_pos)
+        elif variant == "no_pos":
+            loss = self.no_pos(self.valid_pos)
+        elif variant == "batch":
+            loss = self.scale_of(self.valid_pos).detach() * self.no_pos(self.valid_pos)
+        else:
+            first, second = self.halves()
+            of_first, of_second = self.scale_of(first).detach(), self.scale_of(second).detach()
+            loss = 0.5 * (of_second * self.no_pos(first) + of_first * self.no_pos(second))
         if self.zero is not None:
             plain = self.mean(self.neg, self.valid_neg) - self.mean(self.pos, self.valid_pos)
             loss = torch.where(self.zero, plain, loss)
         return torch.where(self.both_sides(), loss, 0.0)
-
-    def _loss(self, variant: Variant) -> Tensor:
-        if variant == "default":
-            # Not softplus: torch cuts it off at 20, which would lose nine digits in float64.
-            return self.mean(F.logsigmoid(-self.margin) / -self.beta, self.valid_pos)
-        if variant == "no_pos":
-            return self.no_pos(self.valid_pos)
-        if variant == "batch":
-            return self.scale_of(self.valid_pos).detach() * self.no_pos(self.valid_pos)
-        first, second = self.halves()
-        scale_first, scale_second = self.scale_of(first).detach(), self.scale_of(second).detach()
-        return 0.5 * (scale_second * self.no_pos(first) + scale_first * self.no_pos(second))
 
     def coefficients(self, variant: Variant) -> tuple[Tensor, Tensor]:
         """Gradient of the loss with respect to each energy; 0 if a side is empty."""
@@ -175,12 +171,11 @@ class Terms:
     @torch.no_grad()
     def over_ranks(
         self, variant: Variant, process_group: dist.ProcessGroup
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The loss of all ranks' samples and the coefficients of this rank's, detached.
 
-        Every variant is a sum over parts of the positives (two halves, or one whole): the weight of
-        a sample in the part times the sum of its samples' costs. Beside S this needs only sums over
-        samples, which one message carries.
+        Every variant sums over parts of the positives (two halves, or one whole) the weight of a
+        sample in the part times its samples' costs. One message carries these sums.
         """
         parts = self.valid_pos.unsqueeze(0)
         if variant == "true":
@@ -215,9 +210,5 @@ class Terms:
             to_pos = torch.where(zero, -per_pos.unsqueeze(-1) * self.valid_pos, to_pos)
             to_neg = torch.where(zero, per_neg.unsqueeze(-1) * self.valid_neg, to_neg)
         both = (n > 0) & (m > 0)
-        defined = both.unsqueeze(-1)
-        return (
-            torch.where(both, value, 0.0),
-            torch.where(defined, to_pos, 0.0),
-            torch.where(defined, to_neg, 0.0),
-        )
+        to_pos, to_neg = (torch.where(both.unsqueeze(-1), x, 0.0) for x in (to_pos, to_neg))
+        return torch.where(both, value, 0.0), (to_pos, to_neg)

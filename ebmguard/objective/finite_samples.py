@@ -56,10 +56,7 @@ def log_q_at(log_q: Tensor, beta: float | Tensor) -> Tensor:
 def masked(
     f: Tensor, beta: float | Tensor, log_q: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Which samples are usable, and the energies and log q with 0 for those that are not.
-
-    Args: those of :func:`usable`, with log q from :func:`log_q_at`.
-    """
+    """Which samples are usable; their energies and log q, from :func:`log_q_at`; 0 for others."""
     valid = usable(f, beta, log_q)
     f = torch.where(valid, f, 0.0)
     return valid, f, None if log_q is None else torch.where(valid, log_q, 0.0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import accumulate, cycle
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,22 +16,14 @@ from ..ranks import gathered
 __all__ = ["JoinedBatch", "join"]
 
 
-@dataclass(frozen=True)
-class JoinedBatch:
-    """All ranks' samples in the order of the ranks, detached and the same on every rank.
+class JoinedBatch(NamedTuple):
+    """All ranks' samples in the order of the ranks, detached and the same on every rank."""
 
-    Attributes:
-        f_pos, f_neg: energies, ``(*models, all samples)``.
-        groups: class labels.
-        log_q: log-densities of the proposal, or None.
-        places: the slices of this rank's positives and negatives.
-    """
-
-    f_pos: Tensor
+    f_pos: Tensor  # energies, (*models, all samples)
     f_neg: Tensor
     groups: Groups
     log_q: LogQ | None
-    places: tuple[slice, slice]
+    places: tuple[slice, slice]  # of this rank's positives and negatives
 
     def own(self, of_pos: Tensor, of_neg: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's part of numbers per sample."""
@@ -49,45 +41,31 @@ def join(
 
     The host waits for the sizes, since they set the lengths of the other messages.
 
-    Args:
-        f_pos: this rank's energies, one per sample, ``(*models, N)``; N may differ between ranks.
-        f_neg: the same for M negatives.
-        groups: class labels ``(N,)`` and ``(M,)``.
-        log_q: log-densities, in the shapes of the energies; on all ranks or on none.
-        process_group: the ranks.
+    Args: as of :func:`contrastive_loss`, with one energy per sample, ``(*models, N)`` and
+        ``(*models, M)``; N and M may differ between ranks, and all or none have log q.
     """
-    sizes = torch.tensor([f_pos.shape[-1], f_neg.shape[-1]], device=f_pos.device)
-    n, m = gathered(process_group, sizes)[0].T.tolist()
-    numbers = _joined(process_group, (n, m), f_pos, f_neg, *(log_q or ()))
+    own = torch.tensor([f_pos.shape[-1], f_neg.shape[-1]], device=f_pos.device)
+    sizes: list[list[int]] = gathered(process_group, own)[0].T.tolist()
+
+    def joined(*sides: Tensor) -> list[Tensor]:
+        """Each tensor of all ranks, in one message; positives and negatives alternate."""
+        padded = [
+            F.pad(x, (0, max(n) - x.shape[-1])) for x, n in zip(sides, cycle(sizes), strict=False)
+        ]
+        return [
+            torch.cat([x[..., :size] for x, size in zip(everyone, n, strict=True)], -1)
+            for everyone, n in zip(gathered(process_group, *padded), cycle(sizes), strict=False)
+        ]
+
+    numbers = joined(f_pos, f_neg, *(log_q or ()))
     # A message of their own: float32 would round large labels.
-    labels = _joined(
-        process_group, (n, m), *(y if y.is_floating_point() else y.long() for y in groups)
-    )
+    y_pos, y_neg = joined(*(y if y.is_floating_point() else y.long() for y in groups))
     rank = dist.get_rank(process_group)
+    ends = [(0, *accumulate(n))[rank : rank + 2] for n in sizes]
     return JoinedBatch(
         f_pos=numbers[0],
         f_neg=numbers[1],
-        groups=(labels[0], labels[1]),
+        groups=(y_pos, y_neg),
         log_q=None if log_q is None else (numbers[2], numbers[3]),
-        places=(_place(n, rank), _place(m, rank)),
+        places=(slice(*ends[0]), slice(*ends[1])),
     )
-
-
-def _joined(
-    process_group: dist.ProcessGroup, sizes: tuple[list[int], list[int]], *tensors: Tensor
-) -> list[Tensor]:
-    """Each tensor of all ranks, in one message; positives and negatives alternate."""
-    lengths = list(islice(cycle(sizes), len(tensors)))
-    padded = [
-        F.pad(x, (0, max(of_ranks) - x.shape[-1]))
-        for x, of_ranks in zip(tensors, lengths, strict=True)
-    ]
-    return [
-        torch.cat([x[..., :size] for x, size in zip(everyone, of_ranks, strict=True)], -1)
-        for everyone, of_ranks in zip(gathered(process_group, *padded), lengths, strict=True)
-    ]
-
-
-def _place(sizes: list[int], rank: int) -> slice:
-    start = sum(sizes[:rank])
-    return slice(start, start + sizes[rank])

@@ -16,7 +16,7 @@ from ..diagnostics import (
     buffer_diagnostics,
     diagnostics_of_ranks,
     energy_diagnostics,
-    exponentiated,
+    log_weights,
     mixture_gaps,
     mixture_weights,
     nonfinite_diagnostics,
@@ -209,7 +209,7 @@ class Measure:
 
     def _pooled_log_weights(self, beta_stars: Sequence[float | Tensor], like: Tensor) -> Tensor:
         logs = [
-            exponentiated(f.to(like), beta_stars, None if q is None else q.to(like.device))
+            log_weights(f.to(like), beta_stars, None if q is None else q.to(like.device))
             for f, q in self._recent
         ]
         # Each step's weights relative to their mean: batches of any size pool.

@@ -196,6 +196,21 @@ def test_a_common_offset_takes_no_digits():
         assert_same(mine, other, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("beta_star", [0.5, -0.5])
+@pytest.mark.parametrize("variant", ["default", "no_pos"])
+def test_classes_far_apart_take_no_digits_from_each_other(variant, beta_star):
+    rng = np.random.default_rng(0)
+    far = np.float32(1e6 * np.sign(beta_star))
+    labels = np.array([0, 1, 0, 1, 1, 0]), np.array([1, 0, 0, 1, 1, 0, 1])
+    pos, neg = (rng.normal(0, 2, len(y)).astype("f4") + far * y.astype("f4") for y in labels)
+    exact = pos.astype("f8"), neg.astype("f8")
+    theirs = tuple(torch.tensor(y) for y in labels)
+    expected = in_torch(exact, beta_star, variant=variant, groups=theirs)
+    found = in_jax((pos, neg), beta_star, variant=variant, groups=labels)
+    for mine, other in zip(found, expected, strict=True):
+        assert_same(mine, other, rtol=1e-5, atol=0)
+
+
 def test_a_finite_energy_whose_sums_would_not_be_is_lost():
     rng = np.random.default_rng(0)
     pos, neg = rng.normal(0, 2, 6).astype("f4"), rng.normal(0, 2, 7).astype("f4")

@@ -2,8 +2,8 @@
 
 A weight in the joined batch is the weight in the rank's own times the rank's share, so that sums
 over weights join exactly, in logarithms; so do means, standard deviations, extremes and counts.
-Quantiles, the overlap and Pareto shapes do not: of these the row has averages over ranks. With
-classes no such sums exist, and the ranks exchange their energies.
+Of quantiles, the overlap and Pareto shapes the row has averages over ranks. With classes no such
+sums exist, and the ranks exchange their energies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..energies import Groups, LogQ
 from ..objective.joined import join
 from ..ranks import gathered
 from ..tags import TAGS, Join
-from .weights import Shares, exponentiated, named, weight_diagnostics_at
+from .weights import Shares, log_weights, named, weight_diagnostics_at
 
 __all__ = ["diagnostics_of_ranks"]
 
@@ -40,24 +40,18 @@ def diagnostics_of_ranks(
     With ``groups`` from four: the ranks exchange their energies and labels.
 
     Args:
-        f_pos: this rank's detached negative energies of positives, ``(N,)`` or ``(*models, N)``;
-            N may differ from rank to rank.
-        f_neg: the same for negatives.
-        beta_stars: exponents of the weights.
+        f_pos, f_neg, beta_stars, groups, log_q: this rank's, as of :func:`weight_diagnostics_at`;
+            N and M may differ from rank to rank.
         own: this rank's other numbers, 0-dim or ``(*models,)``, with those of
             :func:`energy_diagnostics` among them. All ranks have the same names.
         process_group: the ranks.
-        groups: class labels ``(y_pos, y_neg)``, as in the objective.
-        log_q: log-densities of the proposal, as in the objective, for the first exponent.
 
     Returns:
         the same tensors on every rank:
 
         - what :func:`weight_diagnostics_at` gives for the joined batch;
-        - ``own``, joined. Of the joined batch are ``energy_gap``, the means, standard deviations
-          and extremes of the energies, all under ``nonfinite/``, and what is known of the
-          sampler's samples, where each rank has as many of them as negatives. Averages over ranks
-          are the quantiles, ``energy_overlap``, the Pareto shapes, and all that is unknown here.
+        - ``own``, each number joined as its line in :mod:`ebmguard.tags` says, an average over
+          ranks where there is none. Each rank counts as many sampler's samples as negatives.
     """
     names = sorted(own, key=_how)
     models, dtype = f_neg.shape[:-1], reduce(torch.promote_types, (x.dtype for x in own.values()))
@@ -86,16 +80,9 @@ def _weights(
     counted: Sequence[Tensor],
     process_group: dist.ProcessGroup,
 ) -> tuple[list[dict[str, Tensor]], list[Tensor]]:
-    """What :func:`weight_diagnostics_at` gives for the joined batch, from its ranks' sums.
-
-    Args: those of :func:`diagnostics_of_ranks`, and
-        counted: further tensors of this rank, the numbers of positives and negatives last.
-
-    Returns:
-        also those tensors of all ranks, which come with the first message.
-    """
+    """The weights' numbers from the ranks' sums, and all ranks' ``counted``, N and M last in it."""
     q_pos, q_neg = log_q or (None, None)
-    pos, neg = exponentiated(f_pos, beta_stars, q_pos), exponentiated(f_neg, beta_stars, q_neg)
+    pos, neg = log_weights(f_pos, beta_stars, q_pos), log_weights(f_neg, beta_stars, q_neg)
     # NaN where an energy is not finite, and then on all ranks; else 0.
     spoiler = 0.0 * (neg.sum(-1) + pos.sum(-1))
     found = gathered(process_group, *counted, neg.amax(-1), *_moments(neg + spoiler.unsqueeze(-1)))
@@ -104,13 +91,8 @@ def _weights(
     log_sum, w = _merged(of_neg, m)
     log_pull = F.logsigmoid(log_sum.unsqueeze(-1) - pos)
     log_total, v = _merged(gathered(process_group, *_moments(log_pull)), n)
-    weights = named(
-        w,
-        v,
-        largest=(largest.amax(0) - log_sum).exp(),
-        scale=log_total.exp() / n,
-        paired=n,
-    )
+    most, scale = (largest.amax(0) - log_sum).exp(), log_total.exp() / n
+    weights = named(w, v, largest=most, scale=scale, paired=n)
     rows = zip(*(value.unbind() for value in weights.values()), strict=True)
     return [dict(zip(weights, row, strict=True)) for row in rows], counts
 
@@ -133,14 +115,7 @@ def _merged(moments: Sequence[Tensor], count: Tensor) -> tuple[Tensor, Shares]:
 
 
 def _joined(names: Sequence[str], table: Tensor, n: Tensor, m: Tensor) -> dict[str, Tensor]:
-    """Numbers by name, from those of each rank.
-
-    Args:
-        names: sorted by how they are joined.
-        table: the numbers, ``(ranks, names, *models)``.
-        n: each rank's number of positives, ``(ranks,)``.
-        m: the same for negatives.
-    """
+    """Numbers by name, from a table ``(ranks, names, *models)`` sorted by how they are joined."""
     by_rank = (-1,) + (1,) * (table.ndim - 2)
     n, m = n.view(by_rank), m.view(by_rank)
     found: dict[str, Tensor] = {}
@@ -158,18 +133,19 @@ def _joined(names: Sequence[str], table: Tensor, n: Tensor, m: Tensor) -> dict[s
 
 
 def _how(name: str) -> Join:
-    tag = TAGS.get(name)
-    return "average" if tag is None else tag.join
+    return TAGS[name].join if name in TAGS else "average"
 
 
 def _join(how: Join, x: Tensor, n: Tensor, m: Tensor) -> Tensor:
-    if how == "lowest":
-        return x.amin(0)
-    if how == "highest":
-        return x.amax(0)
-    if how == "sum":
-        return x.sum(0)
-    count = {"positives": n, "negatives": m, "both": n + m}.get(how)
-    if count is None:  # also what is replaced by an exact number
-        return x.mean(0)
-    return (x * count.unsqueeze(1)).sum(0) / count.sum(0)
+    match how:
+        case "lowest":
+            return x.amin(0)
+        case "highest":
+            return x.amax(0)
+        case "sum":
+            return x.sum(0)
+        case "positives" | "negatives" | "both":
+            count = {"positives": n, "negatives": m, "both": n + m}[how]
+            return (x * count.unsqueeze(1)).sum(0) / count.sum(0)
+        case _:  # also what is replaced by an exact number
+            return x.mean(0)

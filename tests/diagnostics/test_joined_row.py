@@ -14,8 +14,8 @@ from torch import Tensor
 from ebmguard.diagnostics import (
     diagnostics_of_ranks,
     energy_diagnostics,
+    joined_row,
     nonfinite_diagnostics,
-    ranks,
     weight_diagnostics_at,
 )
 from ebmguard.objective import joined as joined_batch
@@ -57,7 +57,7 @@ def across(
     **more: Any,
 ) -> tuple[list[Row], Row]:
     meeting = Meeting(len(batches))
-    monkeypatch.setattr(ranks, "gathered", meeting.gathered)
+    monkeypatch.setattr(joined_row, "gathered", meeting.gathered)
     monkeypatch.setattr(joined_batch, "gathered", meeting.gathered)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda rank: rank)
 
