@@ -9,13 +9,11 @@ from typing import Any
 from ..errors import ConfigError, DivergenceError
 from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
-from .rule import Reading, Rule, check_rule
+from .rule import Rule, check_rule
 
 __all__ = ["Judge", "error_for"]
 
 _AMP_SKIP = "amp_skip"
-# A state is copied once in so many steps.
-_MOST_READ_AGAIN = 32
 
 
 def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
@@ -97,39 +95,25 @@ class Latch:
 
 
 class _Memory:
-    """What all rules remember of one kind of row: the run's own, or that of a member.
-
-    When a step comes again, what it changed has to be undone. Most steps never do, so that the
-    state is copied once in many steps only, and the rows since are read again where one does.
-    """
+    """What all rules remember of one kind of row: the run's own, or that of a member."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = {
             rule.name: (rule.watcher(), Latch(rule.calm_steps, rule.cooldown)) for rule in rules
         }
-        # The step observed last, its row, and what was returned of it.
+        # The step observed last, its row, the state before it, and what was returned of it.
         self.step: int | None = None
         self.row: Mapping[str, float] = {}
-        self.said: dict[str, Level] = {}
-        # An earlier state, and the rows since: of a step that came again none, as it begins there.
         self.before: dict[str, Any] = {}
-        self.since: list[Mapping[str, float]] = []
+        self.said: dict[str, Level] = {}
 
     def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
         if step != self.step:
-            if not 0 < len(self.since) < _MOST_READ_AGAIN:
-                self.before, self.since = self.state_dict(), []
-            self.step, self.said = step, {}
-            self.since.append(dict(row))
+            self.step, self.before, self.said = step, self.state_dict(), {}
         elif row is self.row:
             return []
         else:
             self.load_state_dict(self.before)
-            for earlier in self.since[:-1]:
-                self._read(earlier)
-            if len(self.since) > 1:
-                self.before = self.state_dict()
-            self.since = []
         self.row, said, alerts = row, self.said, []
         skipped = row.get("scaler/skipped", 0.0)
         if skipped and _AMP_SKIP not in said:
@@ -137,20 +121,13 @@ class _Memory:
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
             what = "scaler/skipped", skipped, 0.0, 0, remedies
             alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
-        for name, found in self._read(row):
-            if found.level is not None and found.level > said.get(name, -1):
-                said[name] = found.level
-                alerts.append(Alert(name, found.level, step, *found[2:], member))
-        return alerts
-
-    def _read(self, row: Mapping[str, float]) -> list[tuple[str, Reading]]:
-        """Take a row; what is to be reported of it."""
-        news = []
         for name, (watcher, latch) in self.rules.items():
             found = watcher.read(row)
-            if latch.update(found.level, found.calm):
-                news.append((name, found))
-        return news
+            level = found.level
+            if latch.update(level, found.calm) and level is not None and level > said.get(name, -1):
+                said[name] = level
+                alerts.append(Alert(name, level, step, *found[2:], member))
+        return alerts
 
     def state_dict(self) -> dict[str, Any]:
         return {
