@@ -193,6 +193,8 @@ class Guard(Loop):
         Raises:
             ConfigError: the usual number was not attached.
         """
+        if not self._is_paused:
+            self._end_step_before()
         return self._actions.ask_steps(for_refinement=True)
 
     def temper(self, output: Tensor) -> Tensor:
@@ -260,10 +262,8 @@ class Guard(Loop):
                 parameters, or a clamp whose ends are the wrong way round. Nothing has changed then.
         """
         told = {name: value for name, value in locals().items() if name != "self"}
-        trainer = check_told(self.trainer, told, self._settings, self.sampler, self._sampling.model)
+        trainer = check_told(self.trainer, told, self.sampler, self._settings.process_group)
         self._actions.attach(trainer)
-        if model is not None:
-            self._sampling.model = model
         if trainer.optimizer is not None:
             if self._hooks is not None:
                 self._hooks.remove()
@@ -303,7 +303,7 @@ class Guard(Loop):
         settings, strength = self._settings, self._strength_at(self.step)
         setup = Setup(
             trainer=self.trainer,
-            model=self._sampling.model,
+            model=self.trainer.model,
             has_sampler=self.sampler is not None or self._is_inline,
             beta_star=strength.numbers[0],
             output_scale=settings.output_scale,
@@ -345,11 +345,12 @@ class Guard(Loop):
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
         # Without an optimizer's word a step is over when its loss is.
         is_over = self._hooks is None and self._rows.losses_in_step > 0
+        recoverer = self._actions.recoverer
         return {
             "version": _STATE_VERSION,
             "sampler_calls": self._sampling.calls,
+            "recovery": None if recoverer is None else recoverer.state_dict(),
             **self._own_state(is_over=is_over),
-            **self._actions.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -366,7 +367,8 @@ class Guard(Loop):
                 f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
             )
         self._load_own_state(state)
-        self._actions.load_state_dict(state)
+        if self._actions.recoverer is not None and state["recovery"] is not None:
+            self._actions.recoverer.load_state_dict(state["recovery"])
         self._sampling.calls = int(state["sampler_calls"])
 
     def flush(self) -> None:
@@ -378,6 +380,8 @@ class Guard(Loop):
 
         Rows are written at exit anyway.
         """
-        self._follow(self._rows.drain())
-        self._writer.flush()
-        self._writer.release()
+        try:
+            self._follow(self._rows.drain())
+        finally:
+            self._writer.flush()
+            self._writer.release()

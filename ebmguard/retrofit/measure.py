@@ -28,7 +28,7 @@ from ..energies import Groups, LogQ, per_sample
 from ..tempering import Tempering
 from ..trainer import Trainer
 from .optimizer import Update
-from .sampling import known_by, sampled
+from .sampling import sampled
 from .settings import Settings
 from .strength import StrengthAt
 
@@ -66,10 +66,7 @@ class Measure:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
         Args:
-            trainer: as far as it is known.
-            tempering: what ran the sampler; None where no energy module is known.
-            samples: what the sampler returned.
-            slow: include the tier that is not taken at every step.
+            trainer, tempering, samples, slow: as for :func:`sampled`.
             refinement: in how many finer steps the sampler has split each one.
             parts: which samples are whose, of a mixture of samplers.
         """
@@ -80,13 +77,10 @@ class Measure:
                 step_size=trainer.step_size / refinement,
                 noise_std=trainer.noise_std / math.sqrt(refinement),
             )
-        models = self._settings.models
-        seen = sampled(
-            tempering, samples, trainer, models=models, sign=self._settings.sign, slow=slow
-        )
+        seen, now = sampled(tempering, samples, trainer, self._settings, slow=slow)
         if tempering is not None:
             tempering.forget()
-        now, call = known_by(samples, models), len(self._from_sampler)
+        call = len(self._from_sampler)
         if now is not None:
             before = self._known_by.get(call)
             seen["sampler/repeated"] = (
@@ -126,12 +120,10 @@ class Measure:
 
         Args:
             trainer: as far as it is known.
-            f_pos: detached negative energies, high on data, in a layout of
+            f_pos, f_neg: detached negative energies, high on data, in a layout of
                 :mod:`ebmguard.energies`.
-            f_neg: the same for negatives.
             strength: the exponent in use.
-            groups: class labels, as for the loss.
-            log_q: log-densities of the proposal, as for the loss.
+            groups, log_q: as for the loss.
             extra: further numbers by tag, those that are known.
             slow: include the tier that is not taken at every step.
 
