@@ -108,6 +108,7 @@ bench-steering: $(VENV)/.train
 
 bench-overhead: $(VENV)/.train
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.launches
 
 bench-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy

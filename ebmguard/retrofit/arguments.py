@@ -134,8 +134,8 @@ def guard(
     Raises:
         ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
     """
-    given = locals()
-    told = {each.name: given[each.name] for each in fields(Trainer)}
+    arguments = locals()
+    told = {each.name: arguments[each.name] for each in fields(Trainer)}
     kinds: dict[str, tuple[Any, str]] = {
         "loss_fn": (Callable, "a function of (f_pos, f_neg), the contrastive difference, or None"),
         "on_alert": (Callable, "a function of the alert, or None"),
@@ -151,15 +151,15 @@ def guard(
         ),
     }
     for name, (kind, wanted) in kinds.items():
-        value = given[name]
+        value = arguments[name]
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}= is a {type(value).__name__}; expected {wanted}.")
     if not isinstance(sinks, list | tuple):
         raise ConfigError(f"sinks= is a {type(sinks).__name__}; expected a list of sinks.")
     for name, choices in (("convention", Convention), ("reduce", Reduce), ("action", Action)):
-        if given[name] not in get_args(choices):
+        if arguments[name] not in get_args(choices):
             expected = ", ".join(get_args(choices))
-            raise ConfigError(f"{name}={given[name]!r}; expected one of {expected}.")
+            raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
     if isinstance(loss_fn, GuardedLoss):
         raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
     if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
