@@ -36,19 +36,13 @@ class SgldSteps(NamedTuple):
 
 
 class Actions:
-    """Reports alerts, keeps an ERROR for a safe point, and holds what changes the run's course.
+    """Keeps an ERROR for a safe point, reports alerts, and holds what changes the run's course.
 
     Args:
         on_alert: called with every alert.
         acts: whether an ERROR has an action, which waits for a safe point.
         is_logging: whether alerts are logged; of several ranks one does.
-        recoverer: of ``action="rollback"``; None without it.
-        adapt: settings of the number of SGLD steps; None leaves it.
-        steer: moves β* from row to row; None leaves it.
-
-    Attributes:
-        alerts: all alerts so far, oldest first.
-        asks_steps: whether the sampler asks for the number of its steps.
+        recoverer, adapt, steer: what takes the run back, sets its SGLD steps, and moves β*.
     """
 
     def __init__(
@@ -63,7 +57,7 @@ class Actions:
     ) -> None:
         self.alerts: list[Alert] = []
         self.recoverer = recoverer
-        self.asks_steps = False
+        self.asks_steps = False  # whether the sampler does
         self._asks_refinement = False
         self._is_logging = is_logging
         self._acts = acts

@@ -118,24 +118,23 @@ class Guard(Loop):
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
+        beside: dict[str, Any] = {"groups": groups, "log_q": log_q}
         with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            strength = self._begin_loss(f_pos, f_neg, beside)
             weight = None
             if strength.is_off:
                 loss = self._caller_loss.plain(f_pos, f_neg)
             else:
-                loss = trusted.contrastive_loss(
+                pos, neg, options = (
                     self._upright(f_pos),
                     self._upright(f_neg),
-                    strength.beta_star,
-                    groups=groups,
-                    log_q=log_q,
-                    **self._settings.objective,
+                    self._settings.objective,
                 )
+                loss = trusted.contrastive_loss(pos, neg, strength.beta_star, **beside, **options)
                 weight = self._caller_loss.weight(f_pos, f_neg, self._settings.models)
                 if weight is not None:
                     loss = weight * loss
-            self._take_loss(f_pos, f_neg, groups, log_q, strength, loss=loss, loss_weight=weight)
+            self._take_loss(f_pos, f_neg, beside, strength, loss=loss, loss_weight=weight)
             if self._actions.is_pending:
                 return no_gradient(f_pos) + no_gradient(f_neg)
             return loss.sum() if loss.ndim else loss
@@ -155,22 +154,17 @@ class Guard(Loop):
 
         Args, Raises: as for :meth:`loss`.
         """
+        beside: dict[str, Any] = {"groups": groups, "log_q": log_q}
         with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
-            self._take_loss(f_pos, f_neg, groups, log_q, strength)
+            strength = self._begin_loss(f_pos, f_neg, beside)
+            self._take_loss(f_pos, f_neg, beside, strength)
             if self._actions.is_pending:
                 zero = f_pos.new_zeros(())
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
             if strength.is_off:
                 return f_pos, f_neg
-            to_pos, to_neg = trusted.coefficients(
-                self._upright(f_pos),
-                self._upright(f_neg),
-                strength.beta_star,
-                groups=groups,
-                log_q=log_q,
-                **self._settings.objective,
-            )
+            pos, neg, options = self._upright(f_pos), self._upright(f_neg), self._settings.objective
+            to_pos, to_neg = trusted.coefficients(pos, neg, strength.beta_star, **beside, **options)
             # Whoever averages the gradients divides by the number of ranks.
             ranks = self._settings.ranks.count
             return (
@@ -301,6 +295,7 @@ class Guard(Loop):
                 "tensor, as the model gets them."
             )
         settings, strength = self._settings, self._strength_at(self.step)
+        in_group = dist.is_available() and dist.is_initialized()
         setup = Setup(
             trainer=self.trainer,
             model=self.trainer.model,
@@ -313,9 +308,7 @@ class Guard(Loop):
             action=settings.action,
             judge_in_loss=settings.judge_in_loss,
             has_sinks=bool(self._writer.sinks),
-            is_distributed=dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1,
+            is_distributed=in_group and dist.get_world_size() > 1,
             joins_ranks=settings.process_group is not None,
             models=len(settings.models),
             example=example,

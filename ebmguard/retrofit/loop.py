@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from ..alerts import Alert, Judge, Level, error_for
-from ..energies import Groups, LogQ, check_energies
+from ..energies import check_energies
 from ..errors import LossError, SamplerError
+from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sinks import Writer
 from ..tempering import is_capturing
@@ -126,9 +127,7 @@ class Loop:
         finally:
             self._turn.append(turn)
 
-    def _begin_loss(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> StrengthAt:
+    def _begin_loss(self, f_pos: Tensor, f_neg: Tensor, beside: Mapping[str, Any]) -> StrengthAt:
         """Refuse what cannot be meant before anything changes; then end the step before."""
         if is_capturing():
             raise LossError(
@@ -143,14 +142,8 @@ class Loop:
         # Where nothing else tells that a step is over, the next loss does.
         begins = alone and self._rows.losses_in_step > 0 and not self._is_paused
         strength = self._strength_at(self._rows.step + begins)
-        check_energies(
-            f_pos,
-            f_neg,
-            strength.beta_star,
-            variant=self._settings.variant,
-            groups=groups,
-            log_q=log_q,
-        )
+        variant = self._settings.variant
+        check_energies(f_pos, f_neg, strength.beta_star, variant=variant, **beside)
         if self.sampler is not None and not self._sampling.calls and not self._is_paused:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
@@ -167,8 +160,7 @@ class Loop:
         self,
         f_pos: Tensor,
         f_neg: Tensor,
-        groups: Groups | None,
-        log_q: LogQ | None,
+        beside: Mapping[str, Any],
         strength: StrengthAt,
         **extra: Tensor | None,
     ) -> None:
@@ -178,10 +170,8 @@ class Loop:
         self._rows.note(self._actions.notes())
         slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
         pos, neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
-        numbers, samples = self._measure.loss(
-            self.trainer, pos, neg, strength, groups, log_q, extra, slow=slow
-        )
-        self._follow(self._rows.add(numbers, samples))
+        numbers = self._measure.loss(self.trainer, pos, neg, strength, extra, slow=slow, **beside)
+        self._follow(self._rows.add(*numbers))
 
     def _upright(self, f: Tensor) -> Tensor:
         """The negative energy, high on data, whatever the caller's convention."""
@@ -235,21 +225,15 @@ class Loop:
     # -- the end of a step ------------------------------------------------------------------
 
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
-        """The optimizer has ended the step; see ``on_step`` of :class:`~.optimizer.OptimizerHooks`.
-
-        Raises:
-            DivergenceError: an ERROR with ``action="raise"``; with "rollback" where no rollback is
-                left.
-        """
+        """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
         recoverer = self._actions.recoverer
         if recoverer is not None:
             self._rows.note({"recovery/attempt": float(recoverer.attempt)})
         self._rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
         self._follow(self._rows.end_step())
-        if recoverer is None:
-            self._raise_pending()
-        else:
-            self._keep_or_roll_back()
+        self._raise_pending()
+        if recoverer is not None:
+            self._keep_or_roll_back(recoverer)
 
     def _raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""
@@ -259,10 +243,9 @@ class Loop:
                 self._writer.flush()
                 raise error_for(alert, self._judge.rules)(alert)
 
-    def _keep_or_roll_back(self) -> None:
-        actions, recoverer = self._actions, self._actions.recoverer
-        assert recoverer is not None
-        error, step = actions.take_pending(), self._rows.step
+    def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
+        actions, step = self._actions, self._rows.step
+        error = actions.take_pending()
         if error is None:
             if recoverer.observe(step, step - self._rows.lag, self._judge.active):
                 recoverer.keep(step, self.trainer, self._own_state())

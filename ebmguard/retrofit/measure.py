@@ -110,22 +110,19 @@ class Measure:
         f_pos: Tensor,
         f_neg: Tensor,
         strength: StrengthAt,
-        groups: Groups | None,
-        log_q: LogQ | None,
         extra: Mapping[str, Tensor | None],
         *,
         slow: bool,
+        groups: Groups | None,
+        log_q: LogQ | None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """All numbers of one loss call, and the raw energies where ``slow`` asks for histograms.
 
         Args:
-            trainer: as far as it is known.
             f_pos, f_neg: detached negative energies, high on data, in a layout of
                 :mod:`ebmguard.energies`.
-            strength: the exponent in use.
-            groups, log_q: as for the loss.
             extra: further numbers by tag, those that are known.
-            slow: include the tier that is not taken at every step.
+            trainer, strength, slow, groups, log_q: as they are known, and as for the loss.
 
         Returns:
             0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
@@ -144,9 +141,10 @@ class Measure:
             **nonfinite_diagnostics(pos, neg, star, log_q),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
             **self._take_from_sampler(trainer.buffer, neg),
-            **self._take_from_update(neg),
+            **{name: _tensor(x, neg) for name, x in self._from_update.items()},
             **{name: x.detach() for name, x in extra.items() if x is not None},
         }
+        self._from_update = {}
         # A copy: a compiled network may write its next output into the same memory.
         self._recent.append((neg.clone(), None if log_q is None else log_q[1].detach().clone()))
         stars = star, settings.reference_beta_star
@@ -195,10 +193,6 @@ class Measure:
             for name in sorted(names)
         }
 
-    def _take_from_update(self, like: Tensor) -> dict[str, Tensor]:
-        found, self._from_update = self._from_update, {}
-        return {name: _tensor(x, like) for name, x in found.items()}
-
     def _pooled_log_weights(self, beta_stars: Sequence[float | Tensor], like: Tensor) -> Tensor:
         logs = [
             exponentiated(f.to(like), beta_stars, None if q is None else q.to(like.device))
@@ -209,10 +203,9 @@ class Measure:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
-        waiting = self._from_update
         return {
             "recent": [[f.tolist(), None if q is None else q.tolist()] for f, q in self._recent],
-            "update": {name: float(x) for name, x in waiting.items()},
+            "update": {name: float(x) for name, x in self._from_update.items()},
             "known_by": [[call, x.tolist()] for call, x in self._known_by.items()],
         }
 

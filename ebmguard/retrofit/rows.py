@@ -103,8 +103,7 @@ class Rows:
         """Take what one call has measured; the calls of one step are averaged by tag.
 
         Args:
-            numbers: 0-dim tensors of one device; of an ensemble, in the shape of its model
-                dimensions or 0-dim.
+            numbers: 0-dim tensors of one device, or in the shape of the model dimensions.
             samples: vectors for histograms, on steps that have them.
 
         Returns:
@@ -130,23 +129,16 @@ class Rows:
         return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
 
     def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
-        """Numbers that the host knows already; the largest of a step counts.
+        """Numbers that the host knows already, of the present step or of a row whose step is over.
 
-        Args:
-            numbers: by tag.
-            row: of whose step they are; None, or a row so far, is of the present step.
+        The largest of a step counts.
         """
         notes = row.numbers if row is not None and row.is_over else self._open.notes
         for name, value in numbers.items():
             notes[name] = max(value, notes.get(name, value))
 
     def note_news(self, tag: str, value: float | Tensor) -> None:
-        """A number that is to be judged too: at the end of the step, where it is not 0.
-
-        Args:
-            tag: its diagnostic.
-            value: a number, or a 0-dim tensor where a device knows it.
-        """
+        """A number, or one that a device knows, to be judged at the end of the step if not 0."""
         if isinstance(value, Tensor):
             if self.lag:
                 self._open.parts.append(((tag,), _stack([value])))
@@ -185,10 +177,9 @@ class Rows:
             yield self._queue.popleft().read()
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
-        """What a checkpoint needs, rows that are not due yet among it, read early and kept.
+        """What a checkpoint needs: also rows that are not due yet, read early and kept.
 
-        Args:
-            is_over: whether the present step ends here, with the open row.
+        With ``is_over`` the present step ends here, with the open row.
         """
         now = [self._open.on_its_way(self.step)] if is_over else []
         rows = [each.read() for each in (*self._queue, *now)]

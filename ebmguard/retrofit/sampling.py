@@ -70,7 +70,16 @@ class Sampling:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
                 generator.
         """
-        tempering = self._tempering_of(call, args, kwargs, module)
+        if module is None:
+            try:
+                module = find_module(call, args, kwargs)
+            except SamplerError:
+                if self._tempers:
+                    raise  # else the sampler stays as it is, and nothing needs to be found
+        tempering = None
+        if module is not None:
+            tempering = self._temperings.get(module) or Tempering(module, self._models)
+            self._temperings[module] = tempering
         self.is_running = True
         try:
             if tempering is None:
@@ -90,24 +99,6 @@ class Sampling:
             )
         self.calls += 1
         return result, tempering
-
-    def _tempering_of(
-        self,
-        call: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        module: nn.Module | None,
-    ) -> Tempering | None:
-        if module is None:
-            try:
-                module = find_module(call, args, kwargs)
-            except SamplerError:
-                if self._tempers:
-                    raise
-                return None  # the sampler stays as it is, so nothing needs to be found
-        if module not in self._temperings:
-            self._temperings[module] = Tempering(module, self._models)
-        return self._temperings[module]
 
 
 def sampled(
@@ -194,10 +185,8 @@ def _acceptance(
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
     assert trainer.step_size is not None
     assert trainer.noise_std is not None
-    if start.x.shape != end.x.shape:
-        return math.nan
     before, after = _point(start, models, sign), _point(end, models, sign)
-    if before is None or after is None:
+    if before is None or after is None or start.x.shape != end.x.shape:
         return math.nan
     accepted = metropolis_acceptance(
         before, after, step_size=trainer.step_size, noise_std=trainer.noise_std
@@ -209,13 +198,8 @@ def _point(seen: DifferentiatedCall, models: torch.Size, sign: int) -> ChainStat
     """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
     x, output = seen.x, seen.output
     leading = x.shape[: len(models) + 1]
-    if (
-        not has_models(x, models)
-        or not x.numel()
-        or output.shape[: len(leading)] != leading
-        or x.is_complex()
-        or output.is_complex()
-    ):
+    tells = has_models(x, models) and output.shape[: len(leading)] == leading
+    if not tells or not x.numel() or x.is_complex() or output.is_complex():
         return None
     flat = (part.reshape(*leading, -1) for part in (x, output, seen.cotangent, seen.gradient))
     return oriented(*flat, sign=sign)

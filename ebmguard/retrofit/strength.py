@@ -92,9 +92,6 @@ class Strength:
         Args:
             output_scale, step_size, noise_std, sampler_scale: as there.
             exponent: ``beta_star``, ``beta`` and ``beta_stars``, of which one is not None.
-
-        Raises:
-            ConfigError: a value that is not a finite number, or a combination without meaning.
         """
         given = {name: value for name, value in exponent.items() if value is not None}
         if len(given) != 1:
@@ -140,9 +137,6 @@ class Strength:
             step: passed to the schedules.
             exactly: β* instead of the schedule's.
             at_least: β* where the schedule's is a lower number.
-
-        Raises:
-            ConfigError: a schedule returned something that cannot be used.
         """
         star = self._beta_star(step) if exactly is None else exactly
         if at_least is not None and not isinstance(star, tuple):
@@ -157,15 +151,7 @@ class Strength:
         return StrengthAt(star, self._factor(star, step))
 
     def check_measured(self, step: int, beta_star: float) -> None:
-        """Refuse a β* that was not looked at when it was used: that of a schedule on a device.
-
-        Args:
-            step: its step.
-            beta_star: as the row of that step has it.
-
-        Raises:
-            ConfigError: NaN or infinite, or beyond the output scale.
-        """
+        """Refuse the β* that a row shows, where a schedule on a device gave it unread."""
         if not math.isfinite(beta_star):
             raise ConfigError(
                 f"beta_star is {beta_star} at step {step}; expected finite numbers. Look at the "
