@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ __all__ = ["Row", "Rows", "StepRow"]
 
 Row: TypeAlias = dict[str, float]
 _Values: TypeAlias = "Tensor | list[float]"
+_T = TypeVar("_T")
 
 _log = logging.getLogger("ebmguard")
 
@@ -245,10 +247,7 @@ class _OpenRow:
         if len(self.parts) == 1:
             names, table = self.parts[0]
             return names, len(names) if table.ndim > 1 else 0, table
-        pools: dict[str, list[Tensor]] = {}
-        for names, table in self.parts:
-            for name, value in zip(names, table.unbind(), strict=True):
-                pools.setdefault(name, []).append(value)
+        pools = _by_name(zip(names, table.unbind(), strict=True) for names, table in self.parts)
         # Most numbers of a step come once: a mean would be one more kernel for each of them.
         means = {
             name: pool[0] if len(pool) == 1 else _stack(pool).mean(0)
@@ -298,11 +297,15 @@ def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tupl
 def _pooled(rows: Sequence[Row]) -> Row:
     if len(rows) == 1:
         return rows[0]
-    pools: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            pools.setdefault(name, []).append(value)
+    pools = _by_name(row.items() for row in rows)
     return {name: sum(pool) / len(pool) for name, pool in pools.items()}
+
+
+def _by_name(parts: Iterable[Iterable[tuple[str, _T]]]) -> dict[str, list[_T]]:
+    pools: dict[str, list[_T]] = {}
+    for name, value in chain.from_iterable(parts):
+        pools.setdefault(name, []).append(value)
+    return pools
 
 
 def _stack(values: list[Tensor]) -> Tensor:

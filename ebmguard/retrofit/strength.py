@@ -35,8 +35,8 @@ class StrengthAt:
     """Values of one step.
 
     Attributes:
-        beta_star: exponent(s) on raw outputs; a tuple means that their losses are averaged. Its
-            entries all have the model dimensions, or none has.
+        beta_star: exponent(s) on raw outputs; of a tuple, whose entries all have the model
+            dimensions or none has, the losses are averaged.
         factor: what multiplies the energy during sampling; the number 1.0 leaves it untouched.
     """
 
@@ -107,18 +107,15 @@ class Strength:
                 "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= "
                 "and noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
             )
-        if name == "beta_stars":
-            if not isinstance(value, list | tuple) or not value:
-                raise ConfigError(
-                    "beta_stars= takes a non-empty list of exponents, e.g. [0.5, 1, 2]."
-                )
-            if sampler_scale is None:
-                raise ConfigError(
-                    "beta_stars= averages several exponents and so has no single factor for the "
-                    "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
-                )
-        every = tuple(value) if name == "beta_stars" else (value,)
-        strength = cls(name, every, scale, sampler_scale)
+        several = name == "beta_stars"
+        if several and (not isinstance(value, list | tuple) or not value):
+            raise ConfigError("beta_stars= takes a non-empty list of exponents, e.g. [0.5, 1, 2].")
+        if several and sampler_scale is None:
+            raise ConfigError(
+                "beta_stars= averages several exponents and so has no single factor for the "
+                "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
+            )
+        strength = cls(name, tuple(value) if several else (value,), scale, sampler_scale)
         star = strength._beta_star(0)
         strength._factor(star, 0)
         return replace(strength, models=model_dimensions(star))
