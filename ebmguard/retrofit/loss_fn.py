@@ -25,13 +25,7 @@ _FIX = "Keep the contrastive difference here and add the other terms outside."
 
 
 class CallerLoss:
-    """A checked ``loss_fn(f_pos, f_neg)``, or the plain difference of means where it is None.
-
-    Args:
-        loss_fn: the trainer's contrastive part, in its own sign convention, or None.
-        convention: "log_density" (f is high on data) or "energy" (low on data).
-        reduce: how heads become one energy.
-    """
+    """A checked ``loss_fn(f_pos, f_neg)``, or the plain difference of means where it is None."""
 
     def __init__(self, loss_fn: LossFn | None, convention: Convention, reduce: Reduce) -> None:
         self._loss_fn = loss_fn
@@ -51,10 +45,6 @@ class CallerLoss:
         """Refuse a loss that is not a weighted difference of means of the declared sign.
 
         Done once, on energies of these shapes; a weight of 0 shows nothing and is looked at again.
-
-        Raises:
-            LossError: not affine, not balanced, a weight that counts its own calls, or the other
-                sign than the convention says.
         """
         self._checked = self._checked or self._examine(f_pos, f_neg)
 

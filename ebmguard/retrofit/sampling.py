@@ -34,10 +34,6 @@ class Sampling:
     Args:
         models: model dimensions of an ensemble.
         tempers: whether the sampler's side is defined at all.
-
-    Attributes:
-        calls: how many there were.
-        is_running: inside a call.
     """
 
     def __init__(self, models: torch.Size, *, tempers: bool) -> None:
@@ -61,10 +57,9 @@ class Sampling:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
         Args:
-            call: the sampler as it was given, with its arguments.
+            call, args, kwargs: the sampler as it was given, and its arguments.
             module: the energy module; None finds it among the arguments.
-            factor: multiplies the energy.
-            remember: keep the two ends of the last step, see :meth:`Tempering.active`.
+            factor, remember: as for :meth:`Tempering.active`.
 
         Raises:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
@@ -114,8 +109,7 @@ def sampled(
     Args:
         tempering: what ran it; None where no energy module is known.
         samples: what the sampler returned; its first floating-point tensor is looked at.
-        trainer: as far as it is known.
-        settings: of the guard.
+        trainer, settings: as far as the trainer is known, and of the guard.
         slow: include the tier that is not taken at every step.
 
     Returns:
