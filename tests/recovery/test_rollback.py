@@ -407,7 +407,7 @@ def test_changes_out_of_range(change: dict[str, float]) -> None:
         ({"generators": [1]}, "holds a int"),
         ({"sgld_steps": 0}, "sgld_steps=0"),
         ({"steps_argument": "n_steps"}, "needs sgld_steps"),
-        ({"steps_argument": "n_steps", "sgld_steps": 3}, "no parameter 'n_steps'"),
+        ({"steps_argument": "n_steps", "sgld_steps": 3}, "no parameter of that name"),
     ],
 )
 def test_parts_that_cannot_be_taken_back(part: dict[str, Any], words: str) -> None:
