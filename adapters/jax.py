@@ -126,9 +126,10 @@ class Recorder:
             values = {name: float(value) for name, value in jax.device_get(row).items()}
             alerts = self._judge.observe(step, values)
             values["alert_level"] = float(max((alert.level for alert in alerts), default=0))
+            self._actions.observe(StepRow(step, values), alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])
             self._writer.write(step, values, {})
-            self._actions.observe(StepRow(step, values), alerts)
+            self._actions.report(alerts)
             error = self._actions.take_pending()
             if error is not None:
                 raise error_for(error)(error)

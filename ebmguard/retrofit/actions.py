@@ -14,7 +14,6 @@ from ..recovery import Recoverer
 from ..steering import AdaptiveSteps, BetaController, StepsController
 from ..trainer import Trainer
 from .rows import StepRow
-from .strength import Strength, StrengthAt
 
 __all__ = ["Actions", "SgldSteps"]
 
@@ -37,20 +36,13 @@ class SgldSteps(NamedTuple):
 
 
 class Actions:
-    """Reports alerts, keeps an ERROR for a safe point, and holds what changes the run's course.
+    """Keeps an ERROR for a safe point, reports alerts, and holds what changes the run's course.
 
     Args:
         on_alert: called with every alert.
         acts: whether an ERROR has an action, which waits for a safe point.
         is_logging: whether alerts are logged; of several ranks one does.
-        recoverer: of ``action="rollback"``; None without it.
-        adapt: settings of the number of SGLD steps; None leaves it.
-        steer: moves β* from row to row; None leaves it.
-
-    Attributes:
-        alerts: all alerts so far, oldest first.
-        recoverer: as given.
-        asks_steps: whether the sampler asks for the number of its steps.
+        recoverer, adapt, steer: what takes the run back, sets its SGLD steps, and moves β*.
     """
 
     def __init__(
@@ -65,7 +57,7 @@ class Actions:
     ) -> None:
         self.alerts: list[Alert] = []
         self.recoverer = recoverer
-        self.asks_steps = False
+        self.asks_steps = False  # whether the sampler does
         self._asks_refinement = False
         self._is_logging = is_logging
         self._acts = acts
@@ -86,11 +78,7 @@ class Actions:
         self._usual_steps = steps
 
     def check_ready(self, trainer: Trainer) -> None:
-        """Refuse to begin a run that could not be taken back, or whose steps nobody can change.
-
-        Raises:
-            ConfigError: with what must be attached.
-        """
+        """Refuse to begin a run that could not be taken back, or whose steps nobody can change."""
         if self.recoverer is not None:
             self.recoverer.check_ready(trainer)
         if self._adapt is not None and not self.asks_steps:
@@ -103,19 +91,23 @@ class Actions:
     # -- alerts -----------------------------------------------------------------------------
 
     def observe(self, row: StepRow, alerts: Sequence[Alert]) -> None:
-        """Report the alerts of a row, and steer by the row once its step is over."""
-        for alert in alerts:
-            self.alerts.append(alert)
-            if self._is_logging and alert.level > Level.INFO:
-                _log.log(_LOUDNESS[alert.level], alert.message)
-            if alert.level is Level.ERROR and self._acts and self._pending is None:
-                self._pending = alert
-            if self._on_alert is not None:
-                self._on_alert(alert)
+        """Keep the alerts of a row, and steer by the row once its step is over."""
+        self.alerts += alerts
+        errors = [alert for alert in alerts if alert.level is Level.ERROR]
+        if self._acts and self._pending is None and errors:
+            self._pending = errors[0]
         if row.is_over and "grad_scale" in row.numbers:
             for controller in (self._steps, self._steer):
                 if controller is not None:
                     controller.observe(row.numbers)
+
+    def report(self, alerts: Sequence[Alert]) -> None:
+        """Log alerts and call ``on_alert``: last of all, since that is the caller's."""
+        for alert in alerts:
+            if self._is_logging and alert.level > Level.INFO:
+                _log.log(_LOUDNESS[alert.level], alert.message)
+            if self._on_alert is not None:
+                self._on_alert(alert)
 
     @property
     def is_pending(self) -> bool:
@@ -129,20 +121,17 @@ class Actions:
 
     # -- what the run is to do now ----------------------------------------------------------
 
-    def strength_at(self, strength: Strength, step: int) -> StrengthAt:
-        """The values of a step: what the caller asked for, or what has been made of it."""
-        exactly = None if self._steer is None else self._steer.value
+    @property
+    def beta_star(self) -> tuple[float | None, float | None]:
+        """β* as it is steered, or else the least that rollbacks have made of it; None: neither."""
+        if self._steer is not None:
+            return self._steer.value, None
         # A schedule that has come further than a rollback has put β* goes on.
-        at_least = None if self.recoverer is None else self.recoverer.effect.beta_star
-        return strength.at(step, exactly=exactly, at_least=at_least if exactly is None else None)
+        return None, None if self.recoverer is None else self.recoverer.effect.beta_star
 
     @property
     def steps(self) -> SgldSteps:
-        """What a sampler call should run now.
-
-        Raises:
-            ConfigError: the usual number of steps was not attached.
-        """
+        """What a sampler call should run now; ConfigError where the usual number is unknown."""
         if self._usual_steps is None:
             raise ConfigError(
                 "The guard does not know the usual number of SGLD steps: g.attach(sgld_steps=20)."
@@ -160,11 +149,7 @@ class Actions:
         return 1 if self._steps is None else self._steps.factor
 
     def ask_steps(self, *, for_refinement: bool) -> SgldSteps:
-        """The same, for a sampler that will follow it.
-
-        Args:
-            for_refinement: whether it will make its steps finer too.
-        """
+        """:attr:`steps` for a sampler that will follow them, made finer too or not."""
         steps = self.steps
         self.asks_steps = True
         self._asks_refinement |= for_refinement
@@ -188,10 +173,7 @@ class Actions:
     # -- rollbacks --------------------------------------------------------------------------
 
     def after_rollback(self) -> None:
-        """Take β* up to where the rollbacks so far have put it.
-
-        An older snapshot knows nothing of a former change.
-        """
+        """Take β* to where rollbacks have put it; an older snapshot knows nothing of them."""
         least = None if self.recoverer is None else self.recoverer.effect.beta_star
         if self._steer is not None and least is not None and self._steer.value < least:
             self._steer.move_to(least)
@@ -210,17 +192,6 @@ class Actions:
             self._steps.load_state_dict(state["steps"])
         if self._steer is not None and state["beta"] is not None:
             self._steer.load_state_dict(state["beta"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs."""
-        recovery = None if self.recoverer is None else self.recoverer.state_dict()
-        return {"recovery": recovery, **self.steering_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        if self.recoverer is not None and state["recovery"] is not None:
-            self.recoverer.load_state_dict(state["recovery"])
-        self.load_steering(state)
 
 
 def single_number(beta_star: float | Tensor | tuple[float | Tensor, ...]) -> float | None:

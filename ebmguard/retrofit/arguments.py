@@ -136,42 +136,58 @@ def guard(
     """
     arguments = locals()
     told = {each.name: arguments[each.name] for each in fields(Trainer)}
+    kinds: dict[str, tuple[Any, str]] = {
+        "loss_fn": (Callable, "a function of (f_pos, f_neg), the contrastive difference, or None"),
+        "on_alert": (Callable, "a function of the alert, or None"),
+        "recovery": (Recovery, "ebmguard.recovery.Recovery(...)"),
+        "adapt": (AdaptiveSteps, "ebmguard.steering.AdaptiveSteps(...)"),
+        "steer": (SteerBeta, "ebmguard.steering.SteerBeta(...)"),
+        "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
+        "log_dir": (str | PathLike, "the path of a folder"),
+        "process_group": (
+            dist.ProcessGroup,
+            "the ProcessGroup of the ranks that train together, this one among them, such as "
+            "torch.distributed.group.WORLD after init_process_group()",
+        ),
+    }
+    for name, (kind, wanted) in kinds.items():
+        value = arguments[name]
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name}= is a {type(value).__name__}; expected {wanted}.")
+    if not isinstance(sinks, list | tuple):
+        raise ConfigError(f"sinks= is a {type(sinks).__name__}; expected a list of sinks.")
+    for name, choices in (("convention", Convention), ("reduce", Reduce), ("action", Action)):
+        if arguments[name] not in get_args(choices):
+            expected = ", ".join(get_args(choices))
+            raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
+    if isinstance(loss_fn, GuardedLoss):
+        raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
+    if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
+        raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
+    if finite_number("reference_beta_star", reference_beta_star) == 0:
+        raise ConfigError("reference_beta_star=0 has uniform weights, which say nothing.")
+    if sampler is None and methods:
+        raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
+    if sampler is not None:
+        check_sampler(sampler, methods)
+    trainer = check_told(Trainer(), told, sampler, process_group)
     strength = Strength.of(
         beta_star=beta_star,
         beta=beta,
         beta_stars=beta_stars,
         output_scale=output_scale,
-        step_size=step_size,
-        noise_std=noise_std,
+        step_size=trainer.step_size,
+        noise_std=trainer.noise_std,
         sampler_scale=sampler_scale,
     )
-    for name, value, choices in (
-        ("convention", convention, get_args(Convention)),
-        ("reduce", reduce, get_args(Reduce)),
-        ("action", action, get_args(Action)),
-    ):
-        if value not in choices:
-            raise ConfigError(f"{name}={value!r}; expected one of {', '.join(choices)}.")
     check_variants(variant, strength.models)
-    if action == "rollback":
-        if strength.models:
-            raise ConfigError(
-                'action="rollback" takes a whole run back, and one member of an ensemble is no '
-                'reason for that. Use action="warn", and alert.member in on_alert.'
-            )
-        recovery = recovery or Recovery()
-    elif recovery is not None:
+    if action != "rollback" and recovery is not None:
         raise ConfigError('recovery= are the settings of action="rollback"; add that.')
-    if recovery is not None and not isinstance(recovery, Recovery):
+    if action == "rollback" and strength.models:
         raise ConfigError(
-            f"recovery= is a {type(recovery).__name__}; expected ebmguard.recovery.Recovery(...)."
+            'action="rollback" takes a whole run back, and one member of an ensemble is no reason '
+            'for that. Use action="warn", and alert.member in on_alert.'
         )
-    for name, setting, kind in (("adapt", adapt, AdaptiveSteps), ("steer", steer, SteerBeta)):
-        if setting is not None and not isinstance(setting, kind):
-            raise ConfigError(
-                f"{name}= is a {type(setting).__name__}; expected ebmguard.steering."
-                f"{kind.__name__}(...)."
-            )
     controller = None
     if steer is not None:
         first = strength.at(0).beta_star
@@ -181,40 +197,6 @@ def guard(
                 "and the average over several exponents, are not steered."
             )
         controller = steer.start(first)
-    if isinstance(loss_fn, GuardedLoss):
-        raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
-    for name, given, wanted in (
-        (
-            "loss_fn",
-            loss_fn,
-            "a function of (f_pos, f_neg) that returns the contrastive difference",
-        ),
-        ("on_alert", on_alert, "a function of the alert"),
-    ):
-        if given is not None and not callable(given):
-            raise ConfigError(f"{name} is a {type(given).__name__}; expected {wanted}, or None.")
-    if judge_in_loss is not None and not isinstance(judge_in_loss, bool):
-        raise ConfigError(
-            f"judge_in_loss={judge_in_loss!r}; expected True, False or None (True on a CPU)."
-        )
-    if log_dir is not None and not isinstance(log_dir, str | PathLike):
-        raise ConfigError(f"log_dir is a {type(log_dir).__name__}; expected the path of a folder.")
-    if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
-        raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
-    if finite_number("reference_beta_star", reference_beta_star) == 0:
-        raise ConfigError("reference_beta_star=0 has uniform weights, which say nothing.")
-    if not isinstance(sinks, list | tuple):
-        raise ConfigError(f"sinks= takes a list of sinks; got a {type(sinks).__name__}.")
-    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-        raise ConfigError(
-            f"process_group= is a {type(process_group).__name__}; expected the ProcessGroup of the "
-            "ranks that train together, this one among them, such as torch.distributed.group.WORLD "
-            "after init_process_group()."
-        )
-    if sampler is None and methods:
-        raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
-    if sampler is not None:
-        check_sampler(sampler, methods)
     settings = Settings(
         sign=1 if convention == "log_density" else -1,
         variant=variant if isinstance(variant, str) else tuple(variant),
@@ -226,13 +208,14 @@ def guard(
         judge_in_loss=judge_in_loss,
         process_group=process_group,
     )
-    check_told(Trainer(), told, settings, sampler)
     judge = Judge(rules, settings.members)
     actions = Actions(
         on_alert,
         acts=action != "warn",
         is_logging=settings.ranks.is_first,
-        recoverer=None if recovery is None else Recoverer(recovery, settings.ranks),
+        recoverer=Recoverer(recovery or Recovery(), settings.ranks)
+        if action == "rollback"
+        else None,
         adapt=adapt,
         steer=controller,
     )

@@ -118,24 +118,23 @@ class Guard(Loop):
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
+        beside: dict[str, Any] = {"groups": groups, "log_q": log_q}
         with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            strength = self._begin_loss(f_pos, f_neg, beside)
             weight = None
             if strength.is_off:
                 loss = self._caller_loss.plain(f_pos, f_neg)
             else:
-                loss = trusted.contrastive_loss(
+                pos, neg, options = (
                     self._upright(f_pos),
                     self._upright(f_neg),
-                    strength.beta_star,
-                    groups=groups,
-                    log_q=log_q,
-                    **self._settings.objective,
+                    self._settings.objective,
                 )
+                loss = trusted.contrastive_loss(pos, neg, strength.beta_star, **beside, **options)
                 weight = self._caller_loss.weight(f_pos, f_neg, self._settings.models)
                 if weight is not None:
                     loss = weight * loss
-            self._take_loss(f_pos, f_neg, groups, log_q, strength, loss=loss, loss_weight=weight)
+            self._take_loss(f_pos, f_neg, beside, strength, loss=loss, loss_weight=weight)
             if self._actions.is_pending:
                 return no_gradient(f_pos) + no_gradient(f_neg)
             return loss.sum() if loss.ndim else loss
@@ -155,22 +154,17 @@ class Guard(Loop):
 
         Args, Raises: as for :meth:`loss`.
         """
+        beside: dict[str, Any] = {"groups": groups, "log_q": log_q}
         with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
-            self._take_loss(f_pos, f_neg, groups, log_q, strength)
+            strength = self._begin_loss(f_pos, f_neg, beside)
+            self._take_loss(f_pos, f_neg, beside, strength)
             if self._actions.is_pending:
                 zero = f_pos.new_zeros(())
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
             if strength.is_off:
                 return f_pos, f_neg
-            to_pos, to_neg = trusted.coefficients(
-                self._upright(f_pos),
-                self._upright(f_neg),
-                strength.beta_star,
-                groups=groups,
-                log_q=log_q,
-                **self._settings.objective,
-            )
+            pos, neg, options = self._upright(f_pos), self._upright(f_neg), self._settings.objective
+            to_pos, to_neg = trusted.coefficients(pos, neg, strength.beta_star, **beside, **options)
             # Whoever averages the gradients divides by the number of ranks.
             ranks = self._settings.ranks.count
             return (
@@ -193,6 +187,8 @@ class Guard(Loop):
         Raises:
             ConfigError: the usual number was not attached.
         """
+        if not self._is_paused:
+            self._end_step_before()
         return self._actions.ask_steps(for_refinement=True)
 
     def temper(self, output: Tensor) -> Tensor:
@@ -260,10 +256,8 @@ class Guard(Loop):
                 parameters, or a clamp whose ends are the wrong way round. Nothing has changed then.
         """
         told = {name: value for name, value in locals().items() if name != "self"}
-        trainer = check_told(self.trainer, told, self._settings, self.sampler, self._sampling.model)
+        trainer = check_told(self.trainer, told, self.sampler, self._settings.process_group)
         self._actions.attach(trainer)
-        if model is not None:
-            self._sampling.model = model
         if trainer.optimizer is not None:
             if self._hooks is not None:
                 self._hooks.remove()
@@ -301,9 +295,10 @@ class Guard(Loop):
                 "tensor, as the model gets them."
             )
         settings, strength = self._settings, self._strength_at(self.step)
+        in_group = dist.is_available() and dist.is_initialized()
         setup = Setup(
             trainer=self.trainer,
-            model=self._sampling.model,
+            model=self.trainer.model,
             has_sampler=self.sampler is not None or self._is_inline,
             beta_star=strength.numbers[0],
             output_scale=settings.output_scale,
@@ -313,9 +308,7 @@ class Guard(Loop):
             action=settings.action,
             judge_in_loss=settings.judge_in_loss,
             has_sinks=bool(self._writer.sinks),
-            is_distributed=dist.is_available()
-            and dist.is_initialized()
-            and dist.get_world_size() > 1,
+            is_distributed=in_group and dist.get_world_size() > 1,
             joins_ranks=settings.process_group is not None,
             models=len(settings.models),
             example=example,
@@ -345,11 +338,12 @@ class Guard(Loop):
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
         # Without an optimizer's word a step is over when its loss is.
         is_over = self._hooks is None and self._rows.losses_in_step > 0
+        recoverer = self._actions.recoverer
         return {
             "version": _STATE_VERSION,
             "sampler_calls": self._sampling.calls,
+            "recovery": None if recoverer is None else recoverer.state_dict(),
             **self._own_state(is_over=is_over),
-            **self._actions.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -366,7 +360,8 @@ class Guard(Loop):
                 f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
             )
         self._load_own_state(state)
-        self._actions.load_state_dict(state)
+        if self._actions.recoverer is not None and state["recovery"] is not None:
+            self._actions.recoverer.load_state_dict(state["recovery"])
         self._sampling.calls = int(state["sampler_calls"])
 
     def flush(self) -> None:
@@ -378,6 +373,8 @@ class Guard(Loop):
 
         Rows are written at exit anyway.
         """
-        self._follow(self._rows.drain())
-        self._writer.flush()
-        self._writer.release()
+        try:
+            self._follow(self._rows.drain())
+        finally:
+            self._writer.flush()
+            self._writer.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,9 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..alerts import Judge, Level, error_for
-from ..energies import Groups, LogQ, check_energies
+from ..alerts import Alert, Judge, Level, error_for
+from ..energies import check_energies
 from ..errors import LossError, SamplerError
+from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sinks import Writer
 from ..tempering import is_capturing
@@ -66,7 +66,7 @@ class Loop:
         self.members: list[Row] = []
         self._settings = settings
         self._strength = strength
-        self._now: tuple[int, StrengthAt] | None = None
+        self._now: tuple[object, StrengthAt] | None = None
         self._caller_loss = caller_loss
         self._sampling = Sampling(settings.models, tempers=strength.tempers)
         self._measure = Measure(settings)
@@ -75,7 +75,7 @@ class Loop:
         self._actions = actions
         self._writer = writer
         self._hooks: OptimizerHooks | None = None
-        self._in_loss = threading.Lock()
+        self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
         self._is_paused = False
         self._is_inline = False
         self._has_warned = False
@@ -84,50 +84,50 @@ class Loop:
 
     def _strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
-        if self._now is None or self._now[0] != step:
-            self._now = step, self._actions.strength_at(self._strength, step)
+        exactly, at_least = self._actions.beta_star
+        asked = step, exactly, at_least
+        if self._now is None or self._now[0] != asked:
+            self._now = asked, self._strength.at(step, exactly=exactly, at_least=at_least)
         return self._now[1]
 
     # -- a row ------------------------------------------------------------------------------
 
     def _follow(self, rows: Iterable[StepRow]) -> None:
-        """The one way of a row: judged, written, acted upon."""
+        """The one way of a row: judged, acted upon, written, reported."""
         for row in rows:
             for each in row.members or [row.numbers]:
                 if "beta_star" in each:
                     self._strength.check_measured(row.step, each["beta_star"])
             self.last, self.members = row.numbers, row.members
-            alerts = []
+            alerts: list[Alert] = []
             if row.is_news:
                 alerts = self._judge.observe(row.step, row.numbers, row.members)
-                level = float(max((alert.level for alert in alerts), default=Level.INFO))
-                if row.is_over:
-                    row.numbers["alert_level"] = max(level, row.numbers.get("alert_level", level))
-                else:
-                    self._rows.note({"alert_level": level})
+                level = max((alert.level for alert in alerts), default=Level.INFO)
+                self._rows.note({"alert_level": float(level)}, row)
+            self._actions.observe(row, alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])
             if row.is_over:
                 self._writer.write(row.step, row.numbers, row.samples)
-            self._actions.observe(row, alerts)
+            self._actions.report(alerts)
 
     # -- a loss -----------------------------------------------------------------------------
 
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
-        if not self._in_loss.acquire(blocking=False):
+        try:
+            turn = self._turn.pop()
+        except IndexError:
             raise LossError(
                 "The guarded loss was called while another call of it was under way: from a second "
                 "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
                 "loop; give every thread a guard of its own."
-            )
+            ) from None
         try:
             yield
         finally:
-            self._in_loss.release()
+            self._turn.append(turn)
 
-    def _begin_loss(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> StrengthAt:
+    def _begin_loss(self, f_pos: Tensor, f_neg: Tensor, beside: Mapping[str, Any]) -> StrengthAt:
         """Refuse what cannot be meant before anything changes; then end the step before."""
         if is_capturing():
             raise LossError(
@@ -142,14 +142,8 @@ class Loop:
         # Where nothing else tells that a step is over, the next loss does.
         begins = alone and self._rows.losses_in_step > 0 and not self._is_paused
         strength = self._strength_at(self._rows.step + begins)
-        check_energies(
-            f_pos,
-            f_neg,
-            strength.beta_star,
-            variant=self._settings.variant,
-            groups=groups,
-            log_q=log_q,
-        )
+        variant = self._settings.variant
+        check_energies(f_pos, f_neg, strength.beta_star, variant=variant, **beside)
         if self.sampler is not None and not self._sampling.calls and not self._is_paused:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
@@ -159,14 +153,14 @@ class Loop:
         self._caller_loss.check(f_pos, f_neg)
         if begins:
             self._follow(self._rows.end_step())
+            return self._strength_at(self._rows.step)  # which that row may have steered
         return strength
 
     def _take_loss(
         self,
         f_pos: Tensor,
         f_neg: Tensor,
-        groups: Groups | None,
-        log_q: LogQ | None,
+        beside: Mapping[str, Any],
         strength: StrengthAt,
         **extra: Tensor | None,
     ) -> None:
@@ -176,10 +170,8 @@ class Loop:
         self._rows.note(self._actions.notes())
         slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
         pos, neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
-        numbers, samples = self._measure.loss(
-            self.trainer, pos, neg, strength, groups, log_q, extra, slow=slow
-        )
-        self._follow(self._rows.add(numbers, samples))
+        numbers = self._measure.loss(self.trainer, pos, neg, strength, extra, slow=slow, **beside)
+        self._follow(self._rows.add(*numbers))
 
     def _upright(self, f: Tensor) -> Tensor:
         """The negative energy, high on data, whatever the caller's convention."""
@@ -196,8 +188,9 @@ class Loop:
         if self.trainer.steps_argument is not None:
             steps = self._actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
+        remember = slow and self.trainer.knows_steps
         result, tempering = self._sampling.run(
-            call, args, kwargs, strength.factor, remember=slow and self.trainer.knows_steps
+            call, args, kwargs, self.trainer.model, strength.factor, remember=remember
         )
         self._measure.samples(
             self.trainer,
@@ -221,28 +214,26 @@ class Loop:
                 "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
                 "replay inside that, and call the guarded one at every step."
             )
+        self._end_step_before()
+        self._raise_pending()
+
+    def _end_step_before(self) -> None:
+        """Where no optimizer tells that a step is over, the next sampler call does."""
         if self._hooks is None and self._rows.losses_in_step:
             self._follow(self._rows.end_step())
-        self._raise_pending()
 
     # -- the end of a step ------------------------------------------------------------------
 
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
-        """The optimizer has ended the step; see ``on_step`` of :class:`~.optimizer.OptimizerHooks`.
-
-        Raises:
-            DivergenceError: an ERROR with ``action="raise"``; with "rollback" where no rollback is
-                left.
-        """
+        """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
         recoverer = self._actions.recoverer
         if recoverer is not None:
             self._rows.note({"recovery/attempt": float(recoverer.attempt)})
         self._rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
         self._follow(self._rows.end_step())
-        if recoverer is None:
-            self._raise_pending()
-        else:
-            self._keep_or_roll_back()
+        self._raise_pending()
+        if recoverer is not None:
+            self._keep_or_roll_back(recoverer)
 
     def _raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""
@@ -252,10 +243,9 @@ class Loop:
                 self._writer.flush()
                 raise error_for(alert, self._judge.rules)(alert)
 
-    def _keep_or_roll_back(self) -> None:
-        actions, recoverer = self._actions, self._actions.recoverer
-        assert recoverer is not None
-        error, step = actions.take_pending(), self._rows.step
+    def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
+        actions, step = self._actions, self._rows.step
+        error = actions.take_pending()
         if error is None:
             if recoverer.observe(step, step - self._rows.lag, self._judge.active):
                 recoverer.keep(step, self.trainer, self._own_state())
@@ -267,7 +257,6 @@ class Loop:
         rollback = recoverer.change(
             restored, self.trainer, beta_star, knows_steps=actions.asks_steps
         )
-        self._now = None
         actions.after_rollback()
         recoverer.save_restored(self.trainer, self._own_state())
         self._writer.write_recovery(rollback.record())

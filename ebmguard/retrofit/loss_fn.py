@@ -25,13 +25,7 @@ _FIX = "Keep the contrastive difference here and add the other terms outside."
 
 
 class CallerLoss:
-    """A checked ``loss_fn(f_pos, f_neg)``, or the plain difference of means where it is None.
-
-    Args:
-        loss_fn: the trainer's contrastive part, in its own sign convention, or None.
-        convention: "log_density" (f is high on data) or "energy" (low on data).
-        reduce: how heads become one energy.
-    """
+    """A checked ``loss_fn(f_pos, f_neg)``, or the plain difference of means where it is None."""
 
     def __init__(self, loss_fn: LossFn | None, convention: Convention, reduce: Reduce) -> None:
         self._loss_fn = loss_fn
@@ -51,21 +45,13 @@ class CallerLoss:
         """Refuse a loss that is not a weighted difference of means of the declared sign.
 
         Done once, on energies of these shapes; a weight of 0 shows nothing and is looked at again.
-
-        Raises:
-            LossError: not affine, not balanced, a weight that counts its own calls, or the other
-                sign than the convention says.
         """
-        if not self._checked:
-            self._checked = self._examine(f_pos, f_neg)
+        self._checked = self._checked or self._examine(f_pos, f_neg)
 
     def weight(self, f_pos: Tensor, f_neg: Tensor, models: torch.Size = ONE_MODEL) -> Tensor | None:
         """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
 
-        Args:
-            f_pos: the energies of this call.
-            f_neg: the same.
-            models: model dimensions; the difference is then summed over them.
+        Of an ensemble the difference is summed over its model dimensions.
 
         Returns:
             0-dim tensor, or None where no ``loss_fn`` was given (c = 1).
@@ -76,13 +62,8 @@ class CallerLoss:
         if self._loss_fn is None:
             return None
         _, to_neg = self._gradients(f_pos, f_neg)
-        if models:
-            copies = models.numel()
-        elif self._reduce == "sum":
-            copies = to_neg[0].numel()
-        else:
-            copies = 1
-        return self._sign * to_neg.sum() / copies
+        heads = to_neg[0].numel() if self._reduce == "sum" else 1
+        return self._sign * to_neg.sum() / (models.numel() if models else heads)
 
     def _gradients(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
         loss_fn: Callable[..., object] | None = self._loss_fn
@@ -125,8 +106,7 @@ class CallerLoss:
             slopes.append((up.sum().item(), down.sum().item()))
         largest = max(abs(slope) for pair in slopes for slope in pair)
         if largest == 0:
-            # A ramp that starts at 0: nothing can be seen yet, so look again next time.
-            return False
+            return False  # a ramp that starts at 0: nothing can be seen yet
         if abs(slopes[0][0] - slopes[-1][0]) > 1e-4 * largest:
             raise LossError(
                 "loss_fn gave two different gradients for the same energies: its weight counts its "
@@ -144,18 +124,16 @@ class CallerLoss:
                 f"{rise:g} on f_neg. Use means, or sums over equally many positives and negatives."
             )
         if self._sign * rise < 0:
-            other = "energy" if self._convention == "log_density" else "log_density"
+            if self._convention == "log_density":
+                effect = "lower f on data, which is right if f is an energy"
+                other, height = "energy", "high"
+            else:
+                effect = "raise f on data, which is right if f is a log-density"
+                other, height = "log_density", "low"
             raise LossError(
                 f"loss_fn's sign contradicts convention={self._convention!r}. Minimising it would "
-                + (
-                    "lower f on data, which is right if f is an energy"
-                    if self._convention == "log_density"
-                    else "raise f on data, which is right if f is a log-density"
-                )
-                + f": then pass convention={other!r}. If f is "
-                + ("high" if self._convention == "log_density" else "low")
-                + " on data, the difference is the wrong way round (you maximise it, perhaps: "
-                "return its negative)."
+                f"{effect}: then pass convention={other!r}. If f is {height} on data, the "
+                "difference is the wrong way round (you maximise it, perhaps: return its negative)."
             )
         return True
 

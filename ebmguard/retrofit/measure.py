@@ -28,7 +28,7 @@ from ..energies import Groups, LogQ, per_sample
 from ..tempering import Tempering
 from ..trainer import Trainer
 from .optimizer import Update
-from .sampling import known_by, sampled
+from .sampling import sampled
 from .settings import Settings
 from .strength import StrengthAt
 
@@ -66,10 +66,7 @@ class Measure:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
         Args:
-            trainer: as far as it is known.
-            tempering: what ran the sampler; None where no energy module is known.
-            samples: what the sampler returned.
-            slow: include the tier that is not taken at every step.
+            trainer, tempering, samples, slow: as for :func:`sampled`.
             refinement: in how many finer steps the sampler has split each one.
             parts: which samples are whose, of a mixture of samplers.
         """
@@ -80,13 +77,10 @@ class Measure:
                 step_size=trainer.step_size / refinement,
                 noise_std=trainer.noise_std / math.sqrt(refinement),
             )
-        models = self._settings.models
-        seen = sampled(
-            tempering, samples, trainer, models=models, sign=self._settings.sign, slow=slow
-        )
+        seen, now = sampled(tempering, samples, trainer, self._settings, slow=slow)
         if tempering is not None:
             tempering.forget()
-        now, call = known_by(samples, models), len(self._from_sampler)
+        call = len(self._from_sampler)
         if now is not None:
             before = self._known_by.get(call)
             seen["sampler/repeated"] = (
@@ -116,24 +110,19 @@ class Measure:
         f_pos: Tensor,
         f_neg: Tensor,
         strength: StrengthAt,
-        groups: Groups | None,
-        log_q: LogQ | None,
         extra: Mapping[str, Tensor | None],
         *,
         slow: bool,
+        groups: Groups | None,
+        log_q: LogQ | None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """All numbers of one loss call, and the raw energies where ``slow`` asks for histograms.
 
         Args:
-            trainer: as far as it is known.
-            f_pos: detached negative energies, high on data, in a layout of
+            f_pos, f_neg: detached negative energies, high on data, in a layout of
                 :mod:`ebmguard.energies`.
-            f_neg: the same for negatives.
-            strength: the exponent in use.
-            groups: class labels, as for the loss.
-            log_q: log-densities of the proposal, as for the loss.
             extra: further numbers by tag, those that are known.
-            slow: include the tier that is not taken at every step.
+            trainer, strength, slow, groups, log_q: as they are known, and as for the loss.
 
         Returns:
             0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
@@ -152,9 +141,10 @@ class Measure:
             **nonfinite_diagnostics(pos, neg, star, log_q),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
             **self._take_from_sampler(trainer.buffer, neg),
-            **self._take_from_update(neg),
+            **{name: _tensor(x, neg) for name, x in self._from_update.items()},
             **{name: x.detach() for name, x in extra.items() if x is not None},
         }
+        self._from_update = {}
         # A copy: a compiled network may write its next output into the same memory.
         self._recent.append((neg.clone(), None if log_q is None else log_q[1].detach().clone()))
         stars = star, settings.reference_beta_star
@@ -203,10 +193,6 @@ class Measure:
             for name in sorted(names)
         }
 
-    def _take_from_update(self, like: Tensor) -> dict[str, Tensor]:
-        found, self._from_update = self._from_update, {}
-        return {name: _tensor(x, like) for name, x in found.items()}
-
     def _pooled_log_weights(self, beta_stars: Sequence[float | Tensor], like: Tensor) -> Tensor:
         logs = [
             log_weights(f.to(like), beta_stars, None if q is None else q.to(like.device))
@@ -217,10 +203,9 @@ class Measure:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
-        waiting = self._from_update
         return {
             "recent": [[f.tolist(), None if q is None else q.tolist()] for f, q in self._recent],
-            "update": {name: float(x) for name, x in waiting.items()},
+            "update": {name: float(x) for name, x in self._from_update.items()},
             "known_by": [[call, x.tolist()] for call, x in self._known_by.items()],
         }
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ __all__ = ["Row", "Rows", "StepRow"]
 
 Row: TypeAlias = dict[str, float]
 _Values: TypeAlias = "Tensor | list[float]"
+_T = TypeVar("_T")
 
 _log = logging.getLogger("ebmguard")
 
@@ -58,8 +60,7 @@ class Rows:
 
     Args:
         models: model dimensions of an ensemble.
-        in_loss: whether numbers are read the moment they are measured (a lag of 0); None: where
-            they are measured on a CPU.
+        in_loss: whether the lag is 0; None: where numbers are measured on a CPU.
 
     Attributes:
         step: the present step, whose row is open.
@@ -84,13 +85,9 @@ class Rows:
         return self.step % _SLOW_EVERY == 0
 
     def begin_loss(self, *, is_on_host: bool) -> bool:
-        """A loss is measured next; say whether it has the slow tier.
-
-        Args:
-            is_on_host: whether its numbers are on a CPU.
-        """
+        """A loss is measured next, on a CPU or not; say whether it has the slow tier."""
         if not self.losses:
-            self.lag = self._lag(is_on_host if self._in_loss is None else self._in_loss)
+            self._set_lag(0 if is_on_host else _LAG)
         slow = self.is_slow and not self.losses_in_step
         self.losses += 1
         self.losses_in_step += 1
@@ -108,19 +105,18 @@ class Rows:
         """Take what one call has measured; the calls of one step are averaged by tag.
 
         Args:
-            numbers: 0-dim tensors of one device; of an ensemble, in the shape of its model
-                dimensions or 0-dim.
+            numbers: 0-dim tensors of one device, or in the shape of the model dimensions.
             samples: vectors for histograms, on steps that have them.
 
         Returns:
             the row so far where the lag is 0; else nothing yet.
         """
-        values = list(numbers.values())
+        names, values = tuple(numbers), list(numbers.values())
         if self._models:
-            values = [x.expand(self._models).flatten() for x in values]
-        names, table = tuple(numbers), _stack(values)
-        if self._models:
+            table = _stack([x.expand(self._models).flatten() for x in values])
             table = torch.cat((table.mean(1, keepdim=True), table), 1)
+        else:
+            table = _stack(values)
         flat = {name: x.detach().flatten() for name, x in (samples or {}).items()}
         if self.lag:
             self._open.parts.append((names, table))
@@ -132,21 +128,19 @@ class Rows:
             self._open.members.append(members)
         self._open.samples.update({name: x.tolist() for name, x in flat.items()})
         self._open.has_news = False
-        found, of_members = self._open.on_host()
-        return [StepRow(self.step, found, {}, of_members, is_over=False)]
+        return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
 
-    def note(self, numbers: Mapping[str, float]) -> None:
-        """Numbers of the present step that the host knows already; the largest of a step counts."""
+    def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
+        """Numbers that the host knows already, of the present step or of a row whose step is over.
+
+        The largest of a step counts.
+        """
+        notes = row.numbers if row is not None and row.is_over else self._open.notes
         for name, value in numbers.items():
-            self._open.notes[name] = max(value, self._open.notes.get(name, value))
+            notes[name] = max(value, notes.get(name, value))
 
     def note_news(self, tag: str, value: float | Tensor) -> None:
-        """A number that is to be judged too: at the end of the step, where it is not 0.
-
-        Args:
-            tag: its diagnostic.
-            value: a number, or a 0-dim tensor where a device knows it.
-        """
+        """A number, or one that a device knows, to be judged at the end of the step if not 0."""
         if isinstance(value, Tensor):
             if self.lag:
                 self._open.parts.append(((tag,), _stack([value])))
@@ -156,16 +150,19 @@ class Rows:
         # No member's row tells that something is 0 again for the ensemble as a whole.
         self._open.has_news |= bool(self._models) or bool(value)
 
-    def end_step(self) -> list[StepRow]:
-        """Close the row of the present step, and read the rows that are due by now."""
+    def end_step(self) -> Iterator[StepRow]:
+        """Close the row of the present step; then the rows that are due by now, each read in turn.
+
+        A row that nobody takes, since the one before it has raised an error, stays due.
+        """
         step = self.step
         self._close_row()
         self.step += 1
         self.losses_in_step = 0
         return self._read_until(step - self.lag)
 
-    def drain(self) -> list[StepRow]:
-        """Close the open row and read everything that is still under way.
+    def drain(self) -> Iterator[StepRow]:
+        """Close the open row; then everything that is still under way, read as by :meth:`end_step`.
 
         Nothing says that the step is over, so its number stays.
         """
@@ -174,25 +171,20 @@ class Rows:
 
     def _close_row(self) -> None:
         if not self._open.is_empty:
-            self._queue.append(_Pending.start(self.step, self._open))
+            self._queue.append(self._open.on_its_way(self.step))
             self._open = _OpenRow()
 
-    def _read_until(self, step: int) -> list[StepRow]:
-        found = []
+    def _read_until(self, step: int) -> Iterator[StepRow]:
         while self._queue and self._queue[0].row.step <= step:
-            found.append(self._queue.popleft().read())
-        return found
+            yield self._queue.popleft().read()
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
-        """What a checkpoint needs, rows that are not due yet among it, read early and kept.
+        """What a checkpoint needs: also rows that are not due yet, read early and kept.
 
-        Args:
-            is_over: whether the present step ends here, with the open row.
+        With ``is_over`` the present step ends here, with the open row.
         """
-        waiting = list(self._queue)
-        if is_over:
-            waiting.append(_Pending.start(self.step, self._open))
-        rows = [each.read() for each in waiting]
+        now = [self._open.on_its_way(self.step)] if is_over else []
+        rows = [each.read() for each in (*self._queue, *now)]
         return {
             "step": self.step + is_over,
             "losses": self.losses,
@@ -205,18 +197,15 @@ class Rows:
         """Restore what :meth:`state_dict` returned."""
         self._open = _OpenRow()
         self._queue = deque(
-            _Pending(
-                StepRow(step, dict(row), dict(samples), [dict(x) for x in members], is_news=is_news)
-            )
+            _Pending(StepRow(step, dict(row), {}, list(members), is_news=is_news), dict(samples))
             for step, row, samples, members, is_news in state["rows"]
         )
         self.step, self.losses = int(state["step"]), int(state["losses"])
-        self.lag = int(state["lag"]) if self._in_loss is None else self._lag(self._in_loss)
+        self._set_lag(int(state["lag"]))
         self.losses_in_step = 0
 
-    @staticmethod
-    def _lag(in_loss: bool) -> int:
-        return 0 if in_loss else _LAG
+    def _set_lag(self, usual: int) -> None:
+        self.lag = usual if self._in_loss is None else 0 if self._in_loss else _LAG
 
 
 @dataclass
@@ -233,11 +222,23 @@ class _OpenRow:
     def is_empty(self) -> bool:
         return not self.parts and not self.rows and not self.notes
 
-    def on_host(self) -> tuple[Row, list[Row]]:
+    def on_host(self, step: int) -> StepRow:
         """What the host has read already, averaged by name. Computed without a tensor."""
-        return _pooled(self.rows) | self.notes, [
-            _pooled(own) for own in zip(*self.members, strict=True)
-        ]
+        members = [_pooled(own) for own in zip(*self.members, strict=True)]
+        is_news = self.has_news or not self.rows  # what is read late has not been judged yet
+        return StepRow(step, _pooled(self.rows) | self.notes, {}, members, is_news=is_news)
+
+    def on_its_way(self, step: int) -> _Pending:
+        """The row of this step, now that it is over."""
+        samples = {k: _to_host(x) if isinstance(x, Tensor) else x for k, x in self.samples.items()}
+        names, own, table = self.on_device()
+        if table is None:
+            return _Pending(self.on_host(step), samples)
+        numbers, arrived = _to_host(table), None
+        if table.is_cuda:
+            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            arrived.record(torch.cuda.current_stream(table.device))
+        return _Pending(self.on_host(step), samples, names, own, numbers, arrived)
 
     def on_device(self) -> tuple[tuple[str, ...], int, Tensor | None]:
         """Names, how many of them from the first on are also members' own, and their numbers."""
@@ -246,10 +247,7 @@ class _OpenRow:
         if len(self.parts) == 1:
             names, table = self.parts[0]
             return names, len(names) if table.ndim > 1 else 0, table
-        pools: dict[str, list[Tensor]] = {}
-        for names, table in self.parts:
-            for name, value in zip(names, table.unbind(), strict=True):
-                pools.setdefault(name, []).append(value)
+        pools = _by_name(zip(names, table.unbind(), strict=True) for names, table in self.parts)
         # Most numbers of a step come once: a mean would be one more kernel for each of them.
         means = {
             name: pool[0] if len(pool) == 1 else _stack(pool).mean(0)
@@ -269,39 +267,21 @@ class _Pending:
     """A row on its way to the host: what is there already, and what is coming."""
 
     row: StepRow
+    samples: dict[str, _Values]
     names: tuple[str, ...] = ()
     own: int = 0
     numbers: Tensor | None = None
-    samples: dict[str, _Values] = field(default_factory=dict)
     arrived: torch.cuda.Event | None = None
-
-    @classmethod
-    def start(cls, step: int, row: _OpenRow) -> _Pending:
-        names, own, table = row.on_device()
-        numbers = None if table is None else _to_host(table)
-        samples = {
-            name: _to_host(x) if isinstance(x, Tensor) else x for name, x in row.samples.items()
-        }
-        arrived = None
-        if table is not None and table.is_cuda:
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(torch.cuda.current_stream(table.device))
-        found, members = row.on_host()
-        is_news = row.has_news or not row.rows  # what is read late has not been judged yet
-        on_host = StepRow(step, found, {}, members, is_news=is_news)
-        return cls(on_host, names, own, numbers, samples, arrived)
 
     def read(self) -> StepRow:
         if self.arrived is not None:
             self.arrived.synchronize()
-        row = self.row
         samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
-        if self.numbers is None:
-            return StepRow(
-                row.step, row.numbers, row.samples | samples, row.members, is_news=row.is_news
-            )
-        found, members = _rows(self.names, self.numbers, self.own)
-        return StepRow(row.step, found | row.numbers, samples, members, is_news=row.is_news)
+        found, members = self.row.numbers, self.row.members
+        if self.numbers is not None:
+            late, members = _rows(self.names, self.numbers, self.own)
+            found = late | found
+        return replace(self.row, numbers=found, samples=samples, members=members)
 
 
 def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tuple[Row, list[Row]]:
@@ -317,11 +297,15 @@ def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tupl
 def _pooled(rows: Sequence[Row]) -> Row:
     if len(rows) == 1:
         return rows[0]
-    pools: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            pools.setdefault(name, []).append(value)
+    pools = _by_name(row.items() for row in rows)
     return {name: sum(pool) / len(pool) for name, pool in pools.items()}
+
+
+def _by_name(parts: Iterable[Iterable[tuple[str, _T]]]) -> dict[str, list[_T]]:
+    pools: dict[str, list[_T]] = {}
+    for name, value in chain.from_iterable(parts):
+        pools.setdefault(name, []).append(value)
+    return pools
 
 
 def _stack(values: list[Tensor]) -> Tensor:

@@ -23,8 +23,9 @@ from ..errors import SamplerError
 from ..tempering import DifferentiatedCall, Tempering, find_module
 from ..trainer import Trainer
 from .callables import refuse_deferred
+from .settings import Settings
 
-__all__ = ["Sampling", "known_by", "sampled"]
+__all__ = ["Sampling", "sampled"]
 
 
 class Sampling:
@@ -33,15 +34,9 @@ class Sampling:
     Args:
         models: model dimensions of an ensemble.
         tempers: whether the sampler's side is defined at all.
-
-    Attributes:
-        model: the energy module; None finds it among the sampler's arguments.
-        calls: how many there were.
-        is_running: inside a call.
     """
 
     def __init__(self, models: torch.Size, *, tempers: bool) -> None:
-        self.model: nn.Module | None = None
         self.calls = 0
         self.is_running = False
         self._models = models
@@ -54,6 +49,7 @@ class Sampling:
         call: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        module: nn.Module | None,
         factor: float | Tensor,
         *,
         remember: bool,
@@ -61,15 +57,24 @@ class Sampling:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
         Args:
-            call: the sampler as it was given, with its arguments.
-            factor: multiplies the energy.
-            remember: keep the two ends of the last step, see :meth:`Tempering.active`.
+            call, args, kwargs: the sampler as it was given, and its arguments.
+            module: the energy module; None finds it among the arguments.
+            factor, remember: as for :meth:`Tempering.active`.
 
         Raises:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
                 generator.
         """
-        tempering = self._tempering_of(call, args, kwargs)
+        if module is None:
+            try:
+                module = find_module(call, args, kwargs)
+            except SamplerError:
+                if self._tempers:
+                    raise  # else the sampler stays as it is, and nothing needs to be found
+        tempering = None
+        if module is not None:
+            tempering = self._temperings.get(module) or Tempering(module, self._models)
+            self._temperings[module] = tempering
         self.is_running = True
         try:
             if tempering is None:
@@ -90,39 +95,21 @@ class Sampling:
         self.calls += 1
         return result, tempering
 
-    def _tempering_of(
-        self, call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Tempering | None:
-        module = self.model
-        if module is None:
-            try:
-                module = find_module(call, args, kwargs)
-            except SamplerError:
-                if self._tempers:
-                    raise
-                return None  # the sampler stays as it is, so nothing needs to be found
-        if module not in self._temperings:
-            self._temperings[module] = Tempering(module, self._models)
-        return self._temperings[module]
-
 
 def sampled(
     tempering: Tempering | None,
     samples: object,
     trainer: Trainer,
+    settings: Settings,
     *,
-    models: torch.Size,
-    sign: int,
     slow: bool,
-) -> dict[str, float | Tensor]:
-    """Numbers of a sampler call that is just over.
+) -> tuple[dict[str, float | Tensor], Tensor | None]:
+    """Numbers of a sampler call that is just over, and the fingerprint of its samples.
 
     Args:
         tempering: what ran it; None where no energy module is known.
         samples: what the sampler returned; its first floating-point tensor is looked at.
-        trainer: as far as it is known.
-        models: model dimensions of an ensemble.
-        sign: 1 where the module's output is high on data, -1 where it is low.
+        trainer, settings: as far as the trainer is known, and of the guard.
         slow: include the tier that is not taken at every step.
 
     Returns:
@@ -130,29 +117,32 @@ def sampled(
         that the host knows. NaN is unknown. Which tags there are depends on what is attached, not
         on what the sampler did, so that all ranks have the same.
     """
-    found = _of_gradients(tempering, trainer, models)
-    if slow and trainer.step_size is not None and trainer.noise_std is not None:
+    models, found = settings.models, _of_gradients(tempering, trainer, settings.models)
+    if slow and trainer.knows_steps:
         step = None if tempering is None else tempering.last_step
         found["sampler/acceptance"] = (
-            math.nan if step is None else _acceptance(*step, trainer, models, sign)
+            math.nan if step is None else _acceptance(*step, trainer, models, settings.sign)
         )
-    return found | _of_samples(_first_tensor(samples), trainer, models)
-
-
-def known_by(samples: object, models: torch.Size) -> Tensor | None:
-    """The :func:`fingerprint` of what a sampler returned; None where that is no samples."""
     x = _first_tensor(samples)
-    return None if x is None else fingerprint(_rows(x, models))
+    if x is None:
+        return found, None
+    rows = _rows(x, models)
+    # NaN and the infinities show in the extremes, without a mask of the samples' size.
+    highest, lowest = rows.amax(-1), rows.amin(-1)
+    largest = torch.finfo(x.dtype).max
+    finite = _by_model((highest <= largest) & (lowest >= -largest), models)
+    found["nonfinite/samples"] = 1.0 - finite.float().sum(-1) * (1 / finite.shape[-1])
+    if trainer.clamp is not None:
+        found["sampler/clamped"] = clamped(rows, trainer.clamp)
+    return found, fingerprint(rows)
 
 
 def _of_gradients(
     tempering: Tempering | None, trainer: Trainer, models: torch.Size
 ) -> dict[str, float | Tensor]:
-    unknown = ("grad_norm", "grad_norm_max", "evaluations")
+    unknown = ["grad_norm", "grad_norm_max", "evaluations"]
+    unknown += ["drift_to_noise"] if trainer.knows_steps else []
     found: dict[str, float | Tensor] = {f"sampler/{name}": math.nan for name in unknown}
-    step_size, noise_std = trainer.step_size, trainer.noise_std
-    if step_size is not None and noise_std is not None:
-        found["sampler/drift_to_noise"] = math.nan
     if tempering is None:
         return found
     if tempering.evaluations is not None:
@@ -163,32 +153,13 @@ def _of_gradients(
     norm = _by_model(norm.float(), models)
     found["sampler/grad_norm"] = norm.sum(-1) * (1 / norm.shape[-1])
     found["sampler/grad_norm_max"] = norm.amax(-1)
-    if step_size is not None and noise_std is not None:
+    if trainer.step_size is not None and trainer.noise_std is not None:
         found["sampler/drift_to_noise"] = drift_to_noise(
             _by_model(drift.float(), models).mean(-1),
             entries=tempering.entries,
-            step_size=step_size,
-            noise_std=noise_std,
+            step_size=trainer.step_size,
+            noise_std=trainer.noise_std,
         )
-    return found
-
-
-def _of_samples(
-    x: Tensor | None, trainer: Trainer, models: torch.Size
-) -> dict[str, float | Tensor]:
-    if x is None:
-        return {}
-    rows = _rows(x, models)
-    # NaN and the infinities show in the extremes, without a mask of the samples' size.
-    highest, lowest = rows.amax(-1), rows.amin(-1)
-    largest = torch.finfo(x.dtype).max
-    finite = (highest <= largest) & (lowest >= -largest)
-    finite = _by_model(finite, models)
-    found: dict[str, float | Tensor] = {
-        "nonfinite/samples": 1.0 - finite.float().sum(-1) * (1 / finite.shape[-1])
-    }
-    if trainer.clamp is not None:
-        found["sampler/clamped"] = clamped(rows, trainer.clamp)
     return found
 
 
@@ -208,13 +179,11 @@ def _acceptance(
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
     assert trainer.step_size is not None
     assert trainer.noise_std is not None
-    if start.x.shape != end.x.shape:
-        return math.nan
-    points = [_point(each, models, sign) for each in (start, end)]
-    if points[0] is None or points[1] is None:
+    before, after = _point(start, models, sign), _point(end, models, sign)
+    if before is None or after is None or start.x.shape != end.x.shape:
         return math.nan
     accepted = metropolis_acceptance(
-        points[0], points[1], step_size=trainer.step_size, noise_std=trainer.noise_std
+        before, after, step_size=trainer.step_size, noise_std=trainer.noise_std
     )
     return accepted.mean(-1).float()
 
@@ -223,13 +192,8 @@ def _point(seen: DifferentiatedCall, models: torch.Size, sign: int) -> ChainStat
     """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
     x, output = seen.x, seen.output
     leading = x.shape[: len(models) + 1]
-    if (
-        not has_models(x, models)
-        or not x.numel()
-        or output.shape[: len(leading)] != leading
-        or x.is_complex()
-        or output.is_complex()
-    ):
+    tells = has_models(x, models) and output.shape[: len(leading)] == leading
+    if not tells or not x.numel() or x.is_complex() or output.is_complex():
         return None
     flat = (part.reshape(*leading, -1) for part in (x, output, seen.cotangent, seen.gradient))
     return oriented(*flat, sign=sign)

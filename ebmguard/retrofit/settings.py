@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ..energies import Reduce, Variants
 from ..ranks import Ranks
@@ -23,7 +22,7 @@ Action: TypeAlias = Literal["warn", "raise", "rollback"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Facts that hold for the whole run, each told to its parts from here.
+    """Facts that hold for the whole run; every part has them from here.
 
     Attributes:
         sign: 1 where the network's output is high on data, -1 where it is low.
@@ -69,26 +68,18 @@ class Settings:
 def check_told(
     trainer: Trainer,
     told: Mapping[str, Any],
-    settings: Settings,
     sampler: object,
-    energy: nn.Module | None = None,
+    process_group: dist.ProcessGroup | None,
 ) -> Trainer:
-    """A trainer and what the guard is told of it now.
-
-    Args:
-        trainer: as far as it is known.
-        told: arguments of :meth:`Guard.attach`.
-        settings: of the guard.
-        sampler: the sampler, guarded or not.
-        energy: the energy module, where the guard knows one.
+    """A trainer and what the guard of this sampler is told of it now.
 
     Raises:
         ConfigError: what cannot be meant.
     """
-    trainer = trainer.extended(energy=energy, **told)
+    trainer = trainer.extended(energy=trainer.model, **told)
     if trainer.optimizer is not None:
         trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
-        check_shards(trained, settings.process_group)
+        check_shards(trained, process_group)
     if trainer.steps_argument is not None:
         check_takes(sampler, trainer.steps_argument)
     return trainer

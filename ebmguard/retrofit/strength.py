@@ -7,7 +7,7 @@ output scale o is known (Eq. 7; o of Appendix G and M.2), and f itself where it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -35,8 +35,8 @@ class StrengthAt:
     """Values of one step.
 
     Attributes:
-        beta_star: exponent(s) on raw outputs; a tuple means that their losses are averaged. Its
-            entries all have the model dimensions, or none has.
+        beta_star: exponent(s) on raw outputs; of a tuple, whose entries all have the model
+            dimensions or none has, the losses are averaged.
         factor: what multiplies the energy during sampling; the number 1.0 leaves it untouched.
     """
 
@@ -64,12 +64,15 @@ class Strength:
     """The checked strength arguments of :func:`ebmguard.guard`.
 
     Attributes:
+        name: which exponent was given: "beta_star", "beta" or "beta_stars".
+        given: it; of ``beta_stars`` several.
+        output_scale: o, or None where it is unknown.
+        sampler_scale: the sampler's factor, where it is set apart.
         models: model dimensions of the energies, the same at every step; none for one model.
     """
 
-    beta: Schedulable | None
-    beta_star: Schedulable | None
-    beta_stars: tuple[Schedulable, ...] | None
+    name: str
+    given: tuple[Schedulable, ...]
     output_scale: float | None
     sampler_scale: Schedulable | None
     models: torch.Size = ONE_MODEL
@@ -78,52 +81,41 @@ class Strength:
     def of(
         cls,
         *,
-        beta_star: Schedulable | None = None,
-        beta: Schedulable | None = None,
-        beta_stars: Sequence[Schedulable] | None = None,
         output_scale: float | None = None,
         step_size: float | None = None,
         noise_std: float | None = None,
         sampler_scale: Schedulable | None = None,
+        **exponent: Any,
     ) -> Strength:
         """Check the arguments of ``guard`` and what they give at step 0.
 
-        Raises:
-            ConfigError: a value that is not a finite number, or a combination without meaning.
+        Args:
+            output_scale, step_size, noise_std, sampler_scale: as there.
+            exponent: ``beta_star``, ``beta`` and ``beta_stars``, of which one is not None.
         """
-        given = [
-            name
-            for name, value in (
-                ("beta_star", beta_star),
-                ("beta", beta),
-                ("beta_stars", beta_stars),
-            )
-            if value is not None
-        ]
+        given = {name: value for name, value in exponent.items() if value is not None}
         if len(given) != 1:
             what = " and ".join(given) + " were all given" if given else "none was given"
             raise ConfigError(
                 f"Pass exactly one of beta_star=, beta= and beta_stars=; {what}. beta_star is the "
                 "exponent on raw outputs (0.5 to 4 for JEM); beta = beta_star / output_scale."
             )
+        ((name, value),) = given.items()
         scale = _output_scale(output_scale, step_size, noise_std)
-        if beta is not None and scale is None:
+        if name == "beta" and scale is None:
             raise ConfigError(
                 "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= "
                 "and noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
             )
-        if beta_stars is not None:
-            if not isinstance(beta_stars, list | tuple) or not beta_stars:
-                raise ConfigError(
-                    "beta_stars= takes a non-empty list of exponents, e.g. [0.5, 1, 2]."
-                )
-            if sampler_scale is None:
-                raise ConfigError(
-                    "beta_stars= averages several exponents and so has no single factor for the "
-                    "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
-                )
-            beta_stars = tuple(beta_stars)
-        strength = cls(beta, beta_star, beta_stars, scale, sampler_scale)
+        several = name == "beta_stars"
+        if several and (not isinstance(value, list | tuple) or not value):
+            raise ConfigError("beta_stars= takes a non-empty list of exponents, e.g. [0.5, 1, 2].")
+        if several and sampler_scale is None:
+            raise ConfigError(
+                "beta_stars= averages several exponents and so has no single factor for the "
+                "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
+            )
+        strength = cls(name, tuple(value) if several else (value,), scale, sampler_scale)
         star = strength._beta_star(0)
         strength._factor(star, 0)
         return replace(strength, models=model_dimensions(star))
@@ -142,9 +134,6 @@ class Strength:
             step: passed to the schedules.
             exactly: β* instead of the schedule's.
             at_least: β* where the schedule's is a lower number.
-
-        Raises:
-            ConfigError: a schedule returned something that cannot be used.
         """
         star = self._beta_star(step) if exactly is None else exactly
         if at_least is not None and not isinstance(star, tuple):
@@ -159,15 +148,7 @@ class Strength:
         return StrengthAt(star, self._factor(star, step))
 
     def check_measured(self, step: int, beta_star: float) -> None:
-        """Refuse a β* that was not looked at when it was used: that of a schedule on a device.
-
-        Args:
-            step: its step.
-            beta_star: as the row of that step has it.
-
-        Raises:
-            ConfigError: NaN or infinite, or beyond the output scale.
-        """
+        """Refuse the β* that a row shows, where a schedule on a device gave it unread."""
         if not math.isfinite(beta_star):
             raise ConfigError(
                 f"beta_star is {beta_star} at step {step}; expected finite numbers. Look at the "
@@ -178,14 +159,14 @@ class Strength:
 
     def _beta_star(self, step: int) -> float | Tensor | tuple[float | Tensor, ...]:
         star: float | Tensor | tuple[float | Tensor, ...]
-        if self.beta_stars is not None:
-            star = exponents([_value("beta_stars", each, step) for each in self.beta_stars])
-        elif self.beta is not None:
+        values = [_value(self.name, each, step) for each in self.given]
+        if self.name == "beta_stars":
+            star = exponents(values)
+        elif self.name == "beta":
             assert self.output_scale is not None
-            star = _value("beta", self.beta, step) * self.output_scale
+            star = values[0] * self.output_scale
         else:
-            assert self.beta_star is not None
-            star = _value("beta_star", self.beta_star, step)
+            star = values[0]
         for each in star if isinstance(star, tuple) else (star,):
             if not isinstance(each, Tensor) and 0 < abs(each) < _SMALLEST_BETA_STAR:
                 raise ConfigError(
@@ -199,7 +180,7 @@ class Strength:
     ) -> float | Tensor:
         if self.sampler_scale is not None:
             scale = _value("sampler_scale", self.sampler_scale, step)
-            lowest = _lowest(scale)
+            lowest = _lowest(scale, step)
             if lowest is not None and lowest < 0:
                 raise ConfigError(
                     f"sampler_scale={lowest:g} at step {step}; a negative factor would make the "
@@ -218,7 +199,7 @@ class Strength:
         if isinstance(star, Tensor) and star.device.type != "mps":
             star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
-        lowest = _lowest(factor)
+        lowest = _lowest(factor, step)
         if lowest is not None:
             _check_factor(lowest, self.output_scale, step)
         if not isinstance(factor, Tensor):
@@ -246,7 +227,7 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
                 f"{name} is a tensor of dtype {value.dtype} and shape {tuple(value.shape)}; "
                 "expected floating point, and one entry for each model."
             )
-        if _is_on_host(value) and not bool(torch.isfinite(value).all()):
+        if _may_be_read(value, step) and not bool(torch.isfinite(value).all()):
             raise ConfigError(
                 f"{name} holds values that are not finite at step {step}: {value.tolist()}."
             )
@@ -254,36 +235,28 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
     return finite_number(f"{name}(step={step})" if scheduled else name, value)
 
 
-def _lowest(factor: float | Tensor) -> float | None:
+def _lowest(factor: float | Tensor, step: int) -> float | None:
     """None where only a device knows."""
     if isinstance(factor, Tensor):
-        return float(factor.min()) if _is_on_host(factor) else None
+        return float(factor.min()) if _may_be_read(factor, step) else None
     return factor
 
 
-def _is_on_host(x: Tensor) -> bool:
-    return x.device.type == "cpu"  # a step must not wait for another device
+def _may_be_read(x: Tensor, step: int) -> bool:
+    return step == 0 or x.device.type == "cpu"  # later steps must not wait for a device
 
 
-def _output_scale(output_scale: object, step_size: object, noise_std: object) -> float | None:
+def _output_scale(output_scale: object, step: float | None, noise: float | None) -> float | None:
     implied = None
-    if step_size is not None and noise_std is not None:
-        step, noise = finite_number("step_size", step_size), finite_number("noise_std", noise_std)
-        if step <= 0:
-            raise ConfigError(
-                f"step_size={step:g}; it must be positive, as in x += step_size * df/dx + ... "
-                "towards high f."
-            )
-        implied = 2 * step / noise**2 if noise else math.inf
+    if step is not None and noise is not None:
+        implied = 2 * step / noise**2 if noise**2 else math.inf
     if output_scale is None:
-        if step_size is None and noise_std is None:
-            return None
-        if implied is None:
+        if implied is None and not step is noise is None:
             raise ConfigError(
                 "step_size= and noise_std= go together: output_scale = 2 * step_size / "
                 "noise_std**2. Pass both, or tell a single one to g.attach()."
             )
-        if math.isinf(implied):
+        if implied == math.inf:
             raise ConfigError(
                 "noise_std=0; a sampler without noise has no output scale. Give beta_star= alone: "
                 "the weights then act, and the sampler stays as it is. g.attach(step_size=, "

@@ -64,13 +64,18 @@ ARGUMENTS = [
         ("reduce", lambda w: w.guard(reduce="max"), ConfigError, "expected one of sum, mean"),
         ("action", lambda w: w.guard(action="stop"), ConfigError, "expected one of warn, raise"),
         ("model", lambda w: w.guard(model="f"), ConfigError, "model= is a str; expected the torch"),
-        ("loss_fn", lambda w: w.guard(3.0), ConfigError, "loss_fn is a float; expected a function"),
-        ("on_alert", lambda w: w.guard(on_alert=1), ConfigError, "on_alert is a int; expected"),
+        (
+            "loss_fn",
+            lambda w: w.guard(3.0),
+            ConfigError,
+            "loss_fn= is a float; expected a function",
+        ),
+        ("on_alert", lambda w: w.guard(on_alert=1), ConfigError, "on_alert= is a int; expected"),
         (
             "judge_in_loss",
             lambda w: w.guard(judge_in_loss=2),
             ConfigError,
-            "judge_in_loss=2; expected True, False or None",
+            "judge_in_loss= is a int; expected True, False or None",
         ),
         ("flush_every", lambda w: w.guard(flush_every=0), ConfigError, "flush_every=0; expected"),
         ("reference", lambda w: w.guard(reference_beta_star=0), ConfigError, "uniform weights"),
@@ -81,8 +86,8 @@ ARGUMENTS = [
             "process_group= is a int; expected the ProcessGroup",
         ),
         ("sink", lambda w: w.guard(sinks=[3]), ConfigError, "is no sink"),
-        ("one sink", lambda w: w.guard(sinks=Memory()), ConfigError, "takes a list of sinks"),
+        ("one sink", lambda w: w.guard(sinks=Memory()), ConfigError, "expected a list of sinks"),
         ("unwritable folder", unwritable, ConfigError, "cannot be written: Not a directory"),
-        ("folder", lambda w: w.guard(log_dir=5), ConfigError, "log_dir is a int; expected the"),
+        ("folder", lambda w: w.guard(log_dir=5), ConfigError, "log_dir= is a int; expected the"),
     ]
 ]

@@ -75,7 +75,7 @@ TOLD: list[tuple[dict[str, Any], str]] = [
     ({"sgld_steps": 2.5}, "sgld_steps=2.5; expected the number of SGLD steps"),
     ({"steps_argument": "steps"}, "steps_argument= needs sgld_steps="),
     ({"step_size": "large", "noise_std": 0.1}, "step_size='large' is a str"),
-    ({"step_size": -1.0, "noise_std": 0.1}, "step_size=-1.*above 0|step_size=-1; it must be pos"),
+    ({"step_size": -1.0, "noise_std": 0.1}, "step_size=-1; expected a number above 0"),
     ({"step_size": 1.0, "noise_std": -0.1}, "noise_std=-0.1; expected a number of 0 or more"),
     ({"step_size": float("inf"), "noise_std": 0.1}, "step_size=inf; expected a finite number"),
 ]

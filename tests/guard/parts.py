@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import Alert, Guard, Level
+from ebmguard.alerts import DEFAULT_RULES
 
 # beta = 1/4, so that the sampler runs on 3/4 of the energy.
 QUARTER: Any = {"beta_star": 0.5, "output_scale": 2.0}
@@ -112,6 +113,7 @@ class ScriptedDetector:
         self.seen: list[tuple[int, dict[str, float]]] = []
 
     active: Mapping[str, Level] = {}
+    rules = DEFAULT_RULES
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()

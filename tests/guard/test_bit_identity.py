@@ -95,7 +95,7 @@ def test_alerts_with_warn_change_nothing(unguarded, caplog):
     assert len(g.alerts) == 50
 
 
-def _always_error(step, row):
+def _always_error(step, row, members=()):
     from ebmguard import Alert, Level
 
     return [Alert("nonfinite", Level.ERROR, step, "energy_gap", 1.0, 0.0, 0, ("a", "b"))]

