@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import Alert, Level
+from ebmguard.alerts import DEFAULT_RULES
 
 CLASSES, BATCH, CHAINS, SHAPE = 3, 6, 30, (2, 6, 6)
 
@@ -215,7 +216,7 @@ class Memory:
 
 
 class Script:
-    """Stands where the rules stand: fires as told, and keeps what it was shown.
+    """Stands where the judge stands: fires as told, and keeps what it was shown.
 
     Args:
         levels: the level of the alert of each step that has one.
@@ -223,6 +224,8 @@ class Script:
             judgement is a row with energies, and a rollback does not set the number back.
         active: rules that are said to be active.
     """
+
+    rules = DEFAULT_RULES
 
     def __init__(
         self,
@@ -238,7 +241,9 @@ class Script:
         self.count = 0
         self.active: dict[str, Level] = {}
 
-    def observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+    def observe(
+        self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
+    ) -> list[Alert]:
         self.seen.append((step, dict(row)))
         if self.counted and "energy_gap" not in row:
             return []

@@ -21,7 +21,7 @@ from ebmguard.samplers import Mixture, ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.steering import AdaptiveSteps
 from ebmguard.tags import SECTIONS, TAGS, Tag, find
-from tests.guard.parts import Energy, Memory
+from tests.parts import Energy, Memory
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "diagnostics.md", ROOT / "README.md"
@@ -50,7 +50,7 @@ def run(amp: bool) -> set[str]:
 
     def stored(f: Energy) -> Tensor:
         x, rows = buffer.sample(4)
-        x = sgld(f, x, steps=g.sgld_steps, step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
+        x = sgld(f, x, steps=g.next_steps().steps, step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
         buffer.write(rows, x)
         return x
 

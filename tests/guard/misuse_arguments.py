@@ -8,7 +8,7 @@ from torch.distributed import GroupMember
 
 from ebmguard.errors import ConfigError
 from tests.guard.misuse_world import Case, World
-from tests.guard.parts import Memory
+from tests.parts import Memory
 
 
 def unwritable(w: World) -> Any:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ebmguard.errors import ConfigError, EnergyTypeError, LossError, SamplerError, ShapeError
 from tests.guard.misuse_world import NEG, POS, Case, World, X
-from tests.guard.parts import gradient_at
+from tests.parts import gradient_at
 
 
 def generator(f, x):

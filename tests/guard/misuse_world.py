@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ebmguard import Guard, guard
-from tests.guard.parts import Energy, Memory
+from tests.parts import Energy, Memory
 
 X = torch.ones(3, 2)
 POS, NEG = torch.ones(4), torch.zeros(5)

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ebmguard import guard
 from ebmguard.energies import Variant
 from ebmguard.samplers import Mixture
-from tests.guard.parts import Energy
+from tests.parts import Energy
 from tests.ranks import joined, messages
 
 WORLD = 2

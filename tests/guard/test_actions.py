@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ebmguard import Alert, Guard, Level, errors, guard
-from tests.guard.parts import Energy, Memory, energies, script, slopes
+from tests.parts import Energy, Memory, Script, energies, slopes
 
 X = torch.ones(4, 2)
 ERROR_AT_2 = {2: Level.ERROR}
@@ -19,7 +19,8 @@ def make(levels=ERROR_AT_2, *, sampler: Any = None, optimizer=False, rule="energ
     """A guard whose detector fires as told, and an optimizer that moves f's parameters."""
     options: dict[str, Any] = {"beta_star": 1.0, "action": "raise", "model": Energy()} | more
     g = guard(None, sampler, **options)
-    detector = script(g, levels, rule)
+    detector: Any = Script(levels, rule)
+    g._judge = detector
     sgd = None
     if optimizer:
         sgd = torch.optim.SGD(options["model"].parameters(), lr=0.1)

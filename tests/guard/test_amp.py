@@ -8,7 +8,7 @@ from torch import nn
 
 from ebmguard import Level, errors, guard
 from ebmguard.errors import ConfigError
-from tests.guard.parts import Memory, energies
+from tests.parts import Memory, energies
 
 OPTIMIZERS = {
     "adam": lambda ps: torch.optim.Adam(ps, lr=0.1),

@@ -12,7 +12,7 @@ import torch
 from ebmguard import Guard, guard
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.steering import AdaptiveSteps
-from tests.guard.parts import Energy, Memory, energies
+from tests.parts import Energy, Memory, energies
 
 STEPS: Any = {"step_size": 0.02, "noise_std": 0.1}
 

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from ebmguard import guard
 from ebmguard.objective import contrastive_loss
-from tests.guard.parts import Energy, energies, gradient_at, langevin
+from tests.parts import Energy, energies, gradient_at, langevin
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ebmguard import contrastive_loss, guard
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
-from tests.guard.parts import slopes
+from tests.parts import slopes
 
 N, M = 6, 5
 VARIANTS: list[Variant] = ["default", "default", "no_pos", "batch"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ebmguard import Alert, Guard, Level, errors, guard
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
-from tests.guard.parts import Memory, gradient_at
+from tests.parts import Memory, gradient_at
 
 N, M = 16, 14
 STARS = [0.5, 0.0, 2.0]

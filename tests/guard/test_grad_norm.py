@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ebmguard import guard
-from tests.guard.parts import Bowl, energies, gradient_at
+from tests.parts import Bowl, energies, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.6, 0.8]], dtype=torch.float64)
 NORMS = [5.0, 2.0, 1.0]  # of the gradient -x

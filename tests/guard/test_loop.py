@@ -14,7 +14,7 @@ from ebmguard import Guard, guard
 from ebmguard.alerts import DEFAULT_RULES, FloorRule
 from ebmguard.errors import ConfigError, LossError
 from ebmguard.steering import AdaptiveSteps
-from tests.guard.parts import Energy, Memory, energies, langevin
+from tests.parts import Energy, Memory, energies, langevin
 
 X = torch.ones(4, 2)
 LOST: Any = (torch.zeros(6), torch.full((6,), -50.0))  # GradScale 0: no negative is competitive

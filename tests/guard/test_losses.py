@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ebmguard import Guard, contrastive_loss, guard
-from tests.guard.parts import Memory, energies, slopes
+from tests.parts import Memory, energies, slopes
 
 N, M, K = 5, 7, 3
 

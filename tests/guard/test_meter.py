@@ -11,7 +11,7 @@ import torch
 from arviz_stats.base.array import array_stats
 
 from ebmguard import guard
-from tests.guard.parts import Bowl, Memory, energies, gradient_at
+from tests.parts import Bowl, Memory, energies, gradient_at
 
 BAD = torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [0.0, torch.inf], [0.0, -torch.inf]])
 GOOD = torch.zeros(4, 2)

@@ -10,7 +10,7 @@ from ebmguard.errors import SamplerError, ShapeError
 from tests.guard.misuse_arguments import ARGUMENTS
 from tests.guard.misuse_calls import CALLS
 from tests.guard.misuse_world import NEG, POS, World, X
-from tests.guard.parts import Energy, gradient_at
+from tests.parts import Energy, gradient_at
 
 CASES = [*ARGUMENTS, *CALLS]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ebmguard import guard
 from ebmguard.samplers import Mixture, sgld
-from tests.guard.parts import Energy
+from tests.parts import Energy
 
 NEAR, FAR = 5, 3
 TAGS = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ebmguard import Guard, contrastive_loss, guard
 from ebmguard.diagnostics import pareto_k, weight_diagnostics
 from ebmguard.errors import ConfigError, ShapeError
-from tests.guard.parts import Energy, Memory, energies, slopes
+from tests.parts import Energy, Memory, energies, slopes
 
 N, M = 5, 7
 PAGE = Path(__file__).parents[2] / "docs" / "proposals.md"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ebmguard import errors, guard
-from tests.guard.parts import Energy, energies, gradient_at, slopes
+from tests.parts import Energy, energies, gradient_at, slopes
 
 X = torch.ones(4, 2)
 

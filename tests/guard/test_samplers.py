@@ -1,10 +1,11 @@
-"""Every kind of sampler runs on (1 - beta) f, and on f again once it is over."""
+"""Every kind of sampler runs on (1 - beta) f, and on f again once it is over; nested calls too."""
 
 from __future__ import annotations
 
 import copy
 import functools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,19 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError, SamplerError
-from tests.guard.parts import QUARTER, Bowl, Energy, X, energies, gradient_at, is_plain, is_tempered
+from tests.parts import Bowl, Energy, energies, gradient_at
+
+# beta = 1/4, so that the sampler runs on 3/4 of the energy.
+QUARTER: Any = {"beta_star": 0.5, "output_scale": 2.0}
+X = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 1.0]], dtype=torch.float64)
+
+
+def is_tempered(gradient: torch.Tensor) -> bool:
+    return torch.allclose(gradient, -0.75 * X, rtol=1e-12, atol=0)
+
+
+def is_plain(gradient: torch.Tensor) -> bool:
+    return torch.equal(gradient, -X)
 
 
 def test_function():
@@ -258,3 +271,62 @@ def test_classify_stays_plain_inside_the_sampler():
     x = X.float()
     guard(None, sampler, **QUARTER).sampler(f, x)
     assert torch.equal(seen[0], f.net(x))
+
+
+# -- pauses, nested calls and several modules ----------------------------------------------------
+
+
+def test_pause_gives_plain_samples():
+    f = Bowl()
+    g = guard(None, gradient_at, **QUARTER)
+    with g.paused():
+        assert is_plain(g.sampler(f, X))
+        with g.paused():
+            pass
+        assert is_plain(g.sampler(f, X))
+    assert is_tempered(g.sampler(f, X))
+    with pytest.raises(RuntimeError, match="stop"), g.paused():
+        raise RuntimeError("stop")
+    assert is_tempered(g.sampler(f, X))
+
+
+def test_nested_calls_do_not_square_the_factor():
+    f = Bowl()
+
+    def recursive(f, x, depth=2):
+        return g.sampler(f, x, depth - 1) if depth else gradient_at(f, x)
+
+    g = guard(None, recursive, **QUARTER)
+    assert is_tempered(g.sampler(f, X))
+    assert is_plain(gradient_at(f, X))
+    assert g.state_dict()["sampler_calls"] == 1
+
+
+def test_two_guards_at_once_are_refused_and_leave_nothing_behind():
+    f = Bowl()
+    inner = guard(None, gradient_at, **QUARTER)
+    outer = guard(None, lambda f, x: inner.sampler(f, x), **QUARTER)
+    with pytest.raises(SamplerError, match=r"Two guards sample.*sampler\.original"):
+        outer.sampler(f, X)
+    assert "forward" not in vars(f)
+    assert is_tempered(inner.sampler(f, X))
+    assert is_plain(gradient_at(f, X))
+
+
+def test_temper_inside_a_guarded_sampler_is_refused():
+    g = guard(None, lambda f, x: gradient_at(lambda x: g.temper(f(x)), x), **QUARTER)
+    with pytest.raises(SamplerError, match="twice"):
+        g.sampler(Bowl(), X)
+
+
+def test_sampler_that_moves_two_modules_needs_model():
+    f, h = Bowl(), Bowl()
+
+    def sampler(f, h, x):
+        return gradient_at(f, x), gradient_at(h, x)
+
+    with pytest.raises(SamplerError, match=r"2 modules.*Bowl, Bowl.*model=f"):
+        guard(None, sampler, **QUARTER).sampler(f, h, X)
+    of_f, of_h = guard(None, sampler, model=f, **QUARTER).sampler(f, h, X)
+    assert is_tempered(of_f)
+    assert is_plain(of_h)

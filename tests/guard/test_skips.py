@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import Level, errors, guard
 from ebmguard.retrofit.optimizer import OptimizerHooks
-from tests.guard.parts import Memory, energies
+from tests.parts import Memory, energies
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from ebmguard import Level, guard
 from ebmguard.errors import ConfigError
-from tests.guard.parts import Bowl, Memory, gradient_at, script
+from tests.parts import Bowl, Memory, Script, gradient_at
 
 STEPS, SAVED_AFTER = 60, 45
 
@@ -145,7 +146,8 @@ def test_own_hold_wins_over_the_saved_one():
     # And the other way round: rows that were under way are judged when they come.
     back = Run(judge_in_loss=True, optimizer=True)
     back.guard.load_state_dict(lagging.guard.state_dict())
-    detector = script(back.guard, {8: Level.WARN})
+    detector: Any = Script({8: Level.WARN})
+    back.guard._judge = detector
     back.go(9, 10)
     assert sorted(step for step, _ in detector.seen) == [7, 8, 9]
     assert back.memory.steps == [7, 8, 9]

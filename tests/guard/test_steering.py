@@ -11,7 +11,7 @@ import torch
 from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.steering import AdaptiveSteps, SteerBeta
-from tests.guard.parts import Bowl, Memory, gradient_at
+from tests.parts import Bowl, Memory, gradient_at
 
 ADAPT = AdaptiveSteps(most=8, fall_after=3)
 STEER = SteerBeta(least=0.1, most=2.0, window=2, rate=2.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ebmguard import guard
-from tests.guard.parts import Energy, Memory, energies, gradient_at
+from tests.parts import Energy, Memory, energies, gradient_at
 
 X = torch.ones(4, 2)
 

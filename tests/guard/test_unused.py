@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ebmguard import guard
-from tests.guard.parts import Bowl, energies, gradient_at
+from tests.parts import Bowl, energies, gradient_at
 
 X = torch.ones(2, 2, dtype=torch.float64)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ebmguard import guard
-from tests.guard.parts import Memory, energies
+from tests.parts import Memory, energies
 
 TAGS = ("optim/grad_norm", "optim/update_norm", "optim/amplification")
 
