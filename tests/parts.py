@@ -108,7 +108,7 @@ def gradients(
     for y in set(y_pos.tolist()) & set(y_neg.tolist()):
         pos, neg = (beta_star * f_pos.detach().double()).exp()[y_pos == y], y_neg == y
         e = (beta_star * f_neg.detach().double()).exp()[neg]
-        left = 1 - pos / (pos + e.sum())
+        left = e.sum() / (pos + e.sum())
         to_pos[y_pos == y] = -left / paired
         to_neg[neg] = left.sum() / paired * e / e.sum()
     return to_pos, to_neg
@@ -131,6 +131,13 @@ def langevin(f: Any, x: Tensor, steps: int = 3, step_size: float = 0.1) -> Tenso
         (grad,) = torch.autograd.grad(f(x).sum(), x)
         x.data += step_size * grad + 0.01 * torch.randn_like(x)
     return x.detach()
+
+
+def climb(f: Any, x: Tensor, steps: int = 2) -> Tensor:
+    """Langevin steps without noise, so that a chain is the same on any rank."""
+    for _ in range(steps):
+        x = x.detach() + 0.1 * gradient_at(f, x)
+    return x
 
 
 def uniform(n: int) -> Tensor:

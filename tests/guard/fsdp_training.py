@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard import Guard, guard
 from ebmguard.energies import Variant
+from tests.parts import climb
 
 STEPS = 5
 EPOCH = 2  # steps, of which the last one has parts of unequal size
@@ -85,19 +86,11 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[:n], 2 * x[n:], y[:n], y[n:]
 
 
-def climb(f: nn.Module, x: Tensor) -> Tensor:
-    """A sampler without noise, so that a chain is the same on any rank."""
-    for _ in range(2):
-        x = x.detach().requires_grad_()
-        x = x + 0.1 * torch.autograd.grad(f(x).sum(), x)[0]
-    return x.detach()
-
-
 def gathered_once(f: FSDPModule, x: Tensor) -> Tensor:
-    """The same, keeping the parameters between the steps of the chain."""
+    """Climbs, keeping the parameters between the steps of the chain."""
     f.set_reshard_after_forward(False)
     f.set_reshard_after_backward(False)
-    x = climb(f, x)  # type: ignore[arg-type]
+    x = climb(f, x)
     f.set_reshard_after_forward(True)
     f.set_reshard_after_backward(True)
     return x

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ebmguard import guard
 from ebmguard.energies import Variant
 from ebmguard.samplers import Mixture
-from tests.parts import Energy
+from tests.parts import Energy, climb
 from tests.ranks import joined, messages
 
 WORLD = 2
@@ -127,14 +127,6 @@ def classes(x: Tensor) -> Tensor:
 def log_density(x: Tensor) -> Tensor:
     """Log-density of a proposal, up to a constant."""
     return -0.5 * (x - 1).square().sum(-1)
-
-
-def climb(f: nn.Module, x: Tensor) -> Tensor:
-    """A sampler without noise, so that a chain is the same on any rank."""
-    for _ in range(2):
-        x = x.detach().requires_grad_()
-        x = x + 0.1 * torch.autograd.grad(f(x).sum(), x)[0]
-    return x.detach()
 
 
 def train(case: Case, rank: int | None = None) -> dict[str, Any]:

@@ -78,38 +78,22 @@ def test_raise_withholds_at_once_and_raises_after_the_update():
     assert g.step == 4
 
 
-def test_raise_before_the_next_sampler_call():
+@pytest.mark.parametrize("losses", [1, 2])
+@pytest.mark.parametrize("place", ["sampler", "inline", "loss"])
+def test_raise_before_what_comes_next(place, losses):
+    """A sampler call, an inline evaluation, or where there is neither the next loss."""
     calls: list[Any] = []
-    g, _, _, _ = make(sampler=calls.append)
-    for _ in range(2):
-        g.sampler(X)
-        assert gradient(g).abs().sum() > 0
-    g.sampler(X)
-    assert gradient(g).abs().sum() == 0
-    assert gradient(g).abs().sum() == 0
+    g, _, _, _ = make(sampler=calls.append if place == "sampler" else None)
+    places: dict[str, Any] = {"inline": lambda: g.temper(X[0]), "loss": lambda: gradient(g)}
+    begin = places.get(place, lambda: g.sampler(X))
+    for step in range(3):
+        if place != "loss":
+            begin()
+        for _ in range(1 if place == "loss" else losses):
+            assert bool(gradient(g).abs().sum() > 0) is (step < 2)
     with pytest.raises(errors.EnergyBlowupError):
-        g.sampler(X)
-    assert len(calls) == 3
-
-
-def test_raise_before_the_next_inline_evaluation():
-    g, _, _, _ = make()
-    for _ in range(2):
-        g.temper(torch.ones(3))
-        gradient(g)
-    g.temper(torch.ones(3))
-    assert gradient(g).abs().sum() == 0
-    with pytest.raises(errors.EnergyBlowupError):
-        g.temper(torch.ones(3))
-
-
-def test_raise_at_the_next_loss_where_there_is_no_other_place():
-    g, _, _, _ = make()
-    for _ in range(2):
-        gradient(g)
-    assert gradient(g).abs().sum() == 0
-    with pytest.raises(errors.EnergyBlowupError):
-        gradient(g)
+        begin()
+    assert len(calls) == (3 if place == "sampler" else 0)
 
 
 def test_pause_is_no_safe_point_for_a_sampler():
@@ -245,19 +229,14 @@ def test_every_alert_is_recorded_said_and_called_back(caplog):
     assert memory.column("alert_level") == [0.0, 1.0, 2.0, 2.0, 0.0]
 
 
-def test_sinks_are_flushed_by_an_alert():
+@pytest.mark.parametrize("asked", [False, True])
+def test_sinks_are_flushed_by_an_alert_and_when_asked(asked):
     memory = Memory()
-    g, _, sgd, _ = make({3: Level.WARN}, optimizer=True, sinks=[memory], flush_every=50)
+    levels = {} if asked else {3: Level.WARN}
+    g, _, sgd, _ = make(levels, optimizer=True, sinks=[memory], flush_every=50)
     for step in range(5):
         gradient(g)
         sgd.step()
-        assert memory.flushed_rows == ([] if step < 3 else [3])
-
-
-def test_sinks_are_flushed_when_asked():
-    memory = Memory()
-    g, _, sgd, _ = make({}, optimizer=True, sinks=[memory])
-    gradient(g)
-    sgd.step()
-    g.flush()
-    assert memory.flushed_rows == [1]
+        if asked and step == 3:
+            g.flush()
+        assert memory.flushed_rows == ([] if step < 3 else [4 if asked else 3])

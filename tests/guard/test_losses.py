@@ -11,16 +11,9 @@ from torch import Tensor
 
 from ebmguard import Guard, contrastive_loss, guard
 from tests.parts import Memory, energies, slopes
+from tests.parts import gradients as closed_form
 
 N, M, K = 5, 7, 3
-
-
-def closed_form(pos: Tensor, neg: Tensor, beta_star: float) -> tuple[Tensor, Tensor]:
-    """-(1 - w+_i)/N and GradScale w_j, written out."""
-    total = (beta_star * neg).exp().sum()
-    positive = (beta_star * pos).exp()
-    missing = total / (positive + total)
-    return -missing / len(pos), missing.mean() * (beta_star * neg).exp() / total
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -52,42 +45,27 @@ def gradients(request):
 
 
 @pytest.mark.parametrize("beta_star", [0.3, 2.0, -0.7])
-def test_vectors_of_different_lengths(gradients, beta_star):
-    pos, neg = leaves((N,), (M,))
-    to_pos, to_neg = gradients(guard(None, None, beta_star=beta_star), pos, neg)
-    expected_pos, expected_neg = closed_form(pos, neg, beta_star)
-    close(to_pos, expected_pos)
-    close(to_neg, expected_neg)
-
-
-def test_energy_convention(gradients):
-    pos, neg = leaves((N,), (M,))
-    g = guard(None, None, beta_star=2.0, convention="energy")
-    to_pos, to_neg = gradients(g, pos, neg)
-    expected_pos, expected_neg = closed_form(-pos, -neg, 2.0)
-    close(to_pos, -expected_pos)
-    close(to_neg, -expected_neg)
-    assert g.last["energy_gap"] == pytest.approx((neg.mean() - pos.mean()).item())
-
-
-def test_column(gradients):
-    pos, neg = leaves((N, 1), (M, 1))
-    to_pos, to_neg = gradients(guard(None, None, beta_star=2.0), pos, neg)
-    expected_pos, expected_neg = closed_form(pos[:, 0], neg[:, 0], 2.0)
-    close(to_pos, expected_pos[:, None])
-    close(to_neg, expected_neg[:, None])
-
-
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-def test_heads(gradients, reduce):
-    pos, neg = leaves((N, K), (M, K))
-    g = guard(None, None, beta_star=2.0, reduce=reduce)
-    to_pos, to_neg = gradients(g, pos, neg)
-    scale = 1 if reduce == "sum" else 1 / K
-    expected_pos, expected_neg = closed_form(scale * pos.sum(1), scale * neg.sum(1), 2.0)
-    close(to_pos, scale * expected_pos[:, None].expand(N, K))
-    close(to_neg, scale * expected_neg[:, None].expand(M, K))
-    assert g.last["f_pos/mean"] == pytest.approx(scale * pos.sum(1).mean().item())
+@pytest.mark.parametrize(
+    ("heads", "options", "scale"),
+    [
+        ((), {}, 1),
+        ((), {"convention": "energy"}, -1),
+        ((1,), {}, 1),
+        ((K,), {"reduce": "sum"}, 1),
+        ((K,), {"reduce": "mean"}, 1 / K),
+    ],
+)
+def test_layouts(gradients, heads, options, scale, beta_star):
+    """High on data is the sum over heads times the scale."""
+    sides = leaves((N, *heads), (M, *heads))
+    g = guard(None, None, beta_star=beta_star, **options)
+    found = gradients(g, *sides)
+    f_pos, f_neg = (scale * f.detach().reshape(len(f), -1).sum(1) for f in sides)
+    expected = closed_form(f_pos, f_neg, beta_star)
+    for side, gradient, right in zip(sides, found, expected, strict=True):
+        close(gradient, scale * right.reshape(-1, *(1 for _ in heads)).expand_as(side))
+    assert g.last["f_pos/mean"] == pytest.approx(f_pos.mean().item())
+    assert g.last["energy_gap"] == pytest.approx((f_pos.mean() - f_neg.mean()).item())
 
 
 @pytest.mark.parametrize("variant", ["default", "no_pos", "batch", "true"])
@@ -106,9 +84,8 @@ def test_ensemble_members_are_as_if_alone(gradients):
     g = guard(None, None, beta_star=torch.tensor(stars), output_scale=10.0)
     to_pos, to_neg = gradients(g, pos, neg)
     for i, star in enumerate(stars):
-        alone_pos, alone_neg = pos[i].detach(), neg[i].detach()
         if star:
-            expected_pos, expected_neg = closed_form(alone_pos, alone_neg, star)
+            expected_pos, expected_neg = closed_form(pos[i], neg[i], star)
         else:
             expected_pos, expected_neg = torch.full((N,), -1 / N), torch.full((M,), 1 / M)
             expected_pos, expected_neg = expected_pos.double(), expected_neg.double()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ebmguard import Guard, contrastive_loss, guard
 from ebmguard.diagnostics import pareto_k, weight_diagnostics
 from ebmguard.errors import ConfigError, ShapeError
-from tests.parts import Energy, Memory, energies, slopes
+from tests.parts import Energy, Memory, climb, energies, slopes
 
 N, M = 5, 7
 PAGE = Path(__file__).parents[2] / "docs" / "proposals.md"
@@ -263,10 +263,10 @@ def test_sampler_scale_and_beta_star_are_the_update_of_another_model(a, b, varia
     net = Energy(dtype=torch.float64)
     k = a + b
     apart: Any = guard(
-        None, _climb, model=net, sampler_scale=a, beta_star=b, variant=variant, output_scale=None
+        None, climb, model=net, sampler_scale=a, beta_star=b, variant=variant, output_scale=None
     )
     whole = Multiple(net, k)
-    together: Any = guard(None, _climb, model=whole, beta=b / k, output_scale=1.0, variant=variant)
+    together: Any = guard(None, climb, model=whole, beta=b / k, output_scale=1.0, variant=variant)
     x_pos, start = torch.randn(6, 2).double(), torch.randn(4, 2).double()
     x_apart, x_together = apart.sampler(net, start), together.sampler(whole, start)
     torch.testing.assert_close(x_apart, x_together, rtol=1e-12, atol=1e-12)
@@ -277,10 +277,3 @@ def test_sampler_scale_and_beta_star_are_the_update_of_another_model(a, b, varia
     parameters = list(net.parameters())
     for found, right in zip(slopes(k * loss, *parameters), slopes(other, *parameters), strict=True):
         torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-13)
-
-
-def _climb(f: Any, x: Tensor) -> Tensor:
-    for _ in range(3):
-        x = x.detach().requires_grad_()
-        x = x + 0.1 * torch.autograd.grad(f(x).sum(), x)[0]
-    return x.detach()

@@ -19,14 +19,14 @@ STEPS, SAVED_AFTER = 60, 45
 class Run:
     """A loop on given energies that blow up late: alerts, a schedule, histograms, all of it."""
 
-    def __init__(self, *, judge_in_loss=True, optimizer=False, sampler=True, beta_star=None):
+    def __init__(self, *, judge_in_loss=True, optimizer=False, sampler=True):
         self.memory = Memory()
         self.alerts: list[dict[str, object]] = []
         self.sampling = sampler
         self.guard = guard(
             None,
             gradient_at if sampler else None,
-            beta_star=(lambda step: 0.5 + 0.01 * step) if beta_star is None else beta_star,
+            beta_star=lambda step: 0.5 + 0.01 * step,
             output_scale=100.0,
             sinks=[self.memory],
             flush_every=7,
@@ -106,26 +106,6 @@ def test_histogram_of_a_row_that_was_under_way():
     first.go(1, 4)
     assert second.memory.histograms == first.memory.histograms
     assert second.rows() == first.rows()
-
-
-def test_ensembles_too():
-    def run():
-        return Run(sampler=False, optimizer=True, beta_star=torch.tensor([0.0, 1.0, 2.0]))
-
-    def go(ensemble, first, last):
-        for step in range(first, last):
-            rng = torch.Generator().manual_seed(step)
-            ensemble.guard.loss_fn(
-                torch.randn(3, 9, generator=rng), torch.randn(3, 9, generator=rng)
-            )
-            ensemble.optimizer.step()
-
-    whole, first, second = run(), run(), run()
-    go(whole, 0, STEPS)
-    go(first, 0, SAVED_AFTER)
-    second.guard.load_state_dict(through_json(first.guard.state_dict()))
-    go(second, SAVED_AFTER, STEPS)
-    assert first.rows() + second.rows() == whole.rows()
 
 
 def test_schedule_goes_on_where_it_stopped():

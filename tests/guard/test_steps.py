@@ -56,6 +56,19 @@ class Loop:
         assert self.optimizer is not None
         self.optimizer.step()
 
+    def temper(self) -> None:
+        out = self.guard.temper(torch.ones(3, dtype=torch.float64))
+        self.factors.append(out.mean().item())
+
+    def go(self, script: str) -> None:
+        """Runs a loop: s is a sampler call, t an inline one, l a loss, b one with its backward
+        pass, u an update by the optimizer."""
+        for act in script.replace(" ", ""):
+            if act == "b":
+                self.loss().backward()
+            else:
+                {"s": self.sample, "t": self.temper, "l": self.loss, "u": self.update}[act]()
+
     def check(self, *, factors: list[int], losses: list[int], rows: list[int]) -> None:
         """Which step's beta* each sampler call and each loss had; which rows were written."""
         self.guard.close()
@@ -71,81 +84,29 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
-def test_sampler_loss():
-    loop = Loop()
-    for _ in range(3):
-        loop.sample()
-        loop.loss()
-    loop.check(factors=[0, 1, 2], losses=[0, 1, 2], rows=[0, 1, 2])
+# Name: the loop, whether it has an optimizer, and which step's beta* each sampler call and each
+# loss had.
+LOOPS: dict[str, tuple[str, bool, list[int], list[int]]] = {
+    "sampler, loss": ("sl sl sl", False, [0, 1, 2], [0, 1, 2]),
+    "sampler, loss, optimizer": ("sbu sbu sbu", True, [0, 1, 2], [0, 1, 2]),
+    "loss alone": ("l l l", False, [], [0, 1, 2]),
+    "loss and optimizer without a sampler": ("lbu lbu", True, [], [0, 0, 1, 1]),
+    "inline sampler": ("ttttll ttttll", False, [0] * 4 + [1] * 4, [0, 0, 1, 1]),
+    "sharpness-aware, losses alone": ("slb slb", False, [0, 1], [0, 0, 1, 1]),
+    "sharpness-aware": ("slbu slbu", True, [0, 1], [0, 0, 1, 1]),
+    "two samplers and two losses": ("ssbbu ssbbu", True, [0, 0, 1, 1], [0, 0, 1, 1]),
+    "gradient accumulation": ("sbsbsbu sbsbsbu", True, [0] * 3 + [1] * 3, [0] * 3 + [1] * 3),
+}
 
 
-def test_sampler_loss_optimizer():
-    loop = Loop(optimizer=adam)
-    for step in range(3):
-        assert loop.guard.step == step
-        loop.sample()
-        loop.loss().backward()
-        loop.update()
-    loop.check(factors=[0, 1, 2], losses=[0, 1, 2], rows=[0, 1, 2])
-
-
-def test_loss_alone():
-    loop = Loop(sampler=False)
-    for _ in range(3):
-        loop.loss()
-    loop.check(factors=[], losses=[0, 1, 2], rows=[0, 1, 2])
-
-
-def test_loss_and_optimizer_without_a_sampler():
-    loop = Loop(sampler=False, optimizer=adam)
-    for _ in range(2):
-        loop.loss()
-        loop.loss().backward()
-        loop.update()
-    loop.check(factors=[], losses=[0, 0, 1, 1], rows=[0, 1])
-
-
-def test_inline_sampler():
-    loop = Loop(sampler=False)
-    for step in range(3):
-        for _ in range(4):
-            out = loop.guard.temper(torch.ones(3, dtype=torch.float64))
-            assert out.tolist() == [1 - (step + 1) / 100] * 3
-        loop.loss()
-        loop.loss()
-    loop.check(factors=[], losses=[0, 0, 1, 1, 2, 2], rows=[0, 1, 2])
-
-
-def test_sharpness_aware_minimisation_computes_the_loss_twice():
-    for optimizer in (None, adam):
-        loop = Loop(optimizer=optimizer)
-        for _ in range(2):
-            loop.sample()
-            loop.loss()
-            loop.loss().backward()
-            if optimizer:
-                loop.update()
-        loop.check(factors=[0, 1], losses=[0, 0, 1, 1], rows=[0, 1])
-
-
-def test_two_samplers_and_two_losses_per_update():
-    loop = Loop(optimizer=adam)
-    for _ in range(2):
-        loop.sample()
-        loop.sample()
-        (loop.loss() + loop.loss()).backward()
-        loop.update()
-    loop.check(factors=[0, 0, 1, 1], losses=[0, 0, 1, 1], rows=[0, 1])
-
-
-def test_gradient_accumulation():
-    loop = Loop(optimizer=adam)
-    for _ in range(2):
-        for _ in range(3):
-            loop.sample()
-            loop.loss().backward()
-        loop.update()
-    loop.check(factors=[0] * 3 + [1] * 3, losses=[0] * 3 + [1] * 3, rows=[0, 1])
+@pytest.mark.parametrize("name", LOOPS)
+def test_sampler_and_losses_of_a_step_share_its_beta_star(name):
+    script, has_optimizer, factors, losses = LOOPS[name]
+    loop = Loop(sampler="s" in script, optimizer=adam if has_optimizer else None)
+    for step, part in enumerate(script.split()):
+        assert not has_optimizer or loop.guard.step == step
+        loop.go(part)
+    loop.check(factors=factors, losses=losses, rows=sorted(set(losses)))
 
 
 def test_rows_of_one_step_are_averaged():
@@ -163,23 +124,19 @@ def test_rows_of_one_step_are_averaged():
     assert (step, histograms["f_pos"]) == (0, pos.tolist())
 
 
-def test_plotting_calls_between_steps_do_no_harm():
-    for optimizer in (None, adam):
-        loop = Loop(optimizer=optimizer)
-        for _ in range(2):
-            loop.sample()
-            loop.loss().backward()
-            if optimizer:
-                loop.update()
-            loop.sample()  # a plot, tempered; it belongs to the next step
-            with loop.guard.paused():
-                loop.sample()
-                loop.loss()
-        loop.guard.close()
-        assert loop.memory.steps == [0, 1]
-        plain = loop.factors[2::3]
-        assert plain == pytest.approx([1.0, 1.0])
-        assert loop.factors[3] == pytest.approx(0.98, rel=1e-5)
+@pytest.mark.parametrize("step", ["sb", "sbu"])
+def test_plotting_calls_between_steps_do_no_harm(step):
+    loop = Loop(optimizer=adam if "u" in step else None)
+    for _ in range(2):
+        loop.go(step)
+        loop.go("s")  # a plot, tempered; it belongs to the next step
+        with loop.guard.paused():
+            loop.go("sl")
+    loop.guard.close()
+    assert loop.memory.steps == [0, 1]
+    plain = loop.factors[2::3]
+    assert plain == pytest.approx([1.0, 1.0])
+    assert loop.factors[3] == pytest.approx(0.98, rel=1e-5)
 
 
 def test_closure_that_an_optimizer_calls_several_times():
@@ -207,13 +164,7 @@ def test_closure_that_an_optimizer_calls_several_times():
 
 def test_updates_without_a_loss_count_as_steps():
     loop = Loop(optimizer=adam)
-    loop.sample()
-    loop.loss().backward()
-    loop.update()
-    loop.update()  # a classifier's update, say
-    loop.sample()
-    loop.loss().backward()
-    loop.update()
+    loop.go("sbu u sbu")  # the second, a classifier's, say
     loop.guard.close()
     assert loop.betas == [1, 3]
     assert loop.factors == pytest.approx([0.99, 0.97], rel=1e-5)
@@ -241,8 +192,7 @@ def test_attaching_again_adds_up_and_replaces():
     attached = loop.guard.trainer
     assert [attached.optimizer, attached.step_size] == [first, 1.0]
     assert attached.buffer is buffer
-    loop.sample()
-    loop.loss().backward()
+    loop.go("sb")
     first.step()
     assert loop.guard.step == 1
     second = torch.optim.SGD(loop.f.parameters(), lr=0.1)
