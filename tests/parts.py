@@ -55,6 +55,17 @@ class Bowl(nn.Module):
         return -0.5 * self.height * x.flatten(1).square().sum(1)
 
 
+class Bowls(nn.Module):
+    """f(x) = -c |x|^2 / 2 with a curvature c of each member."""
+
+    def __init__(self, curvatures: Tensor) -> None:
+        super().__init__()
+        self.curvatures = nn.Parameter(curvatures.double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -0.5 * self.curvatures.unsqueeze(-1) * x.square().sum(-1)
+
+
 class Classifier(nn.Module):
     """JEM's: class logits and, from the same ones, log p(x), or log p(x, y) as a column."""
 

@@ -14,24 +14,13 @@ from torch import Tensor, nn
 from ebmguard import Alert, Guard, Level, errors, guard
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
-from tests.parts import Memory, gradient_at
+from tests.parts import Bowls, Memory, gradient_at
 
 N, M = 16, 14
 STARS = [0.5, 0.0, 2.0]
 VARIANTS: list[Variant] = ["default", "no_pos", "batch"]
 OUTPUT_SCALE = 4.0
 CURVATURES = [1.0, 2.0, 3.0]
-
-
-class Bowls(nn.Module):
-    """f(x) = -c |x|^2 / 2 with a curvature c of each member."""
-
-    def __init__(self, curvatures: Tensor) -> None:
-        super().__init__()
-        self.curvatures = nn.Parameter(curvatures.double())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return -0.5 * self.curvatures.unsqueeze(-1) * x.square().sum(-1)
 
 
 def draws(step: int, bad: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:

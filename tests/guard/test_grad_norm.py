@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ebmguard import guard
-from tests.parts import Bowl, energies, gradient_at
+from tests.parts import Bowl, Bowls, energies, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.6, 0.8]], dtype=torch.float64)
 NORMS = [5.0, 2.0, 1.0]  # of the gradient -x
@@ -151,18 +151,11 @@ def test_one_dimensional_samples():
     assert measured(gradient_at, x, f=Parabola())[0] == near(2.0)
 
 
-class Members(nn.Module):
-    """Three bowls of curvature 1, 2, 3, on samples (3, B, 2) or on shared ones (B, 2)."""
-
-    def forward(self, x):
-        curvature = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-        return -0.5 * curvature[:, None] * x.square().sum(-1)
-
-
 def ensemble(x):
+    """Curvatures of 1, 2, 3, on samples (3, B, 2) or on shared ones (B, 2)."""
     beta_star = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
     g = guard(None, gradient_at, beta_star=beta_star, output_scale=2.0)
-    g.sampler(Members(), x)
+    g.sampler(Bowls(torch.tensor([1.0, 2.0, 3.0])), x)
     g.loss_fn(torch.randn(3, 4), torch.randn(3, 5))
     return g.last["sampler/grad_norm"]
 

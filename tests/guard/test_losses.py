@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ebmguard import Guard, contrastive_loss, guard
+from ebmguard import contrastive_loss, guard
 from tests.parts import Memory, energies, slopes
 from tests.parts import gradients as closed_form
 
@@ -23,25 +22,6 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
 def close(actual: Tensor, expected: Tensor | float) -> None:
     expected = torch.as_tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-12, atol=1e-15)
-
-
-@pytest.fixture(params=["loss", "reweight"])
-def gradients(request):
-    """The gradients by the loss, or by a plain difference of means of reweighted energies."""
-
-    def of(g: Guard, pos: Tensor, neg: Tensor, groups: Any = None) -> tuple[Tensor, ...]:
-        if request.param == "loss":
-            return slopes(g.loss_fn(pos, neg, groups), pos, neg)
-        same_pos, same_neg = g.reweight(pos, neg, groups)
-        assert torch.equal(same_pos, pos)
-        assert torch.equal(same_neg, neg)
-        sign = 1 if g._settings.sign > 0 else -1
-        members = pos.shape[0] if isinstance(g._strength.beta_star, Tensor) else 1
-        heads = pos.shape[1] if pos.ndim > 1 and members == 1 and g._settings.reduce == "sum" else 1
-        difference = members * heads * (same_neg.mean() - same_pos.mean())
-        return slopes(sign * difference, pos, neg)
-
-    return of
 
 
 @pytest.mark.parametrize("beta_star", [0.3, 2.0, -0.7])
@@ -119,7 +99,7 @@ def test_groups(gradients, variant):
     pos, neg = leaves((5,), (6,))
     y_pos, y_neg = torch.tensor([0, 0, 1, 1, 9]), torch.tensor([0, 1, 1, 0, 1, 7])
     g = guard(None, None, beta_star=1.5, variant=variant)
-    to_pos, to_neg = gradients(g, pos, neg, (y_pos, y_neg))
+    to_pos, to_neg = gradients(g, pos, neg, groups=(y_pos, y_neg))
     expected_pos, expected_neg = torch.zeros(5).double(), torch.zeros(6).double()
     for i in range(4):  # the fifth has no partner
         mine = y_neg == y_pos[i]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ebmguard import Guard, contrastive_loss, guard
+from ebmguard import contrastive_loss, guard
 from ebmguard.diagnostics import pareto_k, weight_diagnostics
 from ebmguard.errors import ConfigError, ShapeError
 from tests.parts import Energy, Memory, climb, energies, slopes
@@ -26,22 +26,8 @@ def sides(*models: int) -> tuple[Tensor, ...]:
     return pos.requires_grad_(), neg.requires_grad_(), q_pos, q_neg
 
 
-@pytest.fixture(params=["loss", "reweight"])
-def gradients(request):
-    """The gradients by the loss, or by a plain difference of means of reweighted energies."""
-
-    def of(g: Guard, pos: Tensor, neg: Tensor, **options: Any) -> tuple[Tensor, ...]:
-        if request.param == "loss":
-            return slopes(g.loss_fn(pos, neg, **options), pos, neg)
-        same_pos, same_neg = g.reweight(pos, neg, **options)
-        sign = 1 if g._settings.sign > 0 else -1
-        return slopes(sign * (same_neg.mean() - same_pos.mean()), pos, neg)
-
-    return of
-
-
 def closed_form(pos: Tensor, neg: Tensor, beta_star: float, q_pos: Tensor, q_neg: Tensor) -> Any:
-    """-(1 - w⁺_i)/N and GradScale w_j, written out with exp(β* f) / q in the place of exp(β* f)."""
+    """-(1 - w⁺_i)/N and GradScale w_j, written out with exp(β* f) / q instead of exp(β* f)."""
     at_neg = (beta_star * neg).exp() / q_neg.exp()
     at_pos = (beta_star * pos).exp() / q_pos.exp()
     missing = at_neg.sum() / (at_pos + at_neg.sum())

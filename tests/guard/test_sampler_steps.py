@@ -14,7 +14,7 @@ from ebmguard import Guard, guard
 from ebmguard.diagnostics import ChainState, metropolis_acceptance
 from ebmguard.retrofit.actions import Actions
 from ebmguard.samplers import ReplayBuffer, sgld
-from tests.parts import Energy, energies
+from tests.parts import Bowls, Energy, energies
 
 STEP_SIZE, NOISE_STD, BETA = 0.3, 0.2, 0.25
 SETTINGS: Any = {"step_size": STEP_SIZE, "noise_std": NOISE_STD}
@@ -158,28 +158,15 @@ def test_our_own_sampler():
 
 
 def test_members_of_an_ensemble_have_their_own():
-    class Members(nn.Module):
-        def forward(self, x):
-            curvature = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-            return -0.5 * curvature[:, None] * x.square().sum(-1)
-
     star = torch.full((3,), 0.5, dtype=torch.float64)
     g = attached(Recorded(), beta_star=star)
-    g.sampler(Members(), X.expand(3, 6, 2))
+    g.sampler(Bowls(torch.tensor([1.0, 2.0, 3.0])), X.expand(3, 6, 2))
     g.loss_fn(torch.randn(3, 4), torch.randn(3, 5))
     for i, own in enumerate(g.members):
-
-        class Alone(nn.Module):
-            curvature = i + 1
-
-            def forward(self, x):
-                return -0.5 * self.curvature * x.square().sum(-1)
-
         sampler = Recorded()
         # All draw the noise of the ensemble.
-        points = [x[i] for x in g.sampler.original.points]
-        sampler.points = points
-        assert own["sampler/acceptance"] == near(sampler.acceptance(Alone()))
+        sampler.points = [x[i] for x in g.sampler.original.points]
+        assert own["sampler/acceptance"] == near(sampler.acceptance(Bowls(torch.tensor(i + 1.0))))
         assert own["sampler/evaluations"] == 4
 
 
