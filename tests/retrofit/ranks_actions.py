@@ -1,7 +1,8 @@
 """Runs of several ranks, one of which breaks down, or which go on from the disk.
 
-Started as ``python -m tests.guard.ranks_actions RANK FOLDER WORLD`` from the project's root. They
-also train the cases of :mod:`tests.guard.fsdp_training`: a start of four processes takes long.
+Started as ``python -m tests.retrofit.ranks_actions RANK FOLDER WORLD`` from the project's root.
+They also train the cases of :mod:`tests.retrofit.fsdp_training`: a start of four processes takes
+long.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch.distributed.tensor import DTensor
 from ebmguard import Alert, Guard, Recovery, guard
 from ebmguard.errors import BudgetSpentError, ConfigError, DivergenceError
 from ebmguard.recovery import Change
-from tests.guard.fsdp_training import Energy, Parallel, cases, spread, train, whole
 from tests.ranks import joined
+from tests.retrofit.fsdp_training import Energy, Parallel, cases, spread, train, whole
 
 FAULTY_STEP = 7  # the newest certified snapshot is that of step 4 then
 SNAPSHOTS: dict[str, Any] = {"every": 2, "certify_after": 2, "relapse_within": 0}

@@ -8,8 +8,8 @@ from itertools import chain
 import pytest
 import torch
 
-from tests.guard.ranks_training import CASES, STEPS, WORLD, train
 from tests.ranks import ranks_of
+from tests.retrofit.ranks_training import CASES, STEPS, WORLD, train
 
 WEIGHTS = (
     *("grad_scale", "weight_entropy", "ess", "max_weight"),
@@ -37,7 +37,7 @@ AVERAGED = {
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each rank saw, from one start of both."""
-    return ranks_of("tests.guard.ranks_training", WORLD, tmp_path_factory)[1]
+    return ranks_of("tests.retrofit.ranks_training", WORLD, tmp_path_factory)[1]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.guard.fsdp_training import CASES, STEPS, cases, train
 from tests.ranks import ranks_of
+from tests.retrofit.fsdp_training import CASES, STEPS, cases, train
 
 WORLDS = (2, 4)
 TAGS = {
@@ -19,7 +19,7 @@ TAGS = {
 @pytest.fixture(scope="module", params=WORLDS)
 def ranks(request, tmp_path_factory):
     """What each rank found, from one start of all cases."""
-    _, found = ranks_of("tests.guard.ranks_actions", request.param, tmp_path_factory)
+    _, found = ranks_of("tests.retrofit.ranks_actions", request.param, tmp_path_factory)
     return [rank["training"] for rank in found]
 
 

@@ -13,8 +13,8 @@ from ebmguard.errors import ConfigError
 from ebmguard.ranks import Ranks
 from ebmguard.recovery.archive import Archive
 from ebmguard.sinks import read_jsonl
-from tests.guard.ranks_actions import FAULTY_STEP
 from tests.ranks import ranks_of
+from tests.retrofit.ranks_actions import FAULTY_STEP
 
 RESTORED = 4
 TOLD = ("alerts", "rollbacks", "attempt", "step", "rules", "parameters")
@@ -23,7 +23,7 @@ TOLD = ("alerts", "rollbacks", "attempt", "step", "rules", "parameters")
 @pytest.fixture(scope="module", params=(2, 4))
 def started(request, tmp_path_factory):
     """The folder, and what each rank found, from one start of all cases."""
-    return ranks_of("tests.guard.ranks_actions", request.param, tmp_path_factory)
+    return ranks_of("tests.retrofit.ranks_actions", request.param, tmp_path_factory)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A few guarded steps, on one process or as one of two ranks.
 
-Started as ``python -m tests.guard.ranks_training RANK FOLDER`` from the project's root.
+Started as ``python -m tests.retrofit.ranks_training RANK FOLDER`` from the project's root.
 """
 
 from __future__ import annotations
