@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import Alert, Level
+from ebmguard.alerts import DEFAULT_RULES
 
 CLASSES, BATCH, CHAINS, SHAPE = 3, 6, 30, (2, 6, 6)
 
@@ -52,6 +53,17 @@ class Bowl(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return -0.5 * self.height * x.flatten(1).square().sum(1)
+
+
+class Bowls(nn.Module):
+    """f(x) = -c |x|^2 / 2 with a curvature c of each member."""
+
+    def __init__(self, curvatures: Tensor) -> None:
+        super().__init__()
+        self.curvatures = nn.Parameter(curvatures.double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -0.5 * self.curvatures.unsqueeze(-1) * x.square().sum(-1)
 
 
 class Classifier(nn.Module):
@@ -107,7 +119,7 @@ def gradients(
     for y in set(y_pos.tolist()) & set(y_neg.tolist()):
         pos, neg = (beta_star * f_pos.detach().double()).exp()[y_pos == y], y_neg == y
         e = (beta_star * f_neg.detach().double()).exp()[neg]
-        left = 1 - pos / (pos + e.sum())
+        left = e.sum() / (pos + e.sum())
         to_pos[y_pos == y] = -left / paired
         to_neg[neg] = left.sum() / paired * e / e.sum()
     return to_pos, to_neg
@@ -130,6 +142,13 @@ def langevin(f: Any, x: Tensor, steps: int = 3, step_size: float = 0.1) -> Tenso
         (grad,) = torch.autograd.grad(f(x).sum(), x)
         x.data += step_size * grad + 0.01 * torch.randn_like(x)
     return x.detach()
+
+
+def climb(f: Any, x: Tensor, steps: int = 2) -> Tensor:
+    """Langevin steps without noise, so that a chain is the same on any rank."""
+    for _ in range(steps):
+        x = x.detach() + 0.1 * gradient_at(f, x)
+    return x
 
 
 def uniform(n: int) -> Tensor:
@@ -215,7 +234,7 @@ class Memory:
 
 
 class Script:
-    """Stands where the rules stand: fires as told, and keeps what it was shown.
+    """Stands where the judge stands: fires as told, and keeps what it was shown.
 
     Args:
         levels: the level of the alert of each step that has one.
@@ -223,6 +242,8 @@ class Script:
             judgement is a row with energies, and a rollback does not set the number back.
         active: rules that are said to be active.
     """
+
+    rules = DEFAULT_RULES
 
     def __init__(
         self,
@@ -238,7 +259,9 @@ class Script:
         self.count = 0
         self.active: dict[str, Level] = {}
 
-    def observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+    def observe(
+        self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
+    ) -> list[Alert]:
         self.seen.append((step, dict(row)))
         if self.counted and "energy_gap" not in row:
             return []

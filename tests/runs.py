@@ -247,17 +247,18 @@ def train(
     for step, (x, x_lab, y_lab) in enumerate(batches(n)):
         y_q = torch.randint(CLASSES, (BATCH,)) if by_class else None
         x_q = run.sampler(f, run.chains, y=y_q)
-        fp_all, fq_all = sign * f(x), sign * f(x_q)
+        fp_all, fq_all = f(x), f(x_q)
         run.calls.append(Call(fp_all, fq_all, x_q))
-        total = supervised(f, x_lab, y_lab) + weight * run.loss_fn(*reweight(fp_all, fq_all))
+        reweighted = reweight(sign * fp_all, sign * fq_all)
+        total = supervised(f, x_lab, y_lab) + weight * run.loss_fn(*reweighted)
         if joint_weight > 0:
             x_q = joint_sample(f, run.chains, y=y_lab)
             given = (y_lab,) if scored_by_class else ()
-            fp, fq = sign * f(x_lab, *given), sign * f(x_q, *given)
+            fp, fq = f(x_lab, *given), f(x_q, *given)
             assert fp.shape == ((BATCH, 1) if given else (BATCH,))
             groups: Any = {"groups": (y_lab, y_lab)} if grouped else {}
             run.calls.append(Call(fp, fq, x_q, **groups))
-            total = total + joint_weight * joint_loss(fp, fq, **groups)
+            total = total + joint_weight * joint_loss(sign * fp, sign * fq, **groups)
         run.others.append(total.item())
         run.optimizer.zero_grad()
         total.backward()

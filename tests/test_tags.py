@@ -21,7 +21,7 @@ from ebmguard.samplers import Mixture, ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.steering import AdaptiveSteps
 from ebmguard.tags import SECTIONS, TAGS, Tag, find
-from tests.guard.parts import Energy, Memory
+from tests.parts import Energy, Memory
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "diagnostics.md", ROOT / "README.md"

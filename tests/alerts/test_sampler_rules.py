@@ -9,7 +9,7 @@ import torch
 
 from ebmguard import Alert, Level, guard
 from ebmguard.samplers import ReplayBuffer, sgld
-from tests.guard.parts import Bowl, Energy
+from tests.parts import Bowl, Energy
 
 STEPS = 210  # five values of what comes once in 50 steps
 SLOW_RULES = ("overshoot", "stale_chains", "saturated", "step_size")

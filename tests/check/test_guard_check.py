@@ -11,7 +11,7 @@ from torch import nn
 from ebmguard import Level, guard
 from ebmguard.errors import ConfigError
 from ebmguard.samplers import ReplayBuffer
-from tests.guard.parts import Energy, Memory, langevin
+from tests.parts import Energy, Memory, langevin
 
 X = torch.linspace(-1, 1, 16).reshape(8, 2)
 

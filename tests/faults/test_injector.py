@@ -13,7 +13,7 @@ from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.faults import FaultInjector, Injected
 from ebmguard.samplers import ReplayBuffer
-from tests.guard.parts import Energy, langevin
+from tests.parts import Energy, langevin
 
 AT = 3
 N_STEPS = 8

@@ -15,7 +15,7 @@ from ebmguard.errors import ConfigError, NonFiniteError
 from ebmguard.faults import FaultInjector
 from tests.frameworks.accelerate_loop import Run, make_accelerator
 from tests.frameworks.parts import N_BATCHES, Before, run_the_page
-from tests.guard.parts import Memory
+from tests.parts import Memory
 from tests.ranks import run_ranks
 
 

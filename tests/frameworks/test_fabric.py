@@ -25,8 +25,7 @@ from tests.frameworks.parts import (
     make_net,
     run_the_page,
 )
-from tests.guard.parts import Memory
-from tests.parts import difference
+from tests.parts import Memory, difference
 
 # Of files that the test has written itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.*weights_only")

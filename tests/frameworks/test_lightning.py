@@ -26,8 +26,7 @@ from ebmguard.sinks import read_jsonl
 from tests.frameworks.lightning_parts import DeepEnergyModel, Guarded, make_trainer
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
 from tests.frameworks.parts import N_BATCHES, Before, Sampler, data, make_net
-from tests.guard.parts import Memory
-from tests.parts import Energy
+from tests.parts import Energy, Memory
 from tests.ranks import run_ranks
 from tests.recovery.parts import Scripted
 

@@ -10,39 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ebmguard import Alert, Guard, Level, Recovery, guard
+from ebmguard import Guard, Level, Recovery, guard
 from ebmguard.samplers import ReplayBuffer, sgld
-from tests.guard.parts import Energy, Memory
+from tests.parts import Energy, Memory, Script
+from tests.runs import frozen, randomness
 
 
-class Scripted:
+class Scripted(Script):
     """Fires when the judgements, counted over all attempts, reach a number; calm otherwise."""
 
     def __init__(self, errors: Sequence[int], active: Mapping[int, dict[str, Level]] = {}) -> None:
-        self.errors = set(errors)
-        self.script = dict(active)
-        self.count = 0
-        self.active: dict[str, Level] = {}
-
-    def observe(
-        self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
-    ) -> list[Alert]:
-        if "energy_gap" not in row:
-            return []
-        self.active = self.script.get(self.count, {})
-        fires = self.count in self.errors
-        self.count += 1
-        if not fires:
-            return []
-        return [
-            Alert("energy_blowup", Level.ERROR, step, "energy_gap", 9.0, 1.0, 5, ("one", "two"))
-        ]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
+        super().__init__(dict.fromkeys(errors, Level.ERROR), counted=True, active=active)
 
 
 class Run:
@@ -108,28 +86,9 @@ class Run:
         self.ema.update_parameters(self.model)
 
     def state(self) -> dict[str, Any]:
-        """Everything, as independent bytes: torch.save of state_dicts and raw RNG states."""
-        name, keys, *rest = np.random.get_state(legacy=True)
-        return {
-            "model": _frozen(self.model.state_dict()),
-            "optimizer": _frozen(self.optimizer.state_dict()),
-            "scheduler": _frozen(self.scheduler.state_dict()),
-            "ema": _frozen(self.ema.state_dict()),
-            "buffer": _frozen(self.buffer.state_dict()),
-            "rng": self.rng.get_state().tolist(),
-            "torch": torch.get_rng_state().tolist(),
-            "python": random.getstate(),
-            "numpy": [name, np.asarray(keys).tolist(), *rest],
-            "step": self.guard.step,
+        """Everything, as independent bytes."""
+        parts = {
+            name: getattr(self, name)
+            for name in ("model", "optimizer", "scheduler", "ema", "buffer", "rng")
         }
-
-
-def _frozen(tree: Any) -> Any:
-    """Nested plain values; floats exactly as their bits."""
-    if isinstance(tree, Tensor):
-        return (str(tree.dtype), tuple(tree.shape), tree.detach().cpu().numpy().tobytes())
-    if isinstance(tree, dict):
-        return {key: _frozen(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_frozen(value) for value in tree]
-    return tree
+        return {**frozen(parts), **randomness(), "step": self.guard.step}

@@ -24,7 +24,7 @@ from ebmguard.samplers import (
     sgld_step,
     start_chains,
 )
-from tests.guard.parts import Energy
+from tests.parts import Energy
 from tests.samplers.parts import PRECISION, Gaussian, bowl, normals, scale_of, seeded
 
 SIZES: Any = {"step_size": 0.4, "noise_std": 0.8}  # o = 1.25, and far too long for SGLD

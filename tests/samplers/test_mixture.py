@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError, SamplerError
 from ebmguard.samplers import Mixture, ReplayBuffer, sgld
-from tests.guard.parts import Bowl, gradient_at
+from tests.parts import Bowl, gradient_at
 
 
 def test_samples_stand_side_by_side_in_the_order_of_their_samplers():

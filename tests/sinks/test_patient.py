@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ebmguard.sinks import PatientSink, Sink, writer
-from tests.guard.parts import Memory
+from tests.parts import Memory
 from tests.sinks.parts import ALERT, RECOVERY
 
 

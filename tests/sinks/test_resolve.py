@@ -11,7 +11,7 @@ import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import Sink, as_sink
-from tests.guard.parts import Memory
+from tests.parts import Memory
 from tests.sinks.parts import ALERT, RECOVERY
 
 

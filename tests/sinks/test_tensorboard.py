@@ -22,7 +22,7 @@ from ebmguard import Recovery
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import TensorBoardSink, open_log_dir
 from ebmguard.sinks.events import crc32c
-from tests.guard.parts import Memory
+from tests.parts import Memory
 from tests.recovery.parts import Run, Scripted
 from tests.sinks.parts import ALERT, RECOVERY, load, scalars, texts
 

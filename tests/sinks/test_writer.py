@@ -13,7 +13,7 @@ import pytest
 from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import Writer, read_jsonl
-from tests.guard.parts import Memory, energies
+from tests.parts import Memory, energies
 
 
 def test_every_sink_gets_everything_and_is_flushed_every_so_many_rows():

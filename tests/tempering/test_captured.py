@@ -18,7 +18,7 @@ from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
 from ebmguard.samplers import sgld
 from ebmguard.tempering import Tempering
-from tests.guard.parts import Bowl, Energy, energies, gradient_at
+from tests.parts import Bowl, Energy, energies, gradient_at
 from tests.replay import Replay, count_replays_as_graphs
 
 STEPS = 7

@@ -10,7 +10,7 @@ from torch import nn
 
 from ebmguard.errors import SamplerError
 from ebmguard.tempering import Tempering, find_module, scale
-from tests.guard.parts import Bowl, Energy, gradient_at
+from tests.parts import Bowl, Energy, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
 

@@ -1,0 +1,280 @@
+"""Runs of several ranks, one of which breaks down, or which go on from the disk.
+
+Started as ``python -m tests.retrofit.ranks_actions RANK FOLDER WORLD`` from the project's root.
+They also train the cases of :mod:`tests.retrofit.fsdp_training`: a start of four processes takes
+long.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ebmguard import Alert, Guard, Recovery, guard
+from ebmguard.errors import BudgetSpentError, ConfigError, DivergenceError
+from ebmguard.recovery import Change
+from tests.ranks import joined
+from tests.retrofit.fsdp_training import Energy, Parallel, cases, spread, train, whole
+
+FAULTY_STEP = 7  # the newest certified snapshot is that of step 4 then
+SNAPSHOTS: dict[str, Any] = {"every": 2, "certify_after": 2, "relapse_within": 0}
+UNCHANGED: dict[str, Any] = {"ladder": (Change(),), "reseed": False, "purge": False}
+
+
+def faults(world: int) -> list[tuple[Parallel, str]]:
+    """What becomes NaN on rank 1, and how the run is spread."""
+    parallels: tuple[Parallel, ...] = ("ddp", "fsdp")
+    found = [(each, fault) for each in parallels for fault in ("energies", "samples", "gradient")]
+    return [*found, ("hsdp", "gradient")] if world == 4 else found
+
+
+def parallels(world: int) -> tuple[Parallel, ...]:
+    """Where the other cases are tried; four ranks take longer."""
+    return ("fsdp",) if world == 4 else ("ddp", "fsdp")
+
+
+class Run:
+    """A guarded trainer of one rank, with noise of its own, and an order that all ranks share."""
+
+    def __init__(
+        self,
+        rank: int,
+        parallel: Parallel,
+        *,
+        seed: int = 0,
+        fused: bool = False,
+        scaler: torch.amp.GradScaler | None = None,
+        **options: Any,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.rank = rank
+        self.net = Energy()
+        self.model = spread(self.net, parallel)
+        torch.manual_seed(1000 + rank)
+        self.order = torch.Generator().manual_seed(5)
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01, fused=fused)
+        self.buffer = torch.randn(16, 2, dtype=torch.float64)
+        self.scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+        self.alerts: list[Alert] = []
+        self.guard: Guard = guard(
+            None,
+            self.sample,
+            on_alert=self.alerts.append,
+            **({"beta_star": 0.7, "process_group": dist.group.WORLD} | options),
+            output_scale=200.0,
+        )
+        self.guard.attach(
+            model=self.net,
+            optimizer=self.optimizer,
+            buffer=self.buffer,
+            generators=[self.order],
+            scaler=self.scaler,
+        )
+        # By the number of the step that comes next.
+        self.states: dict[int, list[Tensor]] = {}
+
+    def sample(self, f: nn.Module, rows: Tensor) -> Tensor:
+        x = self.buffer[rows]
+        for _ in range(2):
+            x.requires_grad_()
+            (gradient,) = torch.autograd.grad(f(x).sum(), x)
+            x = x.detach() + 0.1 * gradient + 0.03 * torch.randn_like(x)
+        self.buffer[rows] = x
+        return x
+
+    def step(self, fault: str | None = None) -> None:
+        """One training step.
+
+        Args:
+            fault: what becomes NaN on rank 1.
+        """
+        self.states[self.guard.step] = self.state()
+        is_hit = self.rank == 1
+        rows = torch.randperm(16, generator=self.order)[:6]
+        x_pos = 0.5 * torch.randn(6, 2, dtype=torch.float64)
+        x_neg = self.guard.sampler(self.net, rows)
+        if is_hit and fault == "samples":
+            x_neg[0] = torch.nan
+        f_pos, f_neg = self.model(torch.cat((x_pos, x_neg))).split(6)
+        if is_hit and fault == "energies":
+            f_neg = torch.where(torch.arange(6) == 2, torch.nan, f_neg)
+        loss = self.guard.loss_fn(f_pos, f_neg)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        if is_hit and fault == "gradient":
+            gradient = self.optimizer.param_groups[0]["params"][0].grad
+            # Of DDP after the gradients were averaged; of FSDP2 in the shard that this rank has.
+            (gradient.to_local() if isinstance(gradient, DTensor) else gradient)[0, 0] = torch.nan
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def state(self) -> list[Tensor]:
+        """Parameters and Adam's moments, whole, and this rank's buffer."""
+        moments = [x for state in self.optimizer.state.values() for x in state.values()]
+        return [whole(x) for x in (*self.net.parameters(), *moments, self.buffer)]
+
+    def draws(self) -> dict[str, list[float]]:
+        """The next random numbers: this rank's, and those of the common order."""
+        own, common = torch.rand(4), torch.rand(4, generator=self.order)
+        return {"own": own.tolist(), "common": common.tolist()}
+
+    def told(self) -> dict[str, Any]:
+        """What must be the same on all ranks."""
+        return {
+            "alerts": [alert.record() for alert in self.alerts],
+            "rollbacks": [rollback.record() for rollback in self.guard.rollbacks],
+            "attempt": self.guard.attempt,
+            "step": self.guard.step,
+            "rules": self.guard._judge.state_dict(),
+            "parameters": [whole(p) for p in self.net.parameters()],
+        }
+
+
+def stops(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
+    """A run with ``action="raise"``."""
+    run = Run(rank, parallel, action="raise")
+    try:
+        for step in range(FAULTY_STEP + 3):
+            run.step(fault if step == FAULTY_STEP else None)
+    except DivergenceError as error:
+        return {**run.told(), "error": (type(error).__name__, str(error))}
+    return run.told()
+
+
+def rolls_back(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
+    """A run that is taken back as it was, and goes through the same steps again."""
+    recovery = Recovery(**SNAPSHOTS, **UNCHANGED)
+    run = Run(rank, parallel, action="rollback", recovery=recovery)
+    while not run.guard.rollbacks:
+        run.step(fault if run.guard.step == FAULTY_STEP else None)
+    restored, before = run.state(), dict(run.states)
+    while run.guard.step <= FAULTY_STEP:
+        run.step()
+    again = {step: run.states[step] for step in range(4, FAULTY_STEP + 1)}
+    return {**run.told(), "restored": restored, "before": before, "again": again}
+
+
+def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
+    """Two rollbacks with the default ladder and new random numbers, and no third one."""
+    log_dir = folder / f"log of {parallel}"
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("ebmguard").addHandler(listener)
+    recovery = Recovery(**SNAPSHOTS, budget=2)
+    # Fused: whether gradients are finite is known on the device alone, as on a GPU.
+    run = Run(
+        rank,
+        parallel,
+        fused=True,
+        action="rollback",
+        recovery=recovery,
+        log_dir=log_dir,
+        judge_in_loss=False,
+    )
+    run.buffer[3] = 1e9 if rank == 0 else run.buffer[3]  # to be replaced
+    draws = [run.draws()]
+    for fault in ("gradient", "energies"):
+        count = len(run.guard.rollbacks)
+        while len(run.guard.rollbacks) == count:
+            run.step(fault if run.guard.step == FAULTY_STEP else None)
+        draws.append(run.draws())
+    end = ""
+    try:
+        while run.guard.step < FAULTY_STEP + 3:
+            run.step("samples" if run.guard.step == FAULTY_STEP else None)
+    except BudgetSpentError as error:
+        end = str(error)
+    run.guard.close()
+    logging.getLogger("ebmguard").removeHandler(listener)
+    return {
+        **run.told(),
+        "draws": draws,
+        "beta_star": run.guard.last["beta_star"],
+        "buffer": run.buffer.clone(),
+        "said": said,
+        "end": end,
+    }
+
+
+def leaves_out(rank: int, **options: Any) -> dict[str, Any]:
+    """A run that goes on where one shard of the gradient is not finite."""
+    run = Run(rank, "fsdp", **options)
+    for step in range(3):
+        run.step("gradient" if step == 1 else None)
+    return {**run.told(), "states": run.states}
+
+
+def goes_on(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
+    """A run that writes snapshots, and others that go on with it or are refused."""
+    folder = folder / f"snapshots of {parallel}"
+
+    def make(name: str, seed: int = 0) -> Run:
+        recovery = Recovery(**SNAPSHOTS, **UNCHANGED, folder=folder / name, folder_every=2)
+        return Run(rank, parallel, seed=seed, action="rollback", recovery=recovery)
+
+    def refused(act: Callable[[], object]) -> str:
+        try:
+            act()
+        except ConfigError as error:
+            return str(error).replace(str(folder), "FOLDER")
+        return "accepted"
+
+    first = make("whole")
+    for _ in range(12):
+        first.step()
+    first.states[first.guard.step] = first.state()
+    dist.barrier()
+    if rank == 0:
+        for name in ("lacks one", "lacks all"):
+            shutil.copytree(folder / "whole", folder / name)
+        max((folder / "lacks one" / "rank1").iterdir()).unlink()
+        shutil.rmtree(folder / "lacks all" / "rank1")
+    dist.barrier()
+    found: dict[str, Any] = {"first": first.states}
+    for name in ("whole", "lacks one"):
+        run = make(name, seed=1)
+        step = run.guard.resume()
+        while run.guard.step < 12:
+            run.step()
+        run.states[12] = run.state()
+        found[name] = {"step": step, "states": run.states}
+    found["lacks all"] = refused(make("lacks all").guard.resume)
+    found["begins"] = refused(make("lacks all").step)
+    found["nothing"] = make("nothing").guard.resume()
+    return found
+
+
+def main(rank: int, folder: Path, world: int) -> None:
+    logging.getLogger("ebmguard").propagate = False  # what is said is not to be seen here
+    logging.getLogger("ebmguard").addHandler(logging.NullHandler())
+    with joined(rank, world, folder):
+        training = {name: train(case, world, rank) for name, case in cases(world).items()}
+        results: dict[str, Any] = {"training": training}
+        for parallel, fault in faults(world):
+            results[f"stops, {parallel}, {fault}"] = stops(rank, parallel, fault)
+            results[f"rolls back, {parallel}, {fault}"] = rolls_back(rank, parallel, fault)
+        for parallel in parallels(world):
+            results[f"climbs, {parallel}"] = climbs(rank, parallel, folder)
+            results[f"goes on, {parallel}"] = goes_on(rank, parallel, folder)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        results["leaves out, by scaler"] = leaves_out(rank, scaler=scaler)
+        results["leaves out, fused"] = leaves_out(rank, fused=True)
+        try:
+            Run(rank, "fsdp", process_group=None)
+        except ConfigError as error:
+            results["alone"] = str(error)
+        torch.save(results, folder / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

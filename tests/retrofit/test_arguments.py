@@ -1,0 +1,119 @@
+"""One call that tells the whole story: ``guard()`` takes what ``attach()`` takes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard import Guard, guard
+from ebmguard.samplers import ReplayBuffer, sgld
+from ebmguard.steering import AdaptiveSteps
+from tests.parts import Energy, Memory, energies
+
+STEPS: Any = {"step_size": 0.02, "noise_std": 0.1}
+
+
+def parts(f: Energy) -> dict[str, Any]:
+    optimizer = torch.optim.Adam(f.parameters(), lr=1e-2)
+    rng = torch.Generator().manual_seed(1)
+    told: dict[str, Any] = {
+        "model": f,
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 7),
+        "ema": torch.optim.swa_utils.AveragedModel(f),
+        "scaler": torch.amp.GradScaler("cpu", enabled=False),
+        "buffer": ReplayBuffer(16, (2,), reinit_rate=0.1, generator=rng),
+        "generators": [rng],
+        "clamp": (-2.0, 2.0),
+        "sgld_steps": 4,
+        "steps_argument": "steps",
+    }
+    return {**STEPS, **told}
+
+
+def train(at_once: bool) -> tuple[Guard, list[dict[str, float]]]:
+    torch.manual_seed(0)
+    f, memory = Energy(), Memory()
+    told = parts(f)
+    buffer = told["buffer"]
+
+    def sampler(f: Any, steps: int) -> torch.Tensor:
+        x, rows = buffer.sample(8)
+        x = sgld(f, x, steps=steps, **STEPS)
+        buffer.write(rows, x)
+        return x
+
+    options: Any = {"beta_star": 0.5, "output_scale": 4.0, "sinks": [memory], "action": "rollback"}
+    if at_once:
+        g = guard(None, sampler, **options, **told)
+    else:
+        g = guard(None, sampler, **options).attach(**told)
+    for _ in range(3):
+        x = g.sampler(f)
+        told["optimizer"].zero_grad()
+        g.loss_fn(f(torch.randn(8, 2)), f(x)).backward()
+        told["optimizer"].step()
+    return g, [row for _, row in memory.rows]
+
+
+def test_it_takes_what_attach_takes_and_does_the_same():
+    taken = inspect.signature(guard).parameters
+    for name, parameter in inspect.signature(Guard.attach).parameters.items():
+        if name != "self":
+            assert taken[name].annotation == parameter.annotation, name
+            assert taken[name].default is None, name
+    (g, rows), (other, others) = train(at_once=True), train(at_once=False)
+    assert len(rows) == 3
+    assert repr(rows) == repr(others)
+    for tag in ("sampler/drift_to_noise", "sampler/clamped", "buffer/age", "sampler/steps"):
+        assert math.isfinite(rows[-1][tag]), tag
+    assert g.trainer.sgld_steps == other.trainer.sgld_steps == 4
+    assert g.trainer.clamp == (-2.0, 2.0)
+
+
+@pytest.mark.parametrize("scale", [{}, {"output_scale": 4.0}])
+def test_the_steps_that_give_the_output_scale_are_known_everywhere(scale):
+    """They were forgotten: no drift to noise, no acceptance."""
+    f = Energy()
+    g = guard(None, lambda f, x: sgld(f, x, steps=3, **STEPS), beta_star=1.0, **STEPS, **scale)
+    g.sampler(f, torch.ones(5, 2))
+    g.loss_fn(*energies())
+    assert g.last["energy_gap_scaled"] == pytest.approx(4.0 * g.last["energy_gap"])
+    assert g.last["sampler/drift_to_noise"] > 0
+    assert 0 <= g.last["sampler/acceptance"] <= 1
+    assert [problem.name for problem in g.check() if problem.name == "output_scale"] == []
+
+
+def test_reading_a_property_never_changes_the_record():
+    """Logging ``g.refinement`` once made drift_to_noise that of steps which nobody had made finer;
+    a sampler that will follow asks for its steps, and its steps alone are judged as finer."""
+
+    def drift(look: Any, follow: bool) -> tuple[float, bool]:
+        torch.manual_seed(0)
+
+        def sampler(f: Any, x: torch.Tensor) -> torch.Tensor:
+            steps, finer = g.next_steps() if follow else (3, 1)
+            assert not follow or (steps, finer) in ((3, 1), (6, 2))
+            step, noise = STEPS["step_size"] / finer, STEPS["noise_std"] / math.sqrt(finer)
+            return sgld(f, x, steps=steps, step_size=step, noise_std=noise)
+
+        adapt = AdaptiveSteps(most=2) if follow else None
+        g = guard(
+            None, sampler, beta_star=1.0, output_scale=4.0, adapt=adapt, sgld_steps=3, **STEPS
+        )
+        f = Energy()
+        for _ in range(3):
+            look(g)
+            g.sampler(f, torch.ones(5, 2))
+            g.loss_fn(torch.zeros(6), torch.full((6,), -50.0))  # a lost sampler: finer steps
+            look(g)
+        return g.last["sampler/drift_to_noise"], "sampler/steps" in g.last
+
+    for follow in (False, True):
+        quiet = drift(lambda g: None, follow)
+        assert quiet == drift(lambda g: (g.refinement, g.sgld_steps, g.last, g.step), follow)
+        assert quiet[1] is follow

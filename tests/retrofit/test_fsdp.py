@@ -1,0 +1,46 @@
+"""DDP and FSDP2 on two and four ranks train, and are watched, as one process with all samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ranks import ranks_of
+from tests.retrofit.fsdp_training import CASES, STEPS, cases, train
+
+WORLDS = (2, 4)
+TAGS = {
+    *("loss", "grad_scale", "ess", "energy_gap", "f_neg/std"),
+    *("sampler/grad_norm", "sampler/evaluations"),
+    *("optim/grad_norm", "optim/update_norm", "optim/amplification"),
+}
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def ranks(request, tmp_path_factory):
+    """What each rank found, from one start of all cases."""
+    _, found = ranks_of("tests.retrofit.ranks_actions", request.param, tmp_path_factory)
+    return [rank["training"] for rank in found]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_gradients_and_rows_are_those_of_one_process(ranks, name):
+    world = len(ranks)
+    if name not in cases(world):
+        pytest.skip("needs four ranks")
+    alone = train(CASES[name], world)
+    for rank in ranks:
+        found = rank[name]
+        assert len(found["gradients"]) == len(alone["gradients"]) == STEPS
+        for step, right in enumerate(alone["gradients"]):
+            for x, y in zip(found["gradients"][step], right, strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-10, atol=1e-15)
+        for x, y in zip(found["parameters"], alone["parameters"], strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-10, atol=0)
+        for row, right in zip(found["rows"], alone["rows"], strict=True):
+            assert row.keys() == right.keys()
+            for tag in TAGS & row.keys():
+                # Some are float32.
+                assert row[tag] == pytest.approx(right[tag], rel=1e-6, nan_ok=True), tag
+        assert repr(found["rows"]) == repr(ranks[0][name]["rows"])
+    assert "optim/amplification" in alone["rows"][1]

@@ -1,0 +1,208 @@
+"""`sampler/grad_norm` is the analytic gradient norm of the untempered energy, of the last step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard import guard
+from tests.parts import Bowl, Bowls, energies, gradient_at
+
+X = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.6, 0.8]], dtype=torch.float64)
+NORMS = [5.0, 2.0, 1.0]  # of the gradient -x
+
+
+def near(value):
+    return pytest.approx(value, rel=1e-6)
+
+
+def measured(sampler, *args, f=None, **options):
+    options = {"beta_star": 0.5, "output_scale": 2.0} | options
+    g = guard(None, sampler, **options)
+    g.sampler(f or Bowl(), *args)
+    g.loss_fn(*energies(dtype=torch.float64))
+    return g.last["sampler/grad_norm"], g.last["sampler/grad_norm_max"]
+
+
+def test_mean_and_largest_norm_per_sample():
+    mean, largest = measured(gradient_at, X)
+    assert mean == near(sum(NORMS) / 3)
+    assert largest == near(5.0)
+
+
+@pytest.mark.parametrize("options", [{"output_scale": None}, {"beta_star": 0.0}])
+def test_without_a_factor(options):
+    assert measured(gradient_at, X, **options)[0] == near(8 / 3)
+
+
+def test_images_count_as_vectors():
+    images = X.reshape(3, 1, 2, 1)
+    assert measured(gradient_at, images)[0] == near(8 / 3)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_samplers_whose_number_of_steps_changes(in_place):
+    def sampler(f, x, steps):
+        x = x.clone().requires_grad_()
+        for _ in range(steps):
+            (grad,) = torch.autograd.grad(f(x).sum(), x)
+            move = (1 / 0.75) * 0.5 * grad  # halves x
+            if in_place:
+                x.data += move
+            else:
+                x = (x + move).detach().requires_grad_()
+        return x.detach()
+
+    g, f = guard(None, sampler, beta_star=0.5, output_scale=2.0), Bowl()
+    norms = []
+    for steps in (3, 5, 2, 2, 4):
+        g.sampler(f, X, steps)
+        g.loss_fn(*energies())
+        norms.append(g.last["sampler/grad_norm"])
+    expected = [8 / 3 / 2 ** (steps - 1) for steps in (3, 5, 2, 2, 4)]
+    assert norms == pytest.approx(expected, rel=1e-6)
+
+
+def clips_in_place_with_backward(f, x):
+    x = x.clone().requires_grad_()
+    f(x).sum().backward()
+    x.grad.data.clamp_(-0.01, 0.01)
+    moved = x.detach() + 10 * x.grad
+    x.grad.zero_()
+    return moved
+
+
+def accumulates(f, x):
+    x = x.clone().requires_grad_()
+    for _ in range(3):
+        f(x).sum().backward()
+    return x.detach()
+
+
+def differentiates_twice(f, x):
+    x = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+    grad.square().sum().backward()
+    return x.detach()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "times"),
+    [
+        (clips_in_place_with_backward, 1),
+        (lambda f, x: gradient_at(f, x).clamp_(-0.01, 0.01), 1),  # the result of grad, in place
+        (accumulates, 1),  # and is read step by step
+        # The second pass goes through the gradient, and -x depends on x too: its hook sees
+        # 2 x / 0.75.
+        (differentiates_twice, 2 * 0.75),
+    ],
+)
+def test_whatever_the_sampler_does_with_its_gradient(sampler, times):
+    assert measured(sampler, X)[0] == near(8 / 3 * times)
+
+
+def test_unknown_without_gradients():
+    def sampler(f, x):
+        with torch.no_grad():
+            f(x)
+        f(x)
+        return x
+
+    assert all(math.isnan(value) for value in measured(sampler, X))
+
+
+def test_unknown_where_the_factor_is_zero():
+    assert math.isnan(measured(gradient_at, X, beta_star=2.0)[0])
+
+
+def test_unknown_where_no_module_is_known():
+    f = Bowl()
+    value, _ = measured(lambda _: gradient_at(f, X), f=nn.Identity(), output_scale=None)
+    assert math.isnan(value)
+
+
+def test_one_call_does_not_speak_for_the_next():
+    calls = iter([True, False])
+
+    def sampler(f, x):
+        if next(calls):
+            return gradient_at(f, x)
+        f(x)
+        return x
+
+    g = guard(None, sampler, beta_star=0.5, output_scale=2.0)
+    f = Bowl()
+    for expected in (8 / 3, math.nan):
+        g.sampler(f, X)
+        g.loss_fn(*energies())
+        value = g.last["sampler/grad_norm"]
+        assert value == pytest.approx(expected, nan_ok=True)
+
+
+def test_one_dimensional_samples():
+    class Parabola(nn.Module):
+        def forward(self, x):
+            return -0.5 * x**2
+
+    x = torch.tensor([-3.0, 1.0, 2.0], dtype=torch.float64)
+    assert measured(gradient_at, x, f=Parabola())[0] == near(2.0)
+
+
+def ensemble(x):
+    """Curvatures of 1, 2, 3, on samples (3, B, 2) or on shared ones (B, 2)."""
+    beta_star = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    g = guard(None, gradient_at, beta_star=beta_star, output_scale=2.0)
+    g.sampler(Bowls(torch.tensor([1.0, 2.0, 3.0])), x)
+    g.loss_fn(torch.randn(3, 4), torch.randn(3, 5))
+    return g.last["sampler/grad_norm"]
+
+
+def test_ensemble_with_samples_of_each_member():
+    assert ensemble(X.expand(3, 3, 2)) == near(8 / 3 * (1 + 2 + 3) / 3)
+
+
+def test_ensemble_whose_members_share_their_samples_is_unknown():
+    assert math.isnan(ensemble(torch.cat([X, X])))
+
+
+def test_functional_transforms_run_but_tell_nothing():
+    def per_sample(f, x):
+        return torch.func.vmap(torch.func.grad(lambda one: f(one[None]).sum()))(x)
+
+    def whole(f, x):
+        return torch.func.grad(lambda x: f(x).sum())(x)
+
+    f = Bowl()
+    for sampler in (per_sample, whole):
+        assert torch.allclose(
+            guard(None, sampler, beta_star=0.5, output_scale=2.0).sampler(f, X), -0.75 * X
+        )
+        assert math.isnan(measured(sampler, X)[0])
+
+
+def test_no_hook_stays_on_the_samples():
+    x = X.clone().requires_grad_()
+    f = Bowl()
+
+    def sampler(f):
+        return torch.autograd.grad(f(x).sum(), x)[0]
+
+    g = guard(None, sampler, beta_star=0.5, output_scale=2.0)
+    for _ in range(3):
+        g.sampler(f)
+        assert not x._backward_hooks
+    (9 * f(x)).sum().backward()
+    g.loss_fn(*energies())
+    assert g.last["sampler/grad_norm"] == near(8 / 3)
+
+
+def test_pooled_over_the_samplers_of_one_step():
+    g = guard(None, gradient_at, beta_star=0.5, output_scale=2.0)
+    f = Bowl()
+    g.sampler(f, X)
+    g.sampler(f, 3 * X)
+    g.loss_fn(*energies())
+    assert g.last["sampler/grad_norm"] == pytest.approx(2 * 8 / 3, rel=1e-6)

@@ -1,0 +1,393 @@
+"""Misuse: every case raises its own error, says what to do, and leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import GroupMember
+
+from ebmguard import Guard, errors, guard
+from ebmguard.errors import ConfigError, EnergyTypeError, LossError, SamplerError, ShapeError
+from tests.parts import Energy, Memory, gradient_at
+
+X = torch.ones(3, 2)
+POS, NEG = torch.ones(4), torch.zeros(5)
+
+
+class Pair(Energy):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+@dataclass
+class World:
+    """What a mistake could damage."""
+
+    folder: Path
+    f: Energy = field(default_factory=Energy)
+    h: Energy = field(default_factory=Energy)
+    pair: Pair = field(default_factory=lambda: Pair())
+    memory: Memory = field(default_factory=Memory)
+    guards: list[Guard] = field(default_factory=list)
+
+    def guard(self, loss_fn: Any = None, sampler: Any = None, **options: Any) -> Guard:
+        defaults: dict[str, Any] = {"beta_star": 1.0, "output_scale": 10.0}
+        options = defaults | {"sinks": [self.memory]} | options
+        self.guards.append(guard(loss_fn, sampler, **options))
+        return self.guards[-1]
+
+    def loss(self, pos: Any = POS, neg: Any = NEG, groups: Any = None, **options: Any) -> Any:
+        return self.guard(**options).loss_fn(pos, neg, groups)
+
+    def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    mistake: Callable[[World], Any]
+    message: str  # a regular expression
+    error: type[Exception] = ConfigError
+
+
+def unwritable(w: World) -> Any:
+    (w.folder / "file").write_text("not a folder")
+    try:
+        return w.guard(log_dir=w.folder / "file" / "logs")
+    finally:
+        (w.folder / "file").unlink()
+
+
+def generator(f, x):
+    yield gradient_at(f, x)
+
+
+async def coroutine(f, x):
+    return gradient_at(f, x)
+
+
+def hidden_generator(f, x):
+    return (gradient_at(f, x) for _ in range(2))
+
+
+class Chains:
+    def __init__(self, f):
+        self.f = f
+
+    def sample_new(self, x):
+        return gradient_at(self.f, x)
+
+    def stream(self, x):
+        yield gradient_at(self.f, x)
+
+
+def softplus(pos, neg):
+    return nn.functional.softplus(neg.mean() - pos.mean())
+
+
+def wrong_way(pos, neg):
+    return pos.mean() - neg.mean()
+
+
+def sampled(w: World, sampler: Any, *args: Any, **options: Any) -> Any:
+    return w.guard(None, sampler, **options).sampler(*args)
+
+
+def nested(w: World) -> Any:
+    inner = w.guard(None, gradient_at)
+    return w.guard(None, lambda f, x: inner.sampler(f, x)).sampler(w.f, X)
+
+
+# Arguments that guard() and attach() refuse alike, with what they say.
+TOLD: list[tuple[dict[str, Any], str]] = [
+    ({"model": 1}, "model= is a int; expected the torch.nn.Module"),
+    ({"optimizer": nn.Identity()}, "optimizer= is a Identity; expected a torch Optimizer"),
+    ({"scheduler": "cosine"}, "scheduler= is a str; expected an object with state_dict"),
+    ({"scheduler": torch.optim.lr_scheduler.StepLR}, "scheduler= is the class StepLR"),
+    ({"ema": 0.999}, "ema= is a float; expected an object with state_dict"),
+    ({"scaler": "fp16"}, r"scaler= is a str; expected a torch.amp.GradScaler"),
+    ({"scaler": torch.amp.GradScaler("cpu")}, "scaler= needs the optimizer that it scales"),
+    ({"buffer": 10_000}, "buffer= is a int; expected a tensor of rows, a list of tensors, or"),
+    ({"buffer": torch.zeros(())}, "buffer= is a Tensor; expected a tensor of rows"),
+    ({"buffer": [torch.zeros(3), 4]}, "buffer= is a list; expected a tensor of rows"),
+    ({"generators": torch.Generator()}, "generators= is a Generator; expected a list of"),
+    ({"generators": [0]}, "generators= holds a int; expected torch.Generators"),
+    ({"clamp": 1.0}, r"clamp=1.0; expected the lowest and the highest value.*\(-1, 1\)"),
+    ({"clamp": (1.0, -1.0)}, r"clamp=\(1.0, -1.0\); expected the lowest and the highest"),
+    ({"clamp": (0.0, 0.0)}, "expected the lowest and the highest"),
+    ({"clamp": (0.0, float("nan"))}, "expected the lowest and the highest"),
+    ({"clamp": (0, 1, 2)}, "expected the lowest and the highest"),
+    ({"sgld_steps": 0}, "sgld_steps=0; expected the number of SGLD steps"),
+    ({"sgld_steps": 2.5}, "sgld_steps=2.5; expected the number of SGLD steps"),
+    ({"steps_argument": "steps"}, "steps_argument= needs sgld_steps="),
+    ({"step_size": "large", "noise_std": 0.1}, "step_size='large' is a str"),
+    ({"step_size": -1.0, "noise_std": 0.1}, "step_size=-1; expected a number above 0"),
+    ({"step_size": 1.0, "noise_std": -0.1}, "noise_std=-0.1; expected a number of 0 or more"),
+    ({"step_size": float("inf"), "noise_std": 0.1}, "step_size=inf; expected a finite number"),
+]
+# What guard() alone takes, and what it says of a mistake there.
+ARGUMENTS: list[tuple[dict[str, Any], str]] = [
+    # How strong.
+    ({"beta_star": None}, "exactly one.*none"),
+    ({"beta_star": float("nan")}, "nan; expected a finite"),
+    ({"beta_star": "0.5"}, "is a str; expected a num"),
+    ({"beta": 0.1}, "beta_star and beta were all"),
+    (
+        {"beta_star": None, "beta": 0.1, "output_scale": None},
+        "beta= needs the output scale: add output_scale=",
+    ),
+    ({"output_scale": 0}, "must be positive"),
+    ({"beta_star": 11}, "1.1 at step 0 is above 1"),
+    (
+        {"output_scale": None, "step_size": 1.0, "noise_std": 0.0},
+        "without noise has no output scale. Give beta_star= alone",
+    ),
+    ({"beta_star": lambda step: None}, r"beta_star\(step=0\)=None is a NoneType"),
+    ({"beta_star": None, "beta_stars": [1, 2]}, "add sampler_scale="),
+    # Other keywords.
+    ({"convention": "logp"}, "log_density, energy"),
+    ({"variant": "fancy"}, "default, no_pos, batch"),
+    ({"reduce": "max"}, "expected one of sum, mean"),
+    ({"action": "stop"}, "expected one of warn, raise"),
+    ({"model": "f"}, "model= is a str; expected the torch"),
+    ({"loss_fn": 3.0}, "loss_fn= is a float; expected a function"),
+    ({"on_alert": 1}, "on_alert= is a int; expected"),
+    ({"judge_in_loss": 2}, "judge_in_loss= is a int; expected True, False or None"),
+    ({"flush_every": 0}, "flush_every=0; expected"),
+    ({"reference_beta_star": 0}, "uniform weights"),
+    (
+        {"process_group": GroupMember.NON_GROUP_MEMBER},
+        "process_group= is a int; expected the ProcessGroup",
+    ),
+    ({"sinks": [3]}, "is no sink"),
+    ({"sinks": Memory()}, "expected a list of sinks"),
+    ({"log_dir": 5}, "log_dir= is a int; expected the"),
+]
+
+TRAINS_NONE = "trains none of the model's parameters"
+MISTOLD: list[tuple[str, Any, str]] = [
+    *(
+        (f"guard {i}", lambda w, told=told: w.guard(**told), m)
+        for i, (told, m) in enumerate(ARGUMENTS)
+    ),
+    *(
+        (f"attach {i}", lambda w, told=told: w.guard().attach(**told), m)
+        for i, (told, m) in enumerate(TOLD)
+    ),
+    *(
+        (f"told to guard {i}", lambda w, told=told: w.guard(**{"output_scale": None} | told), m)
+        for i, (told, m) in enumerate(TOLD)
+    ),
+    (
+        "optimizer of another network",
+        lambda w: w.guard().attach(model=w.f, optimizer=w.optimizer(w.h)),
+        TRAINS_NONE,
+    ),
+    ("the same, at once", lambda w: w.guard(model=w.f, optimizer=w.optimizer(w.h)), TRAINS_NONE),
+]
+
+MISUSES: list[tuple[Any, ...]] = [
+    ("unwritable folder", unwritable, "cannot be written: Not a directory"),
+    # The sampler, at once.
+    (
+        "generator",
+        lambda w: w.guard(None, generator),
+        "is a generator or coroutine.*g.temper",
+        SamplerError,
+    ),
+    ("coroutine", lambda w: w.guard(None, coroutine), "generator or coroutine", SamplerError),
+    (
+        "generator method",
+        lambda w: w.guard(None, Chains(w.f), methods=("stream",)),
+        "generator or coroutine",
+        SamplerError,
+    ),
+    ("not callable", lambda w: w.guard(None, 5), "is a int, which cannot be"),
+    (
+        "object without methods=",
+        lambda w: w.guard(None, Chains(w.f)),
+        r"Name the methods that draw samples.*sample_new, stream",
+    ),
+    (
+        "unknown method",
+        lambda w: w.guard(None, Chains(w.f), methods=("sample",)),
+        "has no method sample; it has sample_new, stream",
+    ),
+    (
+        "methods as a string",
+        lambda w: w.guard(None, Chains(w.f), methods="sample_new"),
+        r"expected a sequence of names, e.g. \('sample_new',\)",
+    ),
+    (
+        "methods of a function",
+        lambda w: w.guard(None, gradient_at, methods=("__call__",)),
+        "this is a function",
+    ),
+    ("methods of nothing", lambda w: w.guard(methods=("a",)), "pass the sampler"),
+    ("class", lambda w: w.guard(None, Chains), r"the class Chains.*Chains\(\.\.\.\)"),
+    (
+        "guarded sampler",
+        lambda w: w.guard(None, w.guard(None, gradient_at).sampler),
+        "guarded already.*sampler.original",
+    ),
+    ("guarded loss", lambda w: w.guard(w.guard().loss_fn), "guarded already"),
+    # The sampler, when it runs.
+    (
+        "generator that does not look like one",
+        lambda w: sampled(w, hidden_generator, w.f, X),
+        "generator or coroutine",
+        SamplerError,
+    ),
+    (
+        "no module",
+        lambda w: sampled(w, lambda x: gradient_at(w.f, x), X),
+        r"No energy module.*guard\(\.\.\., model=f\)",
+        SamplerError,
+    ),
+    (
+        "two modules",
+        lambda w: sampled(w, lambda f, h, x: gradient_at(f, x), w.f, w.h, X),
+        r"2 modules .*Energy, Energy.*which one is the energy.*model=f",
+        SamplerError,
+    ),
+    (
+        "never reaches forward",
+        lambda w: sampled(w, lambda f, x: gradient_at(f.classify, x), w.f, X),
+        r"never called Energy.forward.*g\.temper\(energy\)",
+        SamplerError,
+    ),
+    (
+        "samples from a copy",
+        lambda w: sampled(w, lambda f, x: gradient_at(w.h, x), w.f, X),
+        "never called Energy.forward.*a copy",
+        SamplerError,
+    ),
+    (
+        "energies in a tuple",
+        lambda w: sampled(w, lambda f, x: f(x)[0], w.pair, X),
+        r"returned a tuple.*Return only the energy.*g\.temper\(energy\)",
+        SamplerError,
+    ),
+    ("nested guards", nested, "Two guards sample from the same module at once", SamplerError),
+    (
+        "loss without sampling",
+        lambda w: w.guard(None, gradient_at).loss_fn(POS, NEG),
+        r"the guarded sampler never was.*pass sampler=None",
+        SamplerError,
+    ),
+    # The energies.
+    ("integers", lambda w: w.loss(POS.int()), "f_pos has dtype torch.int32", EnergyTypeError),
+    ("a list", lambda w: w.loss(POS, [1.0]), "f_neg is of type list", EnergyTypeError),
+    ("means", lambda w: w.loss(POS.mean(), NEG.mean()), r"before `\.mean\(\)`", ShapeError),
+    (
+        "broadcast",
+        lambda w: w.loss(POS[:, None], NEG),
+        "would broadcast to a matrix. Squeeze",
+        ShapeError,
+    ),
+    (
+        "heads",
+        lambda w: w.loss(torch.ones(4, 3), torch.ones(4, 2)),
+        "both must agree",
+        ShapeError,
+    ),
+    ("no samples", lambda w: w.loss(POS, NEG[:0]), r"shape \(0,\): it holds no", ShapeError),
+    (
+        "members",
+        lambda w: w.loss(beta_star=torch.ones(2)),
+        r"must have shape \(2, samples\); got \(4,\)",
+        ShapeError,
+    ),
+    ("one positive", lambda w: w.loss(POS[:1], variant="true"), "at least two", ShapeError),
+    ("labels", lambda w: w.loss(POS, NEG, (POS, POS)), r"y_neg has shape \(4,\)", ShapeError),
+    (
+        "labels in a variant without",
+        lambda w: w.loss(POS, NEG, (POS, NEG), variant="batch"),
+        'groups are defined for variant="default"',
+    ),
+    (
+        "reweighted means",
+        lambda w: w.guard().reweight(POS, NEG.mean()),
+        "f_neg is a",
+        ShapeError,
+    ),
+    # The loss.
+    (
+        "not affine",
+        lambda w: w.loss(loss_fn=softplus),
+        "add the other terms outside",
+        LossError,
+    ),
+    ("sign", lambda w: w.loss(loss_fn=wrong_way), "pass convention='energy'", LossError),
+    (
+        "sign of energies",
+        lambda w: w.loss(loss_fn=lambda p, n: -wrong_way(p, n), convention="energy"),
+        "pass convention='log_density'",
+        LossError,
+    ),
+    # What it is told of the rest of the trainer.
+    *MISTOLD,
+    ("foreign state", lambda w: w.guard().load_state_dict({}), "Not a guard's state"),
+]
+CASES = [Case(*case) for case in MISUSES]
+
+
+def test_names_differ():
+    assert len({case.name for case in CASES}) == len(CASES) >= 35
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_misuse(case, tmp_path):
+    world = World(tmp_path)
+    before = [dict(vars(module)) for module in (world.f, world.h)]
+    rng = torch.get_rng_state()
+    with pytest.raises(case.error, match=f"(?s){case.message}") as caught:
+        case.mistake(world)
+    assert isinstance(caught.value, errors.EbmguardError)
+    assert type(caught.value) is case.error
+    assert len(str(caught.value)) > 35  # what was wrong, and what to do
+    # Nothing has changed.
+    for g in world.guards:
+        assert g.step == 0
+        assert g.last == {}
+        assert g.alerts == []
+        assert g.trainer == type(g.trainer)()
+        assert g.state_dict()["losses"] == g.state_dict()["sampler_calls"] == 0
+        g.close()
+    assert world.memory.rows == []
+    assert world.memory.alerts == []
+    assert [dict(vars(module)) for module in (world.f, world.h)] == before
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_sampler_that_returns_nan_is_no_misuse():
+    """It is an alert at once: the run decides what becomes of it."""
+    g = guard(None, lambda f, x: gradient_at(f, x) * torch.nan, beta_star=1.0, output_scale=10.0)
+    f = Energy()
+    x = g.sampler(f, X)
+    g.loss_fn(f(X), f(x))
+    assert g.last["nonfinite/samples"] == 1.0
+    assert [(alert.rule, alert.step) for alert in g.alerts] == [("nonfinite", 0)]
+
+
+def test_the_guard_works_after_a_mistake():
+    f = Energy()
+    g = guard(None, gradient_at, beta_star=1.0, output_scale=10.0)
+    for mistake in (lambda: g.sampler(X), lambda: g.loss_fn(POS, NEG)):
+        with pytest.raises(SamplerError):
+            mistake()
+    g.sampler(f, X)
+    with pytest.raises(ShapeError):
+        g.loss_fn(POS.mean(), NEG)
+    assert g.step == 0
+    assert g.loss_fn(POS, NEG).isfinite()
+    g.sampler(f, X)
+    assert g.step == 1

@@ -1,0 +1,114 @@
+"""Two ranks train, and are watched, as one process with the joined batch."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+
+import pytest
+import torch
+
+from tests.ranks import ranks_of
+from tests.retrofit.ranks_training import CASES, STEPS, WORLD, train
+
+WEIGHTS = (
+    *("grad_scale", "weight_entropy", "ess", "max_weight"),
+    *("positive_weight_entropy", "reweighting_angle"),
+)
+JOINED = {
+    *(f"{prefix}{name}" for name in WEIGHTS for prefix in ("", "ref/")),
+    *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in ("mean", "std", "min", "max")),
+    *("energy_gap", "energy_gap_scaled", "beta_star", "loss"),
+    *("nonfinite/pos", "nonfinite/neg", "nonfinite/energies", "nonfinite/samples"),
+    *("nonfinite/gradients", "sampler/grad_norm", "sampler/grad_norm_max", "alert_level"),
+    *("sampler/evaluations", "sampler/drift_to_noise", "sampler/clamped", "sampler/acceptance"),
+    *("sampler/repeated", "unpaired", "ref/unpaired"),
+    *("optim/grad_norm", "optim/update_norm", "optim/amplification"),
+    *(f"{x}mixture/{name}/weight" for x in ("", "ref/") for name in ("climbs", "jumps")),
+    *(f"mixture/{name}/energy_gap" for name in ("climbs", "jumps")),
+}
+TEN_TIMES = "classes, ten times as many"
+AVERAGED = {
+    *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in ("q05", "median", "q95")),
+    *("energy_overlap", "pareto_k", "ref/pareto_k"),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each rank saw, from one start of both."""
+    return ranks_of("tests.retrofit.ranks_training", WORLD, tmp_path_factory)[1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_and_rows_are_those_of_one_process(ranks, name):
+    alone, first = train(CASES[name]), ranks[0][name]
+    for rank in ranks:
+        for found, right in zip(rank[name]["parameters"], alone["parameters"], strict=True):
+            # The loss does not depend on the last layer's bias, so that Adam amplifies roundings.
+            rtol = 1e-11 if right.numel() > 1 else 1e-7
+            torch.testing.assert_close(found, right, rtol=rtol, atol=1e-14)
+    assert len(first["rows"]) == STEPS
+    compared = JOINED
+    if CASES[name].has_mixture:  # the last sampler's alone, whose share differs from rank to rank
+        compared = JOINED - {"sampler/grad_norm", "sampler/drift_to_noise"}
+    rows = [*first["rows"], *chain(*first["members"])]
+    expected = [*alone["rows"], *chain(*alone["members"])]
+    for row, right in zip(rows, expected, strict=True):
+        assert set(row) == set(right) <= JOINED | AVERAGED
+        for tag in compared & set(right):
+            # What is known of samples is float32.
+            rel = 1e-6 if tag.startswith("sampler/") or tag == "nonfinite/samples" else 1e-8
+            assert row[tag] == pytest.approx(right[tag], rel=rel, abs=1e-9, nan_ok=True), tag
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_see_the_same_row(ranks, name):
+    first, second = (rank[name] for rank in ranks)
+    for found, other in zip(first["rows"], second["rows"], strict=True):
+        assert repr(found) == repr(other)  # where NaN is NaN
+    assert repr(first["members"]) == repr(second["members"])
+    assert repr(first["alerts"]) == repr(second["alerts"])
+
+
+def test_what_one_rank_loses_alerts_all(ranks):
+    case = CASES["NaN on one rank"]
+    assert case.spoiled is not None
+    for rank in ranks:
+        seen = rank["NaN on one rank"]
+        (alert,) = seen["alerts"]
+        assert (alert["rule"], alert["step"]) == ("nonfinite", case.spoiled)
+        row = seen["rows"][case.spoiled]
+        assert row["nonfinite/neg"] == 1
+        assert row["nonfinite/energies"] == 1 / sum(map(sum, case.sizes))
+        assert all(math.isnan(row[name]) for name in ("ess", "grad_scale", "f_neg/mean"))
+        assert not math.isnan(row["f_pos/mean"])
+
+
+def test_few_numbers_cross_the_network_for_the_guard_whatever_the_batch(ranks):
+    few, many = (ranks[0][name]["sent"] for name in ("true, unequal", "ten times as many"))
+    assert few == many
+    for sent in few[:2]:
+        # Two for the loss, two for the row, one for the step of the optimizer.
+        kinds = ["all_gather", "all_reduce", "all_gather", "all_gather", "all_reduce"]
+        assert [kind for kind, _ in sent] == kinds
+        assert sum(size for _, size in sent) <= 64
+
+
+def test_with_classes_the_energies_cross_too(ranks):
+    few, many = (ranks[0][name]["sent"] for name in ("default, classes", TEN_TIMES))
+    for sent, more in zip(few[:2], many[:2], strict=True):
+        kinds, sizes = zip(*sent, strict=True)
+        # Sizes, energies and labels for the loss; those of all else, and these again, for the row.
+        assert kinds == ("all_gather",) * 7 + ("all_reduce",)
+        assert sizes[0] == sizes[4] == 2
+        # The largest number of positives and of negatives, 8 and 5, for each rank.
+        assert sizes[1] == sizes[2] == sizes[5] == sizes[6] == 13
+        assert [size for _, size in more] == [130 if size == 13 else size for size in sizes]
+
+
+def test_classes_leave_positives_out_on_all_ranks(ranks):
+    """Otherwise the tests above would compare nothing but zeros."""
+    unpaired = [row["unpaired"] for row in ranks[0]["default, classes"]["rows"]]
+    assert any(unpaired)
+    assert all(count < 10 for count in unpaired)

@@ -1,0 +1,332 @@
+"""Every kind of sampler runs on (1 - beta) f, and on f again once it is over; nested calls too."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard import guard
+from ebmguard.errors import ConfigError, SamplerError
+from tests.parts import Bowl, Energy, energies, gradient_at
+
+# beta = 1/4, so that the sampler runs on 3/4 of the energy.
+QUARTER: Any = {"beta_star": 0.5, "output_scale": 2.0}
+X = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 1.0]], dtype=torch.float64)
+
+
+def is_tempered(gradient: torch.Tensor) -> bool:
+    return torch.allclose(gradient, -0.75 * X, rtol=1e-12, atol=0)
+
+
+def is_plain(gradient: torch.Tensor) -> bool:
+    return torch.equal(gradient, -X)
+
+
+def test_function():
+    f = Bowl()
+    g = guard(None, gradient_at, **QUARTER)
+    assert is_tempered(g.sampler(f, X))
+    assert is_tempered(g.sampler(f=f, x=X))
+    assert is_plain(g.sampler.original(f, X))
+    assert is_plain(gradient_at(f, X))
+    assert g.sampler.__name__ == "gradient_at"
+
+
+def test_closure_over_a_global():
+    f = Bowl()
+
+    def sample_q(x):
+        return gradient_at(f, x)
+
+    assert is_tempered(guard(None, sample_q, model=f, **QUARTER).sampler(X))
+    with pytest.raises(SamplerError, match=r"No energy module.*model=f"):
+        guard(None, sample_q, **QUARTER).sampler(X)
+
+
+def test_module_named_by_attach():
+    f = Bowl()
+    g = guard(None, lambda x: gradient_at(f, x), **QUARTER).attach(model=f)
+    assert is_tempered(g.sampler(X))
+
+
+def test_bound_method_of_a_trainer():
+    class Trainer:
+        def __init__(self):
+            self.model = Bowl()
+
+        def sample(self, x):
+            return gradient_at(self.model, x)
+
+    trainer = Trainer()
+    g = guard(None, trainer.sample, model=trainer.model, **QUARTER)
+    assert is_tempered(g.sampler(X))
+    assert is_plain(trainer.sample(X))
+
+
+def test_bound_method_of_the_energy_itself():
+    class Model(Bowl):
+        def sample(self, x):
+            return gradient_at(self, x)
+
+    model = Model()
+    g = guard(None, model.sample, **QUARTER)
+    assert is_tempered(g.sampler(X))
+
+
+def test_method_guarded_in_the_body_of_its_class():
+    g = guard(None, None, **QUARTER)
+
+    class Model(Bowl):
+        def draw(self, x):
+            return gradient_at(self, x)
+
+        loss_fn, sample = guard(None, draw, **QUARTER)
+
+    first, second = Model(), Model()
+    assert is_tempered(first.sample(X))
+    assert is_tempered(second.sample(X))
+    assert is_plain(first.draw(X))
+    assert is_tempered(Model.sample(first, X))
+    with pytest.raises(ConfigError, match="guarded already"):
+        guard(None, first.sample, **QUARTER)
+    with pytest.raises(ConfigError, match="guarded already"):
+        guard(None, functools.partial(Model.sample, first), **QUARTER)
+    assert g.step == 0
+
+
+def test_decorator_like_use_on_a_module_level_name():
+    sample_q = functools.wraps(gradient_at)(lambda f, x: gradient_at(f, x))
+    loss_fn, sample_q = guard(None, sample_q, **QUARTER)
+    assert is_tempered(sample_q(Bowl(), X))
+    assert loss_fn.guard.sampler is sample_q
+
+
+def test_partial():
+    f = Bowl()
+    assert is_tempered(guard(None, functools.partial(gradient_at, x=X), **QUARTER).sampler(f))
+    assert is_tempered(guard(None, functools.partial(gradient_at, f), **QUARTER).sampler(X))
+    assert is_tempered(guard(None, functools.partial(gradient_at, f=f), **QUARTER).sampler(x=X))
+
+
+class Chains:
+    """A sampler object in the manner of the deep-energy tutorials."""
+
+    def __init__(self, model):
+        self.model = model
+        self.examples = [1, 2]
+
+    def sample_new(self, x):
+        return self.generate(self.model, x)
+
+    def untouched(self, x):
+        return gradient_at(self.model, x)
+
+    @staticmethod
+    def generate(model, x):
+        return gradient_at(model, x)
+
+    def __call__(self, x):
+        return self.sample_new(x)
+
+
+def test_callable_object():
+    f = Bowl()
+    chains = Chains(f)
+    sampler = guard(None, chains, model=f, **QUARTER).sampler
+    assert is_tempered(sampler(X))
+    assert is_plain(chains(X))
+
+
+def test_object_with_methods():
+    f = Bowl()
+    chains = Chains(f)
+    sampler = guard(None, chains, methods=("sample_new", "generate"), model=f, **QUARTER).sampler
+    assert is_tempered(sampler.sample_new(X))
+    assert is_tempered(sampler.generate(f, X))
+    assert is_plain(sampler.untouched(X))
+    assert is_plain(sampler.sample_new.original(X))
+    assert is_plain(sampler.original.sample_new(X))
+
+
+def test_attributes_pass_through_both_ways():
+    chains = Chains(Bowl())
+    sampler = guard(None, chains, methods=("sample_new",), model=chains.model, **QUARTER).sampler
+    assert sampler.examples is chains.examples
+    sampler.examples = "new"
+    assert chains.examples == "new"
+    with pytest.raises(AttributeError, match="missing"):
+        _ = sampler.missing
+    assert copy.copy(sampler).original is chains
+
+
+def test_module_as_sampler():
+    class Proposal(nn.Module):
+        def forward(self, f, x):
+            return gradient_at(f, x)
+
+    proposal = Proposal()
+    sampler = guard(None, proposal, **QUARTER).sampler
+    assert is_tempered(sampler(Bowl(), X))
+    assert sampler.training
+    # Neither callable is a module: frameworks would register it as one.
+    assert not isinstance(sampler, nn.Module)
+    assert not isinstance(sampler, Proposal)
+
+
+def test_forward_passed_as_the_energy():
+    f = Bowl()
+    g = guard(None, gradient_at, **QUARTER)
+    assert is_tempered(g.sampler(f.forward, X))
+    assert is_tempered(g.sampler(f=f.forward, x=X))
+    assert is_plain(gradient_at(f.forward, X))
+
+
+def test_forward_called_by_name():
+    f = Bowl()
+    g = guard(None, lambda f, x: gradient_at(lambda x: f.forward(x), x), **QUARTER)
+    assert is_tempered(g.sampler(f, X))
+
+
+def test_outer_wrapper_is_the_energy():
+    class Wrapper(nn.Module):
+        """What DistributedDataParallel is to its module."""
+
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, *args, **kwargs):
+            return self.module(*args, **kwargs)
+
+    wrapper = Wrapper(Bowl())
+    g = guard(None, gradient_at, **QUARTER)
+    assert is_tempered(g.sampler(wrapper, X))
+    # The inner module may be named too: the wrapper calls it.
+    inner = guard(None, gradient_at, model=wrapper.module, **QUARTER)
+    assert is_tempered(inner.sampler(wrapper, X))
+    assert is_plain(gradient_at(wrapper, X))
+
+
+def test_inline():
+    f = Bowl()
+    g = guard(None, None, **QUARTER)
+    assert g.sampler is None
+    assert is_tempered(gradient_at(lambda x: g.temper(f(x)), X))
+    with g.paused():
+        assert is_plain(gradient_at(lambda x: g.temper(f(x)), X))
+
+
+def test_results_arguments_and_side_effects_are_the_samplers_own():
+    seen = SimpleNamespace(calls=[])
+
+    def sampler(f, x, *rest, flag=False, **more):
+        seen.calls.append((rest, flag, more))
+        return gradient_at(f, x), "status", {"k": 1}
+
+    result = guard(None, sampler, **QUARTER).sampler(Bowl(), X, 1, 2, flag=True, z=3)
+    assert is_tempered(result[0])
+    assert result[1:] == ("status", {"k": 1})
+    assert seen.calls == [((1, 2), True, {"z": 3})]
+
+
+def test_sampler_is_left_as_it_is_where_only_beta_star_is_given():
+    f = Bowl()
+    g = guard(None, lambda x: gradient_at(f, x), beta_star=2.0)
+    assert is_plain(g.sampler(X))  # a closure, and no model= needed
+    assert is_plain(guard(None, gradient_at, beta_star=2.0).sampler(f, X))
+    two = guard(None, lambda f, h, x: gradient_at(f, x), beta_star=2.0)
+    assert is_plain(two.sampler(f, Bowl(), X))
+
+
+def test_schedule_is_asked_once_per_step():
+    f, asked = Bowl(), []
+
+    def schedule(step):
+        asked.append(step)
+        return 0.5
+
+    g = guard(None, gradient_at, beta_star=schedule, output_scale=2.0)
+    pos, neg = energies()
+    for _ in range(3):
+        g.sampler(f, X)
+        g.sampler(f, X)
+        g.loss_fn(pos, neg)
+    assert asked == [0, 0, 1, 2]  # once more at construction
+
+
+def test_classify_stays_plain_inside_the_sampler():
+    f = Energy()
+    seen = []
+
+    def sampler(f, x):
+        seen.append(f.classify(x))
+        return gradient_at(f, x)
+
+    x = X.float()
+    guard(None, sampler, **QUARTER).sampler(f, x)
+    assert torch.equal(seen[0], f.net(x))
+
+
+# -- pauses, nested calls and several modules ----------------------------------------------------
+
+
+def test_pause_gives_plain_samples():
+    f = Bowl()
+    g = guard(None, gradient_at, **QUARTER)
+    with g.paused():
+        assert is_plain(g.sampler(f, X))
+        with g.paused():
+            pass
+        assert is_plain(g.sampler(f, X))
+    assert is_tempered(g.sampler(f, X))
+    with pytest.raises(RuntimeError, match="stop"), g.paused():
+        raise RuntimeError("stop")
+    assert is_tempered(g.sampler(f, X))
+
+
+def test_nested_calls_do_not_square_the_factor():
+    f = Bowl()
+
+    def recursive(f, x, depth=2):
+        return g.sampler(f, x, depth - 1) if depth else gradient_at(f, x)
+
+    g = guard(None, recursive, **QUARTER)
+    assert is_tempered(g.sampler(f, X))
+    assert is_plain(gradient_at(f, X))
+    assert g.state_dict()["sampler_calls"] == 1
+
+
+def test_two_guards_at_once_are_refused_and_leave_nothing_behind():
+    f = Bowl()
+    inner = guard(None, gradient_at, **QUARTER)
+    outer = guard(None, lambda f, x: inner.sampler(f, x), **QUARTER)
+    with pytest.raises(SamplerError, match=r"Two guards sample.*sampler\.original"):
+        outer.sampler(f, X)
+    assert "forward" not in vars(f)
+    assert is_tempered(inner.sampler(f, X))
+    assert is_plain(gradient_at(f, X))
+
+
+def test_temper_inside_a_guarded_sampler_is_refused():
+    g = guard(None, lambda f, x: gradient_at(lambda x: g.temper(f(x)), x), **QUARTER)
+    with pytest.raises(SamplerError, match="twice"):
+        g.sampler(Bowl(), X)
+
+
+def test_sampler_that_moves_two_modules_needs_model():
+    f, h = Bowl(), Bowl()
+
+    def sampler(f, h, x):
+        return gradient_at(f, x), gradient_at(h, x)
+
+    with pytest.raises(SamplerError, match=r"2 modules.*Bowl, Bowl.*model=f"):
+        guard(None, sampler, **QUARTER).sampler(f, h, X)
+    of_f, of_h = guard(None, sampler, model=f, **QUARTER).sampler(f, h, X)
+    assert is_tempered(of_f)
+    assert is_plain(of_h)

@@ -1,0 +1,76 @@
+"""Samples that no guarded loss ever uses are mentioned, once; plots are not mistaken for them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from ebmguard import guard
+from tests.parts import Bowl, energies, gradient_at
+
+X = torch.ones(2, 2, dtype=torch.float64)
+
+
+@pytest.fixture
+def said(caplog):
+    with caplog.at_level(logging.DEBUG, "ebmguard"):
+        yield lambda: [record.getMessage() for record in caplog.records]
+
+
+def make(**options):
+    return guard(None, gradient_at, **({"beta_star": 0.5, "output_scale": 2.0} | options))
+
+
+def test_sampler_without_its_loss(said):
+    g = make()
+    for _ in range(50):
+        g.sampler(Bowl(), X)
+    (message,) = said()
+    assert message.startswith("The guarded sampler was called 10 times, but the guarded loss never")
+    assert "g.paused()" in message
+
+
+def test_plots_while_paused_do_not_count(said):
+    g = make()
+    with g.paused():
+        for _ in range(50):
+            g.sampler(Bowl(), X)
+    for _ in range(9):  # long-run chains before the first step, say
+        g.sampler(Bowl(), X)
+    g.loss_fn(*energies())
+    for _ in range(50):
+        g.sampler(Bowl(), X)
+    assert said() == []
+
+
+def test_standard_trainer_is_left_in_peace(said):
+    g = make(beta_star=0.0)
+    for _ in range(50):
+        g.sampler(Bowl(), X)
+    assert said() == []
+
+
+def test_schedule_that_starts_late(said):
+    f = Bowl()
+    optimizer = torch.optim.SGD(f.parameters(), lr=0.1)
+    g = guard(None, gradient_at, beta_star=lambda step: 0.5 if step >= 15 else 0.0)
+    g.attach(optimizer=optimizer)
+    for step in range(20):
+        g.sampler(f, X)
+        assert len(said()) == (step >= 15)
+        optimizer.step()
+
+
+def test_loss_without_its_sampler_is_an_error():
+    g = make()
+    with pytest.raises(RuntimeError, match="the guarded sampler never was"):
+        g.loss_fn(*energies())
+    with g.paused():
+        g.sampler(Bowl(), X)
+        g.loss_fn(*energies())  # evaluation: any energies will do
+    assert g.step == 0
+    assert g.last == {}
+    with pytest.raises(RuntimeError, match="the guarded sampler never was"):
+        g.loss_fn(*energies())
