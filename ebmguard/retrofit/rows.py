@@ -287,7 +287,8 @@ class _Pending:
 def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tuple[Row, list[Row]]:
     """The row, and those of the members, who have the first ``own`` names; all where it is None."""
     if table.ndim == 1:
-        return dict(zip(names, table.tolist(), strict=True)), []
+        # A zero loses its sign, which says nothing and would be read as less than nothing.
+        return dict(zip(names, [x + 0.0 for x in table.tolist()], strict=True)), []
     means, *columns = table.t().tolist()
     # Only the first names of a column are a member's, so that its end is not reached.
     members = [dict(zip(names[:own], column, strict=False)) for column in columns]

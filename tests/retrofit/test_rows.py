@@ -98,6 +98,11 @@ def test_a_step_without_numbers_has_no_row():
     assert over(rows) == []
 
 
+def test_a_zero_has_no_sign():
+    (row,) = make().add({"a": number(-0.0)})
+    assert repr(row.numbers) == repr({"a": 0.0})
+
+
 def test_double_precision_survives():
     rows, value = make(), 1 / 3
     rows.add({"a": number(value, torch.float64), "b": number(2)})
