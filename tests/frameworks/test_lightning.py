@@ -42,7 +42,7 @@ pytestmark = [
 
 
 class Mixed(GuardedModule, Guarded):
-    """The mixin in the place of the callback."""
+    """The mixin instead of the callback."""
 
 
 @pytest.fixture(autouse=True)
