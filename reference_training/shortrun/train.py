@@ -79,7 +79,9 @@ def train(
     record = Record(config, folder, data.scale(data.train_x[:SHOWN]), reporter)
 
     def refinement() -> int:
-        finer: int = loss_fn.guard.refinement
+        if config.most_steps == 1:
+            return 1
+        finer: int = loss_fn.guard.next_steps().refinement
         return finer
 
     loss_fn, sample_q = guard(
