@@ -125,11 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     command = COMMANDS[name]
     try:
-        config = tyro.cli(
-            load(command.config),
-            prog=" ".join(("ebmguard", *words[:taken])),
-            args=words[taken:],
-        )
+        prog = " ".join(("ebmguard", *words[:taken]))
+        config = tyro.cli(load(command.config), prog=prog, args=words[taken:])
         status: int = load(command.run)(config)
     except (EbmguardError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -147,11 +144,9 @@ def load(location: str) -> Any:
 
 
 def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
-    """The commands that begin as the words do.
+    """The names of the commands that begin as the words do, and how many of the words they share.
 
-    Returns:
-        Their names, and how many of the words they share: all commands and 0 where the first word
-        is none of theirs.
+    All commands and 0 where the first word is none of theirs.
     """
     names, taken = list(COMMANDS), 0
     for word in words:
@@ -165,7 +160,6 @@ def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
 
 
 def usage(names: Sequence[tuple[str, ...]]) -> str:
-    """A list of commands."""
     lines = ["usage: ebmguard COMMAND [options]", "", "commands:"]
     for name in names:
         words = " ".join(name)
