@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,84 +37,66 @@ class Command:
     summary: str
 
 
-COMMANDS: dict[tuple[str, ...], Command] = {
-    # Of words joined by "|" one is given, and is the command's first argument.
-    ("train", "jem"): Command(
-        config="ebmguard.reference_training.jem.config:JemConfig",
-        run="ebmguard.reference_training.jem.command:run",
-        summary="train a joint energy-based model, watched by the guard",
-    ),
-    ("train", "shortrun"): Command(
-        config="ebmguard.reference_training.shortrun.config:ShortRunConfig",
-        run="ebmguard.reference_training.shortrun.command:run",
-        summary="train a short-run MCMC energy-based model",
-    ),
-    ("train", "toy"): Command(
-        config="ebmguard.reference_training.toy.config:ToyConfig",
-        run="ebmguard.reference_training.toy.command:run",
-        summary="train ensembles of small EBMs on densities that are known",
-    ),
-    ("sweep", "jem"): Command(
-        config="ebmguard.reference_training.jem.sweep.config:SweepConfig",
-        run="ebmguard.reference_training.jem.sweep.command:run",
-        summary="train a grid of JEM runs, or go on with one",
-    ),
-    ("evaluate", "jem"): Command(
-        config="ebmguard.reference_training.jem.evaluation.config:EvaluateConfig",
-        run="ebmguard.reference_training.jem.evaluation.command:run",
-        summary="accuracy, calibration, sample quality and out-of-distribution scores of a JEM run",
-    ),
-    ("evaluate", "shortrun"): Command(
-        config="ebmguard.reference_training.shortrun.evaluate_config:EvaluateConfig",
-        run="ebmguard.reference_training.shortrun.evaluation:run",
-        summary="FID and Inception score of a short-run model's samples",
-    ),
-    ("table", "jem"): Command(
-        config="ebmguard.reference_training.jem.table.config:TableConfig",
-        run="ebmguard.reference_training.jem.table.command:run",
-        summary="Tables 1 and 2 of the paper beside the numbers of JEM runs",
-    ),
-    ("figure", "1d|2|5|6|7|8|9|10|11|mixture|broken"): Command(
-        config="ebmguard.reference_training.toy.figures.config:FigureConfig",
-        run="ebmguard.reference_training.toy.figures.command:run",
-        summary="a toy figure of the paper: train what it needs, draw it, print its numbers",
-    ),
-    ("figure", "3|4|16|17|18|19|20|21|22|23|24|25"): Command(
-        config="ebmguard.reference_training.jem.figures.config:FigureConfig",
-        run="ebmguard.reference_training.jem.figures.command:run",
-        summary="a JEM figure of the paper, drawn from runs that are there, with its numbers",
-    ),
-    ("figure", "12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run"): Command(
-        config="ebmguard.reference_training.shortrun.figures.config:FigureConfig",
-        run="ebmguard.reference_training.shortrun.figures.command:run",
-        summary="a figure or study of short-run models, from runs that are there, with its numbers",
-    ),
-    ("watch",): Command(
-        config="ebmguard.report.watch:WatchConfig",
-        run="ebmguard.report.watch:watch",
-        summary="a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks",
-    ),
-    ("report",): Command(
-        config="ebmguard.report.page:ReportConfig",
-        run="ebmguard.report.page:report",
-        summary="runs as one HTML file: charts, alerts, rollbacks, what to do next",
-    ),
-    ("doctor",): Command(
-        config="ebmguard.doctor.command:DoctorConfig",
-        run="ebmguard.doctor.command:doctor",
-        summary="every problem of a trainer's file or of a run, each with its fix",
-    ),
-    ("compare",): Command(
-        config="ebmguard.reference_training.compare:CompareConfig",
-        run="ebmguard.reference_training.compare:compare",
-        summary="draw runs side by side",
-    ),
-    ("demo",): Command(
-        config="ebmguard.reference_training.demo:DemoConfig",
-        run="ebmguard.reference_training.demo:run",
-        summary="the same JEM run without and with the guard",
-    ),
-}
+# Of each command its words, of which one of those joined by "|" is given and is the command's first
+# argument; its summary; and its package with the module and the name of settings and function.
+_TABLE = """\
+train jem
+    train a joint energy-based model, watched by the guard
+    reference_training.jem config:JemConfig command:run
+train shortrun
+    train a short-run MCMC energy-based model
+    reference_training.shortrun config:ShortRunConfig command:run
+train toy
+    train ensembles of small EBMs on densities that are known
+    reference_training.toy config:ToyConfig command:run
+sweep jem
+    train a grid of JEM runs, or go on with one
+    reference_training.jem.sweep config:SweepConfig command:run
+evaluate jem
+    accuracy, calibration, sample quality and out-of-distribution scores of a JEM run
+    reference_training.jem.evaluation config:EvaluateConfig command:run
+evaluate shortrun
+    FID and Inception score of a short-run model's samples
+    reference_training.shortrun evaluate_config:EvaluateConfig evaluation:run
+table jem
+    Tables 1 and 2 of the paper beside the numbers of JEM runs
+    reference_training.jem.table config:TableConfig command:run
+figure 1d|2|5|6|7|8|9|10|11|mixture|broken
+    a toy figure of the paper: train what it needs, draw it, print its numbers
+    reference_training.toy.figures config:FigureConfig command:run
+figure 3|4|16|17|18|19|20|21|22|23|24|25
+    a JEM figure of the paper, drawn from runs that are there, with its numbers
+    reference_training.jem.figures config:FigureConfig command:run
+figure 12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run
+    a figure or study of short-run models, from runs that are there, with its numbers
+    reference_training.shortrun.figures config:FigureConfig command:run
+watch
+    a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks
+    report watch:WatchConfig watch:watch
+report
+    runs as one HTML file: charts, alerts, rollbacks, what to do next
+    report page:ReportConfig page:report
+doctor
+    every problem of a trainer's file or of a run, each with its fix
+    doctor command:DoctorConfig command:doctor
+compare
+    draw runs side by side
+    reference_training compare:CompareConfig compare:compare
+demo
+    the same JEM run without and with the guard
+    reference_training demo:DemoConfig demo:run
+"""
+
+
+def _commands(table: str) -> Iterator[tuple[tuple[str, ...], Command]]:
+    lines = iter(table.splitlines())
+    for words, summary, places in zip(lines, lines, lines, strict=True):
+        package, *names = places.split()
+        config, run = (f"ebmguard.{package}.{name}" for name in names)
+        yield tuple(words.split()), Command(config, run, summary.strip())
+
+
+COMMANDS = dict(_commands(_TABLE))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,11 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     command = COMMANDS[name]
     try:
-        config = tyro.cli(
-            load(command.config),
-            prog=" ".join(("ebmguard", *words[:taken])),
-            args=words[taken:],
-        )
+        prog = " ".join(("ebmguard", *words[:taken]))
+        config = tyro.cli(load(command.config), prog=prog, args=words[taken:])
         status: int = load(command.run)(config)
     except (EbmguardError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -165,11 +144,9 @@ def load(location: str) -> Any:
 
 
 def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
-    """The commands that begin as the words do.
+    """The names of the commands that begin as the words do, and how many of the words they share.
 
-    Returns:
-        Their names, and how many of the words they share: all commands and 0 where the first word
-        is none of theirs.
+    All commands and 0 where the first word is none of theirs.
     """
     names, taken = list(COMMANDS), 0
     for word in words:
@@ -183,7 +160,6 @@ def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
 
 
 def usage(names: Sequence[tuple[str, ...]]) -> str:
-    """A list of commands."""
     lines = ["usage: ebmguard COMMAND [options]", "", "commands:"]
     for name in names:
         words = " ".join(name)

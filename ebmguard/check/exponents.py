@@ -36,12 +36,11 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
         and not math.isclose(implied, scale, rel_tol=_TOLERANCE)
     ):
         if math.isinf(implied):
-            said = "the sampler adds no noise, so that no output scale exists"
+            said = "there is none for a sampler with no noise"
             fix = "beta_star alone, without output_scale."
         else:
             said = (
-                f"step {step_size:g} and noise {noise_std:g} mean an output scale of "
-                f"2 * step / noise**2 = {implied:g}"
+                f"step {step_size:g} and noise {noise_std:g} mean 2 * step / noise**2 = {implied:g}"
             )
             fix = f"output_scale={implied:g}, or the step and noise that the sampler really has."
         yield error("output_scale", "guard(output_scale=)", f"It is {scale:g}, but {said}.", fix)
@@ -53,20 +52,17 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
             Level.WARN if implied is not None else Level.INFO,
             "no_output_scale",
             "guard(output_scale=)",
-            "beta_star alone leaves the sampler as it is: the weights act, but the samples are not "
-            "drawn from the tempered energy that they belong to.",
-            f"output_scale = 2 * step_size / noise_std**2{known}; nothing, for a sampler without "
-            "noise.",
+            "Without it the sampler stays as it is: the weights act, but the samples are not drawn "
+            "from the tempered energy that they belong to.",
+            f"output_scale = 2 * step_size / noise_std**2{known}; nothing, without noise.",
         )
     lowest = min(setup.factor)
     if lowest <= 0:
         yield error(
             "sampler_factor",
             "guard(beta_star=)",
-            f"The sampler's factor 1 - beta_star / output_scale is {lowest:g}: it would not follow "
-            "the energy at all.",
-            "a lower beta_star (0.5 to 4 for JEM), or the right output_scale (2 * step_size / "
-            "noise_std**2).",
+            f"1 - beta_star / output_scale is {lowest:g}: the sampler would not follow the energy.",
+            "a lower beta_star (0.5 to 4 for JEM), or output_scale = 2 * step_size / noise_std**2.",
         )
     elif lowest < _LITTLE:
         yield warn(

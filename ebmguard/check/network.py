@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -37,19 +38,16 @@ _error, _warn, _info = map(_of_module, (Level.ERROR, Level.WARN, Level.INFO))
 def of_network(setup: Setup) -> Iterator[Problem]:
     """Layers that make f(x) depend on more than x, and parameters that do not train."""
     model = setup.model
-    if model is None:
-        if setup.has_sampler:
-            yield info(
-                "model_unknown",
-                "g.attach",
-                "The guard does not know the energy module, so that nothing about the network was "
-                "checked.",
-                "g.attach(model=f), where f is the module that the sampler calls.",
-            )
-        return
-    yield from _layers(model)
-    yield from _parameters(model)
-    yield from _spectral_norm(model)
+    if model is not None:
+        yield from _layers(model)
+        yield from _parameters(model)
+    elif setup.has_sampler:
+        yield info(
+            "model_unknown",
+            "g.attach",
+            "The guard does not know the energy module: nothing about the network was checked.",
+            "g.attach(model=f), where f is the module that the sampler calls.",
+        )
 
 
 def _layers(model: nn.Module) -> Iterator[Problem]:
@@ -74,16 +72,16 @@ def _layers(model: nn.Module) -> Iterator[Problem]:
     if drops:
         yield _warn(
             "dropout",
-            f"Dropout in train mode ({drops}): every call draws another energy function, so that "
-            "the negatives come from another one than the loss compares them in.",
+            f"Dropout in train mode ({drops}): every call draws another energy function, and the "
+            "loss does not compare the negatives in the one that they came from.",
             "p=0 in the energy, or keep these layers in eval mode while energies are computed.",
         )
     moody = _found(model, lambda layer: isinstance(layer, _BatchNorm | _DropoutNd))
     if moody and not model.training:
         yield _info(
             "eval_mode",
-            f"It is in eval mode, and has layers that care ({moody}). That is right for energies; "
-            "a classifier trained beside them then trains without these layers' effect.",
+            f"In eval mode, with layers that care ({moody}): right for energies, but a classifier "
+            "trained beside them then trains without these layers' effect.",
             "f.train() before the loop, if eval mode was left over from an evaluation.",
         )
 
@@ -114,13 +112,9 @@ def _parameters(model: nn.Module) -> Iterator[Problem]:
     if half:
         yield _warn(
             "float16",
-            f"{len(half)} parameters are float16 ({some(half)}): gradients with respect to "
-            "samples are small, and vanish in it.",
+            f"{len(half)} are float16 ({some(half)}), in which gradients of samples vanish.",
             "float32 parameters under torch.autocast(dtype=torch.bfloat16).",
         )
-
-
-def _spectral_norm(model: nn.Module) -> Iterator[Problem]:
     spectral = some(name for name, layer in model.named_modules() if _has_spectral_norm(layer))
     if spectral:
         yield _info(
@@ -143,10 +137,7 @@ def _found(model: nn.Module, has: Callable[[nn.Module], bool]) -> str:
 def _has_spectral_norm(layer: nn.Module) -> bool:
     """Of the old kind, a hook, or of the new one, a parametrization."""
     new: Any = layer.parametrizations if parametrize.is_parametrized(layer) else {}
-    parts = [
-        *layer._forward_pre_hooks.values(),
-        *(part for chain in new.values() for part in chain),
-    ]
+    parts = [*layer._forward_pre_hooks.values(), *chain.from_iterable(new.values())]
     return any(type(part).__name__ in ("SpectralNorm", "_SpectralNorm") for part in parts)
 
 
@@ -159,8 +150,7 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
         yield info(
             "example",
             "g.check(example=)",
-            f"The example has shape {tuple(example.shape)} and type {example.dtype}; the model was "
-            "not tried.",
+            f"It is {example.dtype} of shape {tuple(example.shape)}; the model was not tried.",
             "pass a batch of two or more inputs, as the loss gets them.",
         )
         return
@@ -194,10 +184,9 @@ def _try(model: nn.Module, example: Tensor) -> tuple[Any, Any, Tensor | None, An
     except _REFUSALS as refusal:
         return _error(
             "model_fails",
-            f"It cannot be called on the example of shape {tuple(example.shape)}: "
+            f"Called on the example of shape {tuple(example.shape)} it raises "
             f"{type(refusal).__name__}: {refusal}",
-            "pass what the loss passes, on the model's device; a conditional model needs a form "
-            "that takes x alone.",
+            "pass what the loss passes, on its device; a conditional model in a form of x alone.",
         )
     try:
         with torch.no_grad():
@@ -210,15 +199,13 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
     if not isinstance(f, Tensor):
         yield _error(
             "not_a_tensor",
-            f"It returns a {type(f).__name__}; the sampler and the loss need one tensor of "
-            "energies.",
+            f"It returns a {type(f).__name__}; sampler and loss need one tensor of energies.",
             "return the energy alone, and other outputs from another method.",
         )
     elif not f.ndim or (not models and f.ndim == 1 and len(f) == 1):
         yield _error(
             "mean",
-            f"It returns one number for {n} samples: a mean or a sum. The weights need the energy "
-            "of each sample.",
+            f"It returns one number for {n} samples; the weights need the energy of each.",
             "return (B,) and take means after the loss, if anywhere.",
         )
     elif not f.is_floating_point():
@@ -230,8 +217,8 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
     elif models and f.ndim != models + 1:
         yield _error(
             "shape",
-            f"It returns shape {tuple(f.shape)} for {n} samples; an ensemble's energies are "
-            f"{models} model dimensions and then the samples.",
+            f"It returns shape {tuple(f.shape)} for {n} samples; expected {models} model "
+            "dimensions, then the samples.",
             "return (*models, B).",
         )
     elif models:
@@ -239,8 +226,7 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
     elif f.ndim > 2 or len(f) != n:
         yield _error(
             "shape",
-            f"It returns shape {tuple(f.shape)} for {n} samples; expected (B,), (B, 1) or "
-            "(B, heads).",
+            f"It has shape {tuple(f.shape)} for {n} samples; expected (B,), (B, 1), (B, heads).",
             "sum or average what is left of the image, for instance f.flatten(1).sum(1).",
         )
     elif f.ndim == 2 and f.shape[1] > 1:
@@ -265,8 +251,8 @@ def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]
     if slopes is None:
         yield _error(
             "no_gradient",
-            "The energies do not depend on the input as autograd sees it, so that a sampler has no "
-            "gradient to follow: something inside detaches, or runs under no_grad.",
+            "To autograd the energies do not depend on the input: a sampler has no gradient to "
+            "follow.",
             "remove .detach(), .data and no_grad from forward.",
         )
     if setup.models:
@@ -274,15 +260,13 @@ def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]
     total = setup.sign * f.double().reshape(len(f), -1).sum(1)
     for beta_star in setup.beta_star:
         if beta_star:
-            weights = torch.softmax(beta_star * total, 0)
-            ess = float(1 / weights.square().sum() / len(weights))
-            if ess < _DEGENERATE and len(weights) > 1 / _DEGENERATE:
+            ess = float(1 / torch.softmax(beta_star * total, 0).square().sum() / len(f))
+            if ess < _DEGENERATE and len(f) > 1 / _DEGENERATE:
                 yield warn(
                     "weights_collapse",
                     "beta_star",
-                    f"Energies spread by {float(total.std()):.3g} over the example; at beta_star = "
-                    f"{beta_star:g} the effective sample size of so many negatives would be "
-                    f"{ess:.1%} of them.",
+                    f"Energies of the example spread by {float(total.std()):.3g}: at beta_star = "
+                    f"{beta_star:g} the effective sample size would be {ess:.1%} of them.",
                     f"beta_star of about {1 / float(total.std()):.2g} or less.",
                 )
 
@@ -295,11 +279,9 @@ def _dependence(slopes: Tensor | None) -> Iterator[Problem]:
     if others > _ROUNDING * own:
         yield _warn(
             "batch_dependence",
-            "The energy of a sample changes with the other samples of its batch (gradient "
-            f"{others:.2g} with respect to another one, {own:.2g} with respect to itself), so "
-            "that chains of one batch pull at each other.",
-            "remove what looks across the batch, such as batch normalisation in train mode or "
-            "minibatch statistics.",
+            f"An energy changes with the other samples of its batch (gradient {others:.2g} against "
+            f"{own:.2g} of its own): chains of one batch pull at each other.",
+            "remove what looks across the batch, such as batch norm in train mode.",
         )
 
 
@@ -309,10 +291,8 @@ def _randomness(f: Tensor, again: Tensor) -> Iterator[Problem]:
     if torch.allclose(f, again, rtol=1e-3, atol=1e-6, equal_nan=True):
         yield _info(
             "random_energy",
-            "Two calls on the same batch return different energies, by rounding or by a buffer "
-            "that moves.",
-            "nothing, if the differences are this small: spectral norm's power iteration, or a "
-            "GPU's order of sums.",
+            "Two calls on the same batch return slightly different energies.",
+            "nothing: spectral norm's power iteration, or a GPU's order of sums.",
         )
     else:
         yield _warn(
@@ -332,8 +312,7 @@ def _single(f: object, dims: int) -> Iterator[Problem]:
     yield _info(
         "single_sample",
         f"For a batch of one sample it {said}.",
-        "squeeze(-1) or flatten instead of squeeze(), which drops the batch too; or drop the last, "
-        "small batch of an epoch.",
+        "squeeze(-1) instead of squeeze(), which drops the batch too; or drop small last batches.",
     )
 
 

@@ -27,8 +27,7 @@ def of_training(setup: Setup) -> Iterator[Problem]:
         yield info(
             "no_optimizer",
             "g.attach",
-            "Without the optimizer a step ends at the next sampler call, and a step whose "
-            "gradients are not finite is not skipped.",
+            "Without it a step ends at the next sampler call, and NaN gradients are not skipped.",
             "g.attach(optimizer=optim).",
         )
     else:
@@ -39,17 +38,15 @@ def of_training(setup: Setup) -> Iterator[Problem]:
             yield warn(
                 "not_trained",
                 "the optimizer",
-                f"{len(missing)} parameters of the energy module are not among its own "
-                f"({some(missing)}).",
-                "optimizer.add_param_group, or build it from f.parameters() after the last layer "
-                "was made; nothing, if another optimizer has them.",
+                f"{len(missing)} parameters of the energy module are not its ({some(missing)}).",
+                "optimizer.add_param_group, or build it after the last layer; nothing, if another "
+                "optimizer has them.",
             )
         decay = max((group.get("weight_decay", 0) for group in optimizer.param_groups), default=0)
         if decay:
-            coupled = isinstance(optimizer, Adam) and not isinstance(optimizer, AdamW)
-            coupled = coupled and not all(
-                group.get("decoupled_weight_decay") for group in optimizer.param_groups
-            )
+            decoupled = all(g.get("decoupled_weight_decay") for g in optimizer.param_groups)
+            is_adam = isinstance(optimizer, Adam) and not isinstance(optimizer, AdamW)
+            coupled = is_adam and not decoupled
             yield Problem(
                 Level.WARN if coupled else Level.INFO,
                 "weight_decay",
@@ -67,8 +64,8 @@ def of_training(setup: Setup) -> Iterator[Problem]:
         yield warn(
             "no_scaler",
             "g.attach",
-            "Autocast to float16 is on, but no GradScaler is attached: steps that it skips would "
-            "be taken for broken ones, or small gradients vanish without one.",
+            "Autocast to float16 is on, but no GradScaler is attached: steps that it skips look "
+            "broken, or small gradients vanish without one.",
             "g.attach(optimizer=optim, scaler=scaler), or autocast to bfloat16.",
         )
 
@@ -84,9 +81,8 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
         yield error(
             "clamp",
             "g.attach(clamp=)",
-            f"The sampler keeps samples in [{clamp[0]:g}, {clamp[1]:g}], but the data lies in "
-            f"[{data[0]:.3g}, {data[1]:.3g}]: no negative can get where data is, and the gap grows "
-            "without end.",
+            f"Samples are kept in [{clamp[0]:g}, {clamp[1]:g}], but the data lies in "
+            f"[{data[0]:.3g}, {data[1]:.3g}]: no negative gets there, and the gap grows forever.",
             "a clamp as wide as the data or none, or data scaled to it.",
         )
     samples = getattr(buffer, "samples", buffer)
@@ -106,10 +102,8 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
         yield warn(
             "buffer_shape",
             "the replay buffer",
-            f"Its rows have shape {tuple(samples.shape[1:])}, but samples of data have "
-            f"{tuple(example.shape[1:])}.",
-            "build the buffer with the shape of one sample; nothing, if the model takes other "
-            "inputs than its sampler.",
+            f"Its rows have shape {tuple(samples.shape[1:])}, data {tuple(example.shape[1:])}.",
+            "the shape of one sample; nothing, if the model takes other inputs than its sampler.",
         )
     else:
         chains = _range(samples)
@@ -126,8 +120,7 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
                 "buffer_range",
                 "the replay buffer",
                 f"{said}, much wider than the data in [{data[0]:.3g}, {data[1]:.3g}].",
-                "start points in [0, 1] for images in [0, 1]; nothing, where space beside the data "
-                "should be searched.",
+                "start points in [0, 1] for images in [0, 1]; nothing, to search beside the data.",
             )
 
 
@@ -156,15 +149,13 @@ def of_consequences(setup: Setup) -> Iterator[Problem]:
             "judge_in_loss",
             "guard(judge_in_loss=)",
             "judge_in_loss=True makes the host wait for the GPU once per step.",
-            "nothing, where an ERROR should act in its own step; judge_in_loss=False decides two "
-            "steps later and waits for nothing.",
+            "judge_in_loss=False, unless an ERROR must act in its own step instead of two later.",
         )
     if setup.is_distributed and not setup.joins_ranks:
         yield warn(
             "ranks",
             "guard(process_group=)",
-            "Several ranks train, but each weighs its own samples alone, and alerts of one rank "
-            "are not those of the others.",
+            "Several ranks train, but each weighs its own samples alone and has its own alerts.",
             "process_group=torch.distributed.group.WORLD.",
         )
     if setup.action == "rollback":
@@ -193,16 +184,15 @@ def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
         yield info(
             "rollback_incomplete",
             "g.attach",
-            f"Not attached: {', '.join(unknown)}. What the trainer has of these would not be taken "
-            "back; PyTorch's global generators always are.",
+            f"Not attached, so not taken back: {', '.join(unknown)}.",
             f"g.attach({_arguments(unknown)}), those that there are.",
         )
     if on_gpu and torch.backends.cudnn.benchmark:
         yield info(
             "nondeterministic",
             "torch.backends.cudnn.benchmark",
-            "cuDNN picks its algorithms by measurement: a rollback restores every bit, but the "
-            "steps after it are not those of a second run.",
+            "cuDNN picks its algorithms by measurement: steps after a rollback, which restores "
+            "every bit, are not those of a second run.",
             "nothing, unless runs are to be compared bit by bit.",
         )
 

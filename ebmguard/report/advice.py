@@ -46,7 +46,6 @@ def advice(run: RecordedRun) -> list[Advice]:
     for rule, alerts in by_rule.items():
         alerts.sort(key=lambda alert: -Level[alert["level"]])
         worst, steps = alerts[0], [alert["step"] for alert in alerts]
-        # Each once, in the order in which they come.
         remedies = tuple(dict.fromkeys(r for alert in alerts for r in alert["remedies"]))
         own = Advice(rule, worst["level"], len(steps), min(steps), max(steps), worst, remedies)
         found.append(own)

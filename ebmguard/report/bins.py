@@ -56,9 +56,6 @@ class BinnedSeries:
 
     While there is room every step has a bin of its own. Then neighbours join, and bins are twice as
     wide. So the points of all bins hold every extreme exactly, whatever the length of the run.
-
-    Args:
-        capacity: the most bins to keep.
     """
 
     def __init__(self, capacity: int = 600) -> None:

@@ -20,20 +20,15 @@ __all__ = ["Attempt", "GrowingFile", "RecordedRun"]
 
 _ATTEMPT = "recovery/attempt"
 _CHUNK = 1 << 20
-# As much of what was read last as tells whether it is still there.
-_REMEMBERED = 4096
+_REMEMBERED = 4096  # bytes, which tell whether what was read is still there
 
 
 class GrowingFile:
     """The records of a file of JSON lines that may still be written, each of them once.
 
-    At any moment the records read so far are those that :func:`~ebmguard.sinks.read_jsonl` would
-    return: a last line that is only half written is left for later. The file need not exist yet.
-    A trainer that resumes cuts its files back to its last checkpoint: where what was read is no
-    longer there, reading begins anew.
-
-    Args:
-        path: a ``.jsonl`` file.
+    As with :func:`~ebmguard.sinks.read_jsonl` a last line that is only half written is left for
+    later. The file need not exist yet. Where what was read is no longer there, since a trainer that
+    resumes cuts its files back, reading begins anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -122,10 +117,8 @@ class RecordedRun:
     """What a run folder holds so far; :meth:`update` takes in what is new.
 
     A folder of the guard alone (``metrics.jsonl``, ``alerts.jsonl``, ``recovery.jsonl``) is enough.
-    A trainer's ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used where they are.
-
-    A step that came again, after a rollback or a resume, counts once: the last time. What had come
-    after it does not count either.
+    A trainer's ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used where they are. Of
+    a step that came again, only the last time counts, and nothing after the earlier ones.
 
     Args:
         path: the folder, which need not exist yet.
@@ -176,8 +169,7 @@ class RecordedRun:
         run.update()
         if not run.attempts:
             raise ConfigError(
-                f"{path} holds no metrics.jsonl with rows. Name the folder of a run: the "
-                "trainer's, or the guard's log_dir."
+                f"{path} holds no metrics.jsonl with rows. Name a trainer's or guard's run folder."
             )
         return run
 
@@ -249,15 +241,13 @@ class RecordedRun:
         """A number from the trainer's settings."""
         nested = self.config.get("settings")
         value = {**self.config, **(nested if isinstance(nested, dict) else {})}.get(name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if is_number else None
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
     @property
     def answered(self) -> int:
         """How many of the alerts, oldest first, a rollback has answered.
 
-        They are those up to the one that the last record of the audit log names: steps alone would
-        not tell, since a rollback makes them come again.
+        They are those up to the one that the audit log names last: steps may come again.
         """
         last = self.rollbacks[-1] if self.rollbacks else {"step": -1}
         named = [

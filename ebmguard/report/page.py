@@ -39,10 +39,7 @@ class ReportConfig:
 
 
 def report(config: ReportConfig) -> int:
-    """`ebmguard report`.
-
-    Returns:
-        exit status 0.
+    """`ebmguard report`; the exit status is 0.
 
     Raises:
         ConfigError: no folder or too many, one without rows, or the page cannot be written.
@@ -62,10 +59,7 @@ def report(config: ReportConfig) -> int:
 
 
 def page(folders: Sequence[Path]) -> str:
-    """The page as HTML.
-
-    Args:
-        folders: run folders.
+    """The page about run folders as HTML.
 
     Raises:
         ConfigError: a folder has no rows, or a file in it is damaged.
@@ -107,12 +101,7 @@ def page(folders: Sequence[Path]) -> str:
 
 
 def _more_charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
-    """Charts of what only these runs have.
-
-    Returns:
-        Who delivers the weight in mixtures, whose samplers the first row names; and what alerts
-        name and no chart of ours shows, since rules may be anybody's.
-    """
+    """The samplers of mixtures, which the first row names, and what only alerts name."""
     first: dict[str, Any] = {}
     alerts: list[dict[str, Any]] = []
     for folder in folders:
@@ -165,14 +154,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """The names whose values are not the same in all runs, with these."""
     keys = dict.fromkeys(key for column in columns for key in column)
     rows = [(key, [column.get(key, _NONE) for column in columns]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
 def _cell(value: Any) -> str:
-    """A value as a table shows it."""
     if value is None:
         return "none"
     if isinstance(value, float):

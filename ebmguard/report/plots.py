@@ -94,7 +94,6 @@ def _symexp(y: float) -> float:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Some five powers of ten inside."""
     if high < low:
         return []
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
@@ -120,12 +119,11 @@ class Plot:
         bands: outlines of the range in which no rule says WARN.
         limits: heights of the rules' fixed limits, with their label.
         owed: a value that is not finite is an alarm, and not just unknown.
-        data: what a reader of the page can ask for: the last step, and of each run the steps with
-            the lowest and the highest value of each bin, None where it has no finite value.
+        data: the last step, and of each run the steps with the lowest and the highest value of
+            each bin, None where it has no finite value.
         lines: of each run its number, whether a rollback has undone these steps, and the path.
         gaps: of each value that is not finite the position and the step.
-        markers: alerts of this diagnostic: x, y, the numbers of the run and of the alert, which
-            name its line in the table of alerts, and the alert.
+        markers: alerts of this diagnostic: x, y, the numbers of run and alert, and the alert.
         moments: position and kind of what happened elsewhere: alerts' levels, "diverged".
         rollbacks: x of the step and of the restored one, and likewise.
     """
@@ -160,10 +158,8 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     y = Axis.around(chart.scale, values)
     end = max(1, *(attempt.last for run in runs for attempt in run.attempts))
     x = Axis("linear", 0, end)
-    bounds, moves = (
-        runs[0].bands.limits.get(chart.name, Limits()),
-        [a for a in runs[0].attempts if chart.name in a.bands],
-    )
+    bounds = runs[0].bands.limits.get(chart.name, Limits())
+    moves = [a for a in runs[0].attempts if chart.name in a.bands]
     plot = Plot(
         chart,
         [(_x(x, tick), f"{tick:,.0f}") for tick in x.ticks() if tick == int(tick)],
@@ -214,14 +210,12 @@ def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
 
 def _path(bins: Sequence[Bin], x: Axis, y: Axis) -> str:
     """The data of an SVG path through the extremes; a new stretch begins after a gap."""
-    words = []
-    pen = "M"
+    words, pen = [], "M"
     for own in bins:
         for step, value in own.points():
             words.append(f"{pen}{_x(x, step):g} {_y(y, value):g}")
             pen = "L"
-        if own.is_gap:
-            pen = "M"
+        pen = "M" if own.is_gap else pen
     # A stretch of a single value is a point, which a line with round ends shows.
     return " ".join(words) + ("h0" if len(words) == 1 else "")
 
@@ -238,6 +232,5 @@ def _x(axis: Axis, step: float) -> float:
 
 
 def _y(axis: Axis, value: float) -> float:
-    """Infinities lie at the ends."""
     at = axis.at(value) if math.isfinite(value) else float(value > 0)
     return round(BOTTOM - at * (BOTTOM - TOP), 1)

@@ -25,20 +25,16 @@ _LONG = 100
 _MEANINGS = {
     ("ess", "below"): "The effective sample size is {:.1%} of the negatives: a few of them carry "
     "the batch.",
-    ("pareto_k", "above"): "The Pareto shape of the weights is {:.2g}: their "
-    "variance cannot be trusted.",
+    ("pareto_k", "above"): "The weights' Pareto shape is {:.2g}: do not trust their variance.",
     ("energy_overlap", "above"): "{:.0%} of the pairs have a negative likelier than the data.",
-    ("sampler/repeated", "above"): "{:.0%} of the samples are those of the call before, to the "
-    "last bit.",
+    ("sampler/repeated", "above"): "{:.0%} of the samples are bit for bit the last call's.",
     ("buffer/duplicates", "above"): "{:.0%} of the chains in a draw are there more than once.",
     ("buffer/age", "above"): "The chains are {:.0f} steps old.",
     ("sampler/clamped", "above"): "{:.0%} of the samples' entries lie at an end of the clamp.",
     ("sampler/acceptance", "below"): "A Metropolis test would accept {:.1%} of the steps: they are "
     "too long for the density that the output scale speaks of, as JEM's are on purpose.",
-    ("sampler/drift_to_noise", "above"): "The drift is {:.3g} times the noise: the sampler is "
-    "gradient ascent.",
-    ("sampler/drift_to_noise", "below"): "The drift is {:.3g} times the noise: the sampler is a "
-    "random walk.",
+    ("sampler/drift_to_noise", "above"): "The drift is {:.3g} times the noise: gradient ascent.",
+    ("sampler/drift_to_noise", "below"): "The drift is {:.3g} times the noise: a random walk.",
 }
 
 
@@ -49,21 +45,12 @@ def problems_of_run(path: Path) -> list[Problem]:
         ConfigError: it is no run folder, or a file in it is damaged.
     """
     run = RecordedRun.read(path)
-    checks = (
-        _of_outcome,
-        _of_numbers,
-        _of_alerts,
-        _of_rollbacks,
-        _of_medians,
-        _of_grad_scale,
-        _of_sampler,
-        _of_optimizer,
-    )
-    return in_order(problem for check in checks for problem in check(run))
+    told = (_of_outcome, _of_numbers, _of_alerts, _of_rollbacks)
+    measured = (_of_medians, _of_grad_scale, _of_sampler, _of_optimizer)
+    return in_order(problem for check in (*told, *measured) for problem in check(run))
 
 
 def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
-    """How it ended."""
     lost = run.results.get("diverged_at")
     if lost is not None:
         yield error(
@@ -88,28 +75,22 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
         yield info(
             "not_over",
             f"step {reached:,}",
-            f"The run has {reached:,} of {wanted:,.0f} steps and no results.json: it is still "
-            "going on, or was killed.",
+            f"{reached:,} of {wanted:,.0f} steps and no results.json: going on still, or killed.",
             "--resume, or g.resume() with Recovery(folder=...).",
         )
 
 
 def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
-    """What was NaN or infinite, and steps that were left out."""
-    for what, names in (
-        ("Energies", ("energies", "pos", "neg")),
-        ("Samples", ("samples",)),
-        ("Gradients", ("gradients",)),
-    ):
-        series = [_known(run, f"nonfinite/{name}") for name in names]
+    parts = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
+    for what, names in parts.items():
+        series = [_known(run, f"nonfinite/{name}") for name in names.split()]
         steps = {step for pairs in series for step, value in pairs if value > 0}
         if steps:
             yield error(
                 "nonfinite",
                 f"step {min(steps):,}",
                 f"{what} were NaN or infinite in {len(steps):,} steps, first here.",
-                'a lower learning rate; action="rollback", which replaces such rows of the replay '
-                "buffer too.",
+                'a lower learning rate; action="rollback", which replaces such buffer rows too.',
             )
     share = sum(value > 0 for _, value in _known(run, "scaler/skipped")) / len(run.rows)
     if share > _SKIPPED:
@@ -122,7 +103,6 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
 
 
 def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
-    """What the rules said, and no rollback has answered."""
     for entry in advice(run):
         alert = entry.alert
         if entry.level != "INFO":
@@ -138,7 +118,6 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
 
 
 def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
-    """What the audit log tells."""
     if not run.rollbacks:
         return
     last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1].get("budget_left")
@@ -158,10 +137,9 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
             yield warn(
                 "uncertified",
                 f"step {record['step']:,}",
-                f"It went back to step {record['restored_step']:,}, a state that had never been "
-                "quiet for long enough to count as good.",
-                "a lower learning rate or more SGLD steps for the first steps; Recovery(every=, "
-                "certify_after=) smaller than the time to the first ERROR.",
+                f"It went back to step {record['restored_step']:,}, never quiet for long enough.",
+                "a lower learning rate or more SGLD steps at first; Recovery(every=, "
+                "certify_after=) below the time to the first ERROR.",
             )
     relapses = [record for record in run.rollbacks if record.get("relapse")]
     if relapses:
@@ -248,7 +226,6 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
             )
     reinit = _known(run, "buffer/reinit")
     if len(reinit) >= _LONG and not any(value for _, value in reinit):
-        # A method too, says the rule of old chains, and informs only.
         yield info(
             "stale_chains",
             "buffer/reinit",
@@ -266,7 +243,6 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
 
 
 def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
-    """An adaptive optimizer that undoes GradScale."""
     series = [value for _, value in _known(run, "optim/amplification")]
     quarter = len(series) // 4
     if quarter < 2:
@@ -278,6 +254,5 @@ def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
             "optim/amplification",
             f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
             "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper).",
-            "help the sampler, so that GradScale comes back: more SGLD steps, a lower learning "
-            "rate.",
+            "more SGLD steps or a lower learning rate, so that GradScale comes back.",
         )

@@ -31,19 +31,15 @@ except ImportError as error:
 __all__ = ["WatchConfig", "sparkline", "watch"]
 
 _EVERY = 1.0
-# Without a terminal a frame is appended to what was printed before, so there are fewer.
-_EVERY_AS_TEXT = 30.0
+_EVERY_AS_TEXT = 30.0  # without a terminal, where frames are appended
 _RATE_OVER = 60.0
-# A frame that is not for a screen is as tall as it needs to be.
-_TEXT_HEIGHT = 50
+_TEXT_HEIGHT = 50  # of a frame that is not for a screen
 
 _STYLES = {"": "green", "INFO": "cyan", "WARN": "yellow", "ERROR": "bold red"}
 _BAR = 24
-# Characters for the level, and for the value, with the space around them.
-_LEVELS, _VALUES = 6, 12
+_LEVELS, _VALUES = 6, 12  # characters, with the space around them
 _NARROWEST_SPARK, _WIDEST_SPARK = 12, 100
-# From this many lines on the sparklines are two lines tall.
-_TALL = 34
+_TALL = 34  # lines, from which on sparklines are two lines tall
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NOT_A_NUMBER = "×"
 
@@ -63,10 +59,7 @@ class WatchConfig:
 
 
 def watch(config: WatchConfig) -> int:
-    """`ebmguard watch`.
-
-    Returns:
-        exit status 0, also after Ctrl-C, which is the way out.
+    """`ebmguard watch`; the exit status is 0, also after Ctrl-C, which is the way out.
 
     Raises:
         ConfigError: with ``once``, there is nothing to show; or a file is damaged.
@@ -158,8 +151,7 @@ def _state(run: RecordedRun) -> Text:
     counts = Counter(alert["level"] for alert in run.alerts)
     said = [f"{counts[kind]} {kind}" for kind in ("ERROR", "WARN", "INFO") if counts[kind]]
     line.append(f"   so far {', '.join(said) or 'no alerts'}")
-    if run.rollbacks:
-        back = len(run.rollbacks)
+    if back := len(run.rollbacks):
         line.append(f", {back} rollback{'s' if back > 1 else ''}", "magenta")
     beta_star = run.latest.get("beta_star")
     if beta_star is not None:
@@ -170,9 +162,7 @@ def _state(run: RecordedRun) -> Text:
 
 
 def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
-    rows = [
-        (chart, value_of(run.latest, chart.name), run.surviving(chart.name)) for chart in CHARTS
-    ]
+    rows = [(own, value_of(run.latest, own.name), run.surviving(own.name)) for own in CHARTS]
     evaluated = run.surviving(ACCURACY.name)
     rows += [(ACCURACY, evaluated[-1].low, evaluated)] if evaluated else []
     bands = [_band(*run.bands.limits.get(chart.name, Limits())[:2]) for chart, *_ in rows]
@@ -192,9 +182,8 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
         name = level.name if level else ""
         lines = sparkline(bins, chart.scale, max(1, min(_WIDEST_SPARK, spark)), tall)
         drawn = Text("\n".join(lines), style=_STYLES[name])
-        drawn.highlight_words(
-            [_NOT_A_NUMBER], _STYLES["ERROR"] if run.bands.owes(chart.name) else "dim"
-        )
+        bad = _STYLES["ERROR"] if run.bands.owes(chart.name) else "dim"
+        drawn.highlight_words([_NOT_A_NUMBER], bad)
         shown = "unknown" if value is None else short_number(value)
         lift = "\n" * (tall - 1)  # words stand at the foot of a tall line
         cells = [
@@ -209,7 +198,6 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
 
 
 def _band(low: float, high: float) -> str:
-    """The range in which no rule says WARN, in words."""
     if math.isinf(low):
         return "" if math.isinf(high) else f"≤ {short_number(high)}"
     above = f"≥ {short_number(low)}"
@@ -237,12 +225,10 @@ def _records(
 
 def _lines(part: RenderableType, width: int) -> int:
     """Lines that a text takes, or nearly: words are not broken."""
-    text = str(part)
-    return sum(1 + len(line) // width for line in text.split("\n"))
+    return sum(1 + len(line) // width for line in str(part).split("\n"))
 
 
 def _duration(seconds: float) -> str:
-    """Seconds, minutes or hours, whichever says it in a short word."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -257,10 +243,7 @@ def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int 
     Args:
         bins: a series.
         scale: of the heights; they span the values that are there, but for "share".
-        width, height: in characters.
-
-    Returns:
-        lines from top to bottom, each of ``width`` characters.
+        width, height: in characters, of the lines that are returned from top to bottom.
     """
     values = [value for own in bins for _, value in own.points()]
     if not bins:
@@ -276,8 +259,7 @@ def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int 
         columns[column] += [axis.at(value) for _, value in own.points()]
         if own.bad_at is not None:
             bad.add(column)
-    drawn = []
-    at = math.nan
+    drawn, at = [], math.nan
     for i, heights in enumerate(columns):
         # What is measured every so many steps holds until it is measured again.
         at = max(heights, key=lambda x: abs(x - middle), default=at)
