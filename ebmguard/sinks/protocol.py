@@ -66,7 +66,7 @@ class Sink(Protocol):
 def marker_tag(record: Record) -> str:
     """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
 
-    Level and rule follow the last slash: TensorBoard cuts what stands before it where room is short.
+    Level and rule follow the last slash: TensorBoard cuts what stands before it if room is short.
     """
     return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
 

@@ -175,7 +175,7 @@ def _host(url: str) -> str:
                 host = parts.hostname
     if not host:
         raise ConfigError(
-            "url= of a WebhookSink is no web address. Pass https://host/path whole, as the settings "
-            "of an incoming webhook show it (not repeated here: such addresses hold a secret)."
+            "url= of a WebhookSink is no web address. Pass https://host/path whole, as the "
+            "settings of an incoming webhook show it (not repeated here: it holds a secret)."
         )
     return host
