@@ -55,7 +55,7 @@ def check_shards(parameters: Iterable[Tensor], process_group: dist.ProcessGroup 
         if len(ranks) > 1 and not ranks <= known:
             raise ConfigError(
                 f"attach: the optimizer's parameters are sharded over {len(ranks)} ranks. Pass "
-                "guard(..., process_group=...) with all of them: torch.distributed.group.WORLD, say."
+                "guard(..., process_group=...) with all of them, as torch.distributed.group.WORLD."
             )
         if not all(each.is_replicate() or _is_plain_shard(each) for each in x.placements):
             raise ConfigError(
