@@ -35,11 +35,7 @@ def summed(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that train together.
-
-    Attributes:
-        group: their process group; None for a single process.
-    """
+    """The processes that train together: a process group, or None for a single process."""
 
     group: dist.ProcessGroup | None = None
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "check_shards", "copies", "is_sharded", "joined", "local", "place_of"]
 
 Place: TypeAlias = "str | dict[str, Any]"
-"""Where a tensor belongs: its device; of a DTensor also its mesh and the parts, in plain values."""
+"""A tensor's device; of a DTensor also its mesh and parts, in plain values."""
 
 
 def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
@@ -54,9 +54,8 @@ def check_shards(parameters: Iterable[Tensor], process_group: dist.ProcessGroup 
         known = set() if process_group is None else set(dist.get_process_group_ranks(process_group))
         if len(ranks) > 1 and not ranks <= known:
             raise ConfigError(
-                f"attach: the optimizer's parameters are sharded over {len(ranks)} ranks, which "
-                "must skip, stop and roll back together. Pass guard(..., process_group=...) with "
-                "all of these ranks, for example torch.distributed.group.WORLD."
+                f"attach: the optimizer's parameters are sharded over {len(ranks)} ranks. Pass "
+                "guard(..., process_group=...) with all of them, as torch.distributed.group.WORLD."
             )
         if not all(each.is_replicate() or _is_plain_shard(each) for each in x.placements):
             raise ConfigError(
@@ -79,15 +78,10 @@ def place_of(x: Tensor) -> Place:
 
 
 def joined(part: Tensor, place: dict[str, Any], like: Iterable[Tensor]) -> DTensor:
-    """The DTensor of which this is the part, in the same memory.
-
-    Args:
-        part: what this rank holds.
-        place: as :func:`place_of` has returned it.
-        like: tensors of the run, some of which are on the same mesh.
+    """The DTensor whose part on this rank is given, in the same memory; see :func:`place_of`.
 
     Raises:
-        ConfigError: none of them is.
+        ConfigError: none of the tensors ``like`` is on its mesh.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

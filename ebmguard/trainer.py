@@ -64,9 +64,7 @@ class Trainer:
         new = {name: _checked(name, x) for name, x in given.items() if x is not None}
         result = replace(self, **new)
         if result.steps_argument is not None and result.sgld_steps is None:
-            raise ConfigError(
-                "steps_argument= needs sgld_steps=, the number of steps that the sampler runs with."
-            )
+            raise ConfigError("steps_argument= needs sgld_steps=, the sampler's number of steps.")
         if result.scaler is not None and result.optimizer is None:
             raise ConfigError("scaler= needs the optimizer that it scales: add optimizer=.")
         energy = new.get("model", energy)
@@ -108,8 +106,7 @@ def _checked(name: str, value: Any) -> Any:
     if name == "sgld_steps":
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(
-                f"sgld_steps={value!r}; expected the number of SGLD steps of a sampler call, a "
-                "whole number of 1 or more."
+                f"sgld_steps={value!r}; expected the number of SGLD steps of a call, 1 or more."
             )
         return value
     if name == "clamp":
@@ -126,19 +123,16 @@ def _checked(name: str, value: Any) -> Any:
         is_class = isinstance(value, type)
         found = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}"
         raise ConfigError(f"{name}= is {found}; expected {wanted}.")
-    if name == "generators":
-        for each in value:
-            if not isinstance(each, torch.Generator):
-                raise ConfigError(
-                    f"generators= holds a {type(each).__name__}; expected torch.Generators. The "
-                    "global ones need not be named."
-                )
-        return tuple(value)
-    return value
+    if name != "generators":
+        return value
+    for each in value:
+        if not isinstance(each, torch.Generator):
+            found = type(each).__name__
+            raise ConfigError(f"generators= holds a {found}; expected torch.Generators.")
+    return tuple(value)
 
 
 def _is_stateful(part: object) -> bool:
-    """Whether an object can give its state and take it back."""
     methods = [getattr(part, name, None) for name in ("state_dict", "load_state_dict")]
     return all(map(callable, methods)) and not isinstance(part, type)
 

@@ -34,10 +34,10 @@ class Archive:
     Args:
         folder: its path; each of several ranks has a folder of its own in it, ``rank0`` and so on.
         every: steps from one snapshot to the next.
-        ranks: who train together, and go on together.
+        ranks: who train together.
 
     Attributes:
-        saved: the step of the snapshot that this run has written last, or goes on from.
+        saved: the step of the snapshot that was written last, or that the run goes on from.
     """
 
     def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:
@@ -52,13 +52,7 @@ class Archive:
         return self.saved is None or step - self.saved >= self._every
 
     def write(self, step: int, state: Mapping[str, Any], recovery: Mapping[str, Any]) -> None:
-        """Write a snapshot, and remove what it replaces once every rank has written its own.
-
-        Args:
-            step: the step that comes next.
-            state: what :func:`.state.capture` returned.
-            recovery: the state of the :class:`.Recoverer`.
-        """
+        """Write a snapshot, and remove what it replaces once every rank has written its own."""
         self._own.mkdir(parents=True, exist_ok=True)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
@@ -75,28 +69,21 @@ class Archive:
                 path.unlink()
 
     def check_empty(self) -> None:
-        """Refuse to begin a run over the snapshots of another, which could go on.
-
-        Raises:
-            ConfigError: with what to do, on all ranks.
-        """
+        """Refuse, on all ranks, to begin a run over the snapshots of another."""
         found = _snapshots([self._folder, *self._folder.glob("rank*")])
         newest = max(self._ranks.from_all(found[-1][0] if found else -1))
         if newest >= 0:
             raise ConfigError(
                 f"{self._folder} holds snapshots of a run, the newest of step {newest}. Go on with "
-                "it, on as many ranks, by g.resume() before the first step, or name another "
-                "Recovery(folder=...)."
+                "it by g.resume() before the first step, or name another Recovery(folder=...)."
             )
 
     def newest(self) -> dict[str, Any] | None:
         """The newest snapshot that every rank has and can read; None where there is none at all.
 
-        A run that was killed may have written its last one on some of the ranks only.
-
         Raises:
-            ConfigError: there are some, but none that all ranks can read; or they were written by
-                another number of ranks. The same on all ranks.
+            ConfigError: on all ranks; there are some, but none that all can read, or of another
+                number of ranks.
         """
         before: int | None = None
         damaged: list[str] = []
@@ -109,9 +96,8 @@ class Archive:
             if None in marks:
                 tries = ", ".join("none" if mark is None else str(mark["step"]) for mark in marks)
                 raise ConfigError(
-                    f"{self._folder} has no snapshot that all {len(marks)} ranks can read: rank by "
-                    f"rank the next one to try is of step {tries}. Give every rank its files "
-                    "again, or begin a new run in another folder."
+                    f"{self._folder} has no snapshot that all {len(marks)} ranks can read: those "
+                    f"left are of step {tries}. Give every rank its files, or name another folder."
                 )
             # Of one step but of two courses, where a rollback was written on some ranks only.
             steps = [mark["step"] for mark in marks]

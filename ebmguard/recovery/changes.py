@@ -30,10 +30,7 @@ _FLOOR = 0.3
 
 
 def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
-    """The states of PyTorch's global generators, of Python's and NumPy's, and of those given.
-
-    GPUs that nothing has used yet, and a NumPy that nobody has imported, have none.
-    """
+    """The states of PyTorch's global generators, of Python's and NumPy's, and of those given."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     state: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
@@ -64,21 +61,19 @@ def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Ge
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
     """Give every generator a seed that follows from its state and the attempt; say how many.
 
-    So a run that rolls back is still a function of its seed; ranks that drew different numbers
-    go on doing so, and generators that drew the same on all ranks (the order of the data, say) do
-    too.
+    So a run that rolls back is still a function of its seed, and what differed between ranks, or
+    was the same on all (the order of the data, say), still does or is.
     """
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()
-    # All seeds first, since the global one is given to the GPUs too. Of these each rank may use
-    # another one, which is no reason to tell them apart.
+    # All seeds first, since the global one is given to the GPUs too. These get no number of their
+    # own, since each rank may use another one.
     seed = _seed_of(torch.default_generator, attempt)
     of_gpus = [_seed_of(each, attempt) for each in gpus]
     of_own = [_seed_of(each, attempt, i) for i, each in enumerate(generators, 1)]
     torch.manual_seed(seed)
     for generator, seed in zip((*gpus, *generators), (*of_gpus, *of_own), strict=True):
         generator.manual_seed(seed)
-    # These do not tell their state as bytes.
     random.seed(_seed_after(random.randbytes(32), attempt))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -99,13 +94,7 @@ def poisoned_rows(samples: Tensor) -> Tensor:
     """Which rows are not finite, or whose largest entry lies far outside that of the others.
 
     Far is 10 robust standard deviations (1.4826 MAD, at least 0.3 of the median) above the
-    median of the rows' largest absolute entries.
-
-    Args:
-        samples: the buffer, ``(rows, ...)``.
-
-    Returns:
-        bool tensor ``(rows,)``.
+    median of the rows' largest absolute entries. Of samples ``(rows, ...)``, bool ``(rows,)``.
     """
     largest = samples.reshape(len(samples), -1).abs().amax(-1).double()
     finite = torch.isfinite(largest)
@@ -141,11 +130,7 @@ def purge(samples: Tensor, generator: torch.Generator, classes: int = 1) -> int:
 
 
 class LearningRate:
-    """Multiplies the learning rate of an optimizer inside its ``step``, and only there.
-
-    Attributes:
-        factor: 1 leaves it as it is.
-    """
+    """Multiplies the learning rate of an optimizer by ``factor`` inside its ``step`` alone."""
 
     def __init__(self) -> None:
         self.factor = 1.0
@@ -159,10 +144,10 @@ class LearningRate:
             undo()
         self._undo = [
             optimizer.register_step_pre_hook(self._before).remove,
-            optimizer.register_step_post_hook(self._after).remove,
+            optimizer.register_step_post_hook(self._restore).remove,
         ]
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
         self._restore()  # a step that raised has left it scaled
         if self.factor == 1:
             return
@@ -172,10 +157,7 @@ class LearningRate:
                 group["lr"] = own * self.factor
                 self._scaled.append((group, own, group["lr"]))
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
+    def _restore(self, *_: Any) -> None:
         for group, own, scaled in self._scaled:
             if group["lr"] is scaled:  # else the trainer has set another one meanwhile
                 group["lr"] = own

@@ -30,21 +30,16 @@ class Change:
 
     def __post_init__(self) -> None:
         for name, value in (("sgld_steps", self.sgld_steps), ("lr", self.lr)):
-            if not (math.isfinite(value) and value > 0):
+            if not 0 < value < math.inf:
                 raise ConfigError(f"Change: {name}={value!r}; expected a positive factor.")
         if self.beta_star is not None and not (math.isfinite(self.beta_star) and self.beta_star):
             raise ConfigError(
-                f"Change: beta_star={self.beta_star!r}; expected a finite number other than 0, or "
-                "None to leave it."
+                f"Change: beta_star={self.beta_star!r}; expected a finite number other than 0."
             )
 
 
 # Reseeding alone relapses, and a lower learning rate freezes the run (docs/recovery.md).
-_LADDER = (
-    Change(beta_star=2.0),
-    Change(sgld_steps=2.0),
-    Change(beta_star=4.0, lr=0.5),
-)
+_LADDER = (Change(beta_star=2.0), Change(sgld_steps=2.0), Change(beta_star=4.0, lr=0.5))
 
 
 @dataclass(frozen=True)
@@ -84,15 +79,8 @@ class Recovery:
         if not self.ladder or not all(isinstance(each, Change) for each in self.ladder):
             raise ConfigError("Recovery: ladder= takes at least one Change(...).")
         object.__setattr__(self, "ladder", tuple(self.ladder))
-        for name, least in (
-            ("budget", 0),
-            ("every", 1),
-            ("certify_after", 1),
-            ("relapse_within", 0),
-            ("keep", 1),
-            ("folder_every", 1),
-        ):
-            value = getattr(self, name)
+        for name in ("budget", "every", "certify_after", "relapse_within", "keep", "folder_every"):
+            value, least = getattr(self, name), int(name not in ("budget", "relapse_within"))
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
                     f"Recovery: {name}={value!r}; expected a whole number, {least} or more."
@@ -134,9 +122,7 @@ class Rollback:
         """The rollback in words."""
         why = f"{self.alert.rule} ({self.alert.tag} = {self.alert.value:.4g})"
         again = ", a relapse" if self.relapse else ""
-        changed = [
-            f"{name} {before:g} -> {after:g}" for name, (before, after) in self.changes.items()
-        ]
+        changed = [f"{name} {old:g} -> {new:g}" for name, (old, new) in self.changes.items()]
         changed += ["new random numbers"] if self.reseeded else []
         changed += [f"{self.purged_rows} buffer rows replaced"] if self.purged_rows else []
         kind = "" if self.certified else "uncertified "
@@ -152,9 +138,7 @@ class Rollback:
         alert: Alert = facts.pop("alert")
         return {
             **facts,
-            "rule": alert.rule,
-            "tag": alert.tag,
-            "value": alert.value,
+            **{name: getattr(alert, name) for name in ("rule", "tag", "value")},
             "condemned": list(self.condemned),
             "changes": {name: list(pair) for name, pair in self.changes.items()},
             "message": self.message,

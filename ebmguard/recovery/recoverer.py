@@ -25,18 +25,12 @@ __all__ = ["Recoverer", "Restored"]
 
 _log = logging.getLogger("ebmguard")
 
-# Rules that speak of a blow-up under way. The others are about states that may last, in which a run
-# would never have a snapshot.
+# Rules of a blow-up under way. The states of others may last, and a run in them needs snapshots.
 _UNSETTLING = ("nonfinite", "energy_blowup")
 
 
 class Restored(NamedTuple):
-    """The first half of a rollback.
-
-    Attributes:
-        rollback: what is known of it by then.
-        guard_state: the guard's own part of the snapshot that the run was put back to.
-    """
+    """The first half of a rollback, and the guard's own part of the snapshot that was used."""
 
     rollback: Rollback
     guard_state: Any
@@ -48,10 +42,6 @@ class Recoverer:
     A rollback has two halves, since what a change starts from is known only when the caller has
     loaded its own part: :meth:`restore`, then :meth:`change`. Ranks that are told the same decide
     the same: each takes its own part of the run back.
-
-    Args:
-        settings: the policy.
-        ranks: the ranks that train together.
 
     Attributes:
         effect: what rollbacks have changed in the run so far.
@@ -80,10 +70,7 @@ class Recoverer:
         return [each.step for each in self._snapshots.certified]
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Scale this optimizer's learning rate from now on, inside its ``step``.
-
-        Call it before hooks that look at the optimizer after its step.
-        """
+        """Scale this optimizer's rate in its ``step``; call it before hooks that act after it."""
         self._rate.watch(optimizer)
         self._rate.factor = self.effect.lr
 
@@ -119,9 +106,6 @@ class Recoverer:
             step: the step that would come next.
             trainer: what was attached.
             error: why.
-
-        Returns:
-            what the guard loads its own part of before it asks for :meth:`change`.
 
         Raises:
             BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
@@ -163,9 +147,6 @@ class Recoverer:
             trainer: as for it.
             beta_star: β* of the step that comes next; None where it is no single number.
             knows_steps: whether the guard can change the number of SGLD steps.
-
-        Returns:
-            what was done, for the audit log.
         """
         settings = self.settings
         changes = self._climb(beta_star, knows_steps)
@@ -206,39 +187,26 @@ class Recoverer:
                 return found
 
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
-        """Write the run as a rollback has left it, where snapshots are written at all.
-
-        Else a process that dies soon would go on from a snapshot that was given up, without the
-        changes, and with a budget that is not spent.
-        """
+        """Write the run as a rollback has left it, for a process that dies soon after."""
         if self._archive is not None and self._restored is not None:
             state = capture(trainer, guard_state)
             self._archive.write(self._restored, state, self.state_dict())
 
     def check_ready(self, trainer: Trainer) -> None:
-        """Refuse to begin a run that could not be taken back, or one over another's snapshots.
-
-        Raises:
-            ConfigError: with what to do.
-        """
+        """Refuse to begin a run that could not be taken back, or one over another's snapshots."""
         check_complete(trainer)
         if self._archive is not None and not self._has_begun:
             self._archive.check_empty()
             self._has_begun = True
 
     def resume(self, trainer: Trainer) -> Snapshot | None:
-        """Put the run back to the newest snapshot on the disk that all ranks can read.
-
-        Returns:
-            the snapshot, whose own part the guard loads; None where there is none.
+        """Put the run back to the newest snapshot on the disk that all ranks can read, if any.
 
         Raises:
             ConfigError: there are snapshots, and none can be read; or no ``folder`` was given.
         """
         if self._archive is None:
-            raise ConfigError(
-                "There is no folder to resume from: pass recovery=Recovery(folder=...)."
-            )
+            raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
         check_complete(trainer)
         found = self._archive.newest()
         if found is None:

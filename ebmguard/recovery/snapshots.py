@@ -25,12 +25,9 @@ class Snapshot:
 
 @dataclass(eq=False)
 class Snapshots:
-    """A few certified snapshots in ages that grow by factors, and those that may become so.
+    """``keep`` certified snapshots in ages that grow by factors, and those that may become so.
 
-    Attributes:
-        keep: certified ones that stay.
-        certify_after: quiet steps that certify.
-        certified, waiting: those that are, and those that may become so; oldest first.
+    Quiet steps, ``certify_after`` of them, certify. The lists are oldest first.
     """
 
     keep: int

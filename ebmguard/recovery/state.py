@@ -33,17 +33,13 @@ _PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "buffer")
 
 
 def check_complete(trainer: Trainer) -> None:
-    """Refuse a run of which too little is attached to take it back.
-
-    Raises:
-        ConfigError: with what is missing, all of it.
-    """
+    """Refuse, with a ``ConfigError``, a run of which too little is attached to take it back."""
     missing = [f"{name}=..." for name in ("model", "optimizer") if getattr(trainer, name) is None]
     if missing:
         raise ConfigError(
-            'action="rollback" takes the whole run back, but the guard does not know all of it. '
-            f"Attach what is missing before the first step: g.attach({', '.join(missing)}), and "
-            "buffer=, scheduler=, scaler=, ema=, generators= where the trainer has them."
+            'action="rollback" takes the whole run back: before the first step call '
+            f"g.attach({', '.join(missing)}), with buffer=, scheduler=, scaler=, ema=, generators= "
+            "where the trainer has them."
         )
 
 
@@ -52,7 +48,7 @@ def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None)
 
     Args:
         trainer: what was attached.
-        guard: the guard's own state, plain values of its own.
+        guard: the guard's own state, in plain values.
         into: an earlier capture whose memory may be used again.
     """
     parts = {
@@ -79,7 +75,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
     if unknown:
         raise ConfigError(
-            f"A snapshot does not fit what is attached now: it was taken with other parts for "
+            "A snapshot does not fit what is attached now: it was taken with other parts for "
             f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
         )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -97,25 +93,19 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
         kept = fresh(state[name], places, parameters)
         if isinstance(part, Tensor):
             part.copy_(kept)
-        elif isinstance(part, list):
-            _put_back(part, kept)
-        else:
+        elif not isinstance(part, list):
             part.load_state_dict(kept)
+        elif [x.shape for x in part] == [x.shape for x in kept]:
+            for own, before in zip(part, kept, strict=True):
+                own.copy_(before)
+        else:  # it has grown since
+            part[:] = kept
     restore_random_state(state["random"], generators)
 
 
 def _attached(trainer: Trainer) -> dict[str, Any]:
     parts = {name: getattr(trainer, name) for name in _PARTS}
     return {name: part for name, part in parts.items() if part is not None}
-
-
-def _put_back(rows: list[Tensor], kept: list[Tensor]) -> None:
-    """Into the same tensors where they are the same; a list that has grown is cut again."""
-    if [x.shape for x in rows] == [x.shape for x in kept]:
-        for own, before in zip(rows, kept, strict=True):
-            own.copy_(before)
-    else:
-        rows[:] = kept
 
 
 def generators_of(trainer: Trainer) -> Sequence[torch.Generator]:
@@ -139,12 +129,8 @@ def buffer_rows(trainer: Trainer) -> Tensor | None:
 def copied(tree: Any, into: Any = None) -> Any:
     """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
 
-    Of a GPU's tensors it is pinned, and complete when the stream has come so far.
-
-    Args:
-        tree: nested dicts, lists and tuples of tensors and plain values.
-        into: an earlier copy that nobody needs any more, whose memory is used again where its
-            tensors have the same shapes.
+    Of a GPU's tensors it is pinned, and complete when the stream has come so far. The memory of an
+    earlier copy, ``into``, is used again where its tensors have the same shapes.
     """
     leaves, shape = tree_flatten(tree)
     old = tree_leaves(into)
@@ -168,12 +154,11 @@ def places_of(tree: Any) -> list[Place]:
 
 
 def fresh(tree: Any, places: Sequence[Place] = (), like: Sequence[Tensor] = ()) -> Any:
-    """The same tree with leaves of its own, so that who keeps them cannot change the original.
+    """What :func:`copied` returned, with leaves of its own: the original stays as it is.
 
     Args:
         tree: what :func:`copied` returned.
-        places: where its tensors go, as :func:`places_of` listed them. None are given, or a device
-            that this machine lacks: they stay on the host.
+        places: where its tensors go, as :func:`places_of` listed them; else the host.
         like: tensors of the run, on whose ranks the sharded ones are.
 
     Raises:

@@ -1,9 +1,7 @@
-"""Where rows of diagnostics, alerts and rollbacks are written.
+"""Where rows of diagnostics, alerts and rollbacks are written: anything like :class:`Sink`.
 
-A sink is anything with the four methods of :class:`Sink`. ``log_dir=`` makes the two that are
-built in, :class:`JsonlSink` and :class:`TensorBoardSink`; a logger with
-``add_scalar(tag, value, step)`` is wrapped by :class:`AddScalarSink`; :class:`WebhookSink` sends
-alerts to a web address. The names of tags and the text of alerts are here for sinks of your own.
+``log_dir=`` makes a :class:`JsonlSink` and a :class:`TensorBoardSink`. Tag names and texts are here
+for sinks of your own.
 """
 
 from .jsonl import JsonlSink, read_jsonl, to_json

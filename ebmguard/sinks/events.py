@@ -1,12 +1,8 @@
 """TensorBoard's event file: records of serialised protobufs with checksums.
 
-Written here instead of with the package's own writers for two reasons. Their checksum runs byte by
-byte in Python, which is two thirds of the cost of a row (250 of 360 microseconds, on a thread that
-competes with the trainer for the interpreter); and their queue is written when the thread gets to
-it, so that what a kill loses is left to chance.
-
-It needs the package tensorboard (and numpy, which comes with it), so that only
-:mod:`ebmguard.sinks.tensorboard` imports it, and only when a sink is made.
+Not with the package's own writers: their checksum, byte by byte in Python, is two thirds of the
+cost of a row, and what a kill loses from their queue is left to chance. Imported only when a sink
+is made, since it needs the package tensorboard (and numpy, which comes with it).
 """
 
 from __future__ import annotations
@@ -43,11 +39,8 @@ _file_numbers = itertools.count()
 
 
 def _shifted_tables() -> np.ndarray:
-    """Row k: the CRC-32C register after each single byte followed by k zero bytes.
-
-    The checksum is linear over GF(2): that of n bytes is the XOR of one entry per byte, so that one
-    look-up for all bytes replaces a loop in Python.
-    """
+    """Row k: the CRC-32C register after each single byte followed by k zero bytes."""
+    # The checksum is linear over GF(2): that of n bytes is the XOR of one entry per byte.
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
@@ -88,9 +81,6 @@ class EventFile(AppendFile):
 
     Attributes:
         is_continued: whether the folder held files of this class before.
-
-    Raises:
-        ConfigError: at construction, if the file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -129,8 +119,7 @@ class EventFile(AppendFile):
             for chart_title, tags in charts.items():
                 chart = category.chart.add(title=chart_title)
                 if tags[0] == "margin":
-                    _, value, lower, upper = tags
-                    chart.margin.series.add(value=value, lower=lower, upper=upper)
+                    chart.margin.series.add(value=tags[1], lower=tags[2], upper=tags[3])
                 else:
                     chart.multiline.tag.extend(tags)
         tag, metadata = custom_scalar.CONFIG_SUMMARY_TAG, custom_scalar.create_summary_metadata()
@@ -140,16 +129,13 @@ class EventFile(AppendFile):
     def add_restart(self, step: int) -> None:
         """Void what was written for this step and later ones.
 
-        Some readers go by such events; others drop, tag by tag, the steps that a later event has
-        gone back to, and ignore them. It voids all tags of a folder, so nothing is done if other
-        writers' event files lie in it.
+        Only some readers go by such events. They void all tags of a folder, so nothing is done if
+        other writers' event files lie in it.
         """
-        files = self.path.parent.glob("*tfevents*")
-        if all(path.name.endswith(_SUFFIX) for path in files):
-            start = SessionLog(status=SessionLog.START)
+        if all(path.name.endswith(_SUFFIX) for path in self.path.parent.glob("*tfevents*")):
             # Twice: a reader takes the first one in a folder for the beginning of the run.
             for _ in range(2):
-                self._add(step, session_log=start)
+                self._add(step, session_log=SessionLog(status=SessionLog.START))
 
     def _add_tensor(self, step: int, tag: str, value: bytes | list[bytes], metadata: Any) -> None:
         tensor = make_tensor_proto(value)
@@ -174,8 +160,7 @@ def _row(
         add(tag=prefix + tag, simple_value=value)
     for tag, values in histograms.items():
         drawn = np.asarray(values, dtype=np.float64)
-        # NaN and infinite values have no bin. The row's nonfinite/* tags count them.
-        drawn = drawn[np.abs(drawn) < _HISTOGRAM_LIMIT]
+        drawn = drawn[np.abs(drawn) < _HISTOGRAM_LIMIT]  # NaN has no bin; nonfinite/* count it
         if drawn.size:
             add(tag=prefix + tag, histo=_histogram(drawn))
     return _record(event)

@@ -15,8 +15,7 @@ from .protocol import Histograms, Record, Scalars
 
 __all__ = ["AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
 
-# JSON has no such numbers. These strings are those of the proto3 JSON mapping; unlike the bare
-# NaN that Python writes by default, every JSON parser can read them.
+# Strings of the proto3 JSON mapping, since not every parser reads the bare NaN that Python writes.
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -24,13 +23,12 @@ class JsonlSink:
     """Writes ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` into a folder.
 
     A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
-    ``guard/`` prefix: nothing else is in this file); a line of ``alerts.jsonl`` is an alert's full
-    record, and one of ``recovery.jsonl`` that of a rollback. NaN and infinities are the strings
-    ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :func:`read_jsonl` turns them back. The raw
-    values behind histograms are not written.
+    ``guard/`` prefix); one of the others is the full record of an alert or a rollback. NaN and
+    infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :func:`read_jsonl`
+    turns them back. The raw values behind histograms are not written.
 
-    Lines are kept in memory until :meth:`flush`. They are appended to files of an earlier run; a
-    last line that a kill tore in two is cut off first.
+    Lines are kept in memory until :meth:`flush`, and appended to files of an earlier run, of which
+    a last line that a kill tore in two is cut off first.
 
     Args:
         folder: created if missing.
@@ -68,9 +66,6 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     A last line that is not complete, because the process was killed while writing it, is left out.
 
-    Args:
-        path: a ``.jsonl`` file.
-
     Raises:
         ConfigError: if a line before the last is not a JSON object.
         FileNotFoundError: if there is no such file.
@@ -84,18 +79,13 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         elif line and number < len(lines):
             raise ConfigError(
                 f"Line {number} of {os.fspath(path)!r} is not a JSON object: {line[:80]!r}. "
-                "Expected a file written by JsonlSink, whose lines are all complete but perhaps "
-                "the last. Remove the line or restore the file."
+                "Expected a file written by JsonlSink. Remove the line or restore the file."
             )
     return records
 
 
 def to_json(value: Any) -> Any:
-    """The value with every float that JSON cannot hold as one of the three strings.
-
-    Args:
-        value: numbers, strings, None, and mappings, lists and tuples of them.
-    """
+    """Plain values and their containers, with floats that JSON cannot hold as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -143,8 +133,7 @@ def _open_lines(path: Path) -> AppendFile:
 class AppendFile:
     """Records kept in memory and appended to one file by :meth:`flush`.
 
-    The file is open only while it is written: nothing is left to close, and a forked data loader
-    inherits no handle. A killed process loses what came after its last flush.
+    The file is open only while it is written, so that a forked data loader inherits no handle.
 
     Args:
         path: the file; its folder is created if missing.
@@ -162,17 +151,12 @@ class AppendFile:
         except OSError as error:
             raise ConfigError(
                 f"The log folder {str(path.parent)!r} cannot be written: "
-                f"{error.strerror or error}. Expected a folder that exists or can be created, and "
-                "in which files can be written. Pass another log_dir, or change the permissions "
-                "of this one."
+                f"{error.strerror or error}. Expected a folder that exists or can be created. "
+                "Pass another log_dir, or change the permissions of this one."
             ) from error
 
     def add(self, record: bytes | Callable[[], bytes]) -> None:
-        """Keep one record for the next flush, or the function that makes it.
-
-        Making many in a row costs a fraction of making one between two training steps, where
-        neither the code nor the data is in the processor's caches.
-        """
+        """Keep one record for the next flush, or the function that makes it: cheaper in a row."""
         self._pending.append(record)
 
     def flush(self) -> None:
@@ -180,13 +164,11 @@ class AppendFile:
 
         Raises:
             OSError: if the disk does not take it. What was not written stays pending: a later
-                flush continues at the very byte, so the file never holds half a record followed
-                by another.
+                flush continues at the very byte.
         """
         if not self._pending:
             return
-        records = (r if isinstance(r, bytes) else r() for r in self._pending)
-        data = memoryview(b"".join(records))
+        data = memoryview(b"".join(r if isinstance(r, bytes) else r() for r in self._pending))
         written = 0
         try:
             # Unbuffered: a buffered file would not say how much of it arrived.

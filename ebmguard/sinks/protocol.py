@@ -24,8 +24,7 @@ Record: TypeAlias = Mapping[str, Any]
 
 # Sinks that share their name space with the trainer's own scalars put this before every tag.
 TAG_PREFIX = "guard/"
-# Markers of alerts have their own: TensorBoard's first page sorts groups of tags by name, those
-# that start with _ before all others, and opens only the first two.
+# TensorBoard's first page puts groups that start with _ first, and opens only the first two.
 MARKER_PREFIX = "_alerts/"
 # Levels as numbers, as in the scalar guard/alert_level.
 LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
@@ -67,15 +66,13 @@ class Sink(Protocol):
 def marker_tag(record: Record) -> str:
     """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
 
-    It names level and rule, because a page of scalars shows no other words, and because a line
-    joins the points of one tag. Both follow the last slash: TensorBoard cuts what stands before it
-    where there is little room.
+    Level and rule follow the last slash: TensorBoard cuts what stands before it if room is short.
     """
     return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
 
 
 def alert_markdown(record: Record) -> str:
-    """Of an ``Alert.record()`` a heading, a table of the numbers and the list of remedies."""
+    """A heading, a table of the numbers and the remedies of an ``Alert.record()``."""
     remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
     member = f", member {record['member']}" if "member" in record else ""
     return (

@@ -79,20 +79,18 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
-    - Alerts as text under ``guard/alerts``, and as markers, the first charts of TensorBoard's first
-      page: the scalar ``_alerts/<LEVEL>_<rule>`` at the step of the alert, whose value is the level
-      (0 INFO, 1 WARN, 2 ERROR).
+    - Alerts as text under ``guard/alerts``, and as markers on TensorBoard's first page: the scalar
+      ``_alerts/<LEVEL>_<rule>``, whose value is the level (0 INFO, 1 WARN, 2 ERROR).
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
-    - A layout for the Custom Scalars page that puts the pairs that belong together on one chart.
+    - A layout for the Custom Scalars page with the pairs that belong together on one chart.
 
     The step axis is the guard's step. Events are kept in memory until :meth:`flush`.
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
     ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Where a resumed or rewound run writes steps a second time, TensorBoard shows only the later
-    pass; ``metrics.jsonl`` and ``alerts.jsonl`` keep both. With ``--load_fast=false``, or without
-    the package tensorboard-data-server, this needs a folder with no other writer's event files:
-    voiding steps there would void them for all tags.
+    Of steps that a resumed or rewound run writes again it shows only the later pass. With
+    ``--load_fast=false``, or without the package tensorboard-data-server, this needs a folder with
+    no other writer's event files: voiding steps there would void them for all tags.
 
     Args:
         folder: created if missing. Other event files in it are left alone.
@@ -130,8 +128,7 @@ class TensorBoardSink:
         step = record["step"]
         self._move_to(step)
         self._alerts.append(record)
-        marker = {marker_tag(record): LEVEL_NUMBERS[record["level"]]}
-        self._file.add_row(step, marker, {})
+        self._file.add_row(step, {marker_tag(record): LEVEL_NUMBERS[record["level"]]}, {})
         self._file.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
 
     def write_recovery(self, record: Record) -> None:
@@ -166,11 +163,8 @@ class AddScalarSink:
 
     For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
     ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has
-    them. Tags get the prefix ``guard/``. An alert becomes the scalar ``_alerts/<LEVEL>_<rule>``
-    (the level: 0 INFO, 1 WARN, 2 ERROR) at its step, and a text under ``guard/alerts``.
-
-    Such loggers take one call per scalar, and some 60 calls a step are slow: a ``SummaryWriter``
-    costs several times as much as ``log_dir=``, which writes the row at once.
+    them. Tags and markers are those of :class:`TensorBoardSink`. Some 60 calls a step cost several
+    times as much as ``log_dir=``, which writes the row at once.
 
     Args:
         logger: the object. It stays the caller's to close.

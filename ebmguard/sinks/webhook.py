@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
+from contextlib import suppress
 from typing import Any, Literal
 
 from ..errors import ConfigError
@@ -26,8 +27,7 @@ _log = logging.getLogger("ebmguard")
 _CAPACITY = 100
 # Seconds before the second, third and fourth attempt.
 _PAUSES = (1.0, 4.0, 16.0)
-# Seconds that the end of the process waits for what has not been delivered.
-_EXIT_WAIT = 10.0
+_EXIT_WAIT = 10.0  # seconds
 # Time-out on the server, and too many requests: the only refusals worth another attempt.
 _PASSING = frozenset({408, 429})
 
@@ -46,10 +46,9 @@ class WebhookSink:
     ``level``, ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, the full record. NaN and
     infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent.
 
-    A daemon thread sends in order, and tries each message up to four times if the server cannot be
-    reached or fails. What could not be delivered is logged as an error and never raised into the
-    training. At its end the process waits up to ten seconds for what is left. Logs name only the
-    host: such addresses hold a secret.
+    A daemon thread sends in order, and tries each message up to four times. What could not be
+    delivered is logged as an error and never raised into the training. At its end the process waits
+    up to ten seconds for what is left. Logs name only the host: such addresses hold a secret.
 
     Args:
         url: an http or https address.
@@ -76,9 +75,7 @@ class WebhookSink:
                 'Pass min_level="WARN" for warnings and errors.'
             )
         if not timeout > 0:
-            raise ConfigError(
-                f"timeout= is {timeout!r}, but expected seconds above 0. Pass timeout=10."
-            )
+            raise ConfigError(f"timeout={timeout!r}; expected seconds above 0, such as 10.")
         self.min_level = min_level
         self.title = title
         self.timeout = timeout
@@ -105,11 +102,7 @@ class WebhookSink:
         """Nothing: sending has begun, and training does not wait for it."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait until everything has been delivered or given up, at most ``timeout`` seconds.
-
-        Returns:
-            whether nothing is left.
-        """
+        """Wait at most ``timeout`` seconds until all is delivered or given up; say if it is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout)
 
@@ -139,8 +132,7 @@ class WebhookSink:
                     self._is_sending = False
                     return
                 message, data = self._pending[0]
-            reason = self._deliver(data)
-            if reason is not None:
+            if (reason := self._deliver(data)) is not None:
                 self._report(reason, message)
             with self._changed:
                 self._pending.popleft()
@@ -151,9 +143,7 @@ class WebhookSink:
         reason = ""
         for pause in (0.0, *_PAUSES):
             time.sleep(pause)
-            request = urllib.request.Request(
-                self._url, data, {"Content-Type": "application/json"}, method="POST"
-            )
+            request = urllib.request.Request(self._url, data, {"Content-Type": "application/json"})
             try:
                 with self._opener.open(request, timeout=self.timeout):
                     return None
@@ -179,16 +169,13 @@ class WebhookSink:
 def _host(url: str) -> str:
     host = None
     if isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url:
-        try:
+        with suppress(ValueError):  # no number as the port, or a bracket too few
             parts = urllib.parse.urlsplit(url)
             if parts.scheme in ("http", "https") and (parts.port is None or parts.port > 0):
                 host = parts.hostname
-        except ValueError:  # no number as the port, or a bracket too few
-            host = None
     if not host:
         raise ConfigError(
-            "url= of a WebhookSink is no web address. Expected https://host/path, as the settings "
-            "of an incoming webhook show it. Pass it whole (it is not repeated here: such "
-            "addresses hold a secret)."
+            "url= of a WebhookSink is no web address. Pass https://host/path whole, as the "
+            "settings of an incoming webhook show it (not repeated here: it holds a secret)."
         )
     return host

@@ -32,11 +32,8 @@ class PatientSink:
 
     A full disk must not end a training run. The first failure is logged as an error. From then on
     all is kept here in order and tried again at every flush; beyond 10,000 the oldest rows are
-    dropped and counted. A log message says when the sink takes everything again; :meth:`close`
-    logs what it has not taken. Errors of any other type are bugs and are raised.
-
-    Args:
-        sink: the other sink. What a failing flush of it has not written, it keeps for the next.
+    dropped and counted. :meth:`close` logs what the sink has not taken. Errors of any other type
+    are bugs and are raised.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -102,11 +99,10 @@ class PatientSink:
         if self._error is None:
             try:
                 call()
-            except OSError as error:
-                self._fail(error)
-            else:
                 self._unflushed += 1
                 return
+            except OSError as error:
+                self._fail(error)
         self._kept.append((call, is_row))
         if len(self._kept) > _KEPT:
             oldest = next((i for i, (_, is_row) in enumerate(self._kept) if is_row), 0)
@@ -126,17 +122,13 @@ class PatientSink:
 
 
 class Writer:
-    """Writes to every sink, and flushes them.
-
-    A forked process has a copy of its parent's rows: the copy writes nothing.
+    """Writes to every sink, each in a :class:`PatientSink`; a forked copy writes nothing.
 
     Args:
-        sinks: where rows, alerts and rollbacks go. One that raises ``OSError`` does not end the
-            run (see :class:`PatientSink`).
-        flush_every: rows between flushes. An alert or a rollback is flushed at once; a killed run
-            loses no more than that.
-        folder: the folder of the sinks that ``log_dir=`` opened, which this writer alone may use
-            until it is closed; or None.
+        sinks: where rows, alerts and rollbacks go.
+        flush_every: rows between flushes, and so what a killed run loses. An alert or a rollback is
+            flushed at once.
+        folder: that of ``log_dir=``, which this writer alone may use until it is closed; or None.
 
     Raises:
         ConfigError: another writer of this process is using the folder.
@@ -167,7 +159,7 @@ class Writer:
             self.flush()
 
     def write_alerts(self, records: Sequence[Record]) -> None:
-        """Write alerts, as ``Alert.record()`` has them, so that they outlive the run."""
+        """Write alerts, as ``Alert.record()`` has them, and flush."""
         for record in records:
             for sink in self._own_sinks:
                 sink.write_alert(record)
@@ -175,7 +167,7 @@ class Writer:
             self.flush()
 
     def write_recovery(self, record: Record) -> None:
-        """Write a rollback, as ``Rollback.record()`` has it, so that it outlives the run."""
+        """Write a rollback, as ``Rollback.record()`` has it, and flush."""
         for sink in self._own_sinks:
             sink.write_recovery(record)
         self.flush()
@@ -209,10 +201,8 @@ def as_sink(obj: Any) -> Sink:
         ConfigError: if it is neither.
     """
     if isinstance(obj, type):
-        raise ConfigError(
-            f"sinks= holds the class {obj.__name__}, but expected an object made from it. "
-            f"Pass {obj.__name__}(...)."
-        )
+        name = obj.__name__
+        raise ConfigError(f"sinks= holds the class {name}, not an object. Pass {name}(...).")
     missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
     if not missing and isinstance(obj, Sink):
         return obj
@@ -226,8 +216,7 @@ def as_sink(obj: Any) -> Sink:
     lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(_METHODS) else ""
     raise ConfigError(
         f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
-        "an object with the methods write_row, write_alert, write_recovery and flush, or a logger "
-        "with add_scalar(tag, value, step), such as a SummaryWriter."
+        f"the methods {', '.join(_METHODS)}, or a logger with add_scalar(tag, value, step)."
     )
 
 
@@ -248,7 +237,6 @@ def _check_free(folder: str | os.PathLike[str]) -> None:
     """Raise ``ConfigError`` for a folder that another writer of this process is using."""
     if Path(folder).resolve() in _OWNERS:
         raise ConfigError(
-            f"log_dir={str(folder)!r} is in use by another guard of this process, and the rows of "
-            "two guards would be mixed. Close that one (g.close()), use one guard for both losses, "
-            "or name another folder."
+            f"log_dir={str(folder)!r} is in use by another guard of this process. Close that one "
+            "(g.close()), use one guard for both losses, or name another folder."
         )
