@@ -75,11 +75,9 @@ class BudgetSpentError(DivergenceError):
 
     def __init__(self, alert: Any, rollbacks: int, *, nothing_to_go_back_to: bool = False) -> None:
         super().__init__(alert)
-        why = (
-            "and there is no snapshot yet to go back to"
-            if nothing_to_go_back_to
-            else f"and the budget of rollbacks is spent ({rollbacks} done)"
-        )
+        why = f"and the budget of rollbacks is spent ({rollbacks} done)"
+        if nothing_to_go_back_to:
+            why = "and there is no snapshot yet to go back to"
         self.args = (
             f"{alert.message} The run cannot recover by itself, {why}. Its audit log is "
             "g.rollbacks, and recovery.jsonl in log_dir; docs/recovery.md says what to try.",

@@ -30,10 +30,9 @@ class Alert:
         step: step of the row that fired.
         tag: the diagnostic that fired, without the ``guard/`` prefix.
         value: its value at that step, in the units of the diagnostic. May be NaN or infinite.
-        limit: the nearest value at which the rule would have reported the same level; ``value``
-            lies on its wrong side.
+        limit: the nearest value at which the rule would have reported the same level.
         window: number of past observations that the limit rests on, or for which the value stayed
-            out of range. 0 where the limit is absolute and the rule needs no past.
+            out of range; 0 where the rule needs no past.
         remedies: the two likeliest remedies, likeliest first.
         member: which model of an ensemble, counted along the flattened model dimensions from 0;
             None where the alert is of a single model or of the ensemble as a whole.
@@ -61,10 +60,9 @@ class Alert:
         )
 
     def record(self) -> dict[str, Any]:
-        """The alert as a plain dict with its message, ready for JSON.
+        """The alert as a plain dict with its message; ``member`` is there for members only.
 
-        ``value`` and ``limit`` stay floats, also where they are not finite: how such a number is
-        written is the sink's business. ``member`` is there for members only.
+        ``value`` and ``limit`` stay floats, which JSON may lack a number for: see the sinks.
         """
         record = asdict(self) | {"level": self.level.name, "remedies": list(self.remedies)}
         if self.member is None:
@@ -95,6 +93,5 @@ class Alert:
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"This is not the record of an alert: {type(error).__name__}: {error}. Expected "
-                f"the fields that Alert.record() writes, but got {dict(record)!r}. Pass a line of "
-                "alerts.jsonl as ebmguard.sinks.read_jsonl returns it."
+                f"what Alert.record() or sinks.read_jsonl returns, but got {dict(record)!r}."
             ) from error

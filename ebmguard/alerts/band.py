@@ -16,9 +16,7 @@ from .statistics import MAD_TO_SIGMA, RollingWindow
 __all__ = ["BandRule", "Series"]
 
 _NAN = math.nan
-# The scale is never below float32's resolution of the centre: a constant series with a large
-# offset still jitters by this much.
-_RESOLUTION = 1e-6
+_RESOLUTION = 1e-6  # of float32: a constant series with a large offset jitters by this much
 _TINY = 1e-30
 
 
@@ -37,11 +35,10 @@ class Series:
         log: compare logarithms: for positive quantities that grow by factors.
         floor_tag: a within-batch spread in the same units; None where ``log`` needs none.
         floor: the scale is at least this many spreads (of logs: at least this), so that a series
-            that happens to stand still does not make every ripple an alarm.
-        absorbed: the direction in which beta* > 0 takes the excess out of the loss, because the
-            negatives responsible get no weight; None if no direction is harmless.
-        cap: |x| from which it is an ERROR whatever the past; times the unit of the run.
-        early_cap: a tighter one while there is no past to make a band of.
+            that stands still does not make every ripple an alarm.
+        absorbed: the direction in which beta* > 0 takes the excess out of the loss; None for none.
+        cap, early_cap: |x| over which it is an ERROR whatever the past, times the unit of the run;
+            the second while there is no band yet.
         most: the largest share of an ERROR that it has; below 1, it makes none alone.
     """
 
@@ -87,8 +84,7 @@ class BandRule:
             has energies near 0, and all of them grow by factors, also in runs that are well.
         begins_gap: while the run begins, an ERROR needs a gap of at least this, times the unit of
             the run; less than that is a WARN.
-        overlap_floor: see above; a fraction of the pairs.
-        absorb_nats: see above; in nats.
+        overlap_floor, absorb_nats: see above; a fraction of the pairs, and nats.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
@@ -116,8 +112,8 @@ class BandRule:
             )
         if not self.absorb_nats > 0:
             raise ConfigError(
-                f"Rule {self.name!r}: expected absorb_nats > 0 (at 0, beta* = 0 would count as "
-                f"absorbing), but got {self.absorb_nats}."
+                f"Rule {self.name!r}: expected absorb_nats > 0, but got {self.absorb_nats}: "
+                "beta* = 0 would count as absorbing."
             )
         tags = [series.tag for series in self.series]
         if len(set(tags)) != len(tags):
@@ -146,10 +142,7 @@ class _Track:
     def read(
         self, row: Mapping[str, float], spread: float, unit: float, is_absorbing: bool
     ) -> bool:
-        """Compare the row's value with the band and take it in; whether it is known.
-
-        Where it is not, but a finite number is owed, the rule ``nonfinite`` says so.
-        """
+        """Compare the row's value with the band and take it in; whether it is known."""
         series = self.series
         self.value = row.get(series.tag, _NAN)
         if not math.isfinite(self.value) or (series.log and self.value <= 0):
@@ -178,12 +171,9 @@ class _Track:
         rule = self.rule
         if not self.has_left:
             self.window.push(x)
-        if self.z < rule.clear and not self.is_beyond_cap:
-            self.inside += 1
-            if self.inside >= rule.calm_steps:
-                self.away.clear()
-        else:
-            self.inside = 0
+        self.inside = self.inside + 1 if self.z < rule.clear and not self.is_beyond_cap else 0
+        if self.inside >= max(1, rule.calm_steps):
+            self.away.clear()
         if (self.has_left or self.away) and not self.is_beyond_cap:
             self.away.append(x)
             if len(self.away) >= rule.rebaseline:
@@ -202,16 +192,13 @@ class _Track:
     def limits(self, unit: float) -> Limits:
         """What held for the value read last."""
         series, cap = self.series, self.series.cap * unit
-        limits = Limits(error_low=-cap, error_high=cap)
-        if math.isnan(self.centre):
-            return limits
-        if series.side != "up":
-            low, error_low = self.at(-series.warn), self.at(-series.error)
-            limits = limits.within(Limits(low=low, error_low=error_low))
-        if series.side != "down":
-            high, error_high = self.at(series.warn), self.at(series.error)
-            limits = limits.within(Limits(high=high, error_high=error_high))
-        return limits
+        low, high, error_low, error_high = -math.inf, math.inf, -cap, cap
+        has_band = not math.isnan(self.centre)
+        if has_band and series.side != "up":
+            low, error_low = self.at(-series.warn), max(error_low, self.at(-series.error))
+        if has_band and series.side != "down":
+            high, error_high = self.at(series.warn), min(error_high, self.at(series.error))
+        return Limits(low, high, error_low, error_high)
 
     def state_dict(self) -> dict[str, Any]:
         return {"window": self.window.values(), "away": list(self.away), "inside": self.inside}
@@ -223,8 +210,6 @@ class _Track:
 
 
 class _BandWatcher:
-    """Tracks every series of the rule, the within-batch spreads and the unit of the run."""
-
     def __init__(self, rule: BandRule) -> None:
         self.rule = rule
         self.tracks = [_Track(series, rule) for series in rule.series]
@@ -241,7 +226,6 @@ class _BandWatcher:
         if self.unit is None and math.isfinite(first):
             self.unit = max(1.0, first / 10)
         unit = self.unit or 1.0
-        # Never where the gap is unknown.
         self.count += math.isfinite(gap)
         is_beginning = self.count <= rule.begins and gap < rule.begins_gap * unit
         spreads = {tag: window.median() for tag, window in self.spreads.items() if len(window)}

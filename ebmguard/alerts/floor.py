@@ -19,11 +19,9 @@ __all__ = ["FloorRule"]
 class FloorRule:
     """WARN, then ERROR, while GradScale stays under its floor.
 
-    Steps between ``floor`` and ``clear`` neither count nor reset the count. ERROR is for
-    beta* other than 0 only: there GradScale multiplies the gradient, and an adaptive optimiser
-    amplifies what little is left of it (App. H). At beta* = 0 the reference exponent is read
-    instead: what the weights would be, which says that negatives are not competitive but not that
-    the run is lost.
+    Steps between ``floor`` and ``clear`` neither count nor reset the count. ERROR is for beta*
+    other than 0 only: there GradScale multiplies the gradient, and an adaptive optimiser amplifies
+    what little is left of it (App. H). At beta* = 0 the reference exponent is read instead.
 
     Attributes:
         tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
@@ -62,8 +60,6 @@ class FloorRule:
 
 
 class _FloorWatcher:
-    """Counts the steps that GradScale has been under its floor."""
-
     def __init__(self, rule: FloorRule) -> None:
         self.rule = rule
         self.source = ""

@@ -33,23 +33,15 @@ class Latch:
     it. A WARN that opens a new episode waits until ``cooldown`` observations have passed since the
     last report; if the episode is still going on by then, it is reported late rather than never.
     An INFO belongs to no episode: it makes nothing active and is reported once.
-
-    Attributes:
-        calm_steps, cooldown: of the rule.
-        active: highest level of the current episode, None outside episodes.
-        reported: highest level reported in the current episode.
-        calm: observations inside the calm band so far.
-        since_report: observations since the last report of WARN or more, None before any.
-        informed: whether an INFO has been reported.
     """
 
     calm_steps: int
     cooldown: int
-    active: Level | None = None
-    reported: Level | None = None
-    calm: int = 0
-    since_report: int | None = None
-    informed: bool = False
+    active: Level | None = None  # the highest of the current episode, None outside episodes
+    reported: Level | None = None  # the highest reported in it
+    calm: int = 0  # observations inside the calm band so far
+    since_report: int | None = None  # observations since the last report of WARN or more
+    informed: bool = False  # whether an INFO has been reported
 
     def update(self, level: Level | None, calm: bool | None) -> bool:
         """Take a rule's reading of one observation; say whether its level is to be reported now."""
@@ -65,28 +57,23 @@ class Latch:
         if level is Level.INFO:
             self.informed, news = True, not self.informed
             return news
-        if self.active is None or level > self.active:
-            self.active = level
-        if self.reported is not None and level <= self.reported:
-            return False
+        self.active = max(level, self.active or level)
         rested = self.since_report is None or self.since_report >= self.cooldown
-        if level < Level.ERROR and not rested:
+        if level <= (self.reported or Level.INFO) or not (rested or level is Level.ERROR):
             return False
         self.reported, self.since_report = level, 0
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """The latch as JSON-able data."""
         return {
-            "active": None if self.active is None else self.active.name,
-            "reported": None if self.reported is None else self.reported.name,
+            "active": self.active and self.active.name,
+            "reported": self.reported and self.reported.name,
             "calm": self.calm,
             "since_report": self.since_report,
             "informed": self.informed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
         active, reported, since = state["active"], state["reported"], state["since_report"]
         self.active = None if active is None else Level[active]
         self.reported = None if reported is None else Level[reported]
@@ -160,11 +147,9 @@ def _damaged(what: str, error: Exception) -> ConfigError:
 class Judge:
     """Reads one row per step and says which rules fire.
 
-    A rule reads only the tags it knows; it is silent about tags that a row lacks. Time is counted
-    in steps observed, so a step that was rewound or left out changes nothing. All decisions depend
-    on the rows alone, so that ranks that see equal rows raise equal alerts.
-
-    Besides the rules, a step that a GradScaler skipped is an INFO named ``amp_skip``.
+    Time is counted in steps observed. All decisions depend on the rows alone, so that ranks that
+    see equal rows raise equal alerts. Besides the rules, a step that a GradScaler skipped is an
+    INFO named ``amp_skip``.
 
     Args:
         rules: what to watch for; their names must differ.
@@ -180,8 +165,7 @@ class Judge:
             self.rules = tuple(rules)
         except TypeError as error:
             raise ConfigError(
-                f"Expected a sequence of rules such as ebmguard.alerts.DEFAULT_RULES, but got "
-                f"{rules!r}. A single rule is passed as rules=(rule,)."
+                f"Expected a sequence of rules, (rule,) for a single rule, but got {rules!r}."
             ) from error
         for rule in self.rules:
             check_rule(rule)
@@ -196,9 +180,9 @@ class Judge:
 
     @property
     def active(self) -> dict[str, Level]:
-        """The rules whose episode is not over, each with the highest level it reached.
+        """The rules whose episode (WARN or more) is not over, each with the highest level reached.
 
-        A rule that has only informed is not among them, nor are the rules of an ensemble's members.
+        Those of an ensemble's members are not among them.
         """
         latches = {name: latch for name, (_, latch) in self._shared.rules.items()}
         return {name: latch.active for name, latch in latches.items() if latch.active is not None}
@@ -232,8 +216,8 @@ class Judge:
             return self._shared.observe(step, row, None)
         if len(members) != len(self._members):
             raise ConfigError(
-                f"Expected rows of {len(self._members)} members, but got {len(members)}. Say how "
-                "many there are: Judge(rules, members=...)."
+                f"Expected rows of {len(self._members)} members, but got {len(members)}: see "
+                "Judge(rules, members=...)."
             )
         own = members[0].keys() - {"beta_star"}  # which words the remedies
         shared = {tag: value for tag, value in row.items() if tag not in own}
@@ -263,8 +247,7 @@ class Judge:
         if len(parts) != 1 + len(self._members):
             raise ConfigError(
                 f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
-                f"has {len(self._members)} (0 for a single model). Build it with the same model "
-                "dimensions."
+                f"has {len(self._members)}. Build it with the same model dimensions."
             )
         memories = [_Memory(self.rules) for _ in parts]
         for memory, part in zip(memories, parts, strict=True):

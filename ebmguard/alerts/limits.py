@@ -16,15 +16,8 @@ __all__ = ["Bands"]
 class Bands:
     """The limits of every diagnostic, step by step, as the rules have them.
 
-    Fixed limits are the rules' own. A band around the run's own past is found as the
-    :class:`~ebmguard.alerts.Judge` finds it, from the same rows. Where several rules have limits of
-    one diagnostic, the narrowest hold.
-
-    Args:
-        rules: the judge's.
-
-    Attributes:
-        limits: by tag, as they held for the last row.
+    Where several rules have limits of one diagnostic, the narrowest hold. ``limits`` has them by
+    tag, as they held for the last row.
     """
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
@@ -43,10 +36,7 @@ class Bands:
         return tag in self._owed
 
     def level(self, tag: str, value: float) -> Level | None:
-        """What a value of now is worth by itself, without the rules' patience.
-
-        NaN is worth nothing, but where a finite number is owed.
-        """
+        """What a value of now is worth by itself, without the rules' patience."""
         limits = self.limits.get(tag)
         if math.isnan(value):
             return Level.ERROR if self.owes(tag) else None

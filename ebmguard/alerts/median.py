@@ -20,8 +20,7 @@ __all__ = ["Bound", "MedianRule"]
 class Bound:
     """A limit that the median of one diagnostic over a window should keep to.
 
-    Single values of slow diagnostics are noise at ordinary batch sizes, so that one step alone
-    never fires.
+    Single values of slow diagnostics are noise at ordinary batch sizes.
 
     Attributes:
         tag: the diagnostic.
@@ -60,8 +59,8 @@ class MedianRule:
 
     Attributes:
         bounds: where several are broken, the first of the highest level speaks.
-        reference_prefix: put before the tags at beta* = 0, where the weights are uniform and say
-            nothing: what they would be at the reference exponent is read instead.
+        reference_prefix: put before the tags at beta* = 0, where the weights say nothing: what they
+            would be at the reference exponent is read instead.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
@@ -88,8 +87,6 @@ class MedianRule:
 
 
 class _MedianWatcher:
-    """A rolling median for each bound."""
-
     def __init__(self, rule: MedianRule) -> None:
         self.rule = rule
         self.prefix = ""
@@ -105,8 +102,7 @@ class _MedianWatcher:
             self.windows = [RollingWindow(bound.window) for bound in bounds]
         medians = []
         for bound, window in zip(bounds, self.windows, strict=True):
-            value = row.get(prefix + bound.tag, math.nan)
-            if math.isfinite(value):
+            if math.isfinite(value := row.get(prefix + bound.tag, math.nan)):
                 window.push(value)
             if len(window) == bound.window:
                 medians.append((bound, window.median()))

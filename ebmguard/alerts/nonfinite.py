@@ -27,12 +27,8 @@ class NonFiniteRule:
     """
 
     name: str = "nonfinite"
-    counts: tuple[str, ...] = (
-        "nonfinite/energies",
-        "nonfinite/samples",
-        "nonfinite/pos",
-        "nonfinite/neg",
-        "nonfinite/gradients",
+    counts: tuple[str, ...] = tuple(
+        f"nonfinite/{what}" for what in ("energies", "samples", "pos", "neg", "gradients")
     )
     numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
     bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
@@ -56,8 +52,6 @@ class NonFiniteRule:
 
 
 class _NonFiniteWatcher:
-    """Has no memory."""
-
     def __init__(self, rule: NonFiniteRule) -> None:
         self.rule = rule
         self.highest = dict.fromkeys(rule.counts, 0.0)

@@ -42,15 +42,11 @@ def _always(first: str, second: str) -> Remedies:
 NONFINITE = _always(_ROLL_BACK, _LOWER_LR)
 # Of what the field uses, these two held on every seed (docs/results/remedies.md): not another seed
 # alone, gradient clipping or smooth activations; a third of the learning rate held on most.
-BLOWUP_WARN = Remedies(
-    zero=(_ABOVE_ZERO, _MORE_STEPS),
-    positive=("raise beta_star", _MORE_STEPS),
-    negative=("raise beta_star", _MORE_STEPS),
-)
+_RAISE = ("raise beta_star", _MORE_STEPS)
+_BACK_AND_RAISE = (f"{_ROLL_BACK} and raise beta_star", _MORE_STEPS)
+BLOWUP_WARN = Remedies((_ABOVE_ZERO, _MORE_STEPS), _RAISE, _RAISE)
 BLOWUP_ERROR = Remedies(
-    zero=(f"{_ROLL_BACK} and {_ABOVE_ZERO}", _MORE_STEPS),
-    positive=(f"{_ROLL_BACK} and raise beta_star", _MORE_STEPS),
-    negative=(f"{_ROLL_BACK} and raise beta_star", _MORE_STEPS),
+    (f"{_ROLL_BACK} and {_ABOVE_ZERO}", _MORE_STEPS), _BACK_AND_RAISE, _BACK_AND_RAISE
 )
 SAMPLER = Remedies(
     zero=(_MORE_STEPS, "a smaller SGLD step size"),

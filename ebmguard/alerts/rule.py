@@ -67,8 +67,8 @@ class Watcher(Protocol):
     def read(self, row: Mapping[str, float]) -> Reading:
         """Take one row, which may lack any tag.
 
-        A row may be read again after :meth:`load_state_dict`: that of a step may come again with
-        more in it, and the memory then goes back to an earlier state.
+        That of a step may come again with more in it, after :meth:`load_state_dict` of the state
+        before it.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -100,10 +100,7 @@ class Rule(Protocol):
 
     @property
     def cooldown(self) -> int:
-        """Observations after a report in which no new episode's WARN is reported.
-
-        An ERROR is never held back.
-        """
+        """Observations after a report in which no new episode's WARN is reported."""
 
     def watcher(self) -> Watcher:
         """A new watcher, which remembers nothing yet."""
@@ -137,6 +134,5 @@ def check_rule(rule: Any) -> None:
         raise ConfigError(
             f"{rule!r} {problem}. A rule has a name (text), calm_steps and cooldown (whole numbers "
             "from 0 on), perhaps an error (a subclass of DivergenceError), and a method watcher() "
-            "that returns a new object with read(row), which returns a Reading, state_dict() and "
-            "load_state_dict(state). See ebmguard.alerts.Rule."
+            "that returns a new ebmguard.alerts.Watcher, whose read(row) returns a Reading."
         )

@@ -14,15 +14,13 @@ from ..errors import ConfigError
 
 __all__ = ["MAD_TO_SIGMA", "RollingWindow"]
 
-# For normal data, sigma = 1.4826 MAD.
-MAD_TO_SIGMA = 1.4826
+MAD_TO_SIGMA = 1.4826  # for normal data
 
 
 class RollingWindow:
     """The last ``size`` finite values of a series, kept both in order of time and sorted.
 
-    Non-finite values are refused: they have no place in an order, and one NaN in a sorted list
-    breaks every later search in silence. Callers decide what a non-finite value means first.
+    One NaN in a sorted list would break every later search in silence: non-finite ones are refused.
     """
 
     def __init__(self, size: int, values: Sequence[float] = ()) -> None:
@@ -44,9 +42,7 @@ class RollingWindow:
             ConfigError: if the value is not finite.
         """
         if not math.isfinite(value):
-            raise ConfigError(
-                f"A window takes finite values, but got {value}. Filter with math.isfinite first."
-            )
+            raise ConfigError(f"A window takes finite values, but got {value}.")
         if len(self._values) == self.size:
             del self._sorted[bisect_left(self._sorted, self._values.pop(0))]
         self._values.append(value)
@@ -67,9 +63,8 @@ class RollingWindow:
     def mad(self, centre: float) -> float:
         """Median absolute deviation from ``centre`` (the median) of a window that is not empty.
 
-        The values within a distance of the centre are neighbours in the sorted list. So the h
-        values nearest to the centre are some slice of length h, found by bisection on its start
-        (log n comparisons) instead of sorting n deviations.
+        The h values nearest to the centre are a slice of the sorted list, found by bisection on
+        its start (log n comparisons) instead of sorting n deviations.
         """
         ordered, n = self._sorted, len(self._sorted)
         half = n // 2 + 1

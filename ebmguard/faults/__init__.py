@@ -10,8 +10,7 @@
 
 The faults are those that take energy-based runs down: a NaN among the samples, an energy spike, a
 sampler that hangs, a bad row in the replay buffer, a learning rate that explodes. Each happens
-once: a rollback brings its step's number back, but not the fault. Nothing here draws a random
-number, and what is not faulty passes through untouched.
+once, also where a rollback repeats its step. Nothing here draws a random number.
 """
 
 from ._injector import FaultInjector, Injected

@@ -13,15 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
-from ._kinds import (
-    CorruptBuffer,
-    EnergySpike,
-    ExplodingLr,
-    Fault,
-    FrozenSampler,
-    NanSample,
-    chains_of,
-)
+from . import _kinds
 
 __all__ = ["FaultInjector", "Injected"]
 
@@ -32,12 +24,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Injected:
-    """What a fault did.
+    """What a fault did, in words, at a step as the injector counts them.
 
-    Attributes:
-        fault: its name, that of the method that armed it.
-        step: the step it came at, as the injector counts them.
-        what: in words.
+    ``fault`` is the name of the method that armed it.
     """
 
     fault: str
@@ -56,7 +45,7 @@ class FaultInjector:
     takes every hook off; wrapped samplers then are what they wrap.
 
     Args:
-        step: tells the number of the present step, such as ``lambda: g.step``; None counts the
+        step: returns the number of the present step, such as ``lambda: g.step``; None counts the
             steps from 0 as they begin, plots with the wrapped sampler included.
 
     Attributes:
@@ -69,21 +58,20 @@ class FaultInjector:
     def __init__(self, step: Callable[[], int] | None = None) -> None:
         if step is not None and not callable(step):
             raise ConfigError(
-                f"step is a {type(step).__name__}; expected a function such as lambda: g.step, "
-                "which returns the number of the present step, or None."
+                f"step is a {type(step).__name__}; expected None or a function such as "
+                "lambda: g.step."
             )
         self.records: list[Injected] = []
         self._ask = step
         self._ticks = 0
         self._step = -1
-        self._is_sampling = False
-        self._is_removed = False
-        self._faults: list[Fault] = []
+        self._is_sampling = self._is_removed = False
+        self._faults: list[_kinds.Fault] = []
         self._undo: list[Callable[[], None]] = []
 
     @property
     def pending(self) -> list[str]:
-        """Names of the faults that have not happened, in the order in which they were armed."""
+        """Names of the faults that have not happened, oldest first."""
         return [fault.name for fault in self._faults if not fault.has_acted]
 
     def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
@@ -153,40 +141,28 @@ class FaultInjector:
         self.remove()
 
     def nan_sample(self, at: int, *, row: int = 0) -> None:
-        """One entry of one sample is NaN, in the result of one sampler call.
-
-        Args:
-            row: which sample, along the first dimension.
-        """
+        """An entry of sample ``row`` is NaN, in the result of one sampler call."""
         self._check(at, row=row)
-        self._faults.append(NanSample(at, row))
+        self._faults.append(_kinds.NanSample(at, row))
 
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
-        """The sampler hangs: what it returned at the step comes again in the calls after it.
+        """The sampler hangs: what it returned at the step comes again in ``steps`` calls after it.
 
         It is still called, so that random numbers and what it does to its buffer are those of the
         run without the fault. Calls that return samples of another shape are left alone.
-
-        Args:
-            at: the step whose result comes again.
-            steps: how many times.
         """
         self._check(at, steps=steps)
-        self._faults.append(FrozenSampler(at, steps))
+        self._faults.append(_kinds.FrozenSampler(at, steps))
 
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
-        """The model's outputs are multiplied by a factor in one step, and so are their gradients.
+        """The outputs of the energy module, and their gradients, are multiplied in one step.
 
         Calls inside a wrapped sampler are left alone, and so are calls of ``model.forward``.
-
-        Args:
-            model: the energy module that the loss calls.
-            factor: what multiplies its output.
         """
         self._check(at)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is a {type(model).__name__}; expected the energy module.")
-        fault = EnergySpike(at, _finite("factor", factor))
+        fault = _kinds.EnergySpike(at, _finite(factor))
 
         def after(*call: Any) -> Any:
             output = call[-1]
@@ -204,40 +180,32 @@ class FaultInjector:
         """A row of the replay buffer is overwritten, before the sampler of that step draws.
 
         Args:
-            buffer: a tensor with one chain in each row, or an object with such a tensor as its
-                ``samples``.
+            buffer: a tensor with a chain in each row, or an object with such a one as ``samples``.
             row: which chain.
             value: what its entries become.
         """
         self._check(at, row=row)
-        chains = chains_of(buffer)
+        chains = _kinds.chains_of(buffer)
         if row >= len(chains):
             raise ConfigError(f"row={row}, but the buffer has {len(chains)} rows.")
         if not chains.is_floating_point() and (not math.isfinite(value) or value != int(value)):
             raise ConfigError(
                 f"value={value!r} does not exist in a buffer of {chains.dtype}; give an integer."
             )
-        self._faults.append(CorruptBuffer(at, buffer, row, value))
+        self._faults.append(_kinds.CorruptBuffer(at, buffer, row, value))
 
     def exploding_lr(
         self, at: int, optimizer: Optimizer, *, factor: float = 1e3, steps: int = 1
     ) -> None:
-        """The learning rate is multiplied by a factor, for some steps of the optimizer.
+        """The learning rate of all groups is multiplied, inside ``steps`` steps of the optimizer.
 
         It is back between steps. Arm this before ``g.attach(optimizer=...)``: hooks run in the
         order in which they came, and a snapshot should see the learning rate that is back.
-
-        Args:
-            optimizer: any torch optimizer.
-            factor: what multiplies the learning rate of each of its groups.
-            steps: how many steps it lasts.
         """
         self._check(at, steps=steps)
         if not isinstance(optimizer, Optimizer):
-            raise ConfigError(
-                f"optimizer is a {type(optimizer).__name__}; expected a torch Optimizer."
-            )
-        fault = ExplodingLr(at, optimizer, _finite("factor", factor), steps)
+            raise ConfigError(f"optimizer is a {type(optimizer).__name__}, no torch Optimizer.")
+        fault = _kinds.ExplodingLr(at, optimizer, _finite(factor), steps)
         before = optimizer.register_step_pre_hook(lambda *_: self._note(fault, fault.explode()))
         after = optimizer.register_step_post_hook(lambda *_: fault.put_back())
         self._undo += [fault.put_back, before.remove, after.remove]
@@ -255,14 +223,14 @@ class FaultInjector:
         if self._is_removed:
             raise ConfigError("This injector has been removed; make another one.")
 
-    def _note(self, fault: Fault, what: str | None) -> None:
-        if what is not None:
+    def _note(self, fault: _kinds.Fault, what: str | None) -> None:
+        if what and not fault.has_acted:
             fault.has_acted = True
             self.records.append(Injected(fault.name, self._step, what))
             _log.warning("injected fault %s at step %d: %s", fault.name, self._step, what)
 
 
-def _finite(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name}={value!r}; expected a finite number.")
-    return float(value)
+def _finite(factor: object) -> float:
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+        raise ConfigError(f"factor={factor!r}; expected a finite number.")
+    return float(factor)

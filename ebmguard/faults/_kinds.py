@@ -36,8 +36,6 @@ class Fault:
 
 @dataclass(eq=False)
 class NanSample(Fault):
-    """A NaN in one sampler result."""
-
     name = "nan_sample"
     row: int
 
@@ -58,8 +56,6 @@ class NanSample(Fault):
 
 @dataclass(eq=False)
 class FrozenSampler(Fault):
-    """One result, again and again."""
-
     name = "frozen_sampler"
     steps: int
     _kept: Any = field(default=None, init=False)
@@ -77,8 +73,6 @@ class FrozenSampler(Fault):
 
 @dataclass(eq=False)
 class EnergySpike(Fault):
-    """Outputs multiplied in one step."""
-
     name = "energy_spike"
     factor: float
     _is_over: bool = field(default=False, init=False)
@@ -92,17 +86,14 @@ class EnergySpike(Fault):
             return output, None
         if not isinstance(output, Tensor):
             raise ConfigError(
-                f"energy_spike: the model returned a {type(output).__name__}; expected one tensor "
-                "of energies. Name the module that returns it."
+                f"energy_spike: the model returned a {type(output).__name__}; name the module that "
+                "returns one tensor of energies."
             )
-        what = f"the model's outputs are multiplied by {self.factor:g}"
-        return output * self.factor, None if self.has_acted else what
+        return output * self.factor, f"the model's outputs are multiplied by {self.factor:g}"
 
 
 @dataclass(eq=False)
 class CorruptBuffer(Fault):
-    """A row overwritten."""
-
     name = "corrupt_buffer"
     buffer: Any
     row: int
@@ -116,8 +107,6 @@ class CorruptBuffer(Fault):
 
 @dataclass(eq=False)
 class ExplodingLr(Fault):
-    """Learning rates multiplied inside some steps of an optimizer."""
-
     name = "exploding_lr"
     optimizer: Optimizer
     factor: float
@@ -141,8 +130,7 @@ class ExplodingLr(Fault):
         self._exploded = [usual * self.factor for usual in self._usual]
         for group, exploded in zip(groups, self._exploded, strict=True):
             group["lr"] = exploded
-        what = f"the learning rate is multiplied by {self.factor:g}{lasts}"
-        return None if self.has_acted else what
+        return f"the learning rate is multiplied by {self.factor:g}{lasts}"
 
     def put_back(self) -> None:
         rates = zip(self.optimizer.param_groups, self._usual, self._exploded, strict=False)
@@ -155,8 +143,8 @@ def _samples(result: Any) -> Tensor:
     first = result[0] if isinstance(result, tuple | list) and result else result
     if not isinstance(first, Tensor) or not first.ndim or not first.numel():
         raise ConfigError(
-            f"The sampler returned a {type(result).__name__}; expected samples, or a tuple or list "
-            "in which they come first."
+            f"The sampler returned a {type(result).__name__}; expected samples, or a sequence "
+            "that begins with them."
         )
     return first
 

@@ -15,8 +15,7 @@ The additional steps should be finer ones, by ``steps.factor``: see :mod:`.steps
 ranks give equal decisions, and rows without a number (NaN, or absent) change none. In an ensemble
 the rows are the means over its members, who share one sampler; β* of an ensemble is not steered.
 
-Where a recovery changes something: ``steps.base`` is the number of steps that counts as usual, and
-``beta.move_to(value)`` goes on from another β*.
+A recovery changes ``steps.base``, the number of steps that counts as usual, and ``beta.move_to()``.
 """
 
 from .beta import BetaController, SteerBeta

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..tags import BETA_STAR, ESS, GRAD_SCALE
-from .common import check_keys, is_count
+from .steps import check_keys, is_count
 
 __all__ = ["BetaController", "SteerBeta"]
 
@@ -29,8 +29,8 @@ class SteerBeta:
     """Settings of the steered β*; all default values are those measured.
 
     Medians of ``window`` rows decide, and each decision starts a new window: one step of a blow-up
-    moves nothing, and β* changes by at most ``rate`` in so many steps. That is slow on purpose: a
-    blow-up takes five steps, and is left to the weights and to the alerts.
+    moves nothing, and β* changes by at most ``rate`` in so many steps. A blow-up takes five steps,
+    and is left to the weights and to the alerts.
 
     =========== =========== ======= ================================================================
     ESS         GradScale   β*      why
@@ -53,8 +53,7 @@ class SteerBeta:
     Attributes:
         least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
         ess: the band of ESS, as a fraction of the negatives.
-        floor: GradScale below which β* stays as it is. Its healthy value is M/(M+1) for M
-            negatives.
+        floor: GradScale below which β* is held; its healthy value is M/(M+1) for M negatives.
         window: rows whose medians decide.
         rate: factor of one change.
 
@@ -72,10 +71,7 @@ class SteerBeta:
     def __post_init__(self) -> None:
         for name, value in (("least", self.least), ("most", self.most)):
             if value is not None and not (_is_number(value) and value > 0):
-                raise ConfigError(
-                    f"SteerBeta: {name}={value!r}; expected a positive number. β* is steered by "
-                    "factors, which never reach 0."
-                )
+                raise ConfigError(f"SteerBeta: {name}={value!r}; expected a positive number.")
         if self.least is not None and self.most is not None and not self.least < self.most:
             raise ConfigError(f"SteerBeta: least={self.least} is not below most={self.most}.")
         if len(self.ess) != 2 or not 0 < self.ess[0] < self.ess[1] < 1:
@@ -93,8 +89,7 @@ class SteerBeta:
         """A controller that starts at β* = base, or at ``least`` where base is 0.
 
         Raises:
-            ConfigError: a negative β*, one that is no single number, 0 without ``least``, or one
-                outside the bounds.
+            ConfigError: β* is negative, no single number, 0 without ``least``, or out of bounds.
         """
         if not _is_number(base) or base < 0:
             raise ConfigError(
@@ -105,14 +100,12 @@ class SteerBeta:
         start = float(base or self.least or 0)
         if not start:
             raise ConfigError(
-                "SteerBeta: beta_star=0 is never left by factors. Start above 0, or name the "
-                "smallest value: SteerBeta(least=0.05, ...)."
+                "SteerBeta: beta_star=0 is never left by factors. Start above 0, or set least."
             )
         least, most = self.least or start / 16, self.most or start * 16
         if not least <= start <= most:
             raise ConfigError(
-                f"SteerBeta: the starting beta_star {start:g} lies outside its bounds, "
-                f"{least:g} to {most:g}."
+                f"SteerBeta: beta_star={start:g} lies outside its bounds, {least:g} to {most:g}."
             )
         return BetaController(self, start, (least, most))
 
@@ -120,8 +113,7 @@ class SteerBeta:
         """1 to raise β*, -1 to lower it, 0 to hold it: the table above."""
         if grad_scale < self.floor:
             return 0
-        low, high = self.ess
-        return (ess > high) - (ess < low)
+        return (ess > self.ess[1]) - (ess < self.ess[0])
 
 
 def _is_number(value: object) -> bool:
@@ -168,8 +160,7 @@ class BetaController:
 
     def state_dict(self) -> dict[str, Any]:
         """The state as JSON-able data."""
-        ess, grad_scale = self._ess.copy(), self._grad_scale.copy()
-        return {"beta_star": self.value, "ess": ess, "grad_scale": grad_scale}
+        return {"beta_star": self.value, "ess": [*self._ess], "grad_scale": [*self._grad_scale]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.

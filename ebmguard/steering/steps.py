@@ -13,15 +13,28 @@ the same time and with the same output scale, 2 step_size / noise_std**2.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ..errors import ConfigError
 from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
-from .common import check_keys, is_count
 
-__all__ = ["AdaptiveSteps", "StepsController"]
+__all__ = ["AdaptiveSteps", "StepsController", "check_keys", "is_count"]
+
+
+def is_count(value: object) -> bool:
+    """Whether it is a whole number of 1 or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_keys(owner: str, state: Mapping[str, Any], expected: Iterable[str]) -> None:
+    """Refuse a saved state that has not these keys."""
+    names, found = sorted(expected), sorted(map(str, state))
+    if found != names:
+        raise ConfigError(
+            f"Not a state of {owner}: expected the keys {', '.join(names)}; got {', '.join(found)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -37,8 +50,7 @@ class AdaptiveSteps:
     captured as CUDA graphs has one for each.
 
     What it reads is ``grad_scale``, and ``ref/grad_scale`` where β* = 0, whose weights say nothing.
-    At a negative β* the sampler over-shoots and a low GradScale means negatives that are too
-    likely: more steps would be wrong, so that nothing changes there.
+    At a negative β* nothing changes: a low GradScale there means negatives that are too likely.
 
     Attributes:
         most: largest multiple of the base number of steps; a power of two.
@@ -97,27 +109,16 @@ class AdaptiveSteps:
 
 @dataclass
 class _State:
-    """What the decision on the next row rests on, all of it saved.
+    """What the decision on the next row rests on, all of it saved."""
 
-    Attributes:
-        level: the number of steps is base * 2**level.
-        low: rows under the floor since the last doubling or row over it.
-        healthy: rows over ``clear`` since the last halving or row under the floor.
-        patience: healthy rows that the next halving waits for; 0 for ``fall_after``.
-        since_fall: rows since the last halving; None before any, and once it has proved right.
-        in_vain: rows under the floor with the most steps; from ``give_up_after`` on nothing rises.
-        rows: all rows.
-        factors: sum of 2**level over them.
-    """
-
-    level: int = 0
-    low: int = 0
-    healthy: int = 0
-    patience: int = 0
-    since_fall: int | None = None
-    in_vain: int = 0
+    level: int = 0  # the number of steps is base * 2**level
+    low: int = 0  # rows under the floor since the last doubling or row over it
+    healthy: int = 0  # rows over ``clear`` since the last halving or row under the floor
+    patience: int = 0  # healthy rows that the next halving waits for; 0 for ``fall_after``
+    since_fall: int | None = None  # rows since the last halving, until it has proved right
+    in_vain: int = 0  # rows under the floor with the most steps; nothing rises after give_up_after
     rows: int = 0
-    factors: int = 0
+    factors: int = 0  # sum of 2**level over all rows
 
 
 class StepsController:
