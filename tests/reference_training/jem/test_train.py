@@ -389,7 +389,7 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
 
 def test_alerts_of_rows_that_are_still_under_way_at_the_end_are_recorded(tmp_path, monkeypatch):
     """On a GPU rows are judged two steps later."""
-    monkeypatch.setattr(Rows, "_lag", staticmethod(lambda _: 2))
+    monkeypatch.setattr(Rows, "_set_lag", lambda rows, usual: setattr(rows, "lag", 2))
     batch = Draws.batch
 
     def spoiled(self, step):
