@@ -162,8 +162,7 @@ def check_log_q(
             raise ConfigError(
                 "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 "
                 "there are none. Pass beta_star=, the exponent that is missing in the proposal "
-                "(1 for p = exp(f) and a proposal of its own; see docs/proposals.md), or leave "
-                "log_q= out for the standard loss."
+                "(see docs/proposals.md), or leave log_q= out for the standard loss."
             )
 
 

@@ -220,17 +220,12 @@ _AT_REFERENCE = {tag.name for tag in _WEIGHTS} | {"mixture/<name>/weight"}
 
 
 def weight_tag(name: str, beta_star: float) -> str:
-    """The tag where a number of the weights says something: at β* = 0, where they are uniform, ref/."""
+    """The tag of a number of the weights: under ``ref/`` at β* = 0, where they are uniform."""
     return REFERENCE + name if beta_star == 0 else name
 
 
 def find(name: str) -> Tag | None:
-    """The line of a number of a row; None where there is none.
-
-    Args:
-        name: without the ``guard/`` prefix; it may begin with ``ref/``, and has names of samplers
-            and buffers where the line has ``<name>``.
-    """
+    """The line of a number of a row, named without ``guard/``; None where there is none."""
     bare = name.removeprefix(REFERENCE)
     found = TAGS.get(bare)
     if found is None:

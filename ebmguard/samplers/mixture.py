@@ -17,8 +17,7 @@ class Mixture:
     """A sampler that asks several samplers, and puts their samples side by side.
 
     The weights of the robust objective go to the negatives that are likely under the model, whoever
-    drew them: one sampler that delivers is enough, and the others cost time but do little harm. At
-    β* = 0 all negatives weigh the same. (The discussion of the paper proposes such mixtures.)
+    drew them: one sampler that delivers is enough. At β* = 0 all negatives weigh the same.
 
     Every sampler gets the arguments of the call, and its share of the negatives is the number of
     samples that it returns. What is one sampler's own, such as a replay buffer, it brings along. ::

@@ -34,9 +34,7 @@ __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 def scale(output: object, factor: float | Tensor) -> Tensor:
     """``factor * output`` in the output's dtype; the very same tensor where the factor is 1.0.
 
-    Args:
-        output: energies, ``(B,)``, ``(B, heads)`` or ``(*models, B)``.
-        factor: a number, a 0-dim tensor, or a tensor over leading model dimensions.
+    Energies are ``(B,)``, ``(B, heads)``, or ``(*models, B)`` with a factor over the models.
 
     Raises:
         SamplerError: the output is not a tensor (a tuple, say).
@@ -59,9 +57,7 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
     """The only module among a sampler's arguments, bound ones included.
 
     A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
-
-    Raises:
-        SamplerError: none, or more than one, with the remedy ``model=``.
+    SamplerError if there is none, or more than one.
     """
     if isinstance(sampler, functools.partial):
         args, kwargs = (*sampler.args, *args), {**sampler.keywords, **kwargs}
