@@ -64,11 +64,10 @@ def check_energies(
 
     Raises:
         EnergyTypeError: not tensors, or not floating point.
-        ShapeError: means instead of vectors, empty sides, shapes that would broadcast, model
-            dimensions that do not match β*, labels or log-densities that do not match the energies.
+        ShapeError: means instead of vectors, empty sides, shapes that would broadcast, or that do
+            not match those of β*, the labels or the log-densities.
         ConfigError: an exponent that is no finite number, an unknown variant or reduction, variants
-            that do not match the models, groups with a variant that has none, or ``log_q`` with an
-            exponent of 0.
+            that do not match the models, groups with a variant that has none, or ``log_q`` at 0.
     """
     _check_exponent(beta_star)
     models = model_dimensions(beta_star)
@@ -138,12 +137,7 @@ def check_log_q(
     *,
     name: str = "log_q",
 ) -> None:
-    """Refuse log-densities of a proposal that are not one number for each energy.
-
-    Args:
-        log_q: the log-densities, which messages call ``name``.
-        f: energies, in a layout of this module.
-        beta_star: exponent, or several.
+    """Refuse log-densities of a proposal, called ``name``, that are not one for each energy in f.
 
     Raises:
         EnergyTypeError: not a tensor, or not floating point.
@@ -168,8 +162,7 @@ def check_log_q(
             raise ConfigError(
                 "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 "
                 "there are none. Pass beta_star=, the exponent that is missing in the proposal "
-                "(1 for p = exp(f) and a proposal of its own; see docs/proposals.md), or leave "
-                "log_q= out for the standard loss."
+                "(see docs/proposals.md), or leave log_q= out for the standard loss."
             )
 
 
@@ -221,11 +214,7 @@ def variant_runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
 
 
 def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
-    """The exponents whose losses are averaged, all expanded to the same model dimensions.
-
-    Raises:
-        ShapeError: entries of different model dimensions.
-    """
+    """The exponents whose losses are averaged, all expanded to :func:`model_dimensions`."""
     models = model_dimensions(beta_star)
     if not models:
         return tuple(beta_star)

@@ -1,8 +1,7 @@
 """Every number of a row, one line each: its tag, its chart, how ranks join it, what it tells.
 
-Rows of several ranks and the report's charts are made from these lines. The TensorBoard layout, the
-alert rules, the rows that the guard writes and the tables of ``docs/diagnostics.md`` are held
-against them by ``tests/test_tags.py``.
+Rows of several ranks and the report's charts are made from these lines; the rest is held against
+them by ``tests/test_tags.py``.
 """
 
 from __future__ import annotations
@@ -221,20 +220,12 @@ _AT_REFERENCE = {tag.name for tag in _WEIGHTS} | {"mixture/<name>/weight"}
 
 
 def weight_tag(name: str, beta_star: float) -> str:
-    """The tag under which a number of the weights says something.
-
-    At β* = 0 the weights are uniform and say nothing; there it is that at the reference exponent.
-    """
+    """The tag of a number of the weights: under ``ref/`` at β* = 0, where they are uniform."""
     return REFERENCE + name if beta_star == 0 else name
 
 
 def find(name: str) -> Tag | None:
-    """The line of a number of a row; None where there is none.
-
-    Args:
-        name: without the ``guard/`` prefix; it may begin with ``ref/``, and has names of samplers
-            and buffers where the line has ``<name>``.
-    """
+    """The line of a number of a row, named without ``guard/``; None where there is none."""
     bare = name.removeprefix(REFERENCE)
     found = TAGS.get(bare)
     if found is None:

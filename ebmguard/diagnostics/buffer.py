@@ -13,18 +13,10 @@ __all__ = ["buffer_diagnostics"]
 
 
 def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
-    """The numbers that a buffer reports of its latest draw, under ``buffer/``.
+    """What a buffer's method ``diagnostics()`` returns, detached 0-dim tensors, under ``buffer/``.
 
-    A buffer may have a method ``diagnostics()`` that returns 0-dim tensors by name. Those of
-    :class:`ebmguard.samplers.ReplayBuffer` are ``age`` (mean number of draws of the drawn chains
-    since they were initialised), ``duplicates`` (share of the draw that repeats a row of the same
-    draw) and ``reinit`` (share that was initialised again). Other buffers may have others.
-
-    Args:
-        buffer: any object. One without that method has no diagnostics.
-
-    Returns:
-        detached 0-dim tensors.
+    :meth:`ebmguard.samplers.ReplayBuffer.diagnostics` is an example. Objects without that method
+    have no diagnostics.
 
     Raises:
         ConfigError: ``diagnostics()`` returned something else.

@@ -40,18 +40,14 @@ def diagnostics_of_ranks(
     With ``groups`` from four: the ranks exchange their energies and labels.
 
     Args:
-        f_pos, f_neg, beta_stars, groups, log_q: this rank's, as of :func:`weight_diagnostics_at`;
-            N and M may differ from rank to rank.
+        f_pos, f_neg, beta_stars, groups, log_q: this rank's, as of :func:`weight_diagnostics_at`.
         own: this rank's other numbers, 0-dim or ``(*models,)``, with those of
             :func:`energy_diagnostics` among them. All ranks have the same names.
-        process_group: the ranks.
 
     Returns:
-        the same tensors on every rank:
-
-        - what :func:`weight_diagnostics_at` gives for the joined batch;
-        - ``own``, each number joined as its line in :mod:`ebmguard.tags` says, an average over
-          ranks where there is none. Each rank counts as many sampler's samples as negatives.
+        on every rank what :func:`weight_diagnostics_at` gives for the joined batch, and ``own``,
+        each joined as its line in :mod:`ebmguard.tags` says, an average where there is none. Each
+        rank counts as many sampler's samples as negatives.
     """
     names = sorted(own, key=_how)
     models, dtype = f_neg.shape[:-1], reduce(torch.promote_types, (x.dtype for x in own.values()))

@@ -31,14 +31,11 @@ def mixture_weights(
     it draws unlikely, or its energies are not finite and weigh nothing, as in the objective.
 
     Args:
-        f_pos, f_neg: detached negative energies, ``(N,)`` and ``(M,)``, or with ``*models`` first.
+        f_pos, f_neg, beta_star, log_q: as of :func:`weight_diagnostics`; at β* = 0 the share of the
+            weight is that of the samples, and there is no ``log_q``.
         parts: each sampler's negatives, by its name; together all M.
-        beta_star: number, 0-dim tensor, or tensor over the model dimensions. At 0 the share of the
-            weight is that of the samples.
         groups: class labels ``(y_pos, y_neg)``: shares of the weights within each positive's class,
             averaged over the positives that have a negative of their class.
-        log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal, as for the objective; not
-            with the number 0 as exponent.
         process_group: the shares are those of all ranks' negatives together, for the messages of
             the objective and one more.
 
@@ -64,9 +61,7 @@ def mixture_gaps(
 ) -> dict[str, Tensor]:
     """How far each sampler's negatives lie below the positives: mean f⁺ - mean f⁻ of the part.
 
-    Args:
-        f_pos, f_neg, parts: as of :func:`mixture_weights`.
-        process_group: the means are those of all ranks' samples, from one message.
+    The arguments are as of :func:`mixture_weights`; all ranks' means come from one message.
 
     Returns:
         ``mixture/<name>/energy_gap``, 0-dim or ``(*models,)``. NaN for a part without samples,

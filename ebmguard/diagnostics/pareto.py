@@ -35,17 +35,14 @@ def pareto_k(log_weights: Tensor) -> Tensor:
     above 1 they have no mean. At n = 64 the standard deviation of k is 0.2 to 0.4: pool the weights
     of several steps before acting on it.
 
-    Everything runs on the device of the input, in float64, without a read by the host.
-
     Args:
         log_weights: unnormalised log weights, β* f of the negatives, ``(n,)`` or ``(*models, n)``.
 
     Returns:
-        float64 tensor, 0-dim or ``(*models,)``. NaN, not an error, where k is undefined: when the
-        tail has fewer than 5 entries (n < 25), when any log weight is NaN or infinite, when all
-        entries of the tail are equal, and when a quarter of the tail cannot be told from its
-        threshold (tied weights, or weights that underflow beside the largest, more than 745 below
-        it in log).
+        float64 tensor (float32 on MPS), 0-dim or ``(*models,)``. NaN where k is undefined: when
+        n < 25, when any log weight is NaN or infinite, when all entries of the tail are equal, and
+        when a quarter of it cannot be told from its threshold (tied weights, or weights more than
+        745 below the largest in log, which underflow).
     """
     n = log_weights.shape[-1]
     tail_length = math.floor(3 * math.sqrt(n)) if n > 225 else n // 5

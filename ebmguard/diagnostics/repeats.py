@@ -9,11 +9,7 @@ __all__ = ["fingerprint", "repeated"]
 
 
 def fingerprint(samples: Tensor) -> Tensor:
-    """Three numbers by which samples ``(..., B, d)`` are recognised: the sum and the extremes.
-
-    Returns:
-        ``(..., B, 3)``, in the dtype of the samples.
-    """
+    """Sum and extremes of samples ``(..., B, d)``, which identify them: ``(..., B, 3)``."""
     return torch.stack((samples.sum(-1), samples.amin(-1), samples.amax(-1)), -1)
 
 

@@ -21,26 +21,15 @@ def drift_to_noise(
 ) -> Tensor:
     """How far the drift moves a sample, relative to the noise: s ‖∇h‖ / (σ √d).
 
-    Far above 1 the sampler is gradient ascent, far below 1 a random walk.
-
-    Args:
-        grad_norm: ‖∇h‖, per sample or already averaged, of any shape.
-        entries: d, the number of entries of one sample.
-        step_size, noise_std: s and σ.
-
-    Returns:
-        a tensor in the shape of ``grad_norm``; NaN if there is no noise.
+    Far above 1 the sampler is gradient ascent, far below 1 a random walk. The result has the shape
+    of ``grad_norm``, which may be averaged; NaN if there is no noise.
     """
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
 
 
 def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
-    """Share of the entries of samples ``(..., B, d)`` at an end of the clamp, or beyond it.
-
-    Returns:
-        float32 tensor, 0-dim or ``(...,)``. A NaN lies at no end.
-    """
+    """Share of the entries of samples ``(..., B, d)`` at an end of the clamp or beyond, float32."""
     at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
     return at_an_end.mean((-2, -1), dtype=torch.float32)
 
@@ -66,12 +55,8 @@ def metropolis_acceptance(
         h(x') - h(x) - ½ (x' - x)·(∇h(x) + ∇h(x')) - ¼ s (‖∇h(x')‖² - ‖∇h(x)‖²)
 
     which keeps its digits where both densities of the proposal are tiny. Near 1 the chain follows
-    the density; near 0 its steps are too long. Only drift and noise may have moved the samples: the
-    effect of a clamp counts as noise.
-
-    Args:
-        start, end: x and x', where the step begins and ends.
-        step_size, noise_std: s and σ.
+    the density; near 0 its steps are too long. Only drift and noise may have moved the samples from
+    x (start) to x' (end): the effect of a clamp counts as noise.
 
     Returns:
         float64 tensor (float32 on MPS), ``(...,)``. NaN if there is no noise, or if inputs that
@@ -97,10 +82,8 @@ def oriented(
     cotangent tells which: it must be the same number c for all samples and heads.
 
     Args:
-        x: samples, ``(..., d)``.
-        output: what the network returned, ``(..., heads)``.
-        cotangent: gradient of what was differentiated with respect to the output, same shape.
-        gradient: the same with respect to x.
+        x, gradient: samples ``(..., d)``, and the gradient of what was differentiated there.
+        output, cotangent: the same for what the network returned, ``(..., heads)``.
         sign: 1 where the network's output is high on data, -1 where it is low.
 
     Returns:

@@ -16,11 +16,7 @@ __all__ = ["amplification", "total_norm"]
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Euclidean norm of all entries of one or more dense tensors of any shape, type and device.
-
-    Returns:
-        0-dim tensor, float32 or wider, on the device of the first one.
-    """
+    """Euclidean norm of all entries of dense tensors, 0-dim, on the device of the first."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for x in tensors:
         x = torch.view_as_real(x) if x.is_complex() else x
@@ -43,9 +39,7 @@ def amplification(relative_update: Tensor, grad_scale: float | Tensor) -> Tensor
 
     Args:
         relative_update: ‖update / lr‖, 0-dim.
-        grad_scale: GradScale of the loss; 1 if the gradient is not scaled by it (β* = 0).
-
-    Returns:
-        0-dim tensor; infinite or NaN if GradScale is 0.
+        grad_scale: GradScale of the loss; 1 if it does not scale the gradient (β* = 0). Infinite or
+            NaN results if it is 0.
     """
     return relative_update / grad_scale

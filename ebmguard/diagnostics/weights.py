@@ -123,14 +123,7 @@ class Shares:
 def named(
     w: Shares, v: Shares, *, largest: Tensor, scale: Tensor, paired: int | Tensor
 ) -> dict[str, Tensor]:
-    """The diagnostics by name, from sums that join across ranks.
-
-    Args:
-        w, v: shares of the negatives and of the positives.
-        largest: the largest w.
-        scale: GradScale.
-        paired: number of positives with a negative of their class; all without classes.
-    """
+    """The diagnostics by name, from sums over negatives (w) and ``paired`` positives (v)."""
     w_inverse = w.square.rsqrt()
     return {
         "grad_scale": scale,

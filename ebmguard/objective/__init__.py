@@ -6,17 +6,12 @@ outputs, and S = logsumexp_j β* f(x⁻_j). Only β* enters here; the sampler's 
 :mod:`ebmguard.tempering`.
 
 Shapes are those of :mod:`ebmguard.energies`. Everything is computed in float32 at least; float64
-stays float64.
-
-If the negatives come from a proposal with a known density q, ``log_q=`` divides it out of the
-weights (Eq. 6): r = β* f - log q replaces β* f everywhere.
+stays float64. ``log_q=`` divides the density of a proposal out of the weights (Eq. 6).
 
 Non-finite samples. A negative with ``|β* f| > 1e30`` or a NaN, in f or in log q, gets weight 0;
-such a positive is left out. If that empties a side, the loss is 0 with zero gradients. The guard
-counts these samples and raises an alert.
+such a positive is left out. If that empties a side, the loss is 0 with zero gradients.
 
-The functions here check their input. :mod:`~ebmguard.objective.trusted` has the loss and its
-coefficients without the checks.
+The functions here check their input; those of :mod:`~ebmguard.objective.trusted` do not.
 """
 
 from . import trusted

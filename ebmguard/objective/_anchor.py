@@ -48,10 +48,7 @@ class Anchor(NamedTuple):
         beta: float | Tensor,
         process_group: dist.ProcessGroup,
     ) -> tuple[Anchor, Tensor]:
-        """The usable negative of the largest weight on any rank, and S relative to it.
-
-        Each rank sends two numbers per model, or three with log q.
-        """
+        """The usable negative of the largest weight on any rank, and S relative to it."""
         own = cls.of(neg, log_q, valid, beta)
         exponent = own.exponent(neg.detach() - own.f, log_q, beta)
         exponent = torch.where(valid, exponent, lowest(exponent))

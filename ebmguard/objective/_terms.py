@@ -100,7 +100,7 @@ class Terms:
         return torch.where(valid, x, 0.0).sum(-1) / self.count(valid)
 
     def scale_of(self, valid: Tensor) -> Tensor:
-        """GradScale over the positives selected by ``valid``."""
+        """GradScale over some positives; ``1 - sigmoid`` has no digits left where it matters."""
         return self.mean(torch.sigmoid(self.margin), valid)
 
     def halves(self) -> tuple[Tensor, Tensor]:
@@ -108,10 +108,7 @@ class Terms:
         return self.valid_pos & first, self.valid_pos & ~first
 
     def both_sides(self) -> Tensor:
-        """Whether positives and negatives have a usable sample.
-
-        An empty half needs no check: its GradScale and its mean are 0, so both products are.
-        """
+        """Whether both have a usable sample. Of an empty half GradScale and mean are 0 anyway."""
         return self.valid_pos.any(-1) & self.valid_neg.any(-1)
 
     def no_pos(self, valid: Tensor) -> Tensor:
@@ -175,7 +172,7 @@ class Terms:
         """The loss of all ranks' samples and the coefficients of this rank's, detached.
 
         Every variant sums over parts of the positives (two halves, or one whole) the weight of a
-        sample in the part times its samples' costs. One message carries these sums.
+        sample times the costs. One message carries these sums.
         """
         parts = self.valid_pos.unsqueeze(0)
         if variant == "true":

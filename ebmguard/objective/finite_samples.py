@@ -14,16 +14,10 @@ _LARGEST = 1e30
 
 
 def usable(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
-    """Which samples the objective uses: those with finite energies and ``|β* f| <= 1e30``.
+    """Which samples ``(..., samples)`` the objective uses: finite energies and ``|β* f| <= 1e30``.
 
-    Args:
-        f: energies, ``(..., samples)``.
-        beta: β*, broadcastable against ``f``.
-        log_q: log-density of the proposal, of ``f``'s shape: also finite, and ``|log q| <= 1e30``.
-            Ignored where β* is 0.
-
-    Returns:
-        boolean tensor of ``f``'s shape.
+    With ``log_q``, of the shape of ``f``, also ``|log q| <= 1e30`` where β* is not 0. ``beta``
+    broadcasts against ``f``.
     """
     # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow. The
     # second limit keeps sums and differences of energies finite if β* is tiny.

@@ -41,8 +41,8 @@ def join(
 
     The host waits for the sizes, since they set the lengths of the other messages.
 
-    Args: as of :func:`contrastive_loss`, with one energy per sample, ``(*models, N)`` and
-        ``(*models, M)``; N and M may differ between ranks, and all or none have log q.
+    Energies are ``(*models, N)`` and ``(*models, M)``; N and M may differ between ranks, and all or
+    none have log q.
     """
     own = torch.tensor([f_pos.shape[-1], f_neg.shape[-1]], device=f_pos.device)
     sizes: list[list[int]] = gathered(process_group, own)[0].T.tolist()

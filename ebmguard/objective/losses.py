@@ -15,13 +15,7 @@ from ._anchor import Anchor
 from ._terms import Terms
 from .finite_samples import log_q_at, lowest, masked
 
-__all__ = [
-    "coefficients",
-    "contrastive_loss",
-    "grad_scale",
-    "positive_weights",
-    "weights",
-]
+__all__ = ["coefficients", "contrastive_loss", "grad_scale", "positive_weights", "weights"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,16 +43,14 @@ def weights(
     Args:
         f_neg: negative energies of the negatives, ``(M,)``, ``(M, *heads)`` or ``(*models, M)``.
         beta_star: exponent on raw outputs; 0 gives uniform weights.
-        log_q: log-density of the proposal at the negatives, ``(M,)`` or ``(*models, M)``, see
-            :func:`contrastive_loss`.
+        log_q: log-density of the proposal at the negatives, ``(M,)`` or ``(*models, M)``.
         reduce: how heads become one energy.
 
     Returns:
         ``(M,)`` or ``(*models, M)``, summing to one unless no negative is finite.
 
     Raises:
-        EnergyTypeError, ShapeError, ConfigError: ``log_q`` that is not one number per negative, or
-            with ``beta_star=0``.
+        EnergyTypeError, ShapeError, ConfigError: see :func:`ebmguard.energies.check_log_q`.
     """
     if log_q is not None:
         check_log_q(log_q, f_neg, beta_star)
@@ -103,8 +95,6 @@ def grad_scale(
     """GradScale, mean_i (1 - w⁺_i) (Eq. 30): the factor on the whole contrastive gradient.
 
     M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive.
-    Computed as mean sigmoid(S - r⁺), r = β* f - log q: ``1 - sigmoid`` has no digits left where it
-    matters.
 
     Args and errors: as for :func:`contrastive_loss`.
 

@@ -114,10 +114,9 @@ def contrastive_loss(
         reduce: "sum" or "mean": how heads become one energy (whatever the sampler uses).
         process_group: sums and logsumexp run over all ranks' samples; after an averaging
             all-reduce of the gradients the result is that of one process with the joined batch.
-            "true" halves each rank's positives. The loss of one β* takes two messages, of two
-            (with ``log_q`` three) and of at most nine numbers per model. With ``groups`` the ranks
-            exchange their energies and labels instead: the messages grow with the batch, and the
-            host waits for the batch sizes. First-order only.
+            "true" halves each rank's positives. First-order only. The loss of one β* takes two
+            messages, of two (with ``log_q`` three) and of at most nine numbers per model; with
+            ``groups`` they grow with the batch, and the host waits for the batch sizes.
 
     Returns:
         0-dim, or ``(*models,)``.

@@ -1,16 +1,13 @@
 """Samplers of energy-based models: pure functions with an explicit random generator.
 
-All have one shape, whichever algorithm is inside:
-
-- a sampler (:func:`sgld`, :func:`mala`, :func:`hmc`) is called as ``(f, x0, steps=, step_size=,
-  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``;
-- a step (:func:`sgld_step`, :func:`mala_step`, :func:`hmc_step`) is called as ``(f, chains,
+- A sampler (:func:`sgld`, :func:`mala`, :func:`hmc`) is called as ``(f, x0, steps=, step_size=,
+  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``.
+- A step (:func:`sgld_step`, :func:`mala_step`, :func:`hmc_step`) is called as ``(f, chains,
   step_size=, noise_std=, generator=)`` and returns ``(chains, proposal)``: the new state, and what
   became of the step. :func:`start_chains` makes the first state.
 
-Parameters' gradients and the inputs stay untouched. :class:`Mixture` and the guard take any of the
-samplers, and any other callable that returns samples; nothing here knows of the guard. Everything
-works on any device; the ``torch.Generator`` must live on that of the samples.
+Parameters' gradients and the inputs stay untouched. Everything works on any device; the
+``torch.Generator`` must live on that of the samples.
 """
 
 from .chains import Chains, Proposal, start_chains

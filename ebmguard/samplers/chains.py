@@ -50,8 +50,8 @@ def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> 
     """Evaluate f and its gradient at the start points.
 
     Args:
-        f: negative energy, one number for each sample: ``(B,)``, or ``(*models, B)``.
-        x0: start points, ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble.
+        f: negative energy: ``(B, ...)`` to ``(B,)``, or ``(*models, B, ...)`` to ``(*models, B)``.
+        x0: start points.
         dim: the batch dimension; 1 for ``(models, B, ...)``.
 
     Raises:

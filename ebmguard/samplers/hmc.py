@@ -26,13 +26,8 @@ def leapfrog(
     """Follow Hamilton's equations for `steps` leapfrog steps.
 
     Of H(x, p) = -o f(x) + |p|²/2 with o = 2 step_size / noise_std**2, in steps of length noise_std
-    (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30). With the momentum reversed it
-    goes back the way it came.
-
-    Args:
-        f, chains, step_size, noise_std: as in :func:`hmc_step`.
-        momentum: p, in the shape of the samples.
-        steps: number of leapfrog steps.
+    (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30), from momenta p in the shape of
+    the samples. The other arguments are as in :func:`hmc_step`.
 
     Returns:
         the ends of the trajectories, the momenta there, and H(start) - H(end) for each chain,
@@ -80,12 +75,9 @@ def hmc_step(
         f: negative energy, as in :func:`start_chains`.
         chains: the present state, from :func:`start_chains` or from the step before.
         leapfrog_steps: length of the trajectory, at least 1.
-        step_size, noise_std, generator: as in :func:`ebmguard.samplers.sgld`.
+        step_size, noise_std, generator: one step's, as in :func:`ebmguard.samplers.sgld`.
         noise: momenta z ~ N(0, I) and u ~ U(0, 1), in the shapes of x and of f or broadcast to
             them, instead of a generator. No random numbers are drawn then.
-
-    Returns:
-        the new state, detached, and what happened.
 
     Raises:
         ConfigError: settings that are not above 0, or both `noise` and `generator`.
@@ -126,12 +118,11 @@ def mala_step(
     generator: torch.Generator | None = None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
-    """Propose the Langevin step of :func:`ebmguard.samplers.sgld_step`, accept or reject it.
+    """:func:`hmc_step` with one leapfrog step (Neal 2011, Section 5.2): a tested Langevin step.
 
-    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): x' is accepted with
-    probability min(1, p(x') q(x | x') / (p(x) q(x' | x))), where p ∝ exp(o f), o = 2 step_size /
-    noise_std**2, and q is the density of the proposal. This is :func:`hmc_step` with one leapfrog
-    step (Neal 2011, Section 5.2), and computed as that. It takes, returns and raises the same.
+    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): the x' of
+    :func:`ebmguard.samplers.sgld_step`, proposed with density q, is accepted with probability
+    min(1, p(x') q(x | x') / (p(x) q(x' | x))).
     """
     return hmc_step(
         f,
@@ -158,20 +149,12 @@ def hmc(
 ) -> Tensor:
     """Run `steps` steps of :func:`hmc_step` from `x0`.
 
-    f is evaluated ``1 + steps * leapfrog_steps`` times; its parameters' gradients stay untouched.
-
-    Args:
-        f, x0, dim: as in :func:`start_chains`.
-        steps: number of steps, at least 0.
-        leapfrog_steps, step_size, noise_std, generator: as in :func:`hmc_step`.
-        on_step: called with the proposal of each step. Keep its numbers rather than the proposal,
-            which holds samples and gradients.
+    f is evaluated ``1 + steps * leapfrog_steps`` times. `on_step` is called with each proposal:
+    keep its numbers rather than the proposal, which holds samples and gradients. The other
+    arguments, and the errors, are those of :func:`start_chains` and :func:`hmc_step`.
 
     Returns:
         detached samples, in the shape of `x0`.
-
-    Raises:
-        ConfigError, ShapeError: as for :func:`hmc_step`.
     """
     check_count("steps", steps, 0)
     _check_settings(leapfrog_steps, step_size, noise_std)

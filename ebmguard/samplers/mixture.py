@@ -17,12 +17,10 @@ class Mixture:
     """A sampler that asks several samplers, and puts their samples side by side.
 
     The weights of the robust objective go to the negatives that are likely under the model, whoever
-    drew them: one sampler that delivers is enough, and the others cost time but do little harm. At
-    β* = 0 all negatives weigh the same. (The discussion of the paper proposes such mixtures.)
+    drew them: one sampler that delivers is enough. At β* = 0 all negatives weigh the same.
 
     Every sampler gets the arguments of the call, and its share of the negatives is the number of
-    samples that it returns. What is one sampler's own, such as a replay buffer, it brings with it,
-    as a closure or partial. ::
+    samples that it returns. What is one sampler's own, such as a replay buffer, it brings along. ::
 
         sample_q = Mixture({
             "buffer": lambda f: mala(f, from_buffer(64), ...),
@@ -34,12 +32,10 @@ class Mixture:
     y each: those of the mixture are ``torch.cat([y] * len(samplers))``.
 
     Args:
-        samplers: callables by name; each returns one tensor of samples, as those of this package
-            do. The names become part of the tags of the diagnostics.
+        samplers: by name, which becomes part of tags; each returns one tensor of samples.
         dim: the batch dimension of the samples; 1 for an ensemble's (models, B, ...).
 
     Attributes:
-        samplers, dim: as given.
         parts: of the latest call, which samples along ``dim`` are whose; empty before it.
 
     Raises:
@@ -67,10 +63,7 @@ class Mixture:
         self.parts: dict[str, slice] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Draw negatives from every sampler, in their order.
-
-        Returns:
-            their samples, joined along ``dim``.
+        """Draw negatives from every sampler, joined along ``dim`` in their order.
 
         Raises:
             SamplerError: what a sampler returned is no tensor, or does not fit the others'.

@@ -82,9 +82,8 @@ class ReplayBuffer:
 
         Args:
             n: how many.
-            labels: the class of each, (n,) int64 in [0, classes), on the buffer's device: its start
-                point comes from the chains of that class. The range is not checked, which would
-                have to wait for the device. None draws from all chains.
+            labels: draw each from the chains of its class: (n,) int64 in [0, classes), on the
+                buffer's device. The range is not checked: that would wait for the device.
 
         Returns:
             Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
@@ -149,9 +148,8 @@ class ReplayBuffer:
 
         Returns:
             0-dim float32 tensors, none before the first draw and after a restored state: ``age``,
-            the mean number of draws that the start points have lived through since they started
-            afresh; ``duplicates``, the share of the draw that repeats a row of the same draw;
-            ``reinit``, the share that started afresh.
+            the mean of the start points' ages; ``duplicates``, the share of the draw that repeats a
+            row of the same draw; ``reinit``, the share that started afresh.
         """
         if self._draw is None:
             return {}
@@ -173,11 +171,7 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a saved state, generator included.
-
-        Raises:
-            ConfigError: the state is of another buffer, or none. Nothing has changed then.
-        """
+        """Go back to a saved state, generator included; ConfigError if it is of another buffer."""
         if set(state) != {"samples", "ages", "generator"}:
             raise ConfigError(
                 f"the state holds {', '.join(sorted(map(str, state)))}; expected samples, ages and "

@@ -43,9 +43,6 @@ def sgld_step(
         noise: z itself, instead of a generator; broadcast to the shape of `x`, so that the members
             of an ensemble may share it. No random numbers are drawn then.
 
-    Returns:
-        the new state, detached, and what happened. No input is changed.
-
     Raises:
         ShapeError: the shapes differ.
         ConfigError: as for :func:`sgld`.
@@ -90,16 +87,14 @@ def sgld(
             longer depends on how steep f is: the chains sample no density that is known, and
             tempering f does not slow them down.
         noise: standard normal draws, (steps, *x0.shape), instead of a generator; dimensions of
-            `x0` may be 1, so that the members of an ensemble share them. No random numbers are
-            drawn then, and the chain is a function of its tensors: it can be captured as a CUDA
-            graph.
+            `x0` may be 1, so that the members of an ensemble share them. The chain is then a
+            function of its tensors, and can be captured as a CUDA graph.
 
     Returns:
         Detached samples, in the shape of `x0`.
 
     Raises:
-        ConfigError: a setting is negative or not finite, or not one for each step, `clamp` is not
-            an interval, or both `noise` and `generator` are given.
+        ConfigError: a setting out of range, or both `noise` and `generator`.
         ShapeError: `noise` has another shape.
     """
     move = _update(steps, step_size, noise_std, generator, clamp, grad_clip)
@@ -132,8 +127,8 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
         shape: "linear"; "geometric", by the same factor at every step; "cosine", flat at both ends.
 
     Raises:
-        ConfigError: an unknown shape, a negative number of steps, ends that are not finite, or a
-            geometric shape between ends that are not above 0.
+        ConfigError: an unknown shape, negative steps, ends that are not finite, or not above 0
+            where the shape is geometric.
     """
     check_count("steps", steps, 0)
     if shape not in get_args(Shape):
@@ -157,8 +152,7 @@ def random_steps(low: int, high: int, generator: torch.Generator) -> int:
     """Number of steps of a chain, uniform on {low, ..., high}.
 
     Raises:
-        ConfigError: not 0 <= low <= high, or a generator that is not on the CPU: one on a GPU would
-            have to be waited for.
+        ConfigError: not 0 <= low <= high, or a generator on a GPU, which would be waited for.
     """
     if not 0 <= low <= high:
         raise ConfigError(f"low is {low} and high is {high}, expected 0 <= low <= high")
@@ -175,7 +169,6 @@ def _update(
     clamp: tuple[float, float] | None,
     grad_clip: float | None,
 ) -> Callable[[int, Tensor, Tensor, Tensor | None], Tensor]:
-    """Checks the settings; returns what moves x, given the step, x, its gradient and noise."""
     check_count("steps", steps, 0)
     sizes: dict[str, Any] = {"step_size": step_size, "noise_std": noise_std}
     for name, setting in sizes.items():

@@ -40,19 +40,15 @@ class DifferentiatedCall:
 class GradientWatcher:
     """Watches the gradients that a sampler computes of one module.
 
-    A CUDA graph runs none of this when it is replayed. Each one writes its norm and its number on
-    the device, where the norm of the call that came last is chosen without waiting for it.
-
-    Args:
-        models: model dimensions of an ensemble.
+    A replayed CUDA graph runs none of this. Each one writes its norm and its number on the device,
+    where the norm of the call that came last is chosen without waiting for it.
 
     Attributes:
         norm: gradient norm per sample, ``(*models, B)``, of the latest differentiated call, or None
             where it cannot be told. From the sampler call after the first capture on, replays count
-            as calls (but for what ``torch.func`` computes), and NaN means that the latest has no
-            norm that can be told, or that there was none. Where graphs of several batch sizes were
-            captured, smaller ones are filled up with their mean, which changes neither mean nor
-            maximum.
+            as calls (but for what ``torch.func`` computes), and NaN means that the norm cannot be
+            told. Where graphs differ in batch size, smaller ones are filled up with their mean,
+            which changes neither mean nor maximum.
         entries: number of entries of one sample there; 0 where graphs differ in it.
         count: how many calls were differentiated, without replays.
         last: the last two differentiated calls, where they are remembered. None stay where a

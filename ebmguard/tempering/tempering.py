@@ -3,17 +3,14 @@
 The sampler of the robust objective targets exp((1 - β) f) (Eq. 7). Multiplying the energy during
 the sampler call is all it takes: noise and step size stay, so the drift is scaled and nothing else.
 
-The module's ``forward`` is overridden on the instance for the time of the call. So closures,
-``self.model``, ``f.forward``, eval/train, hooks, ``state_dict`` and compiled modules keep working,
-which a wrapper module would break. Limits: another thread that calls the module during a sampler
-call sees the tempered energy, and ``torch.nn.DataParallel`` must be the module that the sampler is
-given, not one inside it.
+The module's ``forward`` is overridden on the instance for the time of the call, since a wrapper
+module would break closures, hooks, ``state_dict`` and compiled modules. Limits: another thread that
+calls the module meanwhile sees the tempered energy, and ``torch.nn.DataParallel`` must be the
+module that the sampler is given, not one inside it.
 
-A sampler may capture its steps as CUDA graphs and replay them in later calls. A replay does not
-call the module, so what graphs read and write stays where it is: the factor is one tensor, refilled
-at every call, and the gradient norms are others, which the replays refresh. Limit: a capture is
-noticed where Python calls the module, compiled or not, so not inside a function that
-``torch.compile`` has compiled around it.
+CUDA graphs that a sampler replays in later calls do not call the module: they read the factor from
+one tensor, refilled at every call, and write gradient norms to others. Limit: a capture is not
+noticed inside a function that ``torch.compile`` has compiled around the module.
 """
 
 from __future__ import annotations
@@ -37,9 +34,7 @@ __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
 def scale(output: object, factor: float | Tensor) -> Tensor:
     """``factor * output`` in the output's dtype; the very same tensor where the factor is 1.0.
 
-    Args:
-        output: energies, ``(B,)``, ``(B, heads)`` or ``(*models, B)``.
-        factor: a number, a 0-dim tensor, or a tensor over leading model dimensions.
+    Energies are ``(B,)``, ``(B, heads)``, or ``(*models, B)`` with a factor over the models.
 
     Raises:
         SamplerError: the output is not a tensor (a tuple, say).
@@ -62,9 +57,7 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
     """The only module among a sampler's arguments, bound ones included.
 
     A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
-
-    Raises:
-        SamplerError: none, or more than one, with the remedy ``model=``.
+    SamplerError if there is none, or more than one.
     """
     if isinstance(sampler, functools.partial):
         args, kwargs = (*sampler.args, *args), {**sampler.keywords, **kwargs}
@@ -86,10 +79,9 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
 class Tempering:
     """Overrides one energy module's ``forward`` for the time of sampler calls.
 
-    One object serves all calls on a module: ``torch.compile`` specialises on the function that it
-    finds, and the factor is a tensor, so that neither a call nor a new β recompiles. It must live
-    as long as CUDA graphs are replayed, since their factor is its own; outside of :meth:`active`
-    that factor is 1.
+    One object serves all calls on a module, so that ``torch.compile`` recompiles for neither a call
+    nor a new β. It must live as long as CUDA graphs are replayed, since their factor is its own;
+    outside of :meth:`active` that factor is 1.
 
     Args:
         module: the energy module, which this does not keep alive.
@@ -123,8 +115,7 @@ class Tempering:
         """‖∇_x f‖ per sample, ``(*models, B)``, in the latest block's last differentiated call.
 
         Of the untempered f. None where nothing was differentiated, or where the members of an
-        ensemble share their samples. Of CUDA graphs that of the one replayed last, as
-        :attr:`~.gradients.GradientWatcher.norm` says.
+        ensemble share their samples; with CUDA graphs see ``GradientWatcher.norm``.
         """
         norm, given = self._seen.norm, self._given
         if norm is None:
@@ -150,10 +141,7 @@ class Tempering:
 
     @property
     def last_step(self) -> tuple[DifferentiatedCall, DifferentiatedCall] | None:
-        """The last two differentiated calls of the latest block that remembers, in their order.
-
-        None where they are not known, and where a CUDA graph may have replayed others.
-        """
+        """The last two differentiated calls; None if unknown, or a CUDA graph may have others."""
         if len(self._seen.last) < 2 or self._captured is not None:
             return None
         first, second = self._seen.last
@@ -189,9 +177,7 @@ class Tempering:
     def active(self, factor: float | Tensor, *, remember: bool = False) -> Iterator[None]:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
-        Args:
-            factor: multiplies the output.
-            remember: keep :attr:`last_step`, at the price of copies of each call's samples.
+        `remember` keeps :attr:`last_step`, at the price of copies of each call's samples.
 
         Raises:
             SamplerError: another guard is sampling from the same module, or a CUDA graph has
