@@ -247,7 +247,8 @@ class Judge:
         if len(parts) != 1 + len(self._members):
             raise ConfigError(
                 f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
-                f"has {len(self._members)}. Build it with the same model dimensions."
+                f"has {len(self._members)} (0 for a single model). Build it with the same model "
+                "dimensions."
             )
         memories = [_Memory(self.rules) for _ in parts]
         for memory, part in zip(memories, parts, strict=True):
