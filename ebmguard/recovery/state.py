@@ -52,7 +52,7 @@ def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None)
         into: an earlier capture whose memory may be used again.
     """
     parts = {
-        name: part if isinstance(part, Tensor | list) else part.state_dict()
+        name: part if _is_plain(name, part) else part.state_dict()
         for name, part in _attached(trainer).items()
     }
     return {
@@ -91,16 +91,21 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
         # Whoever else loads a state may keep the very objects that it is given, as optimizers do,
         # and expect them where they were.
         kept = fresh(state[name], places, parameters)
-        if isinstance(part, Tensor):
-            part.copy_(kept)
-        elif not isinstance(part, list):
+        if not _is_plain(name, part):
             part.load_state_dict(kept)
+        elif isinstance(part, Tensor):
+            part.copy_(kept)
         elif [x.shape for x in part] == [x.shape for x in kept]:
             for own, before in zip(part, kept, strict=True):
                 own.copy_(before)
         else:  # it has grown since
             part[:] = kept
     restore_random_state(state["random"], generators)
+
+
+def _is_plain(name: str, part: object) -> bool:
+    """Whether a part is its own state: a buffer of tensors. Schedulers in a list have a state."""
+    return name == "buffer" and isinstance(part, Tensor | list)
 
 
 def _attached(trainer: Trainer) -> dict[str, Any]:

@@ -462,3 +462,27 @@ def test_the_sampler_gets_its_steps_by_name() -> None:
     g.attach(sgld_steps=7, steps_argument="n_steps")
     g.sampler(model)
     assert seen == [7]
+
+
+def test_schedulers_in_a_list_with_a_state_are_taken_back() -> None:
+    """As the adapter of Lightning attaches them: a list is a buffer's state, not a scheduler's."""
+
+    class Schedulers(list[Any]):
+        def state_dict(self) -> list[Any]:
+            return [each.state_dict() for each in self]
+
+        def load_state_dict(self, states: list[Any]) -> None:
+            for each, state in zip(self, states, strict=True):
+                each.load_state_dict(state)
+
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18]))
+    run.guard.attach(scheduler=Schedulers([run.scheduler]))
+    steps = []
+    for _ in range(19):
+        run.step()
+        steps.append(run.scheduler.last_epoch)
+    (rollback,) = run.guard.rollbacks
+    assert steps[:18] == list(range(1, 19))
+    assert (
+        steps[18] == rollback.restored_step + 1
+    )  # the loop's own step comes after the optimizer's
