@@ -483,6 +483,4 @@ def test_schedulers_in_a_list_with_a_state_are_taken_back() -> None:
         steps.append(run.scheduler.last_epoch)
     (rollback,) = run.guard.rollbacks
     assert steps[:18] == list(range(1, 19))
-    assert (
-        steps[18] == rollback.restored_step + 1
-    )  # the loop's own step comes after the optimizer's
+    assert steps[18] == rollback.restored_step  # taken before the scheduler's own step
