@@ -120,7 +120,8 @@ def parts(scenario: Scenario, device: torch.device, repeats: int) -> dict[str, f
         for _ in range(2 * FLUSH_EVERY):
             trainer.step(loss, sample)
         row = dict(guard.last)
-        sinks, judge, steps = open_log_dir(folder), Judge(), itertools.count()
+        own = Path(folder) / "sinks"  # the guard has the folder itself
+        sinks, judge, steps = open_log_dir(own), Judge(), itertools.count()
 
         def difference(of: Loss) -> None:
             a, b = f_pos.clone().requires_grad_(), f_neg.clone().requires_grad_()

@@ -1,0 +1,87 @@
+"""Data of the population: small real images and tables, and two-dimensional toys."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from reference_training.data import load_data
+from reference_training.toy.distributions import DISTRIBUTIONS
+
+__all__ = ["Data", "load"]
+
+PROBES = 200
+"""Held-out samples of which a run's skill is read at every step."""
+_TRAIN, _CLASSES_OF_CIFAR = 4000, 4
+
+
+class Data(NamedTuple):
+    """Samples ``(n, ...)`` of about unit size and classes ``(n,)``, for training and held out.
+
+    ``noise`` is the standard deviation of what is added to training images, as in JEM.
+    """
+
+    x: Tensor
+    y: Tensor
+    held_out: Tensor
+    held_out_y: Tensor
+    classes: int
+    noise: float
+
+
+@cache
+def load(name: str) -> Data:
+    """The data of a name; images need EBMGUARD_DATA, but for the digits."""
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.0
+    if name.startswith(("digits", "mnist", "cifar")):
+        x, y = _images(name)
+        noise = 0.03
+    elif name in ("wine", "breast_cancer", "iris"):
+        from sklearn import datasets
+
+        table = getattr(datasets, f"load_{name}")()
+        x = torch.tensor(table.data, dtype=torch.float32)
+        x, y = (x - x.mean(0)) / x.std(0), torch.tensor(table.target)
+    elif name == "moons":
+        from sklearn.datasets import make_moons
+
+        points, which = make_moons(2 * _TRAIN, noise=0.1, random_state=0)
+        x, y = torch.tensor(points, dtype=torch.float32), torch.tensor(which)
+        x = (x - x.mean(0)) / x.std(0)
+    else:
+        of_two = {"gaussians": "gmm", "rings": "circles"}.get(name, name)
+        x = DISTRIBUTIONS[of_two].sample(2 * _TRAIN, generator) / 1.5
+        y = torch.zeros(len(x), dtype=torch.int64)
+    order = torch.randperm(len(x), generator=generator)
+    x, y = x[order], y[order]
+    held_out = min(PROBES, len(x) // 3)
+    end = held_out + _TRAIN
+    classes = int(y.max()) + 1
+    return Data(x[held_out:end], y[held_out:end], x[:held_out], y[:held_out], classes, noise)
+
+
+def _images(name: str) -> tuple[Tensor, Tensor]:
+    if name == "digits":
+        data = load_data("digits")
+        both = (data.train_x, data.test_x), (data.train_y, data.test_y)
+        pixels, y = torch.cat(both[0]), torch.cat(both[1])
+    elif name.startswith("mnist"):
+        data = load_data("mnist", train_images=2 * _TRAIN, valid_images=100)
+        pixels, y = data.train_x, data.train_y
+    else:
+        data = load_data("cifar10", train_images=20_000, valid_images=100)
+        few = data.train_y < _CLASSES_OF_CIFAR
+        pixels, y = data.train_x[few], data.train_y[few]
+    x = data.scale(pixels)
+    if name == "mnist14":
+        x = functional.avg_pool2d(x, 2)
+    if name.startswith("cifar"):  # the middle of the picture
+        size = int(name.removeprefix("cifar"))
+        edge = (32 - size) // 2
+        x = x[:, :, edge : edge + size, edge : edge + size].contiguous()
+    return x, y

@@ -1,0 +1,174 @@
+"""The population: small training runs of many families, half of which die.
+
+A family fixes data, task, network and sampler; its runs differ in what people tune. The draws are a
+function of the family's name and the run's number alone, so that adding a run changes no other.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["FAMILIES", "LAST_FAMILIES", "Run", "population"]
+
+Task = Literal["jem", "ebm", "joint"]
+RUNS = 16
+"""Runs of each family."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of one run.
+
+    Attributes:
+        family, number: which run it is.
+        data: name of the data, see :mod:`.data`.
+        task: "jem" (cross entropy and log p(x)), "ebm" (log p(x)), "joint" (log p(x, y)).
+        network, width, activation, norm: see :mod:`.networks`.
+        optimizer, lr, warm_up: see :mod:`.trainer`; warm_up in steps.
+        sampler: "persistent", "short" (from noise), "annealed", "mala", "data" (from data).
+        sgld_steps, step_size, noise_std, clamp: of the sampler.
+        beta_star: exponent of the guard, 0 for the standard trainer.
+        l2: weight of the mean squared energy in the loss.
+        batch: data and negatives a step.
+        steps: length of the run.
+    """
+
+    family: str
+    number: int
+    data: str
+    lr: float
+    optimizer: str = "adam"
+    task: Task = "jem"
+    network: str = "mlp"
+    width: int = 64
+    activation: str = "leaky_relu"
+    norm: str = "none"
+    warm_up: int = 0
+    sampler: str = "persistent"
+    sgld_steps: int = 5
+    step_size: float = 1.0
+    noise_std: float = 0.01
+    clamp: float = 0.0
+    beta_star: float = 0.0
+    l2: float = 0.0
+    batch: int = 64
+    steps: int = 1000
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}-{self.number:02d}"
+
+    @property
+    def seed(self) -> int:
+        return random.Random(self.name).getrandbits(31)
+
+    @property
+    def output_scale(self) -> float | None:
+        """o of the sampler; None where it draws no noise."""
+        return 2 * self.step_size / self.noise_std**2 if self.noise_std else None
+
+
+_LEAKY, _SMOOTH = "leaky_relu", ("silu", "gelu")
+_MOSTLY_ZERO = (0.0, 0.0, 0.0, 0.0, 0.5, 2.0)
+_ANY = (0.0, 0.0, 0.1, 0.5, 2.0, 10.0)
+
+# A tuple is what a run draws from; anything else holds for the whole family.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "digits-jem-mlp": {
+        "data": "digits", "width": (64, 128, 256), "activation": (_LEAKY, *_SMOOTH),
+        "optimizer": ("adam", "adamw"), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "sgld_steps": (2, 5, 10),
+        "batch": (16, 64, 128), "beta_star": _MOSTLY_ZERO, "steps": 1200,
+    },
+    "digits-jem-cnn-sgd": {
+        "data": "digits", "network": "cnn", "width": (8, 16), "activation": (_LEAKY, "silu"),
+        "optimizer": ("sgd", "momentum"), "lr": (0.01, 0.03, 0.1, 0.3), "sgld_steps": (3, 5, 10),
+        "warm_up": (0, 100), "beta_star": _MOSTLY_ZERO,
+    },
+    "digits-joint-cnn": {
+        "data": "digits", "task": "joint", "network": "cnn", "width": (8, 16),
+        "activation": (_LEAKY, "gelu"), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "sgld_steps": (5, 10),
+        "beta_star": _MOSTLY_ZERO, "batch": (32, 64),
+    },
+    "digits-noiseless": {
+        "data": "digits", "task": ("jem", "ebm"), "network": ("mlp", "cnn"), "width": (16, 64),
+        "noise_std": 0.0, "step_size": (0.1, 0.5, 1.0), "lr": (3e-4, 1e-3, 3e-3, 1e-2),
+        "sgld_steps": (1, 5, 20), "clamp": (0.0, 1.0), "batch": (32, 64),
+    },
+    "mnist14-jem-cnn": {
+        "data": "mnist14", "network": "cnn", "width": (8, 16), "activation": (_LEAKY, *_SMOOTH),
+        "warm_up": (0, 200), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "sgld_steps": (5, 10),
+        "batch": (32, 64), "beta_star": _MOSTLY_ZERO,
+    },
+    "mnist14-ebm-short": {
+        "data": "mnist14", "task": "ebm", "network": "cnn", "width": (8, 16),
+        "activation": (_LEAKY, "gelu"), "sampler": "short", "sgld_steps": (15, 30),
+        "step_size": (1.0, 3.0), "optimizer": ("adam", "adamw"), "lr": (1e-4, 3e-4, 1e-3, 3e-3),
+        "beta_star": (0.0, 0.0, 0.0, 0.5, 2.0), "batch": 32, "steps": 700,
+    },
+    "mnist28-jem-mlp": {
+        "data": "mnist28", "width": (128, 256), "activation": (_LEAKY, "silu"),
+        "optimizer": ("adam", "momentum"), "lr": (1e-3, 3e-3, 1e-2, 3e-2),
+        "sgld_steps": (3, 10), "beta_star": _MOSTLY_ZERO,
+    },
+    "mnist28-ebm-norm": {
+        "data": "mnist28", "task": "ebm", "network": "cnn", "width": (8, 16),
+        "norm": ("spectral", "layer"), "activation": (_LEAKY, "silu"), "l2": (0.0, 0.01, 0.1),
+        "step_size": (1.0, 10.0), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "sgld_steps": (5, 10),
+        "batch": 32, "clamp": 1.0, "beta_star": _MOSTLY_ZERO, "steps": 500,
+    },
+    "cifar16-jem-wrn": {
+        "data": "cifar16", "network": "wrn", "width": 1, "activation": (_LEAKY, "silu"), "warm_up": (0, 100),
+        "optimizer": ("adam", "momentum"), "lr": (1e-3, 3e-3, 1e-2, 3e-2), "sgld_steps": (5, 10),
+        "batch": 32, "beta_star": _MOSTLY_ZERO, "steps": 400,
+    },
+    "cifar16-ebm-cnn": {
+        "data": "cifar16", "task": "ebm", "network": "cnn", "width": (16, 32),
+        "activation": (_LEAKY, *_SMOOTH), "step_size": (1.0, 10.0), "noise_std": (0.005, 0.001),
+        "l2": (0.0, 0.1), "lr": (1e-4, 3e-4, 1e-3, 3e-3), "sgld_steps": (10, 20), "batch": 32,
+        "clamp": 1.0, "beta_star": (0.0, 0.0, 0.0, 0.5, 2.0), "steps": 600,
+    },
+    "toy-langevin": {
+        "data": ("gaussians", "rings", "moons"), "task": "ebm", "width": (64, 128),
+        "activation": (_LEAKY, "silu"), "step_size": 0.02, "noise_std": 0.2,
+        "sgld_steps": (1, 5, 20), "lr": (1e-3, 3e-3, 1e-2, 3e-2), "batch": (64, 256),
+        "beta_star": (0.0, 0.0, 0.2, 0.5, 0.9), "l2": (0.0, 0.0, 0.01), "steps": 2000,
+    },
+    "toy-mala": {
+        "data": ("gaussians", "rings", "moons"), "task": "ebm", "width": (32, 128),
+        "sampler": "mala", "step_size": (0.02, 0.125), "noise_std": (0.2, 0.5),
+        "sgld_steps": (2, 10), "optimizer": ("adam", "momentum"), "lr": (1e-3, 1e-2, 3e-2, 0.1),
+        "activation": (_LEAKY, "silu"), "batch": 128, "steps": 1500,
+    },
+    "tabular-jem": {
+        "data": ("wine", "breast_cancer", "iris"), "width": (32, 64), "clamp": (0.0, 4.0),
+        "activation": (_LEAKY, *_SMOOTH), "norm": ("none", "layer"), "optimizer": ("adam", "sgd"),
+        "step_size": (0.1, 1.0), "lr": (1e-3, 3e-3, 1e-2, 3e-2), "sgld_steps": (1, 5, 10),
+        "batch": (8, 32), "beta_star": _ANY, "steps": 1500,
+    },
+    "tabular-ebm-cd": {
+        "data": ("wine", "breast_cancer", "iris"), "task": "ebm", "width": (32, 64),
+        "sampler": "data", "activation": (_LEAKY, "gelu"), "step_size": (0.01, 0.1),
+        "noise_std": (0.03, 0.1), "optimizer": ("adam", "momentum"), "sgld_steps": (1, 5, 20),
+        "lr": (1e-3, 3e-3, 1e-2, 0.1), "batch": 32, "beta_star": (0.0, 0.0, 0.5, 2.0),
+        "steps": 1500,
+    },
+}  # fmt: skip
+
+# Made and looked at when all choices had been made on the families above.
+LAST_FAMILIES: dict[str, dict[str, Any]] = {}
+
+
+def population(families: dict[str, dict[str, Any]] = FAMILIES, runs: int = RUNS) -> list[Run]:
+    """All runs, family by family."""
+    found = []
+    for family, axes in families.items():
+        for number in range(runs):
+            draw = random.Random(f"{family} {number}")
+            drawn = {
+                name: draw.choice(each) if isinstance(each, tuple) else each
+                for name, each in axes.items()
+            }
+            found.append(Run(family=family, number=number, **drawn))
+    return found

@@ -1,0 +1,95 @@
+"""Networks of the population: logits of small images, points and rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from reference_training.networks import WideResNet, of_class
+
+__all__ = ["Energy"]
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "elu": nn.ELU,
+    "softplus": nn.Softplus,
+}
+
+
+class Energy(nn.Module):
+    """A classifier as a negative energy, or a network with a single output.
+
+    Args:
+        shape: of one sample.
+        classes: number of logits; 1 is the negative energy itself.
+        kind: "mlp", "cnn", "wrn" or "residual" (an MLP whose blocks add to their input).
+        width: hidden units; of "cnn", channels of the first layer; of "wrn", its factor.
+        activation: what follows each layer.
+        norm: "none", "layer" or "spectral"; "wrn" has none.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], classes: int, kind: str, width: int, activation: str, norm: str
+    ) -> None:
+        super().__init__()
+        self.classes = classes
+        act = _ACTIVATIONS[activation]
+        wrap = spectral_norm if norm == "spectral" else lambda layer: layer
+
+        def normed(channels: int, *, flat: bool) -> list[nn.Module]:
+            if norm != "layer":
+                return []
+            return [nn.LayerNorm(channels) if flat else nn.GroupNorm(1, channels)]
+
+        features = 1
+        for size in shape:
+            features *= size
+        if kind == "wrn":
+            wide = WideResNet(
+                in_channels=shape[0], classes=classes, width=width, activation=activation
+            )
+            self.body: Callable[[Tensor], Tensor] = wide.classify
+            self.layers: nn.Module = wide
+            return
+        layers: list[nn.Module] = []
+        if kind == "cnn":
+            channels, size = shape[0], shape[1]
+            out = width
+            while size > 4:
+                layers += [wrap(nn.Conv2d(channels, out, 3, padding=1)), *normed(out, flat=False)]
+                layers += [act(), wrap(nn.Conv2d(out, out, 4, stride=2, padding=1)), act()]
+                channels, out, size = out, 2 * out, size // 2
+            layers += [nn.Flatten(), wrap(nn.Linear(channels * size * size, classes))]
+        else:
+            layers += [nn.Flatten(), wrap(nn.Linear(features, width)), act()]
+            for _ in range(2):
+                block = [*normed(width, flat=True), wrap(nn.Linear(width, width)), act()]
+                layers += [Residual(*block)] if kind == "residual" else block
+            layers += [wrap(nn.Linear(width, classes))]
+        self.layers = nn.Sequential(*layers)
+        self.body = self.layers
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Logits, (B, classes)."""
+        return self.body(x)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """f(x), or f(x, y): (B,)."""
+        logits = self.body(x)
+        if y is not None:
+            return of_class(logits, y)
+        return logits.squeeze(1) if self.classes == 1 else torch.logsumexp(logits, dim=1)
+
+
+class Residual(nn.Sequential):
+    """x + layers(x)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x)
+        return x + out

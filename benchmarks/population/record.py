@@ -1,0 +1,80 @@
+"""Records runs: every number that rules may read, at every step, in one file a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ebmguard.alerts import NonFiniteRule
+
+from .families import Run
+from .trainer import SKILL, Trainer
+
+__all__ = ["BROKEN", "TAGS", "Trace", "record", "rows_of"]
+
+TAGS = (
+    "beta_star", "energy_gap", "energy_overlap", "f_pos/mean", "f_pos/median", "f_pos/std",
+    "f_neg/mean", "f_neg/median", "f_neg/std", "f_neg/min", "f_neg/q95", "f_neg/max",
+    "grad_scale", "ref/grad_scale", "ess", "ref/ess", "sampler/grad_norm", "sampler/grad_norm_max",
+    "sampler/drift_to_noise", "sampler/acceptance", "sampler/clamped", "sampler/repeated",
+    "optim/grad_norm", "optim/update_norm", "nonfinite/energies", "nonfinite/samples",
+    "nonfinite/pos", "nonfinite/neg", "nonfinite/gradients", "buffer/age", "buffer/duplicates",
+    "pareto_k", "ref/pareto_k",
+)  # fmt: skip
+BROKEN = 1e3
+"""|gap| from which a run has broken, in units of the data's spread before (at least 1)."""
+AFTERMATH = 150
+"""Steps that a broken run goes on for."""
+_OWED = NonFiniteRule().owed
+
+Trace = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+def unit(spreads: list[float]) -> float:
+    """The spread of the data's energies some time ago, at least 1."""
+    known = [x for x in spreads[-100:-20] or spreads[:1] if math.isfinite(x)]
+    return max(1.0, float(np.median(known))) if known else 1.0
+
+
+def record(run: Run, folder: Path) -> dict[str, Any]:
+    """Train a run, only watched; write ``NAME.npz`` and return what it cost."""
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    trainer = Trainer(run)
+    rows: list[dict[str, float]] = []
+    spreads: list[float] = []
+    since = None
+    for step in range(run.steps):
+        row = trainer.step()
+        rows.append(row)
+        gap = abs(row["energy_gap"])
+        here = unit(spreads)
+        spreads.append(row["f_pos/std"])
+        if since is None and not gap < BROKEN * here:
+            since, scale = step, here
+        elif since is not None and gap < BROKEN / 10 * scale:
+            since = None
+        if since is not None and (step - since >= AFTERMATH or not math.isfinite(gap)):
+            break
+    trainer.guard.close()
+    tags = {tag: [row.get(tag, math.nan) for row in rows] for tag in (*TAGS, SKILL)}
+    trace = {tag: np.asarray(values, np.float32) for tag, values in tags.items()}
+    trace = {tag: values for tag, values in trace.items() if not np.isnan(values).all()}
+    folder.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(folder / f"{run.name}.npz", **trace)
+    return {"steps": len(rows), "seconds": time.perf_counter() - began}
+
+
+def rows_of(trace: Trace) -> list[dict[str, float]]:
+    """The rows as the guard had them: a number that is not known is not there."""
+    columns = {tag: values.tolist() for tag, values in trace.items() if tag != SKILL}
+    count = len(next(iter(columns.values())))
+    return [
+        {tag: v[i] for tag, v in columns.items() if not math.isnan(v[i]) or tag in _OWED}
+        for i in range(count)
+    ]

@@ -1,0 +1,182 @@
+"""Trains one run of the population under the guard, and notes how well the network does."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ebmguard import guard
+from ebmguard.samplers import ReplayBuffer, annealed, mala, sgld
+
+from .data import load
+from .families import Run
+from .networks import Energy
+
+__all__ = ["SKILL", "Trainer"]
+
+SKILL = "skill"
+"""Held-out accuracy or area under the ROC curve, in percent; see :meth:`Trainer.skill`."""
+
+_BUFFER = 1000
+
+
+def make_optimizer(run: Run, parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer of a run, as people build it."""
+    if run.optimizer == "sgd":
+        return torch.optim.SGD(parameters, run.lr)
+    if run.optimizer == "momentum":
+        return torch.optim.SGD(parameters, run.lr, momentum=0.9, weight_decay=5e-4)
+    if run.optimizer == "rmsprop":
+        return torch.optim.RMSprop(parameters, run.lr)
+    if run.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, run.lr, betas=(0.9, 0.999), weight_decay=0.01)
+    return torch.optim.Adam(parameters, run.lr, betas=(0.9, 0.999))
+
+
+class Trainer:
+    """One run: data, network, optimizer, sampler and guard.
+
+    Args:
+        run: its settings.
+        options: of the guard, such as ``action="rollback"``.
+    """
+
+    def __init__(self, run: Run, **options: Any) -> None:
+        self.run = run
+        torch.manual_seed(run.seed)
+        self.rng = torch.Generator().manual_seed(run.seed)
+        self.data = data = load(run.data)
+        shape = data.x.shape[1:]
+        outputs = 1 if run.task == "ebm" else data.classes
+        self.network = Energy(shape, outputs, run.network, run.width, run.activation, run.norm)
+        self.optimizer = make_optimizer(run, self.network.parameters())
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min(1.0, (step + 1) / (run.warm_up or 1))
+        )
+        self.buffer: ReplayBuffer | None = None
+        if run.sampler in ("persistent", "annealed", "mala", "hmc"):
+            self.buffer = ReplayBuffer(
+                _BUFFER // data.classes * data.classes,
+                shape,
+                reinit_rate=0.05,
+                generator=self.rng,
+                low=-2.0 if len(shape) == 1 else -1.0,
+                high=2.0 if len(shape) == 1 else 1.0,
+                classes=data.classes if run.task == "joint" else 1,
+            )
+        noise = run.noise_std
+        told = {"step_size": run.step_size, "noise_std": noise} if noise else {}
+        if run.sampler in ("mala", "hmc"):
+            told = {}
+        self.guard = guard(
+            None,
+            self.draw,
+            beta_star=run.beta_star,
+            output_scale=run.output_scale if noise else 1e6,
+            model=self.network,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+            buffer=self.buffer,
+            clamp=(-run.clamp, run.clamp) if run.clamp else None,
+            generators=[self.rng],
+            sgld_steps=run.sgld_steps,
+            steps_argument="steps",
+            **told,
+            **options,
+        )
+        self.loss, self.sample = self.guard
+        self._probes = self._make_probes()
+
+    def draw(self, f: Energy, data: Tensor, y: Tensor | None, steps: int) -> Tensor:
+        """The sampler that the guard tempers: samples from f, (B, ...)."""
+        run, rows = self.run, None
+        if self.buffer is not None:
+            start, rows = self.buffer.sample(len(data), y)
+        elif run.sampler == "data":
+            start = data
+        else:
+            start = torch.empty_like(data).uniform_(-1, 1, generator=self.rng)
+        step_size: Any = run.step_size
+        noise_std: Any = run.noise_std
+        if run.sampler == "annealed":
+            step_size = annealed(4 * run.step_size, run.step_size, steps)
+            noise_std = [run.noise_std * math.sqrt(a / run.step_size) for a in step_size]
+        own = (lambda x: f(x, y)) if y is not None else f
+        if run.sampler == "mala":
+            sizes = {"step_size": run.step_size, "noise_std": run.noise_std}
+            found = mala(own, start, steps=steps, generator=self.rng, **sizes)
+        else:
+            found = sgld(
+                own,
+                start,
+                steps=steps,
+                step_size=step_size,
+                noise_std=noise_std,
+                generator=self.rng,
+                clamp=(-run.clamp, run.clamp) if run.clamp else None,
+            )
+        if self.buffer is not None and rows is not None:
+            self.buffer.write(rows, found)
+        return found
+
+    def step(self) -> dict[str, float]:
+        """One training step: its row, with the skill that the network had before it."""
+        run, data = self.run, self.data
+        skill = self.skill()
+        chosen = torch.randint(len(data.x), (run.batch,), generator=self.rng)
+        x, y = data.x[chosen], data.y[chosen]
+        clean = x
+        if data.noise:
+            x = x + data.noise * torch.randn(x.shape, generator=self.rng)
+        of_class = y if run.task == "joint" else None
+        negatives = self.sample(self.network, x, of_class)
+        f_pos, f_neg = self.network(x, of_class), self.network(negatives, of_class)
+        loss = self.loss(f_pos, f_neg)
+        if run.task == "jem":
+            loss = loss + functional.cross_entropy(self.network.classify(clean), y)
+        if run.l2:
+            loss = loss + run.l2 * (f_pos.square().mean() + f_neg.square().mean())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        return {**self.guard.last, SKILL: skill}
+
+    @torch.no_grad()
+    def skill(self) -> float:
+        """How good the network is on held-out data, in percent; NaN where it is not finite.
+
+        A classifier's accuracy. Of a network that only has energies, the area under the ROC curve
+        of f between held-out data and data whose coordinates were permuted, each among the samples.
+        """
+        data, probes = self.data, self._probes
+        state = self.network.training
+        self.network.eval()
+        try:
+            if self.run.task != "ebm":
+                logits = self.network.classify(data.held_out)
+                if not bool(torch.isfinite(logits).all()):
+                    return math.nan
+                return 100 * float((logits.argmax(1) == data.held_out_y).float().mean())
+            real, shuffled = self.network(data.held_out), self.network(probes)
+        finally:
+            self.network.train(state)
+        if not bool(torch.isfinite(real).all() and torch.isfinite(shuffled).all()):
+            return math.nan
+        higher = (real[:, None] > shuffled).double() + 0.5 * (real[:, None] == shuffled).double()
+        return 100 * float(higher.mean())
+
+    def _make_probes(self) -> Tensor:
+        generator = torch.Generator().manual_seed(1)
+        flat = self.data.held_out.flatten(1)
+        orders = torch.rand(flat.shape, generator=generator).argsort(0)
+        return flat.gather(0, orders).reshape(self.data.held_out.shape)
+
+    def settings(self) -> dict[str, Any]:
+        """Of the run, as plain values."""
+        return copy.copy(vars(self.run))
