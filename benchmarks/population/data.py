@@ -14,7 +14,7 @@ from reference_training.toy.distributions import DISTRIBUTIONS
 
 __all__ = ["Data", "load"]
 
-PROBES = 200
+PROBES = 128
 """Held-out samples of which a run's skill is read at every step."""
 _TRAIN, _CLASSES_OF_CIFAR = 4000, 4
 
@@ -47,15 +47,16 @@ def load(name: str) -> Data:
         table = getattr(datasets, f"load_{name}")()
         x = torch.tensor(table.data, dtype=torch.float32)
         x, y = (x - x.mean(0)) / x.std(0), torch.tensor(table.target)
-    elif name == "moons":
-        from sklearn.datasets import make_moons
+    elif name in ("moons", "circles"):
+        from sklearn import datasets
 
-        points, which = make_moons(2 * _TRAIN, noise=0.1, random_state=0)
+        shape = {"factor": 0.4} if name == "circles" else {}
+        make = getattr(datasets, f"make_{name}")
+        points, which = make(2 * _TRAIN, noise=0.08, random_state=0, **shape)
         x, y = torch.tensor(points, dtype=torch.float32), torch.tensor(which)
         x = (x - x.mean(0)) / x.std(0)
     else:
-        of_two = {"gaussians": "gmm", "rings": "circles"}.get(name, name)
-        x = DISTRIBUTIONS[of_two].sample(2 * _TRAIN, generator) / 1.5
+        x = DISTRIBUTIONS["gmm"].sample(2 * _TRAIN, generator) / 1.5
         y = torch.zeros(len(x), dtype=torch.int64)
     order = torch.randperm(len(x), generator=generator)
     x, y = x[order], y[order]
@@ -74,7 +75,7 @@ def _images(name: str) -> tuple[Tensor, Tensor]:
         data = load_data("mnist", train_images=2 * _TRAIN, valid_images=100)
         pixels, y = data.train_x, data.train_y
     else:
-        data = load_data("cifar10", train_images=20_000, valid_images=100)
+        data = load_data("cifar10", train_images=12_000, valid_images=100)
         few = data.train_y < _CLASSES_OF_CIFAR
         pixels, y = data.train_x[few], data.train_y[few]
     x = data.scale(pixels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import torch
 
 from ebmguard.alerts import NonFiniteRule
 
+from .fates import Watch
 from .families import Run
 from .trainer import SKILL, Trainer
 
-__all__ = ["BROKEN", "TAGS", "Trace", "record", "rows_of"]
+__all__ = ["TAGS", "Trace", "record", "rows_of"]
 
 TAGS = (
     "beta_star", "energy_gap", "energy_overlap", "f_pos/mean", "f_pos/median", "f_pos/std",
@@ -26,19 +28,11 @@ TAGS = (
     "nonfinite/pos", "nonfinite/neg", "nonfinite/gradients", "buffer/age", "buffer/duplicates",
     "pareto_k", "ref/pareto_k",
 )  # fmt: skip
-BROKEN = 1e3
-"""|gap| from which a run has broken, in units of the data's spread before (at least 1)."""
 AFTERMATH = 150
 """Steps that a broken run goes on for."""
 _OWED = NonFiniteRule().owed
 
 Trace = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
-
-
-def unit(spreads: list[float]) -> float:
-    """The spread of the data's energies some time ago, at least 1."""
-    known = [x for x in spreads[-100:-20] or spreads[:1] if math.isfinite(x)]
-    return max(1.0, float(np.median(known))) if known else 1.0
 
 
 def record(run: Run, folder: Path) -> dict[str, Any]:
@@ -47,27 +41,28 @@ def record(run: Run, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     trainer = Trainer(run)
     rows: list[dict[str, float]] = []
-    spreads: list[float] = []
-    since = None
+    watch = Watch()
     for step in range(run.steps):
         row = trainer.step()
         rows.append(row)
-        gap = abs(row["energy_gap"])
-        here = unit(spreads)
-        spreads.append(row["f_pos/std"])
-        if since is None and not gap < BROKEN * here:
-            since, scale = step, here
-        elif since is not None and gap < BROKEN / 10 * scale:
-            since = None
-        if since is not None and (step - since >= AFTERMATH or not math.isfinite(gap)):
+        since = watch.take(row["energy_gap"], row["f_pos/std"])
+        is_lost = not math.isfinite(row["energy_gap"])
+        if since is not None and (is_lost or step - since >= AFTERMATH):
             break
     trainer.guard.close()
     tags = {tag: [row.get(tag, math.nan) for row in rows] for tag in (*TAGS, SKILL)}
-    trace = {tag: np.asarray(values, np.float32) for tag, values in tags.items()}
+    trace = {tag: rounded(values) for tag, values in tags.items()}
     trace = {tag: values for tag, values in trace.items() if not np.isnan(values).all()}
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / f"{run.name}.npz", **trace)
     return {"steps": len(rows), "seconds": time.perf_counter() - began}
+
+
+def rounded(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """As float32 with 12 bits after the first, half the size when it is compressed."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    known = np.isfinite(bits.view(np.float32))
+    return np.where(known, (bits + 0x400) & 0xFFFFF800, bits).astype(np.uint32).view(np.float32)
 
 
 def rows_of(trace: Trace) -> list[dict[str, float]]:

@@ -152,7 +152,8 @@ class Trainer:
         """How good the network is on held-out data, in percent; NaN where it is not finite.
 
         A classifier's accuracy. Of a network that only has energies, the area under the ROC curve
-        of f between held-out data and data whose coordinates were permuted, each among the samples.
+        of f between held-out data and data whose coordinates were permuted, each among the samples
+        (in the plane, and uniform points).
         """
         data, probes = self.data, self._probes
         state = self.network.training
@@ -174,6 +175,8 @@ class Trainer:
     def _make_probes(self) -> Tensor:
         generator = torch.Generator().manual_seed(1)
         flat = self.data.held_out.flatten(1)
+        if flat.shape[1] == 2:  # of a plane, the margins say too much
+            return torch.empty_like(flat).uniform_(-2.5, 2.5, generator=generator)
         orders = torch.rand(flat.shape, generator=generator).argsort(0)
         return flat.gather(0, orders).reshape(self.data.held_out.shape)
 

@@ -1,9 +1,9 @@
 """Alerts: rules, each with its watcher in one file; robust statistics; the judge. No torch."""
 
 from .alert import Alert, Level
-from .band import BandRule, Series
 from .defaults import DEFAULT_RULES
 from .floor import FloorRule
+from .growth import GrowthRule
 from .judge import Judge, error_for
 from .limits import Bands
 from .median import Bound, MedianRule
@@ -14,10 +14,10 @@ from .rule import Limits, Reading, Rule, Watcher
 __all__ = [
     "DEFAULT_RULES",
     "Alert",
-    "BandRule",
     "Bands",
     "Bound",
     "FloorRule",
+    "GrowthRule",
     "Judge",
     "Level",
     "Limits",
@@ -26,7 +26,6 @@ __all__ = [
     "Reading",
     "Remedies",
     "Rule",
-    "Series",
     "Watcher",
     "error_for",
 ]

@@ -5,34 +5,22 @@ The measurement behind each is in ``docs/alerts.md``; what helps is worded in :m
 
 from __future__ import annotations
 
-import math
-
 from ..errors import WeightsDegenerateError
 from .alert import Level
-from .band import BandRule, Series
 from .floor import FloorRule
+from .growth import GrowthRule
 from .median import Bound, MedianRule
 from .nonfinite import NonFiniteRule
 from .remedies import CROWDED, HUNG, OLD, OVERSHOOT, SATURATED, TOO_LONG, TOO_SHORT, WEIGHTS
 
 __all__ = ["DEFAULT_RULES"]
 
-_SPREAD, _INFO = "f_pos/std", Level.INFO
+_INFO = Level.INFO
 
-# A series: tag, distance of WARN, distance of ERROR.
 # A bound: tag, side, limit, where it is calm again, values in the median, what helps, level.
-DEFAULT_RULES: tuple[NonFiniteRule | BandRule | FloorRule | MedianRule, ...] = (
+DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | FloorRule | MedianRule, ...] = (
     NonFiniteRule(),
-    BandRule(
-        (
-            Series("energy_gap", 8, 20, floor_tag=_SPREAD, absorbed="up", cap=1e4, early_cap=100),
-            # f is known up to a constant only. All energies shift together when a network begins to
-            # learn, slowly or quickly, so that the positives alone never make an ERROR.
-            Series("f_pos/median", 8, 16, floor_tag=_SPREAD, cap=1e4, most=0.5),
-            Series("f_neg/min", 16, math.inf, side="down", floor_tag=_SPREAD),
-            Series("sampler/grad_norm", 8, 14, side="up", log=True, absorbed="up"),
-        )
-    ),
+    GrowthRule(),
     FloorRule(),
     MedianRule(
         "weights_degenerate",

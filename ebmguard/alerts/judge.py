@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 from ..errors import ConfigError, DivergenceError
 from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
-from .rule import Rule, check_rule
+from .rule import Reading, Rule, check_rule
 
 __all__ = ["Judge", "error_for"]
 
@@ -29,8 +31,8 @@ class Latch:
 
     An episode begins when the rule first reports WARN or more, and ends after ``calm_steps``
     observations in a row inside the tighter, calm band. In between the rule is active, and each
-    level is reported once. An ERROR is reported at once, whether it opens the episode or escalates
-    it. A WARN that opens a new episode waits until ``cooldown`` observations have passed since the
+    level is reported once, but for an ERROR that has passed and comes again twice as large. An
+    ERROR is reported at once, whether it opens the episode or escalates it. A WARN that opens a new episode waits until ``cooldown`` observations have passed since the
     last report; if the episode is still going on by then, it is reported late rather than never.
     An INFO belongs to no episode: it makes nothing active and is reported once.
     """
@@ -42,11 +44,15 @@ class Latch:
     calm: int = 0  # observations inside the calm band so far
     since_report: int | None = None  # observations since the last report of WARN or more
     informed: bool = False  # whether an INFO has been reported
+    worst: float = 0.0  # the size of the ERROR reported last
+    passed: bool = False  # whether it was over in an observation since
 
-    def update(self, level: Level | None, calm: bool | None) -> bool:
+    def update(self, found: Reading) -> bool:
         """Take a rule's reading of one observation; say whether its level is to be reported now."""
+        level, calm = found.level, found.calm
         if self.since_report is not None:
             self.since_report += 1
+        self.passed |= level is not Level.ERROR
         if level is None:
             if calm is not None:
                 self.calm = self.calm + 1 if calm else 0
@@ -58,9 +64,16 @@ class Latch:
             self.informed, news = True, not self.informed
             return news
         self.active = max(level, self.active or level)
-        rested = self.since_report is None or self.since_report >= self.cooldown
-        if level <= (self.reported or Level.INFO) or not (rested or level is Level.ERROR):
-            return False
+        if level is Level.ERROR:
+            size = abs(found.value) if math.isfinite(found.value) else sys.float_info.max
+            is_worse = self.passed and size / 2 > self.worst
+            if self.reported is Level.ERROR and not is_worse:
+                return False
+            self.worst, self.passed = size, False
+        else:
+            rested = self.since_report is None or self.since_report >= self.cooldown
+            if self.reported is not None or not rested:
+                return False
         self.reported, self.since_report = level, 0
         return True
 
@@ -71,6 +84,8 @@ class Latch:
             "calm": self.calm,
             "since_report": self.since_report,
             "informed": self.informed,
+            "worst": self.worst,
+            "passed": self.passed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -79,6 +94,7 @@ class Latch:
         self.reported = None if reported is None else Level[reported]
         self.calm, self.informed = int(state["calm"]), bool(state["informed"])
         self.since_report = None if since is None else int(since)
+        self.worst, self.passed = float(state["worst"]), bool(state["passed"])
 
 
 class _Memory:
@@ -111,7 +127,7 @@ class _Memory:
         for name, (watcher, latch) in self.rules.items():
             found = watcher.read(row)
             level = found.level
-            if latch.update(level, found.calm) and level is not None and level > said.get(name, -1):
+            if latch.update(found) and level is not None and level > said.get(name, -1):
                 said[name] = level
                 alerts.append(Alert(name, level, step, *found[2:], member))
         return alerts

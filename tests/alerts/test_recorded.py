@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from ebmguard.alerts import DEFAULT_RULES, BandRule, Judge, Level
+from ebmguard.alerts import Judge, Level
 
 from .parts import excerpt, feed
 
 
 def alerts_of(recorded):
-    # An excerpt begins in the middle of its run.
-    rules = [
-        replace(rule, begins=max(0, rule.begins - recorded.first_step))
-        if isinstance(rule, BandRule)
-        else rule
-        for rule in DEFAULT_RULES
-    ]
-    return feed(Judge(rules), recorded.rows, recorded.first_step)
+    return feed(Judge(), recorded.rows, recorded.first_step)
 
 
 # name, step of the first WARN (None where the first alert is the ERROR), step of the ERROR,

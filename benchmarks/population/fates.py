@@ -1,0 +1,97 @@
+"""What became of a run, told by what happened and never by what a rule says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BROKEN", "Fate", "Watch", "fate_of"]
+
+BROKEN = 1e3
+"""|gap| from which a run has broken, in units of the spread of the data's energies before."""
+LOST = 10.0
+"""Points of skill under its best from which a run that goes on is not healthy."""
+LEARNED = 20.0
+"""Points of skill over its first rows from which a run has learned something."""
+APART = 10.0
+"""Median |gap| of the last rows, in the same units, from which a run that goes on is not healthy."""
+
+Array = NDArray[np.float32]
+
+
+class Watch:
+    """Says while a run goes on since when it has been broken, if it is."""
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+        self._spreads: list[float] = []
+        self._unit = 1.0
+        self._step = 0
+
+    def take(self, gap: float, spread: float) -> int | None:
+        """Of the row of the next step; the step since which |gap| has been out of all proportion.
+
+        Out of it from :data:`BROKEN` units on, and back again under a tenth of that. The unit is
+        the median standard deviation of f on data 20 to 100 steps before, at least 1.
+        """
+        if self.since is None:
+            known = [x for x in self._spreads[-100:-20] if math.isfinite(x)]
+            self._unit = max(1.0, float(np.median(known))) if known else 1.0
+            if not abs(gap) < BROKEN * self._unit:
+                self.since = self._step
+        elif abs(gap) < BROKEN / 10 * self._unit:
+            self.since = None
+        self._spreads.append(spread)
+        self._step += 1
+        return self.since
+
+
+@dataclass(frozen=True)
+class Fate:
+    """One run's.
+
+    Attributes:
+        name: "dead" (|gap| went out of all proportion and did not come back), "healthy" (it lived,
+            learned, and ended within 10 points of its best skill and with a gap of some spreads of
+            the data's energies), or "limping", all else.
+        death: the step at which a dead one broke.
+        best, last: the highest and the last median of skill over 20 rows.
+        steps: rows there are.
+    """
+
+    name: Literal["dead", "limping", "healthy"]
+    death: int | None
+    best: float
+    last: float
+    steps: int
+
+
+def medians(skill: Array, width: int = 20) -> Array:
+    """Of the rows up to each one, `width` of them; NaN counts as 0, a network that is lost."""
+    known = np.nan_to_num(skill, nan=0.0)
+    padded = np.concatenate([np.full(width - 1, known[0]), known])
+    found: Array = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
+    return found
+
+
+def fate_of(trace: dict[str, Any]) -> Fate:
+    """From its rows."""
+    watch = Watch()
+    columns: Sequence[Sequence[float]] = [trace[t].tolist() for t in ("energy_gap", "f_pos/std")]
+    for gap, spread in zip(*columns, strict=True):
+        watch.take(gap, spread)
+    smooth = medians(trace["skill"])
+    best, last, steps = float(smooth.max()), float(smooth[-1]), len(smooth)
+    if watch.since is not None:
+        return Fate("dead", watch.since, best, last, steps)
+    first = float(np.median(trace["skill"][:3]))
+    gap = float(np.median(np.abs(trace["energy_gap"][-50:])))
+    spread = max(1.0, float(np.median(trace["f_pos/std"][-50:])))
+    is_well = best - last < LOST and best - first >= min(LEARNED, (100 - first) / 2)
+    is_well = is_well and gap < APART * spread
+    return Fate("healthy" if is_well else "limping", None, best, last, steps)

@@ -1,0 +1,194 @@
+"""``energy_blowup``: the energy gap outgrows all that the run has shown at its present scale."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, DivergenceError, EnergyBlowupError
+from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
+from .alert import Level
+from .remedies import BLOWUP_ERROR, BLOWUP_WARN, Remedies
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
+from .statistics import RollingWindow
+
+__all__ = ["GrowthRule"]
+
+_OVERLAP, _SPREAD = "energy_overlap", "f_pos/std"
+_NAN = math.nan
+
+
+@dataclass(frozen=True)
+class GrowthRule:
+    """WARN and ERROR when the energy gap outgrows its own past by factors.
+
+    Growth is the logarithm of (|gap| + u) / (g + u). g is the largest \\|gap\\| of the last
+    ``window`` steps but the last ``lag``, and u the spread of the data's energies some steps
+    before, or ``unit`` where that is smaller. A blow-up multiplies the gap every few steps; a
+    healthy gap keeps to the range that it has had.
+
+    A start grows by factors as well, until the energies have found their scale. That is seen from
+    the run: growth counts once the run first came within a factor e of its present range at least
+    ``settle`` steps ago. Before that only a gap of ``start`` u is an ERROR.
+
+    Where beta* > 0 takes the excess out of the loss, growth is a WARN at most: negatives far below
+    the rest get no weight, and the negative force rests on those that compete. The row tells: part
+    of the pairs have f⁻ > f⁺, and this part times the depth of the tail, beta* (q95 - min of f⁻),
+    is at least ``absorb_nats``.
+
+    Attributes:
+        growth: from which a row is an ERROR where one of two witnesses agrees: the energies are
+            apart (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the
+            sampler's gradient norm has outgrown its own past by ``steeper``, in logarithms.
+        growth_alone: from which it is one without a witness.
+        warn: growth from which a row is a WARN.
+        apart, steeper, start, settle, lag, window, unit: see above; steps, and units of f.
+        spread_window, spread_delay: u is a median over so many steps, so many steps before.
+        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
+    """
+
+    name: str = "energy_blowup"
+    growth: float = 0.7
+    growth_alone: float = 1.2
+    warn: float = 0.5
+    apart: float = 0.25
+    steeper: float = 0.5
+    start: float = 100.0
+    settle: int = 20
+    lag: int = 8
+    window: int = 64
+    unit: float = 1.0
+    absorb_nats: float = 1.0
+    spread_window: int = 32
+    spread_delay: int = 4
+    calm_steps: int = 10
+    cooldown: int = 200
+    remedies_warn: Remedies = BLOWUP_WARN
+    remedies_error: Remedies = BLOWUP_ERROR
+    error: type[DivergenceError] = EnergyBlowupError
+
+    def watcher(self) -> _GrowthWatcher:
+        """A new watcher."""
+        return _GrowthWatcher(self)
+
+
+class _Past:
+    """The last values of a positive series, and the largest of them but the newest."""
+
+    def __init__(self, rule: GrowthRule, values: list[float]) -> None:
+        self.rule = rule
+        self.values = values
+
+    def highest(self) -> float:
+        """Of the window but its last steps; NaN where there is none."""
+        return max(self.values[: max(0, len(self.values) - self.rule.lag + 1)], default=_NAN)
+
+    def push(self, value: float) -> None:
+        self.values.append(value)
+        if len(self.values) > self.rule.window - 1:
+            del self.values[0]
+
+
+class _GrowthWatcher:
+    def __init__(self, rule: GrowthRule) -> None:
+        self.rule = rule
+        self.gaps = _Past(rule, [])
+        self.norms = _Past(rule, [])
+        self.spreads = RollingWindow(rule.spread_window)
+        self.recent: list[float] = []  # spreads that are not old enough for the window
+        self.count = 0
+        # Each step at which |gap| and spread together were larger than ever before.
+        self.records: list[float] = []
+        self.record_steps: list[int] = []
+        self.warn_at = self.error_at = math.inf
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        rule = self.rule
+        gap, spread = row.get(ENERGY_GAP, _NAN), row.get(_SPREAD, _NAN)
+        if not math.isfinite(gap):
+            return UNKNOWN
+        size, usual = abs(gap), self.spreads.median() if len(self.spreads) else spread
+        usual = usual if math.isfinite(usual) else 0.0
+        unit = max(usual, rule.unit)
+        before = self.gaps.highest()
+        age = self._age(before + usual)
+        norm, steepest = row.get(SAMPLER_GRAD_NORM, _NAN), self.norms.highest()
+        steeper = norm >= steepest * math.exp(rule.steeper)
+        self._take(size, spread, usual, norm)
+        overlap = row.get(_OVERLAP, 0.5)
+        is_apart = min(overlap, 1 - overlap) < rule.apart
+        growth = rule.growth if is_apart or steeper else rule.growth_alone
+        # The same as limits of |gap|; until the run has settled there is one alone.
+        self.warn_at, self.error_at, window = math.inf, rule.start * unit, 0
+        if age >= rule.settle:
+            window = rule.window
+            self.warn_at = (before + unit) * math.exp(rule.warn) - unit
+            self.error_at = (before + unit) * math.exp(growth) - unit
+        beta_star = row.get(BETA_STAR, _NAN)
+        if size >= self.error_at and self._absorbs(row):
+            self.error_at = math.inf
+        if size >= self.error_at:
+            level, limit, remedies = Level.ERROR, self.error_at, rule.remedies_error
+        elif size >= self.warn_at:
+            level, limit, remedies = Level.WARN, self.warn_at, rule.remedies_warn
+        else:
+            return CALM if 2 * (size - before) < self.warn_at - before else NOT_CALM
+        limit = math.copysign(limit, gap)
+        return Reading(level, False, ENERGY_GAP, gap, limit, window, remedies.at(beta_star))
+
+    def _absorbs(self, row: Mapping[str, float]) -> bool:
+        """Never at beta* <= 0 or for a negative gap, nor where one of the numbers is unknown."""
+        overlap, tail = (
+            row.get(_OVERLAP, _NAN),
+            row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN),
+        )
+        depth = row.get(BETA_STAR, _NAN) * tail
+        return row[ENERGY_GAP] > 0 and overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
+
+    def limits(self) -> dict[str, Limits]:
+        """Of the row read last."""
+        warn, error = min(self.warn_at, self.error_at), self.error_at
+        return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
+
+    def _age(self, size: float) -> int:
+        """Steps since the run first came within a factor e of this size."""
+        if not math.isfinite(size) or not self.records:
+            return 0
+        first = bisect_left(self.records, size / math.e)
+        return self.count - self.record_steps[first] if first < len(self.records) else 0
+
+    def _take(self, size: float, spread: float, usual: float, norm: float) -> None:
+        self.gaps.push(size)
+        if math.isfinite(norm):
+            self.norms.push(norm)
+        self.recent.append(spread)
+        if len(self.recent) > self.rule.spread_delay and math.isfinite(x := self.recent.pop(0)):
+            self.spreads.push(x)
+        if not self.records or size + usual > self.records[-1]:
+            self.records.append(size + usual)
+            self.record_steps.append(self.count)
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "gaps": list(self.gaps.values),
+            "norms": list(self.norms.values),
+            "spreads": self.spreads.values(),
+            "recent": list(self.recent),
+            "count": self.count,
+            "records": list(self.records),
+            "record_steps": list(self.record_steps),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        rule = self.rule
+        self.gaps = _Past(rule, [float(x) for x in state["gaps"]])
+        self.norms = _Past(rule, [float(x) for x in state["norms"]])
+        self.spreads = RollingWindow(rule.spread_window, state["spreads"])
+        self.recent = [float(x) for x in state["recent"]]
+        self.count = int(state["count"])
+        self.records = [float(x) for x in state["records"]]
+        self.record_steps = [int(x) for x in state["record_steps"]]
