@@ -1,45 +1,148 @@
 """The population of runs: recorded, judged, taken back.
 
-python -m benchmarks.population record --out benchmarks/results/population
+    python -m benchmarks.population record       # trains all runs that are not there
+    python -m benchmarks.population judge        # replays their rows through the rules
+    python -m benchmarks.population take-back    # trains dying runs with rollbacks
+    python -m benchmarks.population page         # docs/results/population.md
+
+What has been recorded lies in benchmarks/population/rows, so that rules are judged in a minute.
+`judge --name NAME` keeps the steps of the ERRORs; errors-release.json are those of release 0.1's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cells import write_page
+
 from .families import FAMILIES, LAST_FAMILIES, Run, population
+from .judged import Recorded, errors_of, load, verdict
+from .leave_out import judged_on_grid, leave_one_out
 from .record import record
+from .tables import by_family, cause_of, detection, families_table, taken_back_table
+from .taken_back import REMEDIES, chosen_runs, file_name, take_back
+
+HERE = Path(__file__).parent
+ROWS = HERE / "rows"
+RESULTS = Path("benchmarks/results/population")
+PAGE = HERE.parent.parent / "docs" / "results" / "population.md"
+COMMAND = "python -m benchmarks.population"
 
 
-def record_all(runs: Sequence[Run], folder: Path, workers: int) -> None:
-    """Record the runs that are not there yet, `workers` at a time."""
-    missing = [run for run in runs if not (folder / f"{run.name}.npz").is_file()]
-    costs: dict[str, Any] = {}
-    with ProcessPoolExecutor(workers) as pool:
-        waiting = {pool.submit(record, run, folder): run for run in missing}
-        for done in as_completed(waiting):
-            run = waiting[done]
-            costs[run.name] = done.result()
-            print(run.name, json.dumps(costs[run.name]), flush=True)
+def in_parallel(
+    work: Callable[..., dict[str, Any]], tasks: Sequence[tuple[Any, ...]], workers: int
+) -> None:
+    """Do the tasks, some at a time, and print what each returns."""
+    with ProcessPoolExecutor(workers, initializer=logging.disable) as pool:
+        for done in as_completed([pool.submit(work, *task) for task in tasks]):
+            print(json.dumps(done.result()), flush=True)
+
+
+def every_run() -> list[Run]:
+    """Of all families, first those of each that come first."""
+    runs = [*population(FAMILIES), *population(LAST_FAMILIES)]
+    return sorted(runs, key=lambda run: run.number)
+
+
+def record_missing(arguments: argparse.Namespace) -> None:
+    missing = [run for run in every_run() if not (ROWS / f"{run.name}.npz").is_file()]
+    in_parallel(record, [(run, ROWS) for run in missing], arguments.workers)
+
+
+def judge(arguments: argparse.Namespace) -> None:
+    """Judge the rows by the shipped rules; keep the steps of the ERRORs under a name."""
+    runs = load(every_run(), arguments.rows)
+    steps = {each.run.name: [alert.step for alert in errors_of(each)] for each in runs}
+    print("\n".join(detection({arguments.name: verdicts_of(runs, steps)})))
+    file = arguments.out / f"errors-{arguments.name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(steps) + "\n")
+
+
+def verdicts_of(runs: Sequence[Recorded], steps: dict[str, list[int]]) -> list[Any]:
+    return [verdict(each, sorted(set(steps[each.run.name]))) for each in runs]
+
+
+def take_runs_back(arguments: argparse.Namespace) -> None:
+    runs = chosen_runs(load(every_run(), ROWS), arguments.most)
+    folder = RESULTS / "taken_back"
+    tasks = [
+        (each.run, remedy, each.fate.death, folder)
+        for remedy in arguments.remedies or REMEDIES
+        for each in runs
+        if not (folder / file_name(each.run, remedy)).is_file()
+    ]
+    in_parallel(take_back, tasks, arguments.workers)
+
+
+def page(_: argparse.Namespace) -> None:
+    recorded = load(every_run(), ROWS)
+    first = [each for each in recorded if each.run.family in FAMILIES]
+    last = [each for each in recorded if each.run.family in LAST_FAMILIES]
+    errors = {each.run.name: errors_of(each) for each in recorded}
+    shipped = {name: [alert.step for alert in alerts] for name, alerts in errors.items()}
+    release = json.loads((HERE / "errors-release.json").read_text())
+    without = leave_one_out(judged_on_grid(first))
+    columns = {
+        "last release": verdicts_of(first, release),
+        "shipped rules": verdicts_of(first, shipped),
+        "thresholds chosen without the family": [v for _, vs in without.values() for v in vs],
+    }
+    if last:
+        columns["last release, last families"] = verdicts_of(last, release)
+        columns["shipped rules, last families"] = verdicts_of(last, shipped)
+    causes = {each.run.name: cause_of(each, errors[each.run.name]) for each in recorded}
+    found = [json.loads(file.read_text()) for file in sorted((RESULTS / "taken_back").glob("*"))]
+    for each in found:
+        each["cause"] = causes[each["run"]]
+    found.sort(key=lambda each: list(REMEDIES).index(each["remedy"]))
+    lines = [
+        "# The population: what alerts are worth on runs that die, and on runs that live",
+        "",
+        f"`{COMMAND} page`; what its words mean stands in [alerts.md](../alerts.md).",
+        "",
+        "## The runs",
+        "",
+        *families_table(recorded),
+        "",
+        "## What rules find",
+        "",
+        *detection(columns),
+        "",
+        "### A family at a time",
+        "",
+        *by_family(without),
+        "",
+        "## What takes a run back",
+        "",
+        *taken_back_table(found),
+    ]
+    write_page(PAGE, lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["record"])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/population"))
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--numbers", type=int, default=16)
-    parser.add_argument("--last", action="store_true")
+    commands = parser.add_subparsers(required=True)
+    commands.add_parser("record").set_defaults(do=record_missing)
+    judging = commands.add_parser("judge")
+    judging.add_argument("--name", default="shipped", help="of these rules")
+    judging.add_argument("--rows", type=Path, default=ROWS)
+    judging.add_argument("--out", type=Path, default=RESULTS)
+    judging.set_defaults(do=judge)
+    taking = commands.add_parser("take-back")
+    taking.add_argument("--most", type=int, default=8, help="runs of a family")
+    taking.add_argument("--remedies", nargs="*", choices=list(REMEDIES))
+    taking.set_defaults(do=take_runs_back)
+    commands.add_parser("page").set_defaults(do=page)
     arguments = parser.parse_args()
-    runs = population(LAST_FAMILIES if arguments.last else FAMILIES)
-    runs = sorted(runs, key=lambda run: run.number)
-    runs = [run for run in runs if run.number < arguments.numbers]
-    record_all(runs, arguments.out, arguments.workers)
+    arguments.do(arguments)
 
 
 if __name__ == "__main__":

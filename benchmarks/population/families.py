@@ -119,9 +119,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "batch": 16, "clamp": 1.0, "beta_star": _MOSTLY_ZERO, "steps": 500,
     },
     "cifar16-jem-wrn": {
-        "data": "cifar16", "network": "wrn", "width": 1, "activation": (_LEAKY, "silu"), "warm_up": (0, 100),
-        "optimizer": ("adam", "momentum"), "lr": (1e-3, 3e-3, 1e-2, 3e-2), "sgld_steps": (3, 5),
-        "batch": (8, 16), "beta_star": _MOSTLY_ZERO, "steps": 400,
+        "data": "cifar16", "network": "wrn", "width": 1, "activation": (_LEAKY, "silu"),
+        "warm_up": (0, 100), "optimizer": ("adam", "momentum"), "lr": (1e-3, 3e-3, 1e-2, 3e-2),
+        "sgld_steps": (3, 5), "batch": (8, 16), "beta_star": _MOSTLY_ZERO, "steps": 400,
     },
     "cifar16-ebm-cnn": {
         "data": "cifar16", "task": "ebm", "network": "cnn", "width": (8, 16),
@@ -186,7 +186,22 @@ HARSHER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # Made and looked at when all choices had been made on the families above.
-LAST_FAMILIES: dict[str, dict[str, Any]] = {}
+LAST_FAMILIES: dict[str, dict[str, Any]] = {
+    "cifar12-joint-residual": {
+        "data": "cifar12", "task": "joint", "network": "residual", "width": (64, 128),
+        "activation": ("elu", "softplus", "relu"), "norm": ("none", "layer"),
+        "optimizer": ("rmsprop", "adamw"), "lr": (3e-4, 1e-3, 3e-3, 1e-2), "warm_up": (0, 50),
+        "step_size": (1.0, 4.0), "noise_std": (0.01, 0.03), "sgld_steps": (2, 5, 10),
+        "batch": (16, 64), "beta_star": (0.0, 0.0, 0.0, 0.5, 2.0), "steps": 800,
+    },
+    "mnist14-ebm-annealed": {
+        "data": "mnist14", "task": "ebm", "network": "cnn", "width": (4, 8), "sampler": "annealed",
+        "activation": ("elu", "softplus", "silu"), "optimizer": ("momentum", "adam", "rmsprop"),
+        "lr": (3e-4, 1e-3, 3e-3, 1e-2), "step_size": (1.0, 5.0), "l2": (0.0, 0.0, 0.001),
+        "noise_std": (0.005, 0.02), "sgld_steps": (5, 10), "batch": (16, 32),
+        "beta_star": (0.0, 0.0, 0.0, 0.5, 2.0), "steps": 600,
+    },
+}  # fmt: skip
 
 
 def population(families: dict[str, dict[str, Any]] = FAMILIES, runs: int = RUNS) -> list[Run]:

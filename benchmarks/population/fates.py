@@ -19,7 +19,7 @@ LOST = 10.0
 LEARNED = 20.0
 """Points of skill over its first rows from which a run has learned something."""
 APART = 10.0
-"""Median |gap| of the last rows, in the same units, from which a run that goes on is not healthy."""
+"""Median |gap| of the last rows, in the same units, from which a run is not healthy."""
 
 Array = NDArray[np.float32]
 

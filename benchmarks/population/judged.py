@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ebmguard.alerts import Alert, Judge, Level, Rule
+from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, Rule
 
 from .families import Run
 from .fates import LEARNED, LOST, Fate, fate_of, medians
 from .record import Trace, rows_of
 
-__all__ = ["AHEAD", "Recorded", "Verdict", "load", "scores", "verdict"]
+__all__ = ["BLOW_UP", "Recorded", "Verdict", "errors_of", "load", "scores", "verdict"]
 
 AHEAD = 100
 """Steps within which what an ERROR foretells must come."""
@@ -92,7 +92,7 @@ def load(runs: Iterable[Run], folder: Path) -> list[Recorded]:
     return found
 
 
-def errors_of(recorded: Recorded, rules: Sequence[Rule]) -> list[Alert]:
+def errors_of(recorded: Recorded, rules: Sequence[Rule] = DEFAULT_RULES) -> list[Alert]:
     """The ERRORs that rules raise on a run that is only watched."""
     judge = Judge(rules)
     alerts = [alert for i, row in enumerate(recorded.rows) for alert in judge.observe(i, row)]

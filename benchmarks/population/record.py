@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ import torch
 
 from ebmguard.alerts import NonFiniteRule
 
-from .fates import Watch
 from .families import Run
+from .fates import Watch
 from .trainer import SKILL, Trainer
 
-__all__ = ["TAGS", "Trace", "record", "rows_of"]
+__all__ = ["TAGS", "Trace", "record", "rows_of", "traced"]
 
 TAGS = (
     "beta_star", "energy_gap", "energy_overlap", "f_pos/mean", "f_pos/median", "f_pos/std",
@@ -50,12 +50,16 @@ def record(run: Run, folder: Path) -> dict[str, Any]:
         if since is not None and (is_lost or step - since >= AFTERMATH):
             break
     trainer.guard.close()
-    tags = {tag: [row.get(tag, math.nan) for row in rows] for tag in (*TAGS, SKILL)}
-    trace = {tag: rounded(values) for tag, values in tags.items()}
-    trace = {tag: values for tag, values in trace.items() if not np.isnan(values).all()}
     folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / f"{run.name}.npz", **trace)
+    arrays: dict[str, Any] = traced(rows)
+    np.savez_compressed(folder / f"{run.name}.npz", **arrays)
     return {"steps": len(rows), "seconds": time.perf_counter() - began}
+
+
+def traced(rows: Sequence[Mapping[str, float]]) -> Trace:
+    """The rows as one array for each number that is known in any of them."""
+    tags = {tag: rounded([row.get(tag, math.nan) for row in rows]) for tag in (*TAGS, SKILL)}
+    return {tag: values for tag, values in tags.items() if not np.isnan(values).all()}
 
 
 def rounded(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -43,11 +42,16 @@ class Trainer:
 
     Args:
         run: its settings.
+        clip: largest norm of the gradient once the run was taken back; None leaves it.
+        finer: factor on the sampler's steps, each as much smaller, once the run was taken back.
         options: of the guard, such as ``action="rollback"``.
     """
 
-    def __init__(self, run: Run, **options: Any) -> None:
+    def __init__(
+        self, run: Run, *, clip: float | None = None, finer: int = 1, **options: Any
+    ) -> None:
         self.run = run
+        self.clip, self.finer = clip, finer
         torch.manual_seed(run.seed)
         self.rng = torch.Generator().manual_seed(run.seed)
         self.data = data = load(run.data)
@@ -70,7 +74,7 @@ class Trainer:
                 classes=data.classes if run.task == "joint" else 1,
             )
         noise = run.noise_std
-        told = {"step_size": run.step_size, "noise_std": noise} if noise else {}
+        told: dict[str, Any] = {"step_size": run.step_size, "noise_std": noise} if noise else {}
         if run.sampler in ("mala", "hmc"):
             told = {}
         self.guard = guard(
@@ -101,14 +105,16 @@ class Trainer:
             start = data
         else:
             start = torch.empty_like(data).uniform_(-1, 1, generator=self.rng)
-        step_size: Any = run.step_size
-        noise_std: Any = run.noise_std
+        finer = self.finer if self.guard.attempt else 1
+        steps *= finer
+        step_size: Any = run.step_size / finer
+        noise_std: Any = run.noise_std / math.sqrt(finer)
         if run.sampler == "annealed":
-            step_size = annealed(4 * run.step_size, run.step_size, steps)
-            noise_std = [run.noise_std * math.sqrt(a / run.step_size) for a in step_size]
+            noise_std = [noise_std * 2 * a for a in annealed(1, 0.5, steps)]
+            step_size = [step_size * 4 * a**2 for a in annealed(1, 0.5, steps)]
         own = (lambda x: f(x, y)) if y is not None else f
         if run.sampler == "mala":
-            sizes = {"step_size": run.step_size, "noise_std": run.noise_std}
+            sizes = {"step_size": step_size, "noise_std": noise_std}
             found = mala(own, start, steps=steps, generator=self.rng, **sizes)
         else:
             found = sgld(
@@ -143,6 +149,8 @@ class Trainer:
             loss = loss + run.l2 * (f_pos.square().mean() + f_neg.square().mean())
         self.optimizer.zero_grad()
         loss.backward()
+        if self.clip is not None and self.guard.attempt:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         self.optimizer.step()
         self.scheduler.step()
         return {**self.guard.last, SKILL: skill}
@@ -179,7 +187,3 @@ class Trainer:
             return torch.empty_like(flat).uniform_(-2.5, 2.5, generator=generator)
         orders = torch.rand(flat.shape, generator=generator).argsort(0)
         return flat.gather(0, orders).reshape(self.data.held_out.shape)
-
-    def settings(self) -> dict[str, Any]:
-        """Of the run, as plain values."""
-        return copy.copy(vars(self.run))

@@ -17,7 +17,7 @@ from .statistics import RollingWindow
 
 __all__ = ["GrowthRule"]
 
-_OVERLAP, _SPREAD = "energy_overlap", "f_pos/std"
+_OVERLAP, _MEDIAN, _SPREAD = "energy_overlap", "f_pos/median", "f_pos/std"
 _NAN = math.nan
 
 
@@ -37,7 +37,7 @@ class GrowthRule:
     Where beta* > 0 takes the excess out of the loss, growth is a WARN at most: negatives far below
     the rest get no weight, and the negative force rests on those that compete. The row tells: part
     of the pairs have f⁻ > f⁺, and this part times the depth of the tail, beta* (q95 - min of f⁻),
-    is at least ``absorb_nats``.
+    is at least ``absorb_nats``. A gap of ``lost`` u is an ERROR all the same.
 
     Attributes:
         growth: from which a row is an ERROR where one of two witnesses agrees: the energies are
@@ -57,11 +57,13 @@ class GrowthRule:
     apart: float = 0.25
     steeper: float = 0.5
     start: float = 100.0
+    start_negative: float = 250.0
     settle: int = 20
     lag: int = 8
     window: int = 64
     unit: float = 1.0
     absorb_nats: float = 1.0
+    lost: float = 1000.0
     spread_window: int = 32
     spread_delay: int = 4
     calm_steps: int = 10
@@ -103,6 +105,7 @@ class _GrowthWatcher:
         # Each step at which |gap| and spread together were larger than ever before.
         self.records: list[float] = []
         self.record_steps: list[int] = []
+        self.start_unit = 0.0
         self.warn_at = self.error_at = math.inf
 
     def read(self, row: Mapping[str, float]) -> Reading:
@@ -110,6 +113,9 @@ class _GrowthWatcher:
         gap, spread = row.get(ENERGY_GAP, _NAN), row.get(_SPREAD, _NAN)
         if not math.isfinite(gap):
             return UNKNOWN
+        if not self.start_unit:
+            median = abs(row.get(_MEDIAN, _NAN)) / 10
+            self.start_unit = max(x for x in (rule.unit, spread, median) if math.isfinite(x))
         size, usual = abs(gap), self.spreads.median() if len(self.spreads) else spread
         usual = usual if math.isfinite(usual) else 0.0
         unit = max(usual, rule.unit)
@@ -122,14 +128,15 @@ class _GrowthWatcher:
         is_apart = min(overlap, 1 - overlap) < rule.apart
         growth = rule.growth if is_apart or steeper else rule.growth_alone
         # The same as limits of |gap|; until the run has settled there is one alone.
-        self.warn_at, self.error_at, window = math.inf, rule.start * unit, 0
+        start = rule.start if gap > 0 else rule.start_negative
+        self.warn_at, self.error_at, window = math.inf, start * self.start_unit, 0
         if age >= rule.settle:
             window = rule.window
             self.warn_at = (before + unit) * math.exp(rule.warn) - unit
             self.error_at = (before + unit) * math.exp(growth) - unit
         beta_star = row.get(BETA_STAR, _NAN)
         if size >= self.error_at and self._absorbs(row):
-            self.error_at = math.inf
+            self.error_at = rule.lost * unit
         if size >= self.error_at:
             level, limit, remedies = Level.ERROR, self.error_at, rule.remedies_error
         elif size >= self.warn_at:
@@ -178,6 +185,7 @@ class _GrowthWatcher:
             "norms": list(self.norms.values),
             "spreads": self.spreads.values(),
             "recent": list(self.recent),
+            "start_unit": self.start_unit,
             "count": self.count,
             "records": list(self.records),
             "record_steps": list(self.record_steps),
@@ -189,6 +197,7 @@ class _GrowthWatcher:
         self.norms = _Past(rule, [float(x) for x in state["norms"]])
         self.spreads = RollingWindow(rule.spread_window, state["spreads"])
         self.recent = [float(x) for x in state["recent"]]
+        self.start_unit = float(state["start_unit"])
         self.count = int(state["count"])
         self.records = [float(x) for x in state["records"]]
         self.record_steps = [int(x) for x in state["record_steps"]]
