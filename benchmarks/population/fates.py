@@ -17,9 +17,11 @@ BROKEN = 1e3
 LOST = 10.0
 """Points of skill under its best from which a run that goes on is not healthy."""
 LEARNED = 20.0
-"""Points of skill over its first rows from which a run has learned something."""
+"""Points of skill over the untrained network's from which a run has learned something."""
 APART = 10.0
 """Median |gap| of the last rows, in the same units, from which a run is not healthy."""
+REACH = 0.01
+"""Median share of pairs with f⁻ > f⁺ under which samples do not reach the data's energies."""
 
 Array = NDArray[np.float32]
 
@@ -57,8 +59,8 @@ class Fate:
 
     Attributes:
         name: "dead" (|gap| went out of all proportion and did not come back), "healthy" (it lived,
-            learned, and ended within 10 points of its best skill and with a gap of some spreads of
-            the data's energies), or "limping", all else.
+            learned, ended within 10 points of its best skill, with a gap of some spreads of the data's
+            energies, and with samples that reach them), or "limping", all else.
         death: the step at which a dead one broke.
         best, last: the highest and the last median of skill over 20 rows.
         steps: rows there are.
@@ -89,9 +91,10 @@ def fate_of(trace: dict[str, Any]) -> Fate:
     best, last, steps = float(smooth.max()), float(smooth[-1]), len(smooth)
     if watch.since is not None:
         return Fate("dead", watch.since, best, last, steps)
-    first = float(np.median(trace["skill"][:3]))
+    first = float(trace["skill"][0])
     gap = float(np.median(np.abs(trace["energy_gap"][-50:])))
     spread = max(1.0, float(np.median(trace["f_pos/std"][-50:])))
     is_well = best - last < LOST and best - first >= min(LEARNED, (100 - first) / 2)
-    is_well = is_well and gap < APART * spread
+    overlap = float(np.median(trace["energy_overlap"][-50:]))
+    is_well = is_well and gap < APART * spread and REACH < overlap < 1 - REACH
     return Fate("healthy" if is_well else "limping", None, best, last, steps)

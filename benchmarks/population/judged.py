@@ -53,7 +53,7 @@ class Recorded:
         """Points under the median of some steps before; NaN where nothing had been learned."""
         past = self.skill[max(0, step - 60) : max(1, step - 9)]
         before = float(np.median(past))
-        if before - float(np.median(self.skill[:3])) < min(LEARNED, (100 - self.skill[0]) / 2):
+        if before - self.skill[0] < min(LEARNED, (100 - self.skill[0]) / 2):
             return math.nan
         return before - float(self.skill[step])
 

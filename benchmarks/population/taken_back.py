@@ -24,7 +24,7 @@ __all__ = ["REMEDIES", "chosen_runs", "file_name", "take_back"]
 
 HORIZON = 3
 """How long a run goes on, in units of the time that it took to die."""
-LEAST_STEPS = 200
+LEAST_STEPS = 300
 
 
 def _one(change: Change) -> dict[str, Any]:

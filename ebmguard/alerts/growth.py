@@ -1,4 +1,4 @@
-"""``energy_blowup``: the energy gap outgrows all that the run has shown at its present scale."""
+"""``energy_blowup``: the energies outgrow all that the run has shown at its present scale."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, EnergyBlowupError
+from ..errors import DivergenceError, EnergyBlowupError
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
 from .alert import Level
 from .remedies import BLOWUP_ERROR, BLOWUP_WARN, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
-from .statistics import RollingWindow
 
 __all__ = ["GrowthRule"]
 
@@ -23,49 +22,49 @@ _NAN = math.nan
 
 @dataclass(frozen=True)
 class GrowthRule:
-    """WARN and ERROR when the energy gap outgrows its own past by factors.
+    """WARN and ERROR when the energies outgrow the run's own past by factors.
 
-    Growth is the logarithm of (|gap| + u) / (g + u). g is the largest \\|gap\\| of the last
-    ``window`` steps but the last ``lag``, and u the spread of the data's energies some steps
-    before, or ``unit`` where that is smaller. A blow-up multiplies the gap every few steps; a
-    healthy gap keeps to the range that it has had.
+    What grows is the size of the energies: |gap| and the spread of the data's, ``f_pos/std``,
+    together. A healthy run keeps to the range that it has had; a blow-up multiplies it every few
+    steps. Growth is log((size + unit) / (record + unit)), where the record is the largest size of
+    the last ``window`` steps but the last ``lag``.
 
     A start grows by factors as well, until the energies have found their scale. That is seen from
-    the run: growth counts once the run first came within a factor e of its present range at least
-    ``settle`` steps ago. Before that only a gap of ``start`` u is an ERROR.
+    the run: growth counts once the run came within a factor e of its record for the first time at
+    least ``settle`` steps ago. Before that only a gap above ``start`` or under -``start_negative``
+    is an ERROR, times the size of the first row or a tenth of its |f_pos/median| where above 1.
 
     Where beta* > 0 takes the excess out of the loss, growth is a WARN at most: negatives far below
     the rest get no weight, and the negative force rests on those that compete. The row tells: part
     of the pairs have f⁻ > f⁺, and this part times the depth of the tail, beta* (q95 - min of f⁻),
-    is at least ``absorb_nats``. A gap of ``lost`` u is an ERROR all the same.
+    is at least ``absorb_nats``. Growth of ``lost`` is an ERROR all the same.
 
     Attributes:
-        growth: from which a row is an ERROR where one of two witnesses agrees: the energies are
-            apart (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the
-            sampler's gradient norm has outgrown its own past by ``steeper``, in logarithms.
-        growth_alone: from which it is one without a witness.
         warn: growth from which a row is a WARN.
-        apart, steeper, start, settle, lag, window, unit: see above; steps, and units of f.
-        spread_window, spread_delay: u is a median over so many steps, so many steps before.
+        growth: from which it is an ERROR where one of two witnesses agrees: the energies are apart
+            (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the sampler's
+            gradient norm has outgrown its own record by ``steeper``, in logarithms.
+        growth_alone: from which it is one without a witness.
+        apart, steeper, settle, start, start_negative, absorb_nats, lost: see above.
+        lag, window: in steps.
+        unit: in units of f; what is far under it does not count as growth.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
     name: str = "energy_blowup"
+    warn: float = 0.5
     growth: float = 0.7
     growth_alone: float = 1.2
-    warn: float = 0.5
     apart: float = 0.25
     steeper: float = 0.5
+    settle: int = 20
     start: float = 100.0
     start_negative: float = 250.0
-    settle: int = 20
+    absorb_nats: float = 1.0
+    lost: float = 3.0
     lag: int = 8
     window: int = 64
     unit: float = 1.0
-    absorb_nats: float = 1.0
-    lost: float = 1000.0
-    spread_window: int = 32
-    spread_delay: int = 4
     calm_steps: int = 10
     cooldown: int = 200
     remedies_warn: Remedies = BLOWUP_WARN
@@ -78,126 +77,115 @@ class GrowthRule:
 
 
 class _Past:
-    """The last values of a positive series, and the largest of them but the newest."""
+    """The last values of a positive series, and their record."""
 
     def __init__(self, rule: GrowthRule, values: list[float]) -> None:
         self.rule = rule
         self.values = values
 
-    def highest(self) -> float:
-        """Of the window but its last steps; NaN where there is none."""
+    def record(self) -> float:
+        """The largest value but the newest; NaN where there is none."""
         return max(self.values[: max(0, len(self.values) - self.rule.lag + 1)], default=_NAN)
 
     def push(self, value: float) -> None:
-        self.values.append(value)
-        if len(self.values) > self.rule.window - 1:
-            del self.values[0]
+        if math.isfinite(value):
+            self.values.append(value)
+            del self.values[: 1 - self.rule.window]
 
 
 class _GrowthWatcher:
     def __init__(self, rule: GrowthRule) -> None:
         self.rule = rule
-        self.gaps = _Past(rule, [])
+        self.sizes = _Past(rule, [])
         self.norms = _Past(rule, [])
-        self.spreads = RollingWindow(rule.spread_window)
-        self.recent: list[float] = []  # spreads that are not old enough for the window
         self.count = 0
-        # Each step at which |gap| and spread together were larger than ever before.
+        # Each step at which the size was larger than ever before.
         self.records: list[float] = []
         self.record_steps: list[int] = []
         self.start_unit = 0.0
+        # What size makes a WARN and an ERROR, and the spread, of the row read last.
         self.warn_at = self.error_at = math.inf
+        self.spread = 0.0
 
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
         gap, spread = row.get(ENERGY_GAP, _NAN), row.get(_SPREAD, _NAN)
         if not math.isfinite(gap):
             return UNKNOWN
-        if not self.start_unit:
-            median = abs(row.get(_MEDIAN, _NAN)) / 10
-            self.start_unit = max(x for x in (rule.unit, spread, median) if math.isfinite(x))
-        size, usual = abs(gap), self.spreads.median() if len(self.spreads) else spread
-        usual = usual if math.isfinite(usual) else 0.0
-        unit = max(usual, rule.unit)
-        before = self.gaps.highest()
-        age = self._age(before + usual)
-        norm, steepest = row.get(SAMPLER_GRAD_NORM, _NAN), self.norms.highest()
+        self.spread = spread if math.isfinite(spread) else 0.0
+        size = abs(gap) + self.spread
+        record, steepest = self.sizes.record(), self.norms.record()
+        norm = row.get(SAMPLER_GRAD_NORM, _NAN)
         steeper = norm >= steepest * math.exp(rule.steeper)
-        self._take(size, spread, usual, norm)
+        age = self._age(record)
+        self.norms.push(norm)
+        self._take(size, abs(row.get(_MEDIAN, 0.0)) / 10)
         overlap = row.get(_OVERLAP, 0.5)
         is_apart = min(overlap, 1 - overlap) < rule.apart
         growth = rule.growth if is_apart or steeper else rule.growth_alone
-        # The same as limits of |gap|; until the run has settled there is one alone.
-        start = rule.start if gap > 0 else rule.start_negative
-        self.warn_at, self.error_at, window = math.inf, start * self.start_unit, 0
-        if age >= rule.settle:
-            window = rule.window
-            self.warn_at = (before + unit) * math.exp(rule.warn) - unit
-            self.error_at = (before + unit) * math.exp(growth) - unit
+        if gap > 0 and self._absorbs(row):
+            growth = rule.lost
+        if is_settled := age >= rule.settle:
+            self.warn_at = (record + rule.unit) * math.exp(rule.warn) - rule.unit
+            self.error_at = (record + rule.unit) * math.exp(growth) - rule.unit
+        else:
+            start = rule.start if gap > 0 else rule.start_negative
+            self.warn_at, self.error_at = math.inf, start * self.start_unit + self.spread
         beta_star = row.get(BETA_STAR, _NAN)
-        if size >= self.error_at and self._absorbs(row):
-            self.error_at = rule.lost * unit
         if size >= self.error_at:
             level, limit, remedies = Level.ERROR, self.error_at, rule.remedies_error
         elif size >= self.warn_at:
             level, limit, remedies = Level.WARN, self.warn_at, rule.remedies_warn
         else:
-            return CALM if 2 * (size - before) < self.warn_at - before else NOT_CALM
-        limit = math.copysign(limit, gap)
-        return Reading(level, False, ENERGY_GAP, gap, limit, window, remedies.at(beta_star))
-
-    def _absorbs(self, row: Mapping[str, float]) -> bool:
-        """Never at beta* <= 0 or for a negative gap, nor where one of the numbers is unknown."""
-        overlap, tail = (
-            row.get(_OVERLAP, _NAN),
-            row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN),
-        )
-        depth = row.get(BETA_STAR, _NAN) * tail
-        return row[ENERGY_GAP] > 0 and overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
+            return CALM if 2 * (size - record) < self.warn_at - record else NOT_CALM
+        # Whichever is the larger part, and the limit of it where the other stays as it is.
+        tag, value, other = ENERGY_GAP, gap, self.spread
+        if abs(gap) < self.spread:
+            tag, value, other = _SPREAD, self.spread, abs(gap)
+        limit = math.copysign(max(0.0, limit - other), value)
+        window = rule.window if is_settled else 0
+        return Reading(level, False, tag, value, limit, window, remedies.at(beta_star))
 
     def limits(self) -> dict[str, Limits]:
         """Of the row read last."""
-        warn, error = min(self.warn_at, self.error_at), self.error_at
+        error = max(0.0, self.error_at - self.spread)
+        warn = min(max(0.0, self.warn_at - self.spread), error)
         return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
 
-    def _age(self, size: float) -> int:
-        """Steps since the run first came within a factor e of this size."""
-        if not math.isfinite(size) or not self.records:
-            return 0
-        first = bisect_left(self.records, size / math.e)
+    def _absorbs(self, row: Mapping[str, float]) -> bool:
+        """Never at beta* <= 0, nor where one of the numbers is unknown."""
+        overlap, highest = row.get(_OVERLAP, _NAN), row.get("f_neg/q95", _NAN)
+        depth = row.get(BETA_STAR, _NAN) * (highest - row.get("f_neg/min", _NAN))
+        return overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
+
+    def _age(self, record: float) -> int:
+        """Steps since the run came within a factor e of its record for the first time."""
+        first = bisect_left(self.records, record / math.e)
         return self.count - self.record_steps[first] if first < len(self.records) else 0
 
-    def _take(self, size: float, spread: float, usual: float, norm: float) -> None:
-        self.gaps.push(size)
-        if math.isfinite(norm):
-            self.norms.push(norm)
-        self.recent.append(spread)
-        if len(self.recent) > self.rule.spread_delay and math.isfinite(x := self.recent.pop(0)):
-            self.spreads.push(x)
-        if not self.records or size + usual > self.records[-1]:
-            self.records.append(size + usual)
+    def _take(self, size: float, median: float) -> None:
+        self.sizes.push(size)
+        if not self.records or size > self.records[-1]:
+            self.records.append(size)
             self.record_steps.append(self.count)
+        if not self.start_unit:
+            self.start_unit = max(1.0, size, median if math.isfinite(median) else 0.0)
         self.count += 1
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "gaps": list(self.gaps.values),
+            "sizes": list(self.sizes.values),
             "norms": list(self.norms.values),
-            "spreads": self.spreads.values(),
-            "recent": list(self.recent),
-            "start_unit": self.start_unit,
             "count": self.count,
             "records": list(self.records),
             "record_steps": list(self.record_steps),
+            "start_unit": self.start_unit,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        rule = self.rule
-        self.gaps = _Past(rule, [float(x) for x in state["gaps"]])
-        self.norms = _Past(rule, [float(x) for x in state["norms"]])
-        self.spreads = RollingWindow(rule.spread_window, state["spreads"])
-        self.recent = [float(x) for x in state["recent"]]
-        self.start_unit = float(state["start_unit"])
+        self.sizes = _Past(self.rule, [float(x) for x in state["sizes"]])
+        self.norms = _Past(self.rule, [float(x) for x in state["norms"]])
         self.count = int(state["count"])
         self.records = [float(x) for x in state["records"]]
         self.record_steps = [int(x) for x in state["record_steps"]]
+        self.start_unit = float(state["start_unit"])
