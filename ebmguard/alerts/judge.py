@@ -33,8 +33,9 @@ class Latch:
     observations in a row inside the tighter, calm band. In between the rule is active, and each
     level is reported once, but for an ERROR that has passed and comes again twice as large. An
     ERROR is reported at once, whether it opens the episode or escalates it. A WARN that opens a new
-    episode waits until ``cooldown`` observations have passed since the last report; if the episode is still going on by then, it is reported late rather than never.
-    An INFO belongs to no episode: it makes nothing active and is reported once.
+    episode waits until ``cooldown`` observations have passed since the last report; if the episode
+    is still going on by then, it is reported late rather than never. An INFO belongs to no episode:
+    it makes nothing active and is reported once.
     """
 
     calm_steps: int
