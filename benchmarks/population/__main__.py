@@ -23,7 +23,7 @@ from benchmarks.cells import write_page
 
 from .families import FAMILIES, LAST_FAMILIES, Run, population
 from .judged import Recorded, errors_of, load, verdict
-from .leave_out import judged_on_grid, leave_one_out
+from .leave_out import leave_one_out
 from .record import record
 from .tables import by_family, cause_of, detection, families_table, taken_back_table
 from .taken_back import REMEDIES, chosen_runs, file_name, take_back
@@ -73,7 +73,7 @@ def take_runs_back(arguments: argparse.Namespace) -> None:
     runs = chosen_runs(load(every_run(), ROWS), arguments.most)
     folder = RESULTS / "taken_back"
     tasks = [
-        (each.run, remedy, each.fate.death, folder)
+        (each, remedy, folder)
         for remedy in arguments.remedies or REMEDIES
         for each in runs
         if not (folder / file_name(each.run, remedy)).is_file()
@@ -88,7 +88,7 @@ def page(_: argparse.Namespace) -> None:
     errors = {each.run.name: errors_of(each) for each in recorded}
     shipped = {name: [alert.step for alert in alerts] for name, alerts in errors.items()}
     release = json.loads((HERE / "errors-release.json").read_text())
-    without = leave_one_out(judged_on_grid(first))
+    without = leave_one_out(first)
     columns = {
         "last release": verdicts_of(first, release),
         "shipped rules": verdicts_of(first, shipped),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BROKEN", "Fate", "Watch", "fate_of"]
+__all__ = ["BROKEN", "LEARNED", "LOST", "Fate", "Watch", "fate_of", "medians"]
 
 BROKEN = 1e3
 """|gap| from which a run has broken, in units of the spread of the data's energies before."""
@@ -59,8 +59,8 @@ class Fate:
 
     Attributes:
         name: "dead" (|gap| went out of all proportion and did not come back), "healthy" (it lived,
-            learned, ended within 10 points of its best skill, with a gap of some spreads of the data's
-            energies, and with samples that reach them), or "limping", all else.
+            learned, ended within 10 points of its best skill, with a gap of some spreads of the
+            data's energies, and with samples that reach them), or "limping", all else.
         death: the step at which a dead one broke.
         best, last: the highest and the last median of skill over 20 rows.
         steps: rows there are.
@@ -81,8 +81,14 @@ def medians(skill: Array, width: int = 20) -> Array:
     return found
 
 
-def fate_of(trace: dict[str, Any]) -> Fate:
-    """From its rows."""
+def fate_of(trace: Mapping[str, Any], least: float | None = None) -> Fate:
+    """From its rows.
+
+    Args:
+        trace: the numbers of the rows by tag.
+        least: the skill that a healthy run must have reached; None asks it of the whole run, to
+            have learned something.
+    """
     watch = Watch()
     columns: Sequence[Sequence[float]] = [trace[t].tolist() for t in ("energy_gap", "f_pos/std")]
     for gap, spread in zip(*columns, strict=True):
@@ -92,9 +98,10 @@ def fate_of(trace: dict[str, Any]) -> Fate:
     if watch.since is not None:
         return Fate("dead", watch.since, best, last, steps)
     first = float(trace["skill"][0])
+    learned = best - first >= min(LEARNED, (100 - first) / 2) if least is None else best >= least
+    is_well = learned and best - last < LOST
     gap = float(np.median(np.abs(trace["energy_gap"][-50:])))
     spread = max(1.0, float(np.median(trace["f_pos/std"][-50:])))
-    is_well = best - last < LOST and best - first >= min(LEARNED, (100 - first) / 2)
     overlap = float(np.median(trace["energy_overlap"][-50:]))
     is_well = is_well and gap < APART * spread and REACH < overlap < 1 - REACH
     return Fate("healthy" if is_well else "limping", None, best, last, steps)

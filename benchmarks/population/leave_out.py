@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
-from ebmguard.alerts import DEFAULT_RULES, GrowthRule, Rule
+from ebmguard.alerts import DEFAULT_RULES, GrowthRule, Level, Rule
 
 from .judged import Recorded, Verdict, errors_of, scores, verdict
 
 __all__ = ["GRID", "chosen", "leave_one_out"]
 
 GRID: dict[str, tuple[float, ...]] = {
-    "growth": (0.5, 0.7, 0.9, 1.1),
+    "growth": (0.6, 0.7, 0.8, 0.9, 1.1),
     "settle": (10, 20, 30),
     "lag": (5, 8, 12),
-    "start": (30.0, 100.0, 300.0),
+    "start": (50.0, 100.0, 200.0, 400.0),
 }
-"""What was tried of each threshold; without a witness growth is to be half a unit more."""
+"""What was tried of each threshold; without a witness growth is to be half a
+unit more, and a negative gap in a start 2.5 times as large."""
 _FALSE = 5.0  # what a healthy run with an ERROR costs, in dying runs found in time
 
 Point = tuple[float, ...]
 
 
-def rules_at(point: Mapping[str, Any]) -> tuple[Rule, ...]:
+def rules_at(point: Point) -> tuple[Rule, ...]:
     """The shipped rules with these thresholds."""
+    growth, settle, lag, start = point
     own = GrowthRule(
-        growth=point["growth"],
-        growth_alone=point["growth"] + 0.5,
-        warn=min(0.5, point["growth"]),
-        settle=int(point["settle"]),
-        lag=int(point["lag"]),
-        start=point["start"],
+        warn=min(GrowthRule.warn, growth),
+        growth=growth,
+        growth_alone=growth + 0.5,
+        settle=int(settle),
+        lag=int(lag),
+        start=start,
+        start_negative=2.5 * start,
     )
     return tuple(own if isinstance(rule, GrowthRule) else rule for rule in DEFAULT_RULES)
 
@@ -53,18 +55,23 @@ def worth(verdicts: Iterable[Verdict]) -> float:
 
 
 def judged_on_grid(runs: Sequence[Recorded]) -> dict[Point, list[Verdict]]:
-    """Every point of the grid on every run. Only the blow-up's rule differs."""
-    others = [rule for rule in DEFAULT_RULES if not isinstance(rule, GrowthRule)]
-    rest = [{alert.step for alert in errors_of(run, others)} for run in runs]
+    """Every point of the grid on every run: the rule of the blow-up alone, to choose by."""
     found = {}
     for point in itertools.product(*GRID.values()):
-        rule = rules_at(dict(zip(GRID, point, strict=True)))
-        own = [each for each in rule if isinstance(each, GrowthRule)]
-        found[point] = [
-            verdict(run, sorted(also | {alert.step for alert in errors_of(run, own)}))
-            for run, also in zip(runs, rest, strict=True)
-        ]
+        rule = next(rule for rule in rules_at(point) if isinstance(rule, GrowthRule))
+        found[point] = [verdict(run, onsets(run, rule)) for run in runs]
     return found
+
+
+def onsets(run: Recorded, rule: Rule) -> list[int]:
+    """The steps at which a rule reads ERROR and did not at the step before."""
+    watcher, steps, was_lost = rule.watcher(), [], False
+    for step, row in enumerate(run.rows):
+        is_lost = watcher.read(row).level is Level.ERROR
+        if is_lost and not was_lost:
+            steps.append(step)
+        was_lost = is_lost
+    return steps
 
 
 def _neighbours(point: Point) -> Iterator[Point]:
@@ -90,13 +97,13 @@ def chosen(grid: Mapping[Point, Sequence[Verdict]], without: str | None = None) 
     return max(worths, key=lambda point: (around(point), worths[point]))
 
 
-def leave_one_out(
-    grid: Mapping[Point, Sequence[Verdict]],
-) -> dict[str, tuple[Point, list[Verdict]]]:
-    """By family: the point chosen without it, and the verdicts of that point on it."""
-    families = sorted({v.family for v in next(iter(grid.values()))})
+def leave_one_out(runs: Sequence[Recorded]) -> dict[str, tuple[Point, list[Verdict]]]:
+    """By family: the point chosen without it, and what all rules at that point say of it."""
+    grid = judged_on_grid(runs)
     found = {}
-    for family in families:
+    for family in sorted({each.run.family for each in runs}):
         point = chosen(grid, without=family)
-        found[family] = point, [v for v in grid[point] if v.family == family]
+        own = [each for each in runs if each.run.family == family]
+        steps = [sorted({alert.step for alert in errors_of(each, rules_at(point))}) for each in own]
+        found[family] = point, [verdict(each, at) for each, at in zip(own, steps, strict=True)]
     return found

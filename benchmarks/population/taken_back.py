@@ -15,7 +15,7 @@ from ebmguard.errors import BudgetSpentError
 from ebmguard.recovery import Change, Recovery
 
 from .families import Run
-from .fates import fate_of
+from .fates import LOST, fate_of, medians
 from .judged import Recorded
 from .record import traced
 from .trainer import Trainer
@@ -50,11 +50,12 @@ REMEDIES: Mapping[str, Any] = {
 """Options of a trainer by name; each rollback applies the one change again."""
 
 
-def take_back(run: Run, remedy: str, death: int, folder: Path) -> dict[str, Any]:
-    """Train a run that died at a step, with rollbacks, for so long again; write what became of it.
+def take_back(watched: Recorded, remedy: str, folder: Path) -> dict[str, Any]:
+    """Train a run that died, with rollbacks and three times as long; write what became of it.
 
     It is judged by the rows of its last course.
     """
+    run, death = watched.run, watched.fate.death or 0
     torch.set_num_threads(1)
     began = time.perf_counter()
     trainer = Trainer(run, action="rollback", **REMEDIES[remedy](run))
@@ -72,7 +73,9 @@ def take_back(run: Run, remedy: str, death: int, folder: Path) -> dict[str, Any]
     except BudgetSpentError as error:
         ended = type(error).__name__
     trainer.guard.close()
-    fate = fate_of(traced(rows))
+    # Such a run may have had no time to learn much, but is to get to where it had been.
+    reached = float(medians(watched.trace["skill"][: death or None]).max())
+    fate = fate_of(traced(rows), max(reached - LOST, float(watched.trace["skill"][0]) + LOST / 2))
     found = {
         "run": run.name,
         "family": run.family,

@@ -53,8 +53,8 @@ class GrowthRule:
 
     name: str = "energy_blowup"
     warn: float = 0.5
-    growth: float = 0.7
-    growth_alone: float = 1.2
+    growth: float = 0.9
+    growth_alone: float = 1.4
     apart: float = 0.25
     steeper: float = 0.5
     settle: int = 20
