@@ -1,6 +1,6 @@
 """The population of runs: recorded, judged, taken back.
 
-python -m benchmarks.population record --out benchmarks/results/population
+    python -m benchmarks.population record --out benchmarks/results/population
 """
 
 from __future__ import annotations
