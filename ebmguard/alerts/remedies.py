@@ -74,7 +74,7 @@ class Situation:
         beta_star: the exponent; NaN where it is no single number.
         least, most: between which it can be put: a raise goes to half of the output scale at most,
             and a steered one stays within its bounds.
-        energy_gap: negative where samples lie above the data.
+        samples_above: whether samples lie above the data by more than its own spread.
         sgld_steps: of a sampler call.
         noise_std: of the sampler.
         learning_rate: the largest of the optimizer's.
@@ -84,7 +84,7 @@ class Situation:
     beta_star: float = math.nan
     least: float = -math.inf
     most: float = math.inf
-    energy_gap: float = math.nan
+    samples_above: bool = False
     sgld_steps: int | None = None
     noise_std: float | None = None
     learning_rate: float = math.nan
@@ -99,7 +99,7 @@ class Situation:
             Remedy.LOWER_BETA: beta_star <= max(0.0, self.least),
             Remedy.TOWARDS_ZERO: beta_star >= 0,
             Remedy.BELOW_ZERO: self.least >= 0,
-            Remedy.MORE_STEPS: self.energy_gap < 0,
+            Remedy.MORE_STEPS: self.samples_above,
             Remedy.FEWER_STEPS: self.sgld_steps == 1,
             Remedy.LESS_NOISE: self.noise_std == 0,
         }

@@ -96,9 +96,13 @@ class Actions:
     # -- alerts -----------------------------------------------------------------------------
 
     def situation(
-        self, trainer: Trainer, beta_star: float | None, most: float, gap: float = math.nan
+        self,
+        trainer: Trainer,
+        beta_star: float | None,
+        most: float,
+        numbers: Mapping[str, float] = {},
     ) -> Situation:
-        """What the run is like: β* (None: several), how far it may be raised, the energy gap."""
+        """What the run is like: β* (None: several), how far it may be raised, a row's numbers."""
         bounds = (-math.inf, math.inf) if self._steer is None else self._steer.bounds
         groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
         own = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]  # on the host
@@ -107,7 +111,7 @@ class Actions:
             beta_star=math.nan if beta_star is None else beta_star,
             least=bounds[0],
             most=min(most, bounds[1]),
-            energy_gap=gap,
+            samples_above=numbers.get("energy_gap", 0.0) < -numbers.get("f_pos/std", math.inf),
             sgld_steps=None if self._usual_steps is None else self.steps.steps,
             noise_std=trainer.noise_std,
             learning_rate=factor * max(own, default=math.nan),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -115,9 +114,8 @@ class Loop:
 
     def _advised(self, alert: Alert, row: StepRow) -> Alert:
         numbers = row.numbers if alert.member is None else row.members[alert.member]
-        beta_star, gap = numbers.get("beta_star"), numbers.get("energy_gap", math.nan)
-        most = self._strength.most_raised
-        now = self._actions.situation(self.trainer, beta_star, most, gap)
+        beta_star, most = numbers.get("beta_star"), self._strength.most_raised
+        now = self._actions.situation(self.trainer, beta_star, most, numbers)
         return self._actions.advised(alert, now)
 
     # -- a loss -----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ R = Remedy
         (R.LOWER_BETA, {"beta_star": 0.2, "least": 0.1}, {"beta_star": 0.1, "least": 0.1}),
         (R.TOWARDS_ZERO, {"beta_star": -0.1}, {"beta_star": 0.1}),
         (R.BELOW_ZERO, {"beta_star": 0.0}, {"beta_star": 0.5, "least": 0.1}),
-        (R.MORE_STEPS, {"energy_gap": 0.1}, {"energy_gap": -0.1}),
+        (R.MORE_STEPS, {"samples_above": False}, {"samples_above": True}),
         (R.FEWER_STEPS, {"sgld_steps": 2}, {"sgld_steps": 1}),
         (R.LESS_NOISE, {"noise_std": 0.01}, {"noise_std": 0.0}),
         (R.ROLL_BACK, {}, {"rolls_back": True}),
