@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError, DivergenceError
@@ -122,10 +122,10 @@ class _Memory:
                     self.causes[name] = lost[0]
             if is_told and level is not None and level > said.get(name, -1):
                 said[name] = level
-                cause = self.causes.get(name)
-                follows = cause if cause in lost else None
-                what = found[2:] if follows is None else (*found[2:-1], ())
-                alerts.append(Alert(name, level, step, *what, member, follows))
+                alert = Alert(name, level, step, *found[2:], member)
+                if self.causes.get(name) in lost:
+                    alert = replace(alert, remedies=(), follows=self.causes[name])
+                alerts.append(alert)
         return alerts
 
     def after_rollback(self) -> None:

@@ -192,8 +192,8 @@ def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
             "recovery_changes",
             "guard(recovery=)",
             f"A rollback cannot follow all of its changes here: {'; '.join(setup.not_followed)}.",
-            "what is left is passed over for the next: g.attach(sgld_steps=20, steps_argument=...) "
-            "and the right output_scale let it act, Recovery(ladder=...) names others.",
+            "g.attach(sgld_steps=20, steps_argument=...) where that is missing, or others by "
+            "Recovery(ladder=...): β* goes to half of the output scale at most.",
         )
     if on_gpu and torch.backends.cudnn.benchmark:
         yield info(

@@ -116,7 +116,7 @@ class Recovery:
                 elif now.beta_star * change.beta_star < 0:
                     yield f"{said} (never over to the other side of 0)"
                 elif change.beta_star > now.most:
-                    yield f"{said} (to {now.most:g} at most, half of the output scale)"
+                    yield f"{said} (to {now.most:g} at most)"
             if change.sgld_steps != 1 and now.sgld_steps is None:
                 yield f"SGLD steps x {change.sgld_steps:g} (their number is unknown)"
 

@@ -146,7 +146,8 @@ class Recoverer:
         if self.attempt >= settings.budget:
             raise BudgetSpentError(error, self.attempt)
         snapshots.disquiet(error.step)
-        last, relapse, condemned = self._restored, False, ()
+        last, relapse = self._restored, False
+        condemned: tuple[int, ...] = ()
         if last is not None:
             took, held = self._broke - last, error.step - last
             relapse = held <= max(settings.relapse_within, 2 * took)
@@ -185,7 +186,8 @@ class Recoverer:
             now: what the run is like at the step that comes next.
             knows_steps: whether the guard can change the number of SGLD steps.
         """
-        settings, changes = self.settings, {}
+        settings = self.settings
+        changes: dict[str, tuple[float, float]] = {}
         usual = trainer.sgld_steps if knows_steps else None
         own_rates = rates(trainer.optimizer)
         for change in self._rungs(restored.rollback.alert):

@@ -99,7 +99,7 @@ STEPS = {"sgld_steps": 20}
     [
         (STEPS, []),
         ({}, ["SGLD steps x 2 (their number is unknown)"]),
-        (STEPS | {"output_scale": 1.0}, ["beta_star -> 2 (to 0.5 at most, half of the output"]),
+        (STEPS | {"output_scale": 1.0}, ["beta_star -> 2 (to 0.5 at most)"]),
         (STEPS | {"output_scale": 1.0, "sampler_scale": 1.0}, []),
         (STEPS | {"beta_star": -0.5}, ["beta_star -> 2 (never over to the other side of 0)"]),
         (
@@ -109,7 +109,7 @@ STEPS = {"sgld_steps": 20}
         ({"recovery": Recovery(ladder=(Change(lr=0.5),))}, []),
         (
             {"recovery": Recovery(ladder=(Change(beta_star=2e4), Change(sgld_steps=3.0)))},
-            ["beta_star -> 20000 (to 10000 at most, half of the output", "SGLD steps x 3"],
+            ["beta_star -> 20000 (to 10000 at most)", "SGLD steps x 3"],
         ),
     ],
 )
