@@ -33,6 +33,7 @@ from .cells import commits, is_done, number, percent, read_json, run_cells, writ
 STEPS = 2000
 BUDGET = 5
 SEEDS = range(20)
+LADDER = (Change(beta_star=2), Change(sgld_steps=2), Change(beta_star=4, lr=0.5))
 POLICIES: dict[str, tuple[str, Recovery | None]] = {
     "none": ("no guard's action", None),
     "reseed": ("reseed only", Recovery(ladder=(Change(),), budget=BUDGET)),
@@ -40,7 +41,7 @@ POLICIES: dict[str, tuple[str, Recovery | None]] = {
     "steps": ("SGLD steps × 2", Recovery(ladder=(Change(sgld_steps=2),), budget=BUDGET)),
     "beta0.5": ("β* → 0.5", Recovery(ladder=(Change(beta_star=0.5),), budget=BUDGET)),
     "beta2": ("β* → 2", Recovery(ladder=(Change(beta_star=2),), budget=BUDGET)),
-    "default": ("the default ladder", Recovery(budget=BUDGET)),
+    "default": ("the default ladder", Recovery(ladder=LADDER, budget=BUDGET)),
 }
 LOST = 1e4
 # What counts as saved.

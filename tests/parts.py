@@ -241,6 +241,7 @@ class Script:
         counted: ``levels`` and ``active`` have the number of the judgement instead of the step. A
             judgement is a row with energies, and a rollback does not set the number back.
         active: rules that are said to be active.
+        remedies: of every alert.
     """
 
     rules = DEFAULT_RULES
@@ -252,7 +253,9 @@ class Script:
         *,
         counted: bool = False,
         active: Mapping[int, dict[str, Level]] | None = None,
+        remedies: Sequence[str] = ("one", "two"),
     ) -> None:
+        self.remedies = tuple(remedies)
         self.levels, self.rule, self.counted = dict(levels), rule, counted
         self.script = dict(active or {})
         self.seen: list[tuple[int, dict[str, float]]] = []
@@ -271,12 +274,15 @@ class Script:
         if at not in self.levels:
             return []
         level = self.levels[at]
-        return [Alert(self.rule, level, step, "energy_gap", 9.0, 1.0, 5, ("one", "two"))]
+        return [Alert(self.rule, level, step, "energy_gap", 9.0, 1.0, 5, self.remedies)]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def after_rollback(self) -> None:
         pass
 
 

@@ -8,7 +8,7 @@ from .judge import Judge, error_for
 from .limits import Bands
 from .median import Bound, MedianRule
 from .nonfinite import NonFiniteRule
-from .remedies import Remedies
+from .remedies import Remedies, Remedy, Situation
 from .rule import Limits, Reading, Rule, Watcher
 
 __all__ = [
@@ -25,7 +25,9 @@ __all__ = [
     "NonFiniteRule",
     "Reading",
     "Remedies",
+    "Remedy",
     "Rule",
+    "Situation",
     "Watcher",
     "error_for",
 ]

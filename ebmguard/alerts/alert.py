@@ -33,9 +33,12 @@ class Alert:
         limit: the nearest value at which the rule would have reported the same level.
         window: number of past observations that the limit rests on, or for which the value stayed
             out of range; 0 where the rule needs no past.
-        remedies: the two likeliest remedies, likeliest first.
+        remedies: the two likeliest remedies that the run allows, likeliest first; there may be one
+            or none. :class:`~ebmguard.alerts.Judge` alone, which knows no run, gives all.
         member: which model of an ensemble, counted along the flattened model dimensions from 0;
             None where the alert is of a single model or of the ensemble as a whole.
+        follows: the rule whose ERROR was going on when this trouble began; such an alert has no
+            remedies of its own.
     """
 
     rule: str
@@ -45,28 +48,30 @@ class Alert:
     value: float
     limit: float
     window: int
-    remedies: tuple[str, str]
+    remedies: tuple[str, ...] = ()
     member: int | None = None
+    follows: str | None = None
 
     @property
     def message(self) -> str:
         """The alert in words."""
         past = f" over the last {self.window} steps" if self.window else ""
         where = f"step {self.step}" + ("" if self.member is None else f", member {self.member}")
-        return (
-            f"{self.level.name} {self.rule} at {where}: {self.tag} = {self.value:.4g} "
-            f"(limit {self.limit:.4g}{past}). "
-            f"Likeliest remedies: {self.remedies[0]}; {self.remedies[1]}."
-        )
+        what = f"{self.tag} = {self.value:.4g} (limit {self.limit:.4g}{past})."
+        help_ = f" Likeliest remedies: {'; '.join(self.remedies)}." if self.remedies else ""
+        if self.follows is not None:
+            help_ = f" Follows {self.follows}."
+        return f"{self.level.name} {self.rule} at {where}: {what}{help_}"
 
     def record(self) -> dict[str, Any]:
-        """The alert as a plain dict with its message; ``member`` is there for members only.
+        """The alert as a plain dict with its message; without ``member`` or ``follows`` if None.
 
         ``value`` and ``limit`` stay floats, which JSON may lack a number for: see the sinks.
         """
-        record = asdict(self) | {"level": self.level.name, "remedies": list(self.remedies)}
-        if self.member is None:
-            del record["member"]
+        record = asdict(self) | {"level": self.level.name, "remedies": [*map(str, self.remedies)]}
+        for name in ("member", "follows"):
+            if record[name] is None:
+                del record[name]
         return record | {"message": self.message}
 
     @classmethod
@@ -77,8 +82,10 @@ class Alert:
             ConfigError: if a field is missing or has a value that no alert has.
         """
         try:
-            first, second = record["remedies"]
-            member = record.get("member")
+            remedies = record["remedies"]
+            if isinstance(remedies, str) or len(remedies) > 2:
+                raise ValueError(f"remedies={remedies!r}; expected a list of two or fewer")
+            member, follows = record.get("member"), record.get("follows")
             return cls(
                 rule=str(record["rule"]),
                 level=Level[record["level"]],
@@ -87,8 +94,9 @@ class Alert:
                 value=float(record["value"]),
                 limit=float(record["limit"]),
                 window=int(record["window"]),
-                remedies=(str(first), str(second)),
+                remedies=tuple(map(str, remedies)),
                 member=None if member is None else int(member),
+                follows=None if follows is None else str(follows),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(

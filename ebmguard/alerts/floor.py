@@ -82,6 +82,9 @@ class _FloorWatcher:
         level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
         return Reading(level, False, tag, value, rule.floor, self.count, remedies)
 
+    def after_rollback(self) -> None:
+        self.count = 0
+
     def state_dict(self) -> dict[str, Any]:
         return {"source": self.source, "count": self.count}
 

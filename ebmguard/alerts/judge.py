@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError, DivergenceError
@@ -105,6 +105,8 @@ class _Memory:
         self.rules = {
             rule.name: (rule.watcher(), Latch(rule.calm_steps, rule.cooldown)) for rule in rules
         }
+        # Of the rules whose trouble began while another one was in ERROR, that one.
+        self.causes: dict[str, str] = {}
         # The step observed last, its row, the state before it, and what was returned of it.
         self.step: int | None = None
         self.row: Mapping[str, float] = {}
@@ -125,17 +127,36 @@ class _Memory:
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
             what = "scaler/skipped", skipped, 0.0, 0, remedies
             alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
+        lost = [name for name, (_, latch) in self.rules.items() if latch.active is Level.ERROR]
+        lost.sort(key=self.causes.__contains__)  # a consequence is named last
         for name, (watcher, latch) in self.rules.items():
             found = watcher.read(row)
-            level = found.level
-            if latch.update(found) and level is not None and level > said.get(name, -1):
+            level, is_new = found.level, latch.active is None
+            is_told = latch.update(found)
+            if is_new:
+                self.causes.pop(name, None)
+                if level is not None and lost:
+                    self.causes[name] = lost[0]
+            if is_told and level is not None and level > said.get(name, -1):
                 said[name] = level
-                alerts.append(Alert(name, level, step, *found[2:], member))
+                alert = Alert(name, level, step, *found[2:], member)
+                if self.causes.get(name) in lost:
+                    alert = replace(alert, remedies=(), follows=self.causes[name])
+                alerts.append(alert)
         return alerts
+
+    def after_rollback(self) -> None:
+        for watcher, _ in self.rules.values():
+            if hasattr(watcher, "after_rollback"):
+                watcher.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            name: {"watcher": watcher.state_dict(), "latch": latch.state_dict()}
+            name: {
+                "watcher": watcher.state_dict(),
+                "latch": latch.state_dict(),
+                "follows": self.causes.get(name),
+            }
             for name, (watcher, latch) in self.rules.items()
         }
 
@@ -150,8 +171,12 @@ class _Memory:
             try:
                 watcher.load_state_dict(state[name]["watcher"])
                 latch.load_state_dict(state[name]["latch"])
+                cause = state[name]["follows"]
             except (KeyError, TypeError, ValueError) as error:
                 raise _damaged(f"state of rule {name!r}", error) from error
+            self.causes.pop(name, None)
+            if cause is not None:
+                self.causes[name] = str(cause)
 
 
 def _damaged(what: str, error: Exception) -> ConfigError:
@@ -217,7 +242,8 @@ class Judge:
         Called again with the step of the call before, as where losses are accumulated, the row is
         that of the step so far: it replaces the earlier one in the memory of the rules, and an
         alert that was returned for this step comes again only at a higher level. A row, or a
-        member's, that is the same object as in the call before is taken as unchanged.
+        member's, that is the same object as in the call before is taken as unchanged. What begins
+        while another rule is in ERROR follows from that: ``Alert.follows``.
 
         Args:
             step: the step the row belongs to.
@@ -242,6 +268,11 @@ class Judge:
         for i, (memory, each) in enumerate(zip(self._members, members, strict=True)):
             alerts += memory.observe(step, each, i)
         return alerts
+
+    def after_rollback(self) -> None:
+        """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
+        for memory in (self._shared, *self._members):
+            memory.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""

@@ -1,4 +1,4 @@
-"""The remedies, in the field's words. Numbers live in :mod:`.defaults`.
+"""The remedies, in the field's words, and which of them make sense for a run as it is.
 
 What helps depends on the sign of beta*: at 0 the weights are uniform and absorb nothing; below 0
 the sampler over-shoots, and a vanishing GradScale means that negatives are *too* likely.
@@ -6,69 +6,161 @@ the sampler over-shoots, and a vanishing GradScale means that negatives are *too
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
-__all__ = ["Remedies"]
+__all__ = ["Remedies", "Remedy", "Situation", "contradict", "move_of"]
 
-Pair = tuple[str, str]
 
-_ROLL_BACK = "roll back to the last good snapshot"
-_ABOVE_ZERO = "train with beta_star above 0 (try 2)"
-_LOWER_LR = "lower the learning rate"
-_MORE_STEPS = "more SGLD steps"
-_MORE_NEGATIVES = "more negatives per step"
-_TOWARDS_ZERO = "move beta_star towards 0"
+class Remedy(StrEnum):
+    """What helps; the value is the phrase. A rollback knows what to change by the same names."""
+
+    ROLL_BACK = "roll back to the last good snapshot"
+    LOWER_LR = "lower the learning rate"
+    RAISE_BETA = "raise beta_star"
+    LOWER_BETA = "lower beta_star"
+    BELOW_ZERO = "a lower beta_star, below 0"
+    TOWARDS_ZERO = "move beta_star towards 0"
+    MORE_STEPS = "more SGLD steps"
+    FEWER_STEPS = "fewer SGLD steps"
+    FINER_STEPS = "a smaller SGLD step size"
+    LONGER_STEPS = "a larger SGLD step size"
+    MORE_NOISE = "more noise"
+    LESS_NOISE = "less noise"
+    MORE_NEGATIVES = "more negatives per step"
+    FEWER_NEGATIVES = "fewer negatives per step"
+    LARGER_BUFFER = "a larger replay buffer"
+    MORE_FRESH = "raise the reinitialisation rate (JEM: 0.05)"
+    FRESH_STARTS = "draw fresh start points"
+    LOOK_AT_SAMPLER = "look for a sampler that returns what it kept, or takes steps of size 0"
+    WIDER_CLAMP = "a wider clamp, or none as in JEM"
+
+
+# What a remedy moves, and in which direction.
+_MOVES: dict[str, tuple[str, int]] = {
+    Remedy.RAISE_BETA: ("beta_star", 1),
+    Remedy.TOWARDS_ZERO: ("beta_star", 1),  # from below
+    Remedy.LOWER_BETA: ("beta_star", -1),
+    Remedy.BELOW_ZERO: ("beta_star", -1),
+    Remedy.MORE_STEPS: ("steps", 1),
+    Remedy.FEWER_STEPS: ("steps", -1),
+    Remedy.LONGER_STEPS: ("step size", 1),
+    Remedy.FINER_STEPS: ("step size", -1),
+    Remedy.MORE_NOISE: ("noise", 1),
+    Remedy.LESS_NOISE: ("noise", -1),
+    Remedy.MORE_NEGATIVES: ("negatives", 1),
+    Remedy.FEWER_NEGATIVES: ("negatives", -1),
+}
+
+
+def move_of(remedy: str) -> tuple[str, int] | None:
+    """What a remedy moves, and 1 for up or -1 for down; None where it has no opposite."""
+    return _MOVES.get(remedy)
+
+
+def contradict(one: str, other: str) -> bool:
+    """Whether two remedies move the same thing in opposite directions."""
+    a, b = move_of(one), move_of(other)
+    return a is not None and b is not None and a[0] == b[0] and a[1] != b[1]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a run is like at a step; NaN and None are what nobody knows.
+
+    Attributes:
+        beta_star: the exponent; NaN where it is no single number.
+        least, most: between which it can be put: a raise goes to half of the output scale at most,
+            and a steered one stays within its bounds.
+        samples_above: whether samples lie above the data by more than its own spread.
+        sgld_steps: of a sampler call.
+        noise_std: of the sampler.
+        learning_rate: the largest of the optimizer's.
+        rolls_back: whether the guard does so by itself.
+    """
+
+    beta_star: float = math.nan
+    least: float = -math.inf
+    most: float = math.inf
+    samples_above: bool = False
+    sgld_steps: int | None = None
+    noise_std: float | None = None
+    learning_rate: float = math.nan
+    rolls_back: bool = False
+
+    def allows(self, remedy: str) -> bool:
+        """Whether a remedy makes sense here, be it done by the guard or by a person."""
+        beta_star = self.beta_star
+        forbidden: dict[str, bool] = {
+            Remedy.ROLL_BACK: self.rolls_back,
+            Remedy.RAISE_BETA: beta_star >= self.most,
+            Remedy.LOWER_BETA: beta_star <= max(0.0, self.least),
+            Remedy.TOWARDS_ZERO: beta_star >= 0,
+            Remedy.BELOW_ZERO: self.least >= 0,
+            Remedy.MORE_STEPS: self.samples_above,
+            Remedy.FEWER_STEPS: self.sgld_steps == 1,
+            Remedy.LESS_NOISE: self.noise_std == 0,
+        }
+        return not forbidden.get(remedy, False)
+
+    def is_like(self, other: Iterable[float]) -> bool:
+        """Whether nothing that advice moves has changed by more than a tenth since then."""
+        pairs = zip(self.moved, other, strict=True)
+        return all(math.isclose(a, b, rel_tol=0.1) for a, b in pairs)
+
+    @property
+    def moved(self) -> tuple[float, ...]:
+        """β*, SGLD steps and learning rate, 0 where unknown."""
+        known = self.beta_star, float(self.sgld_steps or 0), self.learning_rate
+        return tuple(x if math.isfinite(x) else 0.0 for x in known)
 
 
 @dataclass(frozen=True)
 class Remedies:
-    """The two likeliest remedies, likeliest first, by the sign of beta*."""
+    """What helps, likeliest first and as many as there are, by the sign of beta*."""
 
-    zero: Pair
-    positive: Pair
-    negative: Pair
+    zero: tuple[str, ...]
+    positive: tuple[str, ...]
+    negative: tuple[str, ...]
 
-    def at(self, beta_star: float) -> Pair:
-        """The pair for this beta*; an unknown (NaN) beta* counts as positive."""
+    def at(self, beta_star: float) -> tuple[str, ...]:
+        """Those for this beta*; an unknown (NaN) beta* counts as positive."""
         if beta_star == 0:
             return self.zero
         return self.negative if beta_star < 0 else self.positive
 
 
-def _always(first: str, second: str) -> Remedies:
-    return Remedies((first, second), (first, second), (first, second))
+def _always(*remedies: Remedy) -> Remedies:
+    return Remedies(remedies, remedies, remedies)
 
 
-NONFINITE = _always(_ROLL_BACK, _LOWER_LR)
-# Of what the field uses, these two held on every seed (docs/results/remedies.md): not another seed
-# alone, gradient clipping or smooth activations; a third of the learning rate held on most.
-_RAISE = ("raise beta_star", _MORE_STEPS)
-_BACK_AND_RAISE = (f"{_ROLL_BACK} and raise beta_star", _MORE_STEPS)
-BLOWUP_WARN = Remedies((_ABOVE_ZERO, _MORE_STEPS), _RAISE, _RAISE)
-BLOWUP_ERROR = Remedies(
-    (f"{_ROLL_BACK} and {_ABOVE_ZERO}", _MORE_STEPS), _BACK_AND_RAISE, _BACK_AND_RAISE
-)
+_R = Remedy
+NONFINITE = _always(_R.ROLL_BACK, _R.LOWER_LR)
+# Of what the field uses, a higher beta* and more steps held on every seed
+# (docs/results/remedies.md): not another seed alone, gradient clipping or smooth activations; a
+# third of the learning rate held on most.
+BLOWUP_WARN = _always(_R.RAISE_BETA, _R.LOWER_LR, _R.MORE_STEPS)
+BLOWUP_ERROR = _always(_R.ROLL_BACK, _R.RAISE_BETA, _R.LOWER_LR, _R.MORE_STEPS)
 SAMPLER = Remedies(
-    zero=(_MORE_STEPS, "a smaller SGLD step size"),
-    positive=(_MORE_STEPS, "lower beta_star"),
-    negative=("fewer SGLD steps", _TOWARDS_ZERO),
+    zero=(_R.MORE_STEPS, _R.FINER_STEPS, _R.LOWER_LR),
+    positive=(_R.MORE_STEPS, _R.LOWER_BETA, _R.LOWER_LR),
+    negative=(_R.FEWER_STEPS, _R.TOWARDS_ZERO, _R.LOWER_LR),
 )
 WEIGHTS = Remedies(
-    zero=(_MORE_STEPS, _MORE_NEGATIVES),
-    positive=("lower beta_star", _MORE_NEGATIVES),
-    negative=(_TOWARDS_ZERO, _MORE_NEGATIVES),
+    zero=(_R.MORE_STEPS, _R.MORE_NEGATIVES),
+    positive=(_R.LOWER_BETA, _R.MORE_NEGATIVES),
+    negative=(_R.TOWARDS_ZERO, _R.MORE_NEGATIVES),
 )
-HUNG = _always(
-    "look for a sampler that returns what it kept, or takes steps of size 0",
-    "draw fresh start points",
-)
+HUNG = _always(_R.LOOK_AT_SAMPLER, _R.FRESH_STARTS)
 OVERSHOOT = Remedies(
-    zero=("fewer SGLD steps or a smaller step size", "a negative beta_star"),
-    positive=("fewer SGLD steps or a smaller step size", "lower beta_star, below 0 if need be"),
-    negative=("fewer SGLD steps or a smaller step size", "a more negative beta_star"),
+    zero=(_R.FEWER_STEPS, _R.BELOW_ZERO, _R.FINER_STEPS),
+    positive=(_R.FEWER_STEPS, _R.LOWER_BETA, _R.FINER_STEPS),
+    negative=(_R.FEWER_STEPS, _R.BELOW_ZERO, _R.FINER_STEPS),
 )
-CROWDED = _always("a larger replay buffer", "fewer negatives per step")
-OLD = _always("raise the reinitialisation rate (JEM: 0.05)", "a larger replay buffer")
-SATURATED = _always("a smaller SGLD step size", "a wider clamp, or none as in JEM")
-TOO_LONG = _always("a smaller SGLD step size", "more noise")
-TOO_SHORT = _always("a larger SGLD step size", "less noise")
+CROWDED = _always(_R.LARGER_BUFFER, _R.FEWER_NEGATIVES)
+OLD = _always(_R.MORE_FRESH, _R.LARGER_BUFFER)
+SATURATED = _always(_R.FINER_STEPS, _R.WIDER_CLAMP)
+TOO_LONG = _always(_R.FINER_STEPS, _R.MORE_NOISE)
+TOO_SHORT = _always(_R.LONGER_STEPS, _R.LESS_NOISE)

@@ -22,8 +22,10 @@ class Reading(NamedTuple):
         level: None while nothing is wrong.
         calm: whether the statistics are inside the tighter band that ends an episode; None where
             the row does not tell.
-        tag, value, limit, window, remedies: as in :class:`~ebmguard.Alert`; only meaningful with a
-            level.
+        tag, value, limit, window: as in :class:`~ebmguard.Alert`; only meaningful with a level.
+        remedies: what helps, likeliest first and as many as there are: of
+            :class:`~ebmguard.alerts.Remedy`, or words. An alert gets the first two that the run
+            allows, and a rollback tries their changes in this order.
     """
 
     level: Level | None
@@ -32,7 +34,7 @@ class Reading(NamedTuple):
     value: float = math.nan
     limit: float = math.nan
     window: int = 0
-    remedies: tuple[str, str] = ("", "")
+    remedies: tuple[str, ...] = ()
 
 
 CALM, NOT_CALM, UNKNOWN = Reading(None, True), Reading(None, False), Reading(None, None)
@@ -61,7 +63,8 @@ class Watcher(Protocol):
     """The memory of one rule.
 
     With ``limits() -> Mapping[str, Limits]`` it has a moving band drawn in reports: the limits by
-    tag that held for the row read last.
+    tag that held for the row read last. With ``after_rollback()`` it is told that the run was taken
+    back, and its state with it: a count of steps out of range then starts anew.
     """
 
     def read(self, row: Mapping[str, float]) -> Reading:

@@ -31,6 +31,7 @@ class Setup:
         has_sinks: whether rows are written anywhere.
         is_distributed: whether several ranks train, and whether the guard joins their samples.
         models: number of model dimensions of an ensemble.
+        not_followed: in words, what a rollback would change but cannot in this run.
         example: a batch of inputs to try the model on.
     """
 
@@ -48,4 +49,5 @@ class Setup:
     is_distributed: bool = False
     joins_ranks: bool = False
     models: int = 0
+    not_followed: tuple[str, ...] = ()
     example: Tensor | None = None

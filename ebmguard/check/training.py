@@ -187,6 +187,14 @@ def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
             f"Not attached, so not taken back: {', '.join(unknown)}.",
             f"g.attach({_arguments(unknown)}), those that there are.",
         )
+    if setup.not_followed:
+        yield info(
+            "recovery_changes",
+            "guard(recovery=)",
+            f"A rollback cannot follow all of its changes here: {'; '.join(setup.not_followed)}.",
+            "g.attach(sgld_steps=20, steps_argument=...) where that is missing, or others by "
+            "Recovery(ladder=...): β* goes to half of the output scale at most.",
+        )
     if on_gpu and torch.backends.cudnn.benchmark:
         yield info(
             "nondeterministic",

@@ -23,7 +23,8 @@ _log = logging.getLogger("ebmguard")
 
 _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
-_KEYS = {"step", "ranks", "state", "recovery"}
+_KEYS = {"version", "step", "ranks", "state", "recovery"}
+_VERSION = 2
 # What a file that is not what was written may raise when it is read.
 _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, RuntimeError, ValueError)
 
@@ -58,7 +59,13 @@ class Archive:
             torch.cuda.synchronize()
         save_durably(
             self._own / f"snapshot-{step:08d}.pt",
-            {"step": step, "ranks": self._ranks.count, "state": state, "recovery": recovery},
+            {
+                "version": _VERSION,
+                "step": step,
+                "ranks": self._ranks.count,
+                "state": state,
+                "recovery": recovery,
+            },
         )
         self.saved = step
         self._ranks.from_all(step)  # killed before that, they go on from what they all had
@@ -119,7 +126,7 @@ class Archive:
         for _, path in reversed([x for x in found if before is None or x[0] < before]):
             try:
                 snapshot = load_durably(path)
-                if set(snapshot) != _KEYS:
+                if set(snapshot) != _KEYS or snapshot["version"] != _VERSION:
                     raise ConfigError(f"{path}: not a snapshot of this version")
                 return snapshot
             except ConfigError as problem:

@@ -17,6 +17,7 @@ __all__ = [
     "poisoned_rows",
     "purge",
     "random_state",
+    "rates",
     "reseed",
     "restore_random_state",
 ]
@@ -127,6 +128,12 @@ def purge(samples: Tensor, generator: torch.Generator, classes: int = 1) -> int:
             own[bad] = own[healthy[chosen.to(own.device)]]
             count += replaced
     return count
+
+
+def rates(optimizer: Optimizer | None) -> list[float]:
+    """The learning rates of an optimizer's groups that have one, read on the host."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    return [float(group["lr"]) for group in groups if group.get("lr") is not None]
 
 
 class LearningRate:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from ..alerts import Alert
+from ..alerts import Alert, Remedy, Situation
 from ..errors import ConfigError
 
-__all__ = ["Change", "Recovery", "Rollback"]
+__all__ = ["BY_CAUSE", "FALLBACK", "Change", "Recovery", "Rollback"]
 
 
 @dataclass(frozen=True)
@@ -18,18 +19,21 @@ class Change:
     """What one rollback changes in the run, or all of them so far, beside the random numbers.
 
     Attributes:
-        beta_star: β* from then on, wherever the run's is lower and not on the other side of 0; None
-            leaves it.
+        beta_star: β* from then on, wherever the run's is lower and not on the other side of 0, but
+            half of the output scale at most; None leaves it.
         sgld_steps: factor on the number of SGLD steps.
         lr: factor on the learning rate, on top of any scheduler.
+        beta_factor: factor on β*, before ``beta_star`` raises it.
     """
 
     beta_star: float | None = None
     sgld_steps: float = 1.0
     lr: float = 1.0
+    beta_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, value in (("sgld_steps", self.sgld_steps), ("lr", self.lr)):
+        for name in ("sgld_steps", "lr", "beta_factor"):
+            value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"Change: {name}={value!r}; expected a positive factor.")
         if self.beta_star is not None and not (math.isfinite(self.beta_star) and self.beta_star):
@@ -38,8 +42,18 @@ class Change:
             )
 
 
-# Reseeding alone relapses, and a lower learning rate freezes the run (docs/recovery.md).
-_LADDER = (Change(beta_star=2.0), Change(sgld_steps=2.0), Change(beta_star=4.0, lr=0.5))
+BY_CAUSE = {
+    Remedy.LOWER_LR: Change(lr=1 / 3),
+    Remedy.RAISE_BETA: Change(beta_star=2.0),
+    Remedy.LOWER_BETA: Change(beta_factor=0.5),
+    Remedy.TOWARDS_ZERO: Change(beta_factor=0.5),
+    Remedy.MORE_STEPS: Change(sgld_steps=2.0),
+    Remedy.FEWER_STEPS: Change(sgld_steps=0.5),
+}
+"""What a rollback changes for a remedy of the alert."""
+
+FALLBACK = (Remedy.RAISE_BETA, Remedy.LOWER_LR, Remedy.MORE_STEPS)
+"""What is tried after those, in this order."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +61,29 @@ class Recovery:
     """Settings of ``action="rollback"``. The defaults are those measured in docs/recovery.md.
 
     Attributes:
-        ladder: the n-th rollback applies the n-th change, and the last one again from then on.
-            Changes add up. One that this run cannot follow (SGLD steps that the guard does not
-            know) is passed over for the next.
+        ladder: None changes what the alert's cause asks for: the change of its likeliest remedy
+            that has been tried least since the run was last healthy, then those of
+            :data:`FALLBACK`, but never the opposite of what was advised or tried. Otherwise the
+            n-th rollback applies the n-th change, and the last one again from then on. Changes add
+            up. One that this run cannot follow (SGLD steps that the guard does not know) is passed
+            over for the next.
         budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.
         reseed: go on with other random numbers.
         purge: replace rows of the replay buffer that are not finite, or lie far outside the others.
         every: steps between snapshots.
         certify_after: quiet steps after which a snapshot counts as good. Longer than the rules need
             to notice.
-        relapse_within: an ERROR so few steps after a restore condemns the snapshot that was used,
-            and the next restore goes deeper.
+        relapse_within: an ERROR so few steps after a restore is a relapse, as is one within twice
+            the steps from where the run was taken back to where it had broken. Unless the run has
+            come farther than it had, the snapshot that was used is condemned, and the next restore
+            goes deeper.
         keep: certified snapshots that are kept, in ages that grow by factors.
         folder: certified snapshots are also written there, for a run whose process dies; of several
             ranks each into a folder of its own in it. None keeps them in memory alone.
         folder_every: steps between these.
     """
 
-    ladder: tuple[Change, ...] = _LADDER
+    ladder: tuple[Change, ...] | None = None
     budget: int = 5
     reseed: bool = True
     purge: bool = True
@@ -76,15 +95,37 @@ class Recovery:
     folder_every: int = 1000
 
     def __post_init__(self) -> None:
-        if not self.ladder or not all(isinstance(each, Change) for each in self.ladder):
-            raise ConfigError("Recovery: ladder= takes at least one Change(...).")
-        object.__setattr__(self, "ladder", tuple(self.ladder))
+        if self.ladder is not None:
+            if not self.ladder or not all(isinstance(each, Change) for each in self.ladder):
+                raise ConfigError("Recovery: ladder= takes at least one Change(...), or None.")
+            object.__setattr__(self, "ladder", tuple(self.ladder))
         for name in ("budget", "every", "certify_after", "relapse_within", "keep", "folder_every"):
             value, least = getattr(self, name), int(name not in ("budget", "relapse_within"))
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
                     f"Recovery: {name}={value!r}; expected a whole number, {least} or more."
                 )
+
+    def not_followed(self, now: Situation) -> Iterator[str]:
+        """In words, what of its changes a run cannot follow."""
+        for change in self.ladder or [BY_CAUSE[remedy] for remedy in FALLBACK]:
+            if change.beta_star is not None:
+                said = f"beta_star -> {change.beta_star:g}"
+                if math.isnan(now.beta_star):
+                    yield f"{said} (it is no single number)"
+                elif now.beta_star * change.beta_star < 0:
+                    yield f"{said} (never over to the other side of 0)"
+                elif change.beta_star > now.most:
+                    yield f"{said} (to {now.most:g} at most)"
+            if change.sgld_steps != 1 and now.sgld_steps is None:
+                yield f"SGLD steps x {change.sgld_steps:g} (their number is unknown)"
+
+
+_WORDS = {
+    "lr": "learning rate",
+    "largest_lr": "largest learning rate",
+    "sgld_steps": "SGLD steps",
+}
 
 
 @dataclass(frozen=True)
@@ -100,7 +141,8 @@ class Rollback:
         relapse: whether the previous restore had not held.
         condemned: steps of the snapshots that were given up for it.
         budget_left: further rollbacks before the run ends.
-        changes: name to values before and after.
+        changes: ``beta_star``, ``sgld_steps``, ``lr`` (of parameter groups that differ
+            ``largest_lr``) to their values before and after.
         reseeded: number of random generators that were.
         purged_rows: rows of the replay buffer that were replaced.
     """
@@ -122,7 +164,10 @@ class Rollback:
         """The rollback in words."""
         why = f"{self.alert.rule} ({self.alert.tag} = {self.alert.value:.4g})"
         again = ", a relapse" if self.relapse else ""
-        changed = [f"{name} {old:g} -> {new:g}" for name, (old, new) in self.changes.items()]
+        changed = [
+            f"{_WORDS.get(name, name)} {old:.3g} -> {new:.3g}"
+            for name, (old, new) in self.changes.items()
+        ]
         changed += ["new random numbers"] if self.reseeded else []
         changed += [f"{self.purged_rows} buffer rows replaced"] if self.purged_rows else []
         kind = "" if self.certified else "uncertified "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from ..alerts import Alert, Level
+from ..alerts import Alert, Level, Situation
+from ..alerts.remedies import contradict
+from ..alerts.statistics import RollingWindow
 from ..errors import BudgetSpentError, ConfigError
 from ..ranks import Ranks
+from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
 from .archive import Archive
-from .changes import LearningRate, purge, reseed
-from .policy import Change, Recovery, Rollback
+from .changes import LearningRate, purge, rates, reseed
+from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
 from .snapshots import Snapshot, Snapshots
 from .state import buffer_rows, capture, check_complete, generators_of, restore
 
@@ -25,8 +29,14 @@ __all__ = ["Recoverer", "Restored"]
 
 _log = logging.getLogger("ebmguard")
 
-# Rules of a blow-up under way. The states of others may last, and a run in them needs snapshots.
-_UNSETTLING = ("nonfinite", "energy_blowup")
+# Rules of a run that is being lost. What others tell of may last, and such a run needs snapshots.
+_UNSETTLING = ("nonfinite", "energy_blowup", "sampler_failing")
+
+# Medians of GradScale over so many steps before a snapshot, and over those that certify it, from
+# which on it counts as good: that at which the rule ``sampler_failing`` is calm.
+_STEPS_BEFORE = 20
+_SETTLED = 0.2
+_STATE = {"attempt", "rung", "tried", "restored", "broke", *vars(Change())}
 
 
 class Restored(NamedTuple):
@@ -59,10 +69,30 @@ class Recoverer:
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
         self._rung = 0
+        self._tried: list[str] = []  # remedies, since the run was last healthy
+        # The steps of the last rollback's snapshot and of its ERROR.
         self._restored: int | None = None
-        self._snapshots = Snapshots(settings.keep, settings.certify_after)
+        self._broke = 0
+        self._forget()
         self._has_begun = False
         self._rate = LearningRate()
+
+    def _forget(self) -> None:
+        self._snapshots = Snapshots(self.settings.keep, self.settings.certify_after)
+        self._forget_scales()
+
+    def _forget_scales(self) -> None:
+        self._before = RollingWindow(_STEPS_BEFORE)
+        self._since = RollingWindow(self.settings.certify_after)
+
+    def read(self, row: Mapping[str, float]) -> None:
+        """Take the row of a step that is over: GradScale says whether negatives compete."""
+        value = row.get(GRAD_SCALE, math.nan)
+        if row.get(BETA_STAR, math.nan) == 0:
+            self._forget_scales()  # the weights say nothing
+        elif math.isfinite(value):
+            self._before.push(value)
+            self._since.push(value)
 
     @property
     def snapshot_steps(self) -> list[int]:
@@ -89,7 +119,7 @@ class Recoverer:
         ):
             snapshots.disquiet(judged - 1)
             return False
-        for ripe in snapshots.certify(judged):
+        for ripe in snapshots.certify(judged, settled=_is_settled(self._since)):
             if self._archive is not None and self._archive.is_due(ripe.step):
                 self._archive.write(ripe.step, ripe.state, self.state_dict())
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
@@ -97,7 +127,8 @@ class Recoverer:
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
         state = capture(trainer, guard_state, self._snapshots.spare())
-        self._snapshots.waiting.append(Snapshot(step, state))
+        settled = _is_settled(self._before)
+        self._snapshots.waiting.append(Snapshot(step, state, settled=settled))
 
     def restore(self, step: int, trainer: Trainer, error: Alert) -> Restored:
         """Put the run back to the newest snapshot that is to be trusted.
@@ -115,16 +146,23 @@ class Recoverer:
         if self.attempt >= settings.budget:
             raise BudgetSpentError(error, self.attempt)
         snapshots.disquiet(error.step)
-        last = self._restored
-        relapse = last is not None and step - last <= settings.relapse_within
-        condemned = snapshots.condemn(last) if last is not None and relapse else ()
+        last, relapse = self._restored, False
+        condemned: tuple[int, ...] = ()
+        if last is not None:
+            took, held = self._broke - last, error.step - last
+            relapse = held <= max(settings.relapse_within, 2 * took)
+            if held <= max(settings.relapse_within, took):  # it has not come farther
+                condemned = snapshots.condemn(last)
+        if not relapse:
+            self._tried.clear()
         snapshot = snapshots.best()
         if snapshot is None:
             raise BudgetSpentError(error, self.attempt, nothing_to_go_back_to=True)
         restore(trainer, snapshot.state)
         snapshots.restart_from(snapshot)
         self.attempt += 1
-        self._restored = snapshot.step
+        self._restored, self._broke = snapshot.step, error.step
+        self._forget_scales()
         rollback = Rollback(
             alert=error,
             step=step - 1,
@@ -138,18 +176,25 @@ class Recoverer:
         return Restored(rollback, snapshot.state["guard"])
 
     def change(
-        self, restored: Restored, trainer: Trainer, beta_star: float | None, *, knows_steps: bool
+        self, restored: Restored, trainer: Trainer, now: Situation, *, knows_steps: bool
     ) -> Rollback:
         """Change the run that was put back, so that it does not take the same course again.
 
         Args:
             restored: what :meth:`restore` returned.
             trainer: as for it.
-            beta_star: β* of the step that comes next; None where it is no single number.
+            now: what the run is like at the step that comes next.
             knows_steps: whether the guard can change the number of SGLD steps.
         """
         settings = self.settings
-        changes = self._climb(beta_star, knows_steps)
+        changes: dict[str, tuple[float, float]] = {}
+        usual = trainer.sgld_steps if knows_steps else None
+        own_rates = rates(trainer.optimizer)
+        for change in self._rungs(restored.rollback.alert):
+            changes, self.effect = self._applied(change, now, usual, own_rates)
+            if changes or change == Change():
+                break
+        self._rate.factor = self.effect.lr
         reseeded = reseed(self.attempt, generators_of(trainer)) if settings.reseed else 0
         rows, purged = buffer_rows(trainer), 0
         if settings.purge and rows is not None:
@@ -166,25 +211,57 @@ class Recoverer:
             _log.warning(rollback.message)
         return rollback
 
-    def _climb(self, beta_star: float | None, knows_steps: bool) -> dict[str, tuple[float, float]]:
-        """Apply the next rung that changes something here, or is meant to change nothing."""
-        ladder, now = self.settings.ladder, self.effect
-        while True:
-            change = ladder[min(self._rung, len(ladder) - 1)]
-            self._rung += 1
-            found: dict[str, tuple[float, float]] = {}
-            to = change.beta_star
-            # Raised, but never to the other side of 0, where all is reversed.
-            if beta_star is not None and to is not None and beta_star < to and beta_star * to >= 0:
-                found["beta_star"] = (beta_star, to)
-            if change.sgld_steps != 1 and knows_steps:
-                found["sgld_steps"] = (now.sgld_steps, now.sgld_steps * change.sgld_steps)
-            if change.lr != 1:
-                found["lr"] = (now.lr, now.lr * change.lr)
-            if found or change == Change() or self._rung >= len(ladder):
-                self.effect = replace(now, **{name: after for name, (_, after) in found.items()})
-                self._rate.factor = self.effect.lr
-                return found
+    def _rungs(self, alert: Alert) -> Iterator[Change]:
+        """The changes to try in turn, until one changes something here."""
+        ladder = self.settings.ladder
+        if ladder is not None:
+            first = min(self._rung, len(ladder) - 1)
+            for change in ladder[first:]:
+                self._rung += 1
+                yield change
+            return
+        causes = [remedy for remedy in BY_CAUSE if remedy in alert.remedies]
+        causes.sort(key=alert.remedies.index)
+        before = [*causes, *self._tried]
+        order = [
+            remedy
+            for remedy in dict.fromkeys((*causes, *FALLBACK))
+            if not any(contradict(remedy, other) for other in before)
+        ]
+        for remedy in sorted(order, key=self._tried.count):
+            self._tried.append(str(remedy))
+            yield BY_CAUSE[remedy]
+
+    def _applied(
+        self, change: Change, now: Situation, usual: int | None, own_rates: list[float]
+    ) -> tuple[dict[str, tuple[float, float]], Change]:
+        """What a change does to the run, in values before and after, and all changes with it."""
+        found: dict[str, tuple[float, float]] = {}
+        before, star, effect = self.effect, now.beta_star, self.effect
+        if change.beta_factor != 1 and math.isfinite(star):
+            star = max(star * change.beta_factor, now.least)
+            least = None if before.beta_star is None else before.beta_star * change.beta_factor
+            factor = before.beta_factor * change.beta_factor
+            effect = replace(effect, beta_star=least, beta_factor=factor)
+        if change.beta_star is not None:
+            raised = min(change.beta_star, now.most)
+            # Never to the other side of 0, where all is reversed.
+            if star < raised and star * raised >= 0:
+                star = raised
+                effect = replace(effect, beta_star=raised)
+        if math.isfinite(star) and star != now.beta_star:
+            found["beta_star"] = (now.beta_star, star)
+        if usual is not None:
+            factors = before.sgld_steps, before.sgld_steps * change.sgld_steps
+            old, new = (max(1, round(usual * factor)) for factor in factors)
+            if new != old:
+                found["sgld_steps"] = (float(old), float(new))
+                effect = replace(effect, sgld_steps=factors[1])
+        if change.lr != 1 and own_rates:
+            name = "lr" if len(set(own_rates)) == 1 else "largest_lr"
+            found[name] = (max(own_rates) * before.lr, max(own_rates) * before.lr * change.lr)
+            effect = replace(effect, lr=before.lr * change.lr)
+        return found, effect if found else before
 
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
         """Write the run as a rollback has left it, for a process that dies soon after."""
@@ -223,17 +300,34 @@ class Recoverer:
         return {
             "attempt": self.attempt,
             "rung": self._rung,
+            "tried": list(self._tried),
             "restored": self._restored,
+            "broke": self._broke,
             **vars(self.effect),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: it is of another version.
+        """
+        if set(state) != _STATE:
+            raise ConfigError(
+                f"Not a recovery's state of this version: expected the keys "
+                f"{', '.join(sorted(_STATE))}; got {', '.join(sorted(map(str, state)))}."
+            )
         self.attempt, self._rung = int(state["attempt"]), int(state["rung"])
-        self._restored = state["restored"]
-        self.effect = Change(state["beta_star"], float(state["sgld_steps"]), float(state["lr"]))
+        self._restored, self._broke = state["restored"], int(state["broke"])
+        self._tried = list(state["tried"])
+        self.effect = Change(**{name: state[name] for name in vars(self.effect)})
         self._rate.factor = self.effect.lr
-        self._snapshots = Snapshots(self.settings.keep, self.settings.certify_after)
+        self._forget()
         self._has_begun = True
         if self._archive is not None:
             self._archive.saved = None
+
+
+def _is_settled(scales: RollingWindow) -> bool:
+    """Whether GradScale was healthy, or is unknown."""
+    return not len(scales) or scales.median() >= _SETTLED

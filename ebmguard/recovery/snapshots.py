@@ -16,11 +16,13 @@ class Snapshot:
         step: the step that comes next.
         state: what :func:`.state.capture` returned.
         certified: it has been followed by enough quiet steps.
+        settled: GradScale was healthy before it.
     """
 
     step: int
     state: dict[str, Any]
     certified: bool = False
+    settled: bool = True
 
 
 @dataclass(eq=False)
@@ -49,10 +51,19 @@ class Snapshots:
             self._spare = dropped.state
         del self.waiting[kept:]
 
-    def certify(self, step: int) -> list[Snapshot]:
-        """Certify what has been quiet for long enough by ``step``; return the new ones."""
+    def certify(self, step: int, *, settled: bool = True) -> list[Snapshot]:
+        """Certify what has been quiet for long enough by ``step``; return the new ones.
+
+        Those are dropped before which, or after which (``settled``), GradScale was too low.
+        """
         count = self._ripe(step)
-        ripe, self.waiting = self.waiting[:count], self.waiting[count:]
+        ripe = [each for each in self.waiting[:count] if settled and each.settled]
+        # The first one stays as the last resort here too.
+        last_resort = self.waiting[: int(not (ripe or self.certified) and count > 0)]
+        for each in self.waiting[:count]:
+            if each not in (*ripe, *last_resort):
+                self._spare = each.state
+        self.waiting = last_resort + self.waiting[count:]
         for each in ripe:
             each.certified = True
             self.certified.append(each)
@@ -67,12 +78,10 @@ class Snapshots:
         return self.waiting[0] if self.waiting else None
 
     def condemn(self, step: int) -> tuple[int, ...]:
-        """Drop the snapshots from ``step`` on, unless nothing else is left; return their steps."""
-        older = [each for each in self.certified if each.step < step]
-        if not older:
-            return ()
-        condemned = self.certified[len(older) :]
-        self.certified = older
+        """Drop the snapshots from ``step`` on, but for the oldest of all; return their steps."""
+        kept = sum(each.step < step for each in self.certified) or 1
+        condemned = self.certified[kept:]
+        del self.certified[kept:]
         return tuple(each.step for each in condemned)
 
     def restart_from(self, snapshot: Snapshot) -> None:

@@ -113,7 +113,7 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
                 entry.rule,
                 f"step {alert['step']:,}",
                 f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g}).",
-                "; ".join(entry.remedies) + ".",
+                ("; ".join(entry.remedies) or f"that of {alert.get('follows', 'others')}") + ".",
             )
 
 
@@ -159,7 +159,7 @@ def _of_medians(run: RecordedRun) -> Iterator[Problem]:
         tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
         value = _late(run, tag, bound.window)
         if value > bound.limit if bound.side == "above" else value < bound.limit:
-            remedies = list(bound.remedies.at(beta_star))
+            remedies = list(bound.remedies.at(beta_star)[:2])
             spread = _late(run, "f_neg/std", bound.window)
             if bound.tag == "ess" and beta_star > 0 and spread > 0:
                 remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
@@ -204,7 +204,7 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
                 f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
                 + (", to the end" if still else "")
                 + ": no negative was competitive, and the generative part stood still.",
-                "; ".join(rule.remedies.at(beta_star)) + ".",
+                "; ".join(rule.remedies.at(beta_star)[:2]) + ".",
             )
 
 

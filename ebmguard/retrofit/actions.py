@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..alerts import Alert, Level
+from ..alerts import Alert, Level, Situation
+from ..alerts.remedies import move_of
 from ..errors import ConfigError
-from ..recovery import Recoverer
+from ..recovery import Recoverer, Rollback
 from ..steering import AdaptiveSteps, BetaController, StepsController
 from ..trainer import Trainer
 from .rows import StepRow
@@ -67,6 +70,8 @@ class Actions:
         self._steps: StepsController | None = None
         self._steer = steer
         self._usual_steps: int | None = None
+        # What was advised: in which direction, and what the run was like.
+        self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}
 
     def attach(self, trainer: Trainer) -> None:
         """Take what is attached; before any hook that looks at the optimizer after its step."""
@@ -90,8 +95,52 @@ class Actions:
 
     # -- alerts -----------------------------------------------------------------------------
 
+    def situation(
+        self,
+        trainer: Trainer,
+        beta_star: float | None,
+        most: float,
+        numbers: Mapping[str, float] = {},
+    ) -> Situation:
+        """What the run is like: β* (None: several), how far it may be raised, a row's numbers."""
+        bounds = (-math.inf, math.inf) if self._steer is None else self._steer.bounds
+        groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
+        own = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]  # on the host
+        factor = 1.0 if self.recoverer is None else self.recoverer.effect.lr
+        return Situation(
+            beta_star=math.nan if beta_star is None else beta_star,
+            least=bounds[0],
+            most=min(most, bounds[1]),
+            samples_above=numbers.get("energy_gap", 0.0) < -numbers.get("f_pos/std", math.inf),
+            sgld_steps=None if self._usual_steps is None else self.steps.steps,
+            noise_std=trainer.noise_std,
+            learning_rate=factor * max(own, default=math.nan),
+            rolls_back=self.recoverer is not None,
+        )
+
+    def advised(self, alert: Alert, now: Situation) -> Alert:
+        """An alert with the first two of its remedies that make sense in this run.
+
+        Of what contradicts earlier advice none does, until the run has changed.
+        """
+        chosen: list[str] = []
+        for remedy in alert.remedies:
+            move = move_of(remedy)
+            if len(chosen) < 2 and now.allows(remedy):
+                if move is not None:
+                    what = move[0] if alert.member is None else f"{move[0]} of {alert.member}"
+                    direction, then = self._advised.get(what, (0, ()))
+                    if direction == -move[1] and now.is_like(then):
+                        continue
+                    if direction != move[1] or not now.is_like(then):
+                        self._advised[what] = move[1], now.moved
+                chosen.append(remedy)
+        return replace(alert, remedies=tuple(chosen))
+
     def observe(self, row: StepRow, alerts: Sequence[Alert]) -> None:
         """Keep the alerts of a row, and steer by the row once its step is over."""
+        if row.is_over and self.recoverer is not None:
+            self.recoverer.read(row.numbers)
         self.alerts += alerts
         errors = [alert for alert in alerts if alert.level is Level.ERROR]
         if self._acts and self._pending is None and errors:
@@ -122,12 +171,14 @@ class Actions:
     # -- what the run is to do now ----------------------------------------------------------
 
     @property
-    def beta_star(self) -> tuple[float | None, float | None]:
-        """β* as it is steered, or else the least that rollbacks have made of it; None: neither."""
+    def beta_star(self) -> tuple[float | None, float | None, float]:
+        """β* as it is steered; else the least that rollbacks have made of it, and their factor."""
         if self._steer is not None:
-            return self._steer.value, None
+            return self._steer.value, None, 1.0
+        if self.recoverer is None:
+            return None, None, 1.0
         # A schedule that has come further than a rollback has put β* goes on.
-        return None, None if self.recoverer is None else self.recoverer.effect.beta_star
+        return None, self.recoverer.effect.beta_star, self.recoverer.effect.beta_factor
 
     @property
     def steps(self) -> SgldSteps:
@@ -172,22 +223,29 @@ class Actions:
 
     # -- rollbacks --------------------------------------------------------------------------
 
-    def after_rollback(self) -> None:
+    def after_rollback(self, rollback: Rollback) -> None:
         """Take β* to where rollbacks have put it; an older snapshot knows nothing of them."""
-        least = None if self.recoverer is None else self.recoverer.effect.beta_star
-        if self._steer is not None and least is not None and self._steer.value < least:
-            self._steer.move_to(least)
+        if self._steer is None or self.recoverer is None:
+            return
+        _, value = rollback.changes.get("beta_star", (0.0, self._steer.value))
+        least = self.recoverer.effect.beta_star
+        value = value if least is None else max(value, least)
+        if value != self._steer.value:
+            self._steer.move_to(value)
 
     def steering_state(self) -> dict[str, Any]:
         """The part of the state that a rollback takes back."""
         return {
             "steps": None if self._steps is None else self._steps.state_dict(),
             "beta": None if self._steer is None else self._steer.state_dict(),
+            "advised": {what: [way, *then] for what, (way, then) in self._advised.items()},
         }
 
     def load_steering(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`steering_state` returned; what was pending is of a lost course."""
         self._pending = None
+        advised = state["advised"].items()
+        self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}
         if self._steps is not None and state["steps"] is not None:
             self._steps.load_state_dict(state["steps"])
         if self._steer is not None and state["beta"] is not None:

@@ -26,7 +26,7 @@ from .settings import check_told
 
 __all__ = ["Guard"]
 
-_STATE_VERSION = 5
+_STATE_VERSION = 6
 
 
 class Guard(Loop):
@@ -296,6 +296,7 @@ class Guard(Loop):
             )
         settings, strength = self._settings, self._strength_at(self.step)
         in_group = dist.is_available() and dist.is_initialized()
+        recovery = None if self._actions.recoverer is None else self._actions.recoverer.settings
         setup = Setup(
             trainer=self.trainer,
             model=self.trainer.model,
@@ -311,6 +312,7 @@ class Guard(Loop):
             is_distributed=in_group and dist.get_world_size() > 1,
             joins_ranks=settings.process_group is not None,
             models=len(settings.models),
+            not_followed=() if recovery is None else tuple(recovery.not_followed(self._situation)),
             example=example,
         )
         return find_problems(setup)
@@ -353,7 +355,7 @@ class Guard(Loop):
             ConfigError: not the state of a guard of this version.
         """
         keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "measure", "judge"}
-        keys |= {"recovery", "steps", "beta"}
+        keys |= {"recovery", "steps", "beta", "advised"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
             raise ConfigError(
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..alerts import Alert, Judge, Level, error_for
+from ..alerts import Alert, Judge, Level, Situation, error_for
 from ..energies import check_energies
 from ..errors import LossError, SamplerError
 from ..recovery import Recoverer
@@ -84,10 +84,11 @@ class Loop:
 
     def _strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
-        exactly, at_least = self._actions.beta_star
-        asked = step, exactly, at_least
+        exactly, at_least, times = self._actions.beta_star
+        asked = step, exactly, at_least, times
         if self._now is None or self._now[0] != asked:
-            self._now = asked, self._strength.at(step, exactly=exactly, at_least=at_least)
+            now = self._strength.at(step, exactly=exactly, at_least=at_least, times=times)
+            self._now = asked, now
         return self._now[1]
 
     # -- a row ------------------------------------------------------------------------------
@@ -101,7 +102,8 @@ class Loop:
             self.last, self.members = row.numbers, row.members
             alerts: list[Alert] = []
             if row.is_news:
-                alerts = self._judge.observe(row.step, row.numbers, row.members)
+                found = self._judge.observe(row.step, row.numbers, row.members)
+                alerts = [self._advised(alert, row) for alert in found]
                 level = max((alert.level for alert in alerts), default=Level.INFO)
                 self._rows.note({"alert_level": float(level)}, row)
             self._actions.observe(row, alerts)
@@ -109,6 +111,12 @@ class Loop:
             if row.is_over:
                 self._writer.write(row.step, row.numbers, row.samples)
             self._actions.report(alerts)
+
+    def _advised(self, alert: Alert, row: StepRow) -> Alert:
+        numbers = row.numbers if alert.member is None else row.members[alert.member]
+        beta_star, most = numbers.get("beta_star"), self._strength.most_raised
+        now = self._actions.situation(self.trainer, beta_star, most, numbers)
+        return self._actions.advised(alert, now)
 
     # -- a loss -----------------------------------------------------------------------------
 
@@ -253,13 +261,19 @@ class Loop:
         _write_the_rest(self._rows, self._writer)  # rows of steps that are taken back
         restored = recoverer.restore(step, self.trainer, error)
         self._load_own_state(restored.guard_state)
-        beta_star = single_number(self._strength_at(self._rows.step).beta_star)
+        self._judge.after_rollback()
         rollback = recoverer.change(
-            restored, self.trainer, beta_star, knows_steps=actions.asks_steps
+            restored, self.trainer, self._situation, knows_steps=actions.asks_steps
         )
-        actions.after_rollback()
+        actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self._own_state())
         self._writer.write_recovery(rollback.record())
+
+    @property
+    def _situation(self) -> Situation:
+        """What the run is like at the step that comes next. Read on the host: between steps."""
+        beta_star = single_number(self._strength_at(self._rows.step).beta_star)
+        return self._actions.situation(self.trainer, beta_star, self._strength.most_raised)
 
     # -- the state --------------------------------------------------------------------------
 

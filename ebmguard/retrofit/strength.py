@@ -125,8 +125,19 @@ class Strength:
         """Whether the sampler's side is defined at all (otherwise it is left as it is)."""
         return self.output_scale is not None or self.sampler_scale is not None
 
+    @property
+    def most_raised(self) -> float:
+        """To which β* may be raised: half of the output scale, where the sampler follows it."""
+        follows = self.output_scale is not None and self.sampler_scale is None
+        return self.output_scale / 2 if follows and self.output_scale else math.inf
+
     def at(
-        self, step: int, *, exactly: float | None = None, at_least: float | None = None
+        self,
+        step: int,
+        *,
+        exactly: float | None = None,
+        at_least: float | None = None,
+        times: float = 1.0,
     ) -> StrengthAt:
         """The values that sampler and loss of this step share. Asks every schedule once.
 
@@ -134,8 +145,11 @@ class Strength:
             step: passed to the schedules.
             exactly: β* instead of the schedule's.
             at_least: β* where the schedule's is a lower number.
+            times: factor on the schedule's number, before that.
         """
         star = self._beta_star(step) if exactly is None else exactly
+        if times != 1 and exactly is None and not isinstance(star, tuple):
+            star = star * times
         if at_least is not None and not isinstance(star, tuple):
             star = max(star, at_least) if isinstance(star, float) else star.clamp(min=at_least)
         models = model_dimensions(star)

@@ -74,14 +74,16 @@ def marker_tag(record: Record) -> str:
 def alert_markdown(record: Record) -> str:
     """A heading, a table of the numbers and the remedies of an ``Alert.record()``."""
     remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
+    advice = f"Likeliest remedies:\n\n{remedies}\n" if remedies else ""
+    if "follows" in record:
+        advice = f"Follows {record['follows']}.\n"
     member = f", member {record['member']}" if "member" in record else ""
     return (
         f"**{record['level']} {record['rule']}** at step {record['step']}{member}\n\n"
         "| diagnostic | value | limit | window |\n"
         "|---|---|---|---|\n"
         f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
-        f"| {record['window']} |\n\n"
-        f"Likeliest remedies:\n\n{remedies}\n"
+        f"| {record['window']} |\n\n{advice}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ebmguard.alerts import Alert, Level
+from ebmguard.alerts import Alert, Level, Remedy
 from ebmguard.errors import ConfigError
 
 ALERT = Alert(
@@ -53,11 +53,31 @@ def test_non_finite_numbers_stay_floats_in_a_record():
 
 
 @pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        ({"remedies": (Remedy.LOWER_LR, "x")}, " Likeliest remedies: lower the learning rate; x."),
+        ({"remedies": ("x",)}, " Likeliest remedies: x."),
+        ({"remedies": ()}, ""),
+        ({"remedies": (), "follows": "nonfinite"}, " Follows nonfinite."),
+        ({"remedies": (), "follows": "nonfinite", "member": 2}, " Follows nonfinite."),
+    ],
+)
+def test_what_helps_in_words_and_through_a_record(change, end):
+    alert = replace(ALERT, **change)
+    assert alert.message.endswith("(limit 3.163 over the last 64 steps)." + end)
+    record = json.loads(json.dumps(alert.record()))
+    assert Alert.from_record(record) == alert
+    assert ("follows" in record) == ("follows" in change)
+    assert all(type(text) is str for text in alert.record()["remedies"])
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"level": "BAD"},
         {"step": "x"},
-        {"remedies": ["one"]},
+        {"remedies": ["one", "two", "three"]},
+        {"remedies": "one"},
         {"remedies": 3},
         {"value": None},
         {"member": "x"},

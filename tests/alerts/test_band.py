@@ -219,19 +219,12 @@ def test_heavy_tails_do_not_make_errors():
 
 
 @pytest.mark.parametrize(
-    ("beta_star", "gap", "words"),
-    [
-        (0.0, 1.6, ("train with beta_star above 0", "more SGLD steps")),
-        (2.0, 1.6, ("raise beta_star", "more SGLD steps")),
-        (0.0, 9.0, ("roll back to the last good snapshot and train", "more SGLD steps")),
-        (2.0, 9.0, ("roll back to the last good snapshot and raise", "more SGLD steps")),
-    ],
+    ("gap", "first"), [(1.6, "raise beta_star"), (9.0, "roll back to the last good snapshot")]
 )
-def test_the_remedies_follow_level_and_beta(beta_star, gap, words):
-    surge = make_row(energy_gap=gap, beta_star=beta_star, f_neg__min=3.5)
-    (alert,) = run([*noise(50), surge])
-    for remedy, start in zip(alert.remedies, words, strict=True):
-        assert remedy.startswith(start)
+def test_the_remedies_follow_the_level(gap, first):
+    (alert,) = run([*noise(50), make_row(energy_gap=gap, f_neg__min=3.5)])
+    assert alert.remedies[0] == first
+    assert "lower the learning rate" in alert.remedies
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

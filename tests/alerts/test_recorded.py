@@ -75,7 +75,7 @@ def test_a_starved_run_fails_by_grad_scale_after_a_patience():
     recorded = excerpt("starved")
     failing = [a for a in alerts_of(recorded) if a.rule == "sampler_failing"]
     assert [(a.level, a.step) for a in failing] == [(Level.WARN, 275), (Level.ERROR, 455)]
-    assert failing[0].remedies == ("more SGLD steps", "lower beta_star")
+    assert failing[0].remedies[:2] == ("more SGLD steps", "lower beta_star")
     degenerate = [a for a in alerts_of(recorded) if a.rule == "weights_degenerate"]
     assert [(a.level, a.tag) for a in degenerate] == [(Level.WARN, "ess")]
 

@@ -118,7 +118,7 @@ def test_a_sampler_that_all_but_maximises_f_overshoots():
     run = train(step_size=5.0, noise_std=0.01, steps=120)
     (alert,) = [a for a in run.alerts if a.rule == "overshoot"]
     assert (alert.tag, alert.level) == ("energy_overlap", Level.WARN)
-    assert alert.remedies == ("fewer SGLD steps or a smaller step size", "a negative beta_star")
+    assert alert.remedies == ("fewer SGLD steps", "a lower beta_star, below 0")
 
 
 def test_a_buffer_smaller_than_the_draw_repeats_its_chains():

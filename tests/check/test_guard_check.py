@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ebmguard import Level, guard
+from ebmguard import Level, Recovery, guard
 from ebmguard.errors import ConfigError
+from ebmguard.recovery import Change
 from ebmguard.samplers import ReplayBuffer
 from tests.parts import Energy, Memory, langevin
 
@@ -71,6 +72,7 @@ def test_before_anything_is_attached():
         "no_sinks",
         "no_output_scale",
         "rollback_incomplete",
+        "recovery_changes",
     }
 
 
@@ -87,6 +89,36 @@ def test_before_anything_is_attached():
 def test_strength(options, name):
     g, _ = make(**options)
     assert names(g) == ({name} if name else set())
+
+
+STEPS = {"sgld_steps": 20}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (STEPS, []),
+        ({}, ["SGLD steps x 2 (their number is unknown)"]),
+        (STEPS | {"output_scale": 1.0}, ["beta_star -> 2 (to 0.5 at most)"]),
+        (STEPS | {"output_scale": 1.0, "sampler_scale": 1.0}, []),
+        (STEPS | {"beta_star": -0.5}, ["beta_star -> 2 (never over to the other side of 0)"]),
+        (
+            STEPS | {"beta_star": None, "beta_stars": [0.5, 1.0], "sampler_scale": 1.0},
+            ["beta_star -> 2 (it is no single number)"],
+        ),
+        ({"recovery": Recovery(ladder=(Change(lr=0.5),))}, []),
+        (
+            {"recovery": Recovery(ladder=(Change(beta_star=2e4), Change(sgld_steps=3.0)))},
+            ["beta_star -> 20000 (to 10000 at most)", "SGLD steps x 3"],
+        ),
+    ],
+)
+def test_changes_of_a_rollback_that_cannot_be_followed(options, said):
+    g, _ = make(action="rollback", **options)
+    found = [problem for problem in g.check() if problem.name == "recovery_changes"]
+    assert len(found) == bool(said)
+    assert all(part in found[0].what for part in said)
+    assert all(problem.severity is Level.INFO for problem in found)
 
 
 def test_averaged_exponents():

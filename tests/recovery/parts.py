@@ -19,8 +19,14 @@ from tests.runs import frozen, randomness
 class Scripted(Script):
     """Fires when the judgements, counted over all attempts, reach a number; calm otherwise."""
 
-    def __init__(self, errors: Sequence[int], active: Mapping[int, dict[str, Level]] = {}) -> None:
-        super().__init__(dict.fromkeys(errors, Level.ERROR), counted=True, active=active)
+    def __init__(
+        self,
+        errors: Sequence[int],
+        active: Mapping[int, dict[str, Level]] = {},
+        remedies: Sequence[str] = (),
+    ) -> None:
+        levels = dict.fromkeys(errors, Level.ERROR)
+        super().__init__(levels, counted=True, active=active, remedies=remedies)
 
 
 class Run:

@@ -70,7 +70,11 @@ def test_the_policy_changes_what_it_says() -> None:
     run_until(run, 60)
     first, second = run.guard.rollbacks
     assert first.changes == {"beta_star": (0.5, 2.0)}
-    assert second.changes == {"sgld_steps": (1.0, 2.0), "lr": (1.0, 0.25)}
+    (steps,), (lr,) = ([second.changes[x]] for x in ("sgld_steps", "lr"))
+    assert steps == (3.0, 6.0)
+    assert lr[1] == pytest.approx(lr[0] / 4)
+    assert lr[0] in [1e-2 * 0.9**n for n in range(10)]  # the scheduler's, as it was there
+    assert f"SGLD steps 3 -> 6, learning rate {lr[0]:.3g} -> {lr[1]:.3g}" in second.message
     assert run.guard.last["beta_star"] == 2.0
     assert run.sgld_steps[:13] == [3] * 13
     assert run.sgld_steps[-1] == 6
@@ -208,12 +212,13 @@ class Average:
 
 def test_a_snapshot_that_is_restored_twice_gives_the_same_twice() -> None:
     settings = {**SAME, **QUICK, "every": 12, "relapse_within": 0}
-    run = Run(Recovery(**settings), detector=Scripted([18, 21]))
+    # The second comes more than twice as late as the first: no relapse.
+    run = Run(Recovery(**settings), detector=Scripted([18, 33]))
     counter, average = Counter(), Average()
     run.model.add_module("counter", counter)
     run.guard.attach(ema=average)
     found: list[tuple[Any, ...]] = []
-    for _ in range(22):
+    for _ in range(34):
         run.step()
         if len(run.guard.rollbacks) > len(found):
             assert average.y.tolist() == average.x.tolist()
@@ -311,7 +316,7 @@ def test_steering_goes_on_from_the_changes_so_far() -> None:
     run_until(run, 30)
     assert [each.changes for each in run.guard.rollbacks] == [
         {"beta_star": (0.5, 2.0)},
-        {"sgld_steps": (1.0, 2.0)},
+        {"sgld_steps": (3.0, 6.0)},
     ]
     assert run.guard.last["beta_star"] == 2.0
 
@@ -331,12 +336,13 @@ def test_adaptive_steps_keep_a_rollbacks_number_through_a_checkpoint() -> None:
     ("beta_star", "changes"),
     [
         (torch.tensor(0.5), {"beta_star": (0.5, 2.0)}),
-        (-0.5, {"sgld_steps": (1.0, 2.0)}),  # never over to the side where all is reversed
+        (-0.5, {"sgld_steps": (3.0, 6.0)}),  # never over to the side where all is reversed
         (lambda step: 0.125 * step, {"beta_star": (1.0, 2.0)}),  # as it is where the run goes on
     ],
 )
 def test_beta_star_is_raised_where_it_is_lower(beta_star: Any, changes: dict[str, Any]) -> None:
-    run = Run(Recovery(**QUICK), detector=Scripted([12]), beta_star=beta_star)
+    ladder = Change(beta_star=2.0), Change(sgld_steps=2.0)
+    run = Run(Recovery(ladder=ladder, **QUICK), detector=Scripted([12]), beta_star=beta_star)
     run_until(run, 20)
     assert run.guard.rollbacks[0].changes == changes
 
@@ -419,7 +425,9 @@ def test_settings_out_of_range(settings: dict[str, Any]) -> None:
         Recovery(**settings)
 
 
-@pytest.mark.parametrize("change", [{"lr": 0.0}, {"sgld_steps": -1.0}, {"beta_star": 0.0}])
+@pytest.mark.parametrize(
+    "change", [{"lr": 0.0}, {"sgld_steps": -1.0}, {"beta_star": 0.0}, {"beta_factor": -0.5}]
+)
 def test_changes_out_of_range(change: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="Change"):
         Change(**change)

@@ -202,6 +202,13 @@ def test_alerts_with_their_own_remedies(tmp_path):
     assert "fired 2 times" in problems[1].what
 
 
+def test_an_alert_that_follows_another_names_it(tmp_path):
+    what = "ess", 0.05, 0.1, 50
+    after = Alert("weights_degenerate", Level.WARN, 210, *what, follows="energy_blowup")
+    problems = problems_of_run(write(tmp_path, alerts=[ALERT, after]))
+    assert [each.fix for each in problems] == ["one; two.", "that of energy_blowup."]
+
+
 def test_what_a_rollback_has_answered_is_told_once(tmp_path):
     (problem,) = problems_of_run(write(tmp_path, alerts=[ALERT], rollbacks=[ROLLBACK]))
     assert (problem.name, problem.severity) == ("rollbacks", Level.INFO)

@@ -164,7 +164,7 @@ def rolls_back(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
 
 
 def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
-    """Two rollbacks with the default ladder and new random numbers, and no third one."""
+    """Two rollbacks by cause and with new random numbers, and no third one."""
     log_dir = folder / f"log of {parallel}"
     said: list[str] = []
     listener = logging.Handler()

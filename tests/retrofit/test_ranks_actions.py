@@ -76,13 +76,14 @@ def test_one_ranks_nan_takes_all_back_to_the_bit(ranks):
             assert all(same(state, before[step]) for step, state in rank["again"].items())
 
 
-def test_all_climb_the_ladder_and_draw_numbers_of_their_own(ranks):
+def test_all_change_the_same_and_draw_numbers_of_their_own(ranks):
     for _, found in of_kind(ranks, "climbs"):
         check_all_were_told_the_same(found)
         first, second = found[0]["rollbacks"]
-        assert first["changes"] == {"beta_star": [0.7, 2.0]}
-        assert second["changes"] == {"beta_star": [2.0, 4.0], "lr": [1.0, 0.5]}
-        assert [rank["beta_star"] for rank in found] == [4.0] * len(found)
+        assert first["changes"] == {"lr": [0.01, pytest.approx(0.01 / 3)]}
+        assert second["changes"] == {"beta_star": [0.7, 2.0]}
+        assert (first["relapse"], second["relapse"]) == (False, True)
+        assert [rank["beta_star"] for rank in found] == [2.0] * len(found)
         # The first rank's row alone, counted for all.
         assert first["purged_rows"] == second["purged_rows"] == 1
         assert all(rank["buffer"].abs().max() < 100 for rank in found)
@@ -103,7 +104,7 @@ def test_the_first_rank_alone_writes(started):
         steps = [row["step"] for row in read_jsonl(log / "metrics.jsonl")]
         backward = [now for before, now in pairwise(steps) if now != before + 1]
         # Of the rows that were under way in the snapshot, too.
-        assert backward == [RESTORED - 2] * 2
+        assert backward == [RESTORED - 2, RESTORED - 4]  # a relapse goes deeper
         alerts = read_jsonl(log / "alerts.jsonl")
         assert [alert["step"] for alert in alerts] == [FAULTY_STEP] * 3
         assert read_jsonl(log / "recovery.jsonl") == found[0]["rollbacks"]

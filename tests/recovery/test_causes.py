@@ -1,0 +1,248 @@
+"""A rollback changes what the cause asks for, and only what the run can bear."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard import Recovery
+from ebmguard.alerts import Alert, FloorRule, Judge, Level, Remedy, Situation
+from ebmguard.errors import ConfigError
+from ebmguard.ranks import Ranks
+from ebmguard.recovery import Change, Recoverer, Rollback
+from ebmguard.steering import SteerBeta
+from ebmguard.trainer import Trainer
+from tests.recovery.parts import Run, Scripted
+
+R = Remedy
+QUICK: dict[str, Any] = {"every": 4, "certify_after": 4, "relapse_within": 6}
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+
+def changes_of(run: Run, steps: int) -> list[dict[str, tuple[float, ...]]]:
+    for _ in range(steps):
+        run.step()
+    assert torch.isfinite(torch.tensor(run.guard.last["energy_gap"]))
+    return [
+        {name: tuple(round(x, 6) for x in pair) for name, pair in each.changes.items()}
+        for each in run.guard.rollbacks
+    ]
+
+
+LR = {"lr": (0.009, 0.003)}  # 1e-2, once times 0.9, and a third of that
+
+
+@pytest.mark.parametrize(
+    ("remedies", "options", "expected"),
+    [
+        ((R.LOWER_LR, R.RAISE_BETA), {}, LR),
+        ((R.RAISE_BETA, R.LOWER_LR), {}, {"beta_star": (0.5, 2.0)}),
+        ((R.LOWER_BETA,), {}, {"beta_star": (0.5, 0.25)}),
+        ((R.LOWER_BETA,), {"steer": SteerBeta(least=0.4)}, {"beta_star": (0.5, 0.4)}),
+        ((R.TOWARDS_ZERO,), {"beta_star": -0.5}, {"beta_star": (-0.5, -0.25)}),
+        ((R.MORE_STEPS,), {}, {"sgld_steps": (3.0, 6.0)}),
+        ((R.FEWER_STEPS,), {}, {"sgld_steps": (3.0, 2.0)}),
+        # As words that a record holds, and with what no change belongs to.
+        (("a wider clamp", "lower the learning rate"), {}, LR),
+        # Without a word of the cause: the order of the fallback.
+        ((), {}, {"beta_star": (0.5, 2.0)}),
+        # Textbook Langevin: half of o, or what comes next where beta* is there already.
+        ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.0}, {"beta_star": (0.0, 0.5)}),
+        ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.5}, LR),
+        ((R.RAISE_BETA,), {"output_scale": None}, {"beta_star": (0.5, 2.0)}),
+        ((R.RAISE_BETA,), {"steer": SteerBeta(most=1.0)}, {"beta_star": (0.5, 1.0)}),
+        # A schedule: as it is where the run goes on.
+        ((R.LOWER_BETA,), {"beta_star": lambda step: 0.1 * step}, {"beta_star": (0.8, 0.4)}),
+    ],
+)
+def test_the_cause_says_what_changes(
+    remedies: Sequence[str], options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    detector = Scripted([12], remedies=remedies)
+    run = Run(Recovery(**QUICK), detector=detector, **options)
+    assert changes_of(run, 20) == [expected]
+    if "beta_star" in expected and not callable(options.get("beta_star")):
+        assert run.guard.last["beta_star"] == pytest.approx(expected["beta_star"][1])
+
+
+@pytest.mark.parametrize("ladder", [None, (Change(beta_star=2.0), Change(beta_star=4.0, lr=0.5))])
+def test_textbook_langevin_goes_on_after_every_rollback(ladder: Any) -> None:
+    detector = Scripted([12, 20, 28], remedies=[R.RAISE_BETA])
+    recovery = Recovery(ladder=ladder, **QUICK)
+    run = Run(recovery, detector=detector, output_scale=1.0, beta_star=0.0)
+    found = changes_of(run, 40)
+    assert found[0] == {"beta_star": (0.0, 0.5)}
+    assert len(found) == 3
+    assert all("beta_star" not in each for each in found[1:])
+    assert run.guard.last["beta_star"] == 0.5
+
+
+def test_relapses_try_what_was_not_tried_and_never_the_opposite() -> None:
+    detector = Scripted([24, 27, 30, 33], remedies=[R.MORE_STEPS, R.LOWER_BETA])
+    run = Run(Recovery(**QUICK), detector=detector)
+    found = changes_of(run, 36)
+    assert [each.relapse for each in run.guard.rollbacks] == [False, True, True, True]
+    assert [sorted(each) for each in found] == [
+        ["sgld_steps"],
+        ["beta_star"],
+        ["lr"],
+        ["sgld_steps"],
+    ]
+    assert [each.get("sgld_steps") for each in found] == [(3, 6), None, None, (6, 12)]
+    assert found[1]["beta_star"] == (0.5, 0.25)
+
+
+def test_a_run_that_was_healthy_begins_with_the_likeliest_again() -> None:
+    detector = Scripted([12, 60], remedies=[R.LOWER_LR, R.MORE_STEPS])
+    run = Run(Recovery(**QUICK), detector=detector)
+    found = changes_of(run, 64)
+    assert [each.relapse for each in run.guard.rollbacks] == [False, False]
+    assert [sorted(each) for each in found] == [["lr"], ["lr"]]
+
+
+def test_rates_that_differ_are_said_so() -> None:
+    run = Run(Recovery(**QUICK), detector=Scripted([12], remedies=[R.LOWER_LR]))
+    first = run.optimizer.param_groups[0]
+    moved = [first["params"].pop()]
+    run.optimizer.add_param_group({"params": moved, "lr": 1e-3, "initial_lr": 1e-3})
+    run.scheduler.base_lrs.append(1e-3)
+    (found,) = changes_of(run, 20)
+    assert found == {"largest_lr": (0.009, 0.003)}
+    assert "largest learning rate 0.009 -> 0.003" in run.guard.rollbacks[0].message
+
+
+def test_what_was_tried_goes_through_a_checkpoint() -> None:
+    remedies = [R.LOWER_BETA, R.MORE_STEPS]
+    run = Run(Recovery(**QUICK), detector=Scripted([12], remedies=remedies))
+    changes_of(run, 14)
+    state = json.loads(json.dumps(run.guard.state_dict()))
+    other = Run(Recovery(**QUICK), detector=Scripted([5], remedies=remedies))
+    other.guard.load_state_dict(state)
+    found = changes_of(other, 8)
+    assert other.guard.rollbacks[0].relapse
+    assert found == [{"sgld_steps": (3, 6)}]
+    assert other.guard.last["beta_star"] == 0.25
+    for damage in ({"tried": None}, {"lr": None}):
+        recovery = {k: v for k, v in state["recovery"].items() if k not in damage}
+        with pytest.raises(ConfigError, match="Not a recovery's state of this version"):
+            other.guard.load_state_dict(state | {"recovery": recovery})
+
+
+def test_a_floor_that_was_waited_for_is_waited_for_again() -> None:
+    """GradScale of 8 negatives is 8/9 at most: under this floor from the first step on."""
+    rule = FloorRule(floor=0.95, clear=0.96, warn_patience=5, error_patience=15)
+    run = Run(Recovery(**QUICK), detector=Judge([rule]))
+    for _ in range(40):
+        run.step()
+    first, second = run.guard.rollbacks[:2]
+    assert (first.alert.step, first.restored_step) == (14, 1)
+    assert second.alert.step == first.restored_step + 14
+
+
+# -- which snapshot ------------------------------------------------------------------------------
+
+
+class Course:
+    """A recoverer told what a run's rows would say, beside a model that nobody trains."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.recoverer = Recoverer(Recovery(**settings), Ranks(None))
+        model = torch.nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.trainer = Trainer().extended(model=model, optimizer=optimizer)
+        self.step = 0
+
+    def go(
+        self,
+        to: int,
+        scale: float = 0.9,
+        beta_star: float = 0.5,
+        active: Mapping[str, Level] = {},
+    ) -> list[int]:
+        """Certified snapshots after steps up to this one."""
+        while self.step < to:
+            self.recoverer.read({"beta_star": beta_star, "grad_scale": scale})
+            self.step += 1
+            if self.recoverer.observe(self.step, self.step, active):
+                self.recoverer.keep(self.step, self.trainer, None)
+        return self.recoverer.snapshot_steps
+
+    def error(self) -> Rollback:
+        alert = Alert("energy_blowup", Level.ERROR, self.step, "energy_gap", 9.0, 1.0, 0)
+        restored = self.recoverer.restore(self.step + 1, self.trainer, alert)
+        self.step = restored.rollback.restored_step
+        return self.recoverer.change(restored, self.trainer, Situation(), knows_steps=False)
+
+
+@pytest.mark.parametrize(
+    ("low_from", "low_to", "beta_star", "newest"),
+    [
+        (900, 901, 0.5, 300),  # never
+        (256, 900, 0.5, 200),  # the 50 steps after 250 are low
+        (290, 900, 0.5, 250),  # 40 of them are not
+        (228, 252, 0.5, 300),  # low before 250 alone: 200 and 300 stay
+        (256, 900, 0.0, 300),  # the weights say nothing
+        (256, 900, -0.5, 200),
+    ],
+)
+def test_no_snapshot_is_certified_while_no_negative_competes(
+    low_from: int, low_to: int, beta_star: float, newest: int
+) -> None:
+    course = Course(keep=20)
+    course.go(min(low_from, 360), beta_star=beta_star)
+    course.go(min(low_to, 360), scale=0.01, beta_star=beta_star)
+    steps = course.go(360, beta_star=beta_star)
+    assert steps[-1] == newest
+    assert (250 in steps) == (newest != 200 and low_from != 228)
+
+
+def test_a_sampler_that_fails_keeps_snapshots_away() -> None:
+    course = Course()
+    course.go(276)
+    assert course.go(400, active={"sampler_failing": Level.WARN})[-1] == 200
+    assert course.go(520)[-1] == 450
+
+
+def test_a_relapse_goes_deeper_and_never_forward() -> None:
+    course = Course(keep=20, budget=20)
+    course.go(256)
+    course.go(276, scale=0.01)
+    course.go(455, scale=0.01, active={"sampler_failing": Level.WARN})
+    first = course.error()
+    assert (first.restored_step, first.relapse) == (200, False)
+    # It had broken 255 steps after 200: nothing before is farther, though 100 steps have passed.
+    course.go(301)
+    second = course.error()
+    assert (second.restored_step, second.relapse) == (150, True)
+    assert second.condemned == (200, 250)
+    course.go(290)
+    third = course.error()
+    assert (third.restored_step, third.relapse) == (100, True)
+    # Farther than it had come, but within twice that: a relapse still, and no step back.
+    course.go(320)
+    fourth = course.error()
+    assert (fourth.restored_step, fourth.relapse) == (250, True)
+    # More than twice as far: healthy.
+    course.go(480)
+    fifth = course.error()
+    assert (fifth.restored_step, fifth.relapse) == (400, False)
+
+
+def test_a_relapse_from_the_oldest_snapshot_does_not_go_forward() -> None:
+    course = Course(keep=2)
+    course.go(160)
+    assert course.error().restored_step == 100
+    course.go(110)
+    assert course.error().restored_step == 1
+    course.go(101)  # a newer one is certified, but the run has not come as far as it had
+    again = course.error()
+    assert (again.restored_step, again.relapse, again.condemned) == (1, True, (50,))
