@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ..errors import ConfigError, DivergenceError, EnergyBlowupError
@@ -40,11 +42,11 @@ class GrowthRule:
     is at least ``absorb_nats``.
 
     Attributes:
-        growth: from which a row is an ERROR where one of two witnesses agrees: the energies are
+        growth: over which a row is an ERROR where one of two witnesses agrees: the energies are
             apart (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the
             sampler's gradient norm has outgrown its own past by ``steeper``, in logarithms.
-        growth_alone: from which it is one without a witness.
-        warn: growth from which a row is a WARN.
+        growth_alone: over which it is one without a witness.
+        warn: growth over which a row is a WARN.
         apart, steeper, start, settle, lag, window, unit: see above; steps, and units of f.
         spread_window, spread_delay: u is a median over so many steps, so many steps before.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
@@ -70,6 +72,25 @@ class GrowthRule:
     remedies_error: Remedies = BLOWUP_ERROR
     error: type[DivergenceError] = EnergyBlowupError
 
+    def __post_init__(self) -> None:
+        growths = 0 < self.warn <= self.growth <= self.growth_alone <= 100
+        sizes = self.start > 0 and self.unit > 0 and self.absorb_nats > 0
+        spreads = self.spread_window >= 1 and self.spread_delay >= 0
+        # e^100 is out of reach of any energy, and no overflow.
+        for is_kept, expected in (
+            (growths, "0 < warn <= growth <= growth_alone <= 100"),
+            (0 < self.apart <= 0.5, "0 < apart <= 0.5"),
+            (0 <= self.steeper <= 100, "0 <= steeper <= 100"),
+            (sizes, "start > 0, unit > 0, absorb_nats > 0"),
+            (self.settle >= 0, "settle >= 0"),
+            (1 <= self.lag < self.window, "1 <= lag < window"),
+            (spreads, "spread_window >= 1, spread_delay >= 0"),
+        ):
+            if not is_kept:
+                names = re.findall("[a-z_]+", expected)
+                got = ", ".join(f"{name}={getattr(self, name)}" for name in names)
+                raise ConfigError(f"Rule {self.name!r}: expected {expected}, but got {got}.")
+
     def watcher(self) -> _GrowthWatcher:
         """A new watcher."""
         return _GrowthWatcher(self)
@@ -78,9 +99,9 @@ class GrowthRule:
 class _Past:
     """The last values of a positive series, and the largest of them but the newest."""
 
-    def __init__(self, rule: GrowthRule, values: list[float]) -> None:
+    def __init__(self, rule: GrowthRule, values: Sequence[float] = ()) -> None:
         self.rule = rule
-        self.values = values
+        self.values = list(map(float, values))
 
     def highest(self) -> float:
         """Of the window but its last steps; NaN where there is none."""
@@ -95,14 +116,14 @@ class _Past:
 class _GrowthWatcher:
     def __init__(self, rule: GrowthRule) -> None:
         self.rule = rule
-        self.gaps = _Past(rule, [])
-        self.norms = _Past(rule, [])
+        self.gaps = _Past(rule)
+        self.norms = _Past(rule)
         self.spreads = RollingWindow(rule.spread_window)
         self.recent: list[float] = []  # spreads that are not old enough for the window
         self.count = 0
-        # Each step at which |gap| and spread together were larger than ever before.
-        self.records: list[float] = []
-        self.record_steps: list[int] = []
+        # Each step at which |gap| and spread together were larger than ever before, by a part that
+        # keeps the list short where they grow for ever; and how large.
+        self.records: list[tuple[int, float]] = []
         self.warn_at = self.error_at = math.inf
 
     def read(self, row: Mapping[str, float]) -> Reading:
@@ -116,7 +137,7 @@ class _GrowthWatcher:
         before = self.gaps.highest()
         age = self._age(before + usual)
         norm, steepest = row.get(SAMPLER_GRAD_NORM, _NAN), self.norms.highest()
-        steeper = norm >= steepest * math.exp(rule.steeper)
+        steeper = norm > steepest * math.exp(rule.steeper)
         self._take(size, spread, usual, norm)
         overlap = row.get(_OVERLAP, 0.5)
         is_apart = min(overlap, 1 - overlap) < rule.apart
@@ -128,11 +149,11 @@ class _GrowthWatcher:
             self.warn_at = (before + unit) * math.exp(rule.warn) - unit
             self.error_at = (before + unit) * math.exp(growth) - unit
         beta_star = row.get(BETA_STAR, _NAN)
-        if size >= self.error_at and self._absorbs(row):
+        if size > self.error_at and self._absorbs(row):
             self.error_at = math.inf
-        if size >= self.error_at:
+        if size > self.error_at:
             level, limit, remedies = Level.ERROR, self.error_at, rule.remedies_error
-        elif size >= self.warn_at:
+        elif size > self.warn_at:
             level, limit, remedies = Level.WARN, self.warn_at, rule.remedies_warn
         else:
             return CALM if 2 * (size - before) < self.warn_at - before else NOT_CALM
@@ -154,22 +175,22 @@ class _GrowthWatcher:
         return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
 
     def _age(self, size: float) -> int:
-        """Steps since the run first came within a factor e of this size."""
-        if not math.isfinite(size) or not self.records:
-            return 0
-        first = bisect_left(self.records, size / math.e)
-        return self.count - self.record_steps[first] if first < len(self.records) else 0
+        """Steps since the run first came within a factor e of this size; -1 if it has no past."""
+        if math.isnan(size):
+            return -1
+        first = bisect_left(self.records, size / math.e, key=itemgetter(1))
+        return self.count - self.records[first][0] if first < len(self.records) else 0
 
     def _take(self, size: float, spread: float, usual: float, norm: float) -> None:
         self.gaps.push(size)
         if math.isfinite(norm):
             self.norms.push(norm)
-        self.recent.append(spread)
-        if len(self.recent) > self.rule.spread_delay and math.isfinite(x := self.recent.pop(0)):
-            self.spreads.push(x)
-        if not self.records or size + usual > self.records[-1]:
-            self.records.append(size + usual)
-            self.record_steps.append(self.count)
+        if math.isfinite(spread):
+            self.recent.append(spread)
+        if len(self.recent) > self.rule.spread_delay:
+            self.spreads.push(self.recent.pop(0))
+        if not self.records or size + usual > 1.01 * self.records[-1][1]:
+            self.records.append((self.count, size + usual))
         self.count += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,16 +200,13 @@ class _GrowthWatcher:
             "spreads": self.spreads.values(),
             "recent": list(self.recent),
             "count": self.count,
-            "records": list(self.records),
-            "record_steps": list(self.record_steps),
+            "records": list(map(list, self.records)),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         rule = self.rule
-        self.gaps = _Past(rule, [float(x) for x in state["gaps"]])
-        self.norms = _Past(rule, [float(x) for x in state["norms"]])
+        self.gaps, self.norms = _Past(rule, state["gaps"]), _Past(rule, state["norms"])
         self.spreads = RollingWindow(rule.spread_window, state["spreads"])
         self.recent = [float(x) for x in state["recent"]]
         self.count = int(state["count"])
-        self.records = [float(x) for x in state["records"]]
-        self.record_steps = [int(x) for x in state["record_steps"]]
+        self.records = [(int(step), float(size)) for step, size in state["records"]]

@@ -31,9 +31,10 @@ class Latch:
 
     An episode begins when the rule first reports WARN or more, and ends after ``calm_steps``
     observations in a row inside the tighter, calm band. In between the rule is active, and each
-    level is reported once, but for an ERROR that has passed and comes again twice as large. An
-    ERROR is reported at once, whether it opens the episode or escalates it. A WARN that opens a new episode waits until ``cooldown`` observations have passed since the
-    last report; if the episode is still going on by then, it is reported late rather than never.
+    level is reported once, but for an ERROR that has passed and comes again twice as large, where
+    large is bad. An ERROR is reported at once, whether it opens the episode or escalates it. A WARN
+    that opens a new episode waits until ``cooldown`` observations have passed since the last
+    report; if the episode is still going on by then, it is reported late rather than never.
     An INFO belongs to no episode: it makes nothing active and is reported once.
     """
 
@@ -52,7 +53,8 @@ class Latch:
         level, calm = found.level, found.calm
         if self.since_report is not None:
             self.since_report += 1
-        self.passed |= level is not Level.ERROR
+        if level is not Level.ERROR and (level, calm) != (None, None):
+            self.passed = True
         if level is None:
             if calm is not None:
                 self.calm = self.calm + 1 if calm else 0
@@ -66,7 +68,8 @@ class Latch:
         self.active = max(level, self.active or level)
         if level is Level.ERROR:
             size = abs(found.value) if math.isfinite(found.value) else sys.float_info.max
-            is_worse = self.passed and size / 2 > self.worst
+            # Of what is bad because it is small, like GradScale, no size is worse.
+            is_worse = self.passed and size / 2 > self.worst and not size < abs(found.limit)
             if self.reported is Level.ERROR and not is_worse:
                 return False
             self.worst, self.passed = size, False
