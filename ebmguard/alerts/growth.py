@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from ..errors import DivergenceError, EnergyBlowupError
+from ..errors import ConfigError, DivergenceError, EnergyBlowupError
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
 from .alert import Level
 from .remedies import BLOWUP_ERROR, BLOWUP_WARN, Remedies
@@ -40,11 +42,11 @@ class GrowthRule:
     is at least ``absorb_nats``. Growth of ``lost`` is an ERROR all the same.
 
     Attributes:
-        warn: growth from which a row is a WARN.
-        growth: from which it is an ERROR where one of two witnesses agrees: the energies are apart
+        warn: growth over which a row is a WARN.
+        growth: over which it is an ERROR where one of two witnesses agrees: the energies are apart
             (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the sampler's
             gradient norm has outgrown its own record by ``steeper``, in logarithms.
-        growth_alone: from which it is one without a witness.
+        growth_alone: over which it is one without a witness.
         apart, steeper, settle, start, start_negative, absorb_nats, lost: see above.
         lag, window: in steps.
         unit: in units of f; what is far under it does not count as growth.
@@ -71,6 +73,24 @@ class GrowthRule:
     remedies_error: Remedies = BLOWUP_ERROR
     error: type[DivergenceError] = EnergyBlowupError
 
+    def __post_init__(self) -> None:
+        growths = 0 < self.warn <= self.growth <= self.growth_alone <= 100
+        starts = self.start > 0 and self.start_negative > 0 and self.unit > 0
+        # e^100 is out of reach of any energy, and no overflow.
+        for is_kept, expected in (
+            (growths, "0 < warn <= growth <= growth_alone <= 100"),
+            (0 < self.apart <= 0.5, "0 < apart <= 0.5"),
+            (0 <= self.steeper <= 100, "0 <= steeper <= 100"),
+            (starts, "start > 0, start_negative > 0, unit > 0"),
+            (self.absorb_nats > 0 and 0 < self.lost <= 100, "absorb_nats > 0, 0 < lost <= 100"),
+            (self.settle >= 0, "settle >= 0"),
+            (1 <= self.lag < self.window, "1 <= lag < window"),
+        ):
+            if not is_kept:
+                names = re.findall("[a-z_]+", expected)
+                got = ", ".join(f"{name}={getattr(self, name)}" for name in names)
+                raise ConfigError(f"Rule {self.name!r}: expected {expected}, but got {got}.")
+
     def watcher(self) -> _GrowthWatcher:
         """A new watcher."""
         return _GrowthWatcher(self)
@@ -79,9 +99,9 @@ class GrowthRule:
 class _Past:
     """The last values of a positive series, and their record."""
 
-    def __init__(self, rule: GrowthRule, values: list[float]) -> None:
+    def __init__(self, rule: GrowthRule, values: Sequence[float] = ()) -> None:
         self.rule = rule
-        self.values = values
+        self.values = list(map(float, values))
 
     def record(self) -> float:
         """The largest value but the newest; NaN where there is none."""
@@ -96,12 +116,12 @@ class _Past:
 class _GrowthWatcher:
     def __init__(self, rule: GrowthRule) -> None:
         self.rule = rule
-        self.sizes = _Past(rule, [])
-        self.norms = _Past(rule, [])
+        self.sizes = _Past(rule)
+        self.norms = _Past(rule)
         self.count = 0
-        # Each step at which the size was larger than ever before.
-        self.records: list[float] = []
-        self.record_steps: list[int] = []
+        # Each step at which the size was larger than ever before, by a part that keeps the list
+        # short where it grows for ever; and how large.
+        self.records: list[tuple[int, float]] = []
         self.start_unit = 0.0
         # What size makes a WARN and an ERROR, and the spread, of the row read last.
         self.warn_at = self.error_at = math.inf
@@ -116,7 +136,7 @@ class _GrowthWatcher:
         size = abs(gap) + self.spread
         record, steepest = self.sizes.record(), self.norms.record()
         norm = row.get(SAMPLER_GRAD_NORM, _NAN)
-        steeper = norm >= steepest * math.exp(rule.steeper)
+        steeper = norm > steepest * math.exp(rule.steeper)
         age = self._age(record)
         self.norms.push(norm)
         self._take(size, abs(row.get(_MEDIAN, 0.0)) / 10)
@@ -132,9 +152,9 @@ class _GrowthWatcher:
             start = rule.start if gap > 0 else rule.start_negative
             self.warn_at, self.error_at = math.inf, start * self.start_unit + self.spread
         beta_star = row.get(BETA_STAR, _NAN)
-        if size >= self.error_at:
+        if size > self.error_at:
             level, limit, remedies = Level.ERROR, self.error_at, rule.remedies_error
-        elif size >= self.warn_at:
+        elif size > self.warn_at:
             level, limit, remedies = Level.WARN, self.warn_at, rule.remedies_warn
         else:
             return CALM if 2 * (size - record) < self.warn_at - record else NOT_CALM
@@ -159,15 +179,16 @@ class _GrowthWatcher:
         return overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
 
     def _age(self, record: float) -> int:
-        """Steps since the run came within a factor e of its record for the first time."""
-        first = bisect_left(self.records, record / math.e)
-        return self.count - self.record_steps[first] if first < len(self.records) else 0
+        """Steps since the run first came within a factor e of its record; -1 if it has none."""
+        if math.isnan(record):
+            return -1
+        first = bisect_left(self.records, record / math.e, key=itemgetter(1))
+        return self.count - self.records[first][0] if first < len(self.records) else 0
 
     def _take(self, size: float, median: float) -> None:
         self.sizes.push(size)
-        if not self.records or size > self.records[-1]:
-            self.records.append(size)
-            self.record_steps.append(self.count)
+        if not self.records or size > 1.01 * self.records[-1][1]:
+            self.records.append((self.count, size))
         if not self.start_unit:
             self.start_unit = max(1.0, size, median if math.isfinite(median) else 0.0)
         self.count += 1
@@ -177,15 +198,12 @@ class _GrowthWatcher:
             "sizes": list(self.sizes.values),
             "norms": list(self.norms.values),
             "count": self.count,
-            "records": list(self.records),
-            "record_steps": list(self.record_steps),
+            "records": list(map(list, self.records)),
             "start_unit": self.start_unit,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sizes = _Past(self.rule, [float(x) for x in state["sizes"]])
-        self.norms = _Past(self.rule, [float(x) for x in state["norms"]])
+        self.sizes, self.norms = (_Past(self.rule, state[name]) for name in ("sizes", "norms"))
         self.count = int(state["count"])
-        self.records = [float(x) for x in state["records"]]
-        self.record_steps = [int(x) for x in state["record_steps"]]
+        self.records = [(int(step), float(size)) for step, size in state["records"]]
         self.start_unit = float(state["start_unit"])

@@ -53,7 +53,8 @@ class Latch:
         level, calm = found.level, found.calm
         if self.since_report is not None:
             self.since_report += 1
-        self.passed |= level is not Level.ERROR
+        if level is not Level.ERROR and (level, calm) != (None, None):
+            self.passed = True
         if level is None:
             if calm is not None:
                 self.calm = self.calm + 1 if calm else 0
@@ -67,7 +68,8 @@ class Latch:
         self.active = max(level, self.active or level)
         if level is Level.ERROR:
             size = abs(found.value) if math.isfinite(found.value) else sys.float_info.max
-            is_worse = self.passed and size / 2 > self.worst
+            # Of what is bad because it is small, like GradScale, no size is worse.
+            is_worse = self.passed and size / 2 > self.worst and not size < abs(found.limit)
             if self.reported is Level.ERROR and not is_worse:
                 return False
             self.worst, self.passed = size, False

@@ -1,7 +1,6 @@
-"""Median and MAD of a series' recent past, at a few microseconds per step.
+"""Median of a series' recent past, at a few microseconds per step.
 
-Median and median absolute deviation, because a mean and a standard deviation are dragged along by
-the very outliers they should reveal: one step of a blow-up would hide the next.
+A median, because a mean is dragged along by the very outliers that it should reveal.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from collections.abc import Sequence
 
 from ..errors import ConfigError
 
-__all__ = ["MAD_TO_SIGMA", "RollingWindow"]
-
-MAD_TO_SIGMA = 1.4826  # for normal data
+__all__ = ["RollingWindow"]
 
 
 class RollingWindow:
@@ -59,28 +56,3 @@ class RollingWindow:
             return ordered[half]
         # Halves first: the sum of two large floats may overflow.
         return ordered[half - 1] / 2 + ordered[half] / 2 if ordered else math.nan
-
-    def mad(self, centre: float) -> float:
-        """Median absolute deviation from ``centre`` (the median) of a window that is not empty.
-
-        The h values nearest to the centre are a slice of the sorted list, found by bisection on
-        its start (log n comparisons) instead of sorting n deviations.
-        """
-        ordered, n = self._sorted, len(self._sorted)
-        half = n // 2 + 1
-        low, high = 0, n - half
-        while low < high:
-            middle = (low + high) // 2
-            # The slice is too far left while the value it would gain is nearer than the one lost.
-            if centre - ordered[middle] > ordered[middle + half] - centre:
-                low = middle + 1
-            else:
-                high = middle
-        left, right = centre - ordered[low], ordered[low + half - 1] - centre
-        if n % 2:
-            return max(left, right)
-        # An even count: the mean of the two middle deviations. The second farthest of the slice
-        # is the slice's other end, or the neighbour of its farthest end.
-        if left >= right:
-            return max(centre - ordered[low + 1], right) / 2 + left / 2
-        return max(left, ordered[low + half - 2] - centre) / 2 + right / 2

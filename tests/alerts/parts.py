@@ -17,11 +17,30 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ebmguard.alerts import Alert, Judge, Level, Limits, Reading, Rule
+from ebmguard.alerts import (
+    DEFAULT_RULES,
+    Alert,
+    GrowthRule,
+    Judge,
+    Level,
+    Limits,
+    Reading,
+    Rule,
+)
 from ebmguard.errors import DivergenceError
 
 Row = dict[str, float]
 DATA = Path(__file__).parent / "data"
+GROWTH = next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
+
+
+def grown(by: float, past: float = 0.0, unit: float = 1.0) -> float:
+    """The gap that has grown by so much over its past."""
+    return (past + unit) * math.exp(by) - unit
+
+
+# Of a run whose past is as below: gaps that no other diagnostic supports.
+WARNED, FAILED = grown((GROWTH.warn + GROWTH.growth_alone) / 2, 0.2), grown(2 * GROWTH.growth_alone)
 
 
 @dataclass(frozen=True)

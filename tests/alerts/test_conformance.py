@@ -22,10 +22,10 @@ from ebmguard.errors import (
     WeightsDegenerateError,
 )
 
-from .parts import Row, Slump, SlumpError, excerpt, feed, make_row, noise
+from .parts import FAILED, WARNED, Row, Slump, SlumpError, excerpt, feed, make_row, noise
 
 WARN, ERROR = Level.WARN, Level.ERROR
-BLOW_UP = [make_row(energy_gap=1.6 * 3**t) for t in range(10)]
+BLOW_UP = [make_row(energy_gap=gap) for gap in (WARNED, *[FAILED] * 9)]
 
 
 class Case(NamedTuple):

@@ -15,11 +15,11 @@ import torch
 
 import ebmguard.alerts
 from ebmguard import guard
-from ebmguard.alerts import DEFAULT_RULES, FloorRule, Judge, Level, error_for
+from ebmguard.alerts import DEFAULT_RULES, FloorRule, Judge, Level, Reading, error_for
 from ebmguard.alerts.judge import Latch
 from ebmguard.errors import ConfigError, DivergenceError, SamplerFailingError
 
-from .parts import Slump, SlumpWatcher, excerpt, feed, levels, make_row, noise
+from .parts import FAILED, WARNED, Slump, SlumpWatcher, excerpt, feed, levels, make_row, noise
 
 INFO, WARN, ERROR = Level
 LOW = make_row(beta_star=2.0, grad_scale=0.05)
@@ -29,24 +29,55 @@ LOW = make_row(beta_star=2.0, grad_scale=0.05)
 
 
 def reports(latch, steps):
-    """Indices of the observations that were reported; a step is (level, calm)."""
-    return [i for i, (level, calm) in enumerate(steps) if latch.update(level, calm)]
+    """Indices of the observations that were reported; a step is (level, calm, value), the limit 1.
+
+    Without a value it is 5.
+    """
+    readings = [Reading(*step[:2], "x", *(step[2:] or (5.0,)), 1.0) for step in steps]
+    return [i for i, reading in enumerate(readings) if latch.update(reading)]
 
 
 BAD, WORSE, REST, BETWEEN = (WARN, False), (ERROR, False), (None, True), (None, False)
-HYSTERESIS: dict[str, tuple[int, int, list[tuple[Level | None, bool | None]], list[int]]] = {
+UNKNOWN = (None, None)
+
+
+def worse(*values: float) -> list[tuple[Level, bool, float]]:
+    return [(ERROR, False, value) for value in values]
+
+
+HYSTERESIS: dict[str, tuple[int, int, list[tuple[Any, ...]], list[int]]] = {
     "a lasting level is reported once": (3, 100, [BAD] * 1000, [0]),
     "an escalation at once, and only upwards": (3, 100, [BAD, WORSE, BAD, WORSE, WORSE], [0, 1]),
     "within the limit, but not calm": (3, 0, [BAD, *[BETWEEN] * 10, BAD], [0]),
     "too few calm steps in a row": (3, 0, [BAD, REST, REST, BETWEEN, REST, BAD], [0]),
     "enough calm steps in a row": (3, 0, [BAD, REST, REST, BETWEEN, *[REST] * 3, BAD], [0, 7]),
     "an alarm resets the calm count": (2, 0, [BAD, REST, BAD, REST, BAD], [0]),
-    "unknown does not": (2, 0, [BAD, REST, (None, None), REST, BAD], [0, 4]),
+    "unknown does not": (2, 0, [BAD, REST, UNKNOWN, REST, BAD], [0, 4]),
     "held back, and then reported late": (1, 10, [BAD, REST, *[BAD] * 20], [0, 10]),
     "over before the cool-down is": (1, 10, [BAD, REST, BAD, REST], [0]),
     "an escalation does not wait": (1, 100, [BAD, WORSE, REST] * 2, [0, 1, 4]),
     "an error does not wait": (1, 100, [WORSE, WORSE, REST] * 2, [0, 3]),
     "the cool-down of an error covers warnings": (1, 10, [WORSE, REST, BAD, REST], [0]),
+    "an error that lasts may grow": (9, 0, worse(5, 11, 50, 1e9), [0]),
+    "one that passed and is twice as large": (9, 0, [*worse(5), BETWEEN, *worse(11)], [0, 2]),
+    "on either side": (9, 0, [*worse(5), REST, *worse(-11), BAD, *worse(23)], [0, 2, 4]),
+    "passed into a warning": (9, 0, [BAD, *worse(5), BAD, *worse(11)], [0, 1, 3]),
+    "not twice as large": (9, 0, [*worse(5), BETWEEN, *worse(9.9, 5), REST, *worse(9.9)], [0]),
+    "than the one reported last": (9, 0, [*worse(5), *[BETWEEN, *worse(9.9, 11)] * 3], [0, 3]),
+    "unknown is not passed": (9, 0, [*worse(5), UNKNOWN, *worse(11)], [0]),
+    "nothing is worse than what is not finite": (
+        9,
+        0,
+        [*worse(5), REST, *worse(math.nan), REST, *worse(math.inf, 1e300)],
+        [0, 2],
+    ),
+    "what is bad because it is small": (9, 0, [*worse(0.1), BETWEEN, *worse(0.9, 0.01)], [0]),
+    "a new episode starts anew": (
+        1,
+        0,
+        [*worse(50), REST, *worse(5), BETWEEN, *worse(11)],
+        [0, 2, 4],
+    ),
 }
 
 
@@ -69,8 +100,8 @@ def test_the_level_is_that_of_the_episodes_and_not_of_the_reports():
     judge = Judge()
     feed(judge, [make_row()] * 60)
     assert (judge.level, judge.active) == (None, {})
-    judge.observe(60, make_row(energy_gap=1.6))
-    assert judge.observe(61, make_row(energy_gap=1.6)) == []
+    judge.observe(60, make_row(energy_gap=WARNED))
+    assert judge.observe(61, make_row(energy_gap=WARNED)) == []
     assert judge.active == {"energy_blowup": WARN}
     judge.observe(62, make_row(nonfinite__energies=0.1))
     assert judge.level is ERROR
@@ -79,7 +110,7 @@ def test_the_level_is_that_of_the_episodes_and_not_of_the_reports():
 def test_steps_may_rewind():
     judge = Judge()
     feed(judge, [make_row()] * 60, start=1000)
-    (alert,) = judge.observe(5, make_row(energy_gap=9.0))
+    (alert,) = judge.observe(5, make_row(energy_gap=FAILED))
     assert alert.step == 5
 
 
@@ -181,17 +212,17 @@ def test_patience_counts_the_steps_of_a_guarded_run_and_not_its_losses(losses):
 def test_an_alert_of_a_loss_is_not_taken_back_and_its_memory_is():
     judge = Judge()
     feed(judge, [make_row()] * 60)
-    (warned,) = judge.observe(60, make_row(energy_gap=1.6))
+    (warned,) = judge.observe(60, make_row(energy_gap=WARNED))
     assert warned.level is WARN
-    assert judge.observe(60, make_row(energy_gap=1.7)) == []
+    assert judge.observe(60, make_row(energy_gap=1.05 * WARNED)) == []
     (lost,) = judge.observe(60, make_row(nonfinite__energies=0.5))
     assert (lost.rule, judge.active) == ("nonfinite", {"nonfinite": ERROR})
-    (raised,) = judge.observe(60, make_row(energy_gap=9.0))
+    (raised,) = judge.observe(60, make_row(energy_gap=FAILED))
     assert (raised.rule, raised.level) == ("energy_blowup", ERROR)
     assert judge.observe(60, make_row()) == []
     assert judge.active == {}
     # As if nothing had been: it is said anew.
-    assert levels(judge.observe(61, make_row(energy_gap=1.6))) == [(WARN, 61)]
+    assert levels(judge.observe(61, make_row(energy_gap=WARNED))) == [(WARN, 61)]
 
 
 def test_after_a_restore_no_row_is_replaced():
@@ -247,7 +278,7 @@ def test_members_go_through_json():
         judge.observe(step, row, (row, row | {"energy_gap": 0.0}))
     other.load_state_dict(json.loads(json.dumps(judge.state_dict(), allow_nan=False)))
     assert other.state_dict() == judge.state_dict()
-    rows = (make_row(), make_row(energy_gap=9.0))
+    rows = (make_row(), make_row(energy_gap=FAILED))
     alerts = judge.observe(60, make_row(), rows)
     assert other.observe(60, make_row(), rows) == alerts
     assert [alert.member for alert in alerts] == [1]
@@ -305,4 +336,7 @@ def test_a_state_of_another_judge_is_refused_and_changes_nothing(state, said):
 def test_the_room_imports_no_torch():
     files = Path(ebmguard.alerts.__file__).parent.glob("*.py")
     text = "".join(path.read_text() for path in files)
-    assert re.findall(r"^ *(?:from|import) (torch|numpy|\.\.(?!errors))", text, re.MULTILINE) == []
+    assert (
+        re.findall(r"^ *(?:from|import) (torch|numpy|\.\.(?!errors|tags))", text, re.MULTILINE)
+        == []
+    )

@@ -6,36 +6,35 @@ import pytest
 
 from ebmguard.alerts import Judge, Level
 
-from .parts import excerpt, feed
+from .parts import GROWTH, excerpt, feed
 
 
 def alerts_of(recorded):
     return feed(Judge(), recorded.rows, recorded.first_step)
 
 
-# name, step of the first WARN (None where the first alert is the ERROR), step of the ERROR,
-# least accuracy after the update before the ERROR's step: what withholding that step saves.
+# name, least accuracy after the update before the ERROR's step: what withholding that step saves.
 LOST = [
-    ("blowup_a", None, 653, 0.98),
-    ("blowup_b", 876, 877, 0.97),
-    ("blowup_c", 1359, 1362, 0.98),
-    ("near_blowup", None, 660, 0.96),
-    ("weak_beta", None, 1024, 0.96),
-    ("steep_lr", 157, 158, 0.92),
-    # Doubling at every step while the band still holds the first steps of the run: late.
-    ("early_blowup", 81, 82, 0.76),
+    ("blowup_a", 0.98),
+    ("blowup_b", 0.97),
+    ("blowup_c", 0.98),
+    ("near_blowup", 0.96),
+    ("weak_beta", 0.96),
+    ("steep_lr", 0.94),
+    # It doubles at every step, and the past still holds the first steps of the run: late.
+    ("early_blowup", 0.76),
 ]
 
 
-@pytest.mark.parametrize(("name", "warned", "failed", "saved"), LOST)
-def test_a_lost_run_is_an_error_before_the_accuracy_goes(name, warned, failed, saved):
+@pytest.mark.parametrize(("name", "saved"), LOST)
+def test_a_lost_run_is_an_error_before_the_accuracy_goes(name, saved):
     recorded = excerpt(name)
-    blowups = [a for a in alerts_of(recorded) if a.rule == "energy_blowup"]
-    expected = [(Level.ERROR, failed)]
-    if warned is not None:
-        expected.insert(0, (Level.WARN, warned))
-    assert [(a.level, a.step) for a in blowups] == expected
+    alerts = alerts_of(recorded)
+    assert {alert.rule for alert in alerts} == {"energy_blowup"}
+    failed = next(alert.step for alert in alerts if alert.level is Level.ERROR)
     assert recorded.accuracy_after(failed - 1) >= saved
+    # Nothing was said long before.
+    assert alerts[0].step >= failed - 5
     # The excerpt is of a run that did lose accuracy: the alarm is not a false one.
     lost = min(recorded.accuracy[failed - recorded.first_step :])
     assert lost < recorded.accuracy_after(failed - 1) - 0.04
@@ -48,21 +47,19 @@ def test_a_healthy_run_is_quiet(name):
 
 def test_a_network_that_begins_to_learn_is_a_warning_at_most():
     """All energies and the gradient grow twentyfold in 60 steps; the gap stays under 2."""
-    recorded = excerpt("short_run_start")
-    alerts = alerts_of(recorded)
+    alerts = alerts_of(excerpt("short_run_start"))
     assert [(a.rule, a.level) for a in alerts] == [("energy_blowup", Level.WARN)] * len(alerts)
     assert len(alerts) <= 1
-    # Later than in its beginning the same rows would be an ERROR.
-    later = replace(recorded, first_step=1000)
-    assert Level.ERROR in {a.level for a in alerts_of(later)}
 
 
-@pytest.mark.parametrize(("name", "step"), [("absorbed_onset", 818), ("absorbed_surge", 1726)])
-def test_a_gap_that_the_weights_absorb_is_one_warning(name, step):
+@pytest.mark.parametrize("name", ["absorbed_onset", "absorbed_surge"])
+def test_a_gap_that_the_weights_absorb_is_one_warning_at_most(name):
     recorded = excerpt(name)
-    assert [(a.level, a.step, a.tag) for a in alerts_of(recorded)] == [
-        (Level.WARN, step, "energy_gap")
-    ]
+    alerts = alerts_of(recorded)
+    assert {(a.rule, a.level, a.tag) for a in alerts} <= {
+        ("energy_blowup", Level.WARN, "energy_gap")
+    }
+    assert len(alerts) <= 1
     assert min(recorded.accuracy) > 0.95
 
 
@@ -86,5 +83,5 @@ def test_an_alert_names_its_value_its_limit_and_its_window():
     row = recorded.rows[alert.step - recorded.first_step]
     assert alert.tag == "energy_gap"
     assert alert.value == row["energy_gap"] > alert.limit > 0
-    assert alert.window == 64
+    assert alert.window == GROWTH.window
     assert alert.remedies[0].startswith("roll back")

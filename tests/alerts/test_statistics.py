@@ -19,24 +19,15 @@ VALUES = st.one_of(
 
 
 @given(size=st.integers(1, 12), values=st.lists(VALUES, min_size=1, max_size=40))
-def test_median_and_mad_are_those_of_the_last_values(size, values):
+def test_the_median_is_that_of_the_last_values(size, values):
     window = RollingWindow(size)
     for count, value in enumerate(values, 1):
         window.push(value)
         recent = values[max(0, count - size) : count]
         assert window.values() == recent
         assert len(window) == len(recent)
-        median = window.median()
-        assert median == pytest.approx(statistics.median(recent), rel=1e-12, abs=1e-290)
-        # Halves are added, so that the sum of two huge values does not overflow.
-        expected = statistics.median(abs(v - median) for v in recent)
-        assert window.mad(median) == pytest.approx(expected, rel=1e-12, abs=1e-290)
-
-
-def test_an_outlier_does_not_move_the_band():
-    window = RollingWindow(5, [1.0, 2.0, 3.0, 4.0, 1e30])
-    assert window.median() == 3.0
-    assert window.mad(3.0) == 1.0
+        expected = statistics.median(recent)
+        assert window.median() == pytest.approx(expected, rel=1e-12, abs=1e-290)
 
 
 def test_median_of_huge_values_does_not_overflow():
