@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfigError, DivergenceError, EnergyBlowupError
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
 from .alert import Level
-from .remedies import BLOWUP_ERROR, BLOWUP_WARN, Remedies
+from .remedies import ABOVE_DATA_ERROR, ABOVE_DATA_WARN, BLOWUP_ERROR, BLOWUP_WARN, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
 
 __all__ = ["GrowthRule"]
@@ -74,8 +74,9 @@ class GrowthRule:
     unit: float = 1.0
     calm_steps: int = 10
     cooldown: int = 200
-    remedies_warn: Remedies = BLOWUP_WARN
-    remedies_error: Remedies = BLOWUP_ERROR
+    # Of a WARN and of an ERROR.
+    remedies: tuple[Remedies, Remedies] = (BLOWUP_WARN, BLOWUP_ERROR)
+    remedies_above_data: tuple[Remedies, Remedies] = (ABOVE_DATA_WARN, ABOVE_DATA_ERROR)
     error: type[DivergenceError] = EnergyBlowupError
 
     def __post_init__(self) -> None:
@@ -169,9 +170,9 @@ class _GrowthWatcher:
             self.warn_at, self.error_at = math.inf, start * self.start_unit + self.spread
         beta_star = row.get(BETA_STAR, _NAN)
         if size > self.error_at:
-            level, limit, remedies = Level.ERROR, self.error_at, rule.remedies_error
+            level, limit = Level.ERROR, self.error_at
         elif size > self.warn_at:
-            level, limit, remedies = Level.WARN, self.warn_at, rule.remedies_warn
+            level, limit = Level.WARN, self.warn_at
         else:
             return CALM if 2 * (size - record) < self.warn_at - record else NOT_CALM
         # Whichever is the larger part, and the limit of it where the other stays as it is.
@@ -180,7 +181,9 @@ class _GrowthWatcher:
             tag, value, other = _SPREAD, self.spread, abs(gap)
         limit = math.copysign(max(0.0, limit - other), value)
         window = rule.window if is_settled else 0
-        return Reading(level, False, tag, value, limit, window, remedies.at(beta_star))
+        pairs = rule.remedies_above_data if gap < -self.spread else rule.remedies
+        remedies = pairs[level is Level.ERROR].at(beta_star)
+        return Reading(level, False, tag, value, limit, window, remedies)
 
     def limits(self) -> dict[str, Limits]:
         """Of the row read last."""

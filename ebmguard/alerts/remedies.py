@@ -138,11 +138,12 @@ def _always(*remedies: Remedy) -> Remedies:
 
 _R = Remedy
 NONFINITE = _always(_R.ROLL_BACK, _R.LOWER_LR)
-# Of what the field uses, a higher beta* and more steps held on every seed
-# (docs/results/remedies.md): not another seed alone, gradient clipping or smooth activations; a
-# third of the learning rate held on most.
+# Measured on the population (docs/results/population.md). Where samples lie above the data a higher
+# beta* does not help.
 BLOWUP_WARN = _always(_R.RAISE_BETA, _R.LOWER_LR, _R.MORE_STEPS)
 BLOWUP_ERROR = _always(_R.ROLL_BACK, _R.RAISE_BETA, _R.LOWER_LR, _R.MORE_STEPS)
+ABOVE_DATA_WARN = _always(_R.LOWER_LR, _R.FINER_STEPS)
+ABOVE_DATA_ERROR = _always(_R.ROLL_BACK, _R.LOWER_LR, _R.FINER_STEPS)
 SAMPLER = Remedies(
     zero=(_R.MORE_STEPS, _R.FINER_STEPS, _R.LOWER_LR),
     positive=(_R.MORE_STEPS, _R.LOWER_BETA, _R.LOWER_LR),
