@@ -53,7 +53,7 @@ BY_CAUSE = {
 """What a rollback changes for a remedy of the alert."""
 
 FALLBACK = (Remedy.RAISE_BETA, Remedy.LOWER_LR, Remedy.MORE_STEPS)
-"""What is tried after those, in this order."""
+"""What is tried, in this order, where the run can follow none of those."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Recovery:
 
     Attributes:
         ladder: None changes what the alert's cause asks for: the change of its likeliest remedy
-            that has been tried least since the run was last healthy, then those of
-            :data:`FALLBACK`, but never the opposite of what was advised or tried. Otherwise the
-            n-th rollback applies the n-th change, and the last one again from then on. Changes add
+            that has been tried least since the run was last healthy, or one of :data:`FALLBACK`
+            where the run can follow none, but never the opposite of what was advised or tried.
+            Otherwise the n-th rollback applies the n-th change, and the last one again from then on. Changes add
             up. One that this run cannot follow (SGLD steps that the guard does not know) is passed
             over for the next.
         budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.

@@ -223,14 +223,12 @@ class Recoverer:
         causes = [remedy for remedy in BY_CAUSE if remedy in alert.remedies]
         causes.sort(key=alert.remedies.index)
         before = [*causes, *self._tried]
-        order = [
-            remedy
-            for remedy in dict.fromkeys((*causes, *FALLBACK))
-            if not any(contradict(remedy, other) for other in before)
-        ]
-        for remedy in sorted(order, key=self._tried.count):
-            self._tried.append(str(remedy))
-            yield BY_CAUSE[remedy]
+        others = [remedy for remedy in FALLBACK if remedy not in causes]
+        for order in (causes, others):
+            for remedy in sorted(order, key=self._tried.count):
+                if not any(contradict(remedy, other) for other in before):
+                    self._tried.append(str(remedy))
+                    yield BY_CAUSE[remedy]
 
     def _applied(
         self, change: Change, now: Situation, usual: int | None, own_rates: list[float]
