@@ -64,9 +64,9 @@ class Recovery:
         ladder: None changes what the alert's cause asks for: the change of its likeliest remedy
             that has been tried least since the run was last healthy, or one of :data:`FALLBACK`
             where the run can follow none, but never the opposite of what was advised or tried.
-            Otherwise the n-th rollback applies the n-th change, and the last one again from then on. Changes add
-            up. One that this run cannot follow (SGLD steps that the guard does not know) is passed
-            over for the next.
+            Otherwise the n-th rollback applies the n-th change, and the last one again from then
+            on. Changes add up. One that this run cannot follow (SGLD steps that the guard does not
+            know) is passed over for the next.
         budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.
         reseed: go on with other random numbers.
         purge: replace rows of the replay buffer that are not finite, or lie far outside the others.
