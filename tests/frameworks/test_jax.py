@@ -436,7 +436,7 @@ def test_rows_and_alerts_are_those_of_a_torch_run_with_these_energies(tmp_path, 
     recorder = Recorder(log_dir=tmp_path / "jax")
     for step in range(60):
         rng = np.random.default_rng(step)
-        sides = rng.normal(100.0 * (step > 50), 1, 32), rng.normal(0, 1, 32)
+        sides = rng.normal(100.0 * (step > 54), 1, 32), rng.normal(0, 1, 32)
         if step == 58:
             sides[1][3] = np.nan
         g.loss(torch.tensor(sides[0]), torch.tensor(sides[1]))
@@ -481,7 +481,7 @@ def test_the_page_of_a_run_in_jax(tmp_path, caplog):
 
     recorder = Recorder(log_dir=tmp_path / "run")
     for step in range(60):
-        recorder.record(step, row_of(100.0 * (step > 50), step))
+        recorder.record(step, row_of(100.0 * (step > 54), step))
     recorder.close()
     assert "energy_blowup" in page([tmp_path / "run"])
 

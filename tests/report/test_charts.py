@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
-from ebmguard.alerts import DEFAULT_RULES, Bands, FloorRule, Judge, Level, MedianRule
+from ebmguard.alerts import DEFAULT_RULES, Bands, FloorRule, GrowthRule, Judge, Level, MedianRule
 from ebmguard.report.charts import CHARTS, MORE_CHARTS, value_of
 from ebmguard.sinks import read_jsonl
 
@@ -24,21 +23,18 @@ def test_at_beta_star_zero_weights_are_those_of_the_reference():
     assert value_of(row, "pareto_k") is None
 
 
-def test_a_moving_band_is_median_and_mad_of_the_runs_own_past():
-    bands = Bands()
-    past: list[float] = []
-    for step, row in rows(range(100), seed=5):
+def test_a_moving_band_is_growth_over_the_runs_own_past():
+    bands, rule = Bands(), next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
+    sizes: list[float] = []
+    for step, row in rows(range(3 * rule.window), seed=5):
         limits = bands.read(row)["energy_gap"]
-        if step < 20:
-            assert (limits.low, limits.high) == (-math.inf, math.inf)
-        else:
-            window = np.array(past[-64:])
-            centre = np.median(window)
-            scale = max(1.4826 * np.median(abs(window - centre)), 0.1 * row["f_pos/std"])
-            assert limits.low == pytest.approx(centre - 8 * scale)
-            assert limits.high == pytest.approx(centre + 8 * scale)
-            assert limits.error_high == pytest.approx(centre + 20 * scale)
-        past.append(row["energy_gap"])
+        sizes.append(abs(row["energy_gap"]))
+        # The spread is under the unit, and the energies overlap: nothing witnesses a blow-up.
+        warn = error = rule.start * rule.unit
+        if step >= rule.settle:
+            before = max(sizes[-rule.window : -rule.lag]) + rule.unit
+            warn, error = (before * math.exp(x) - rule.unit for x in (rule.warn, rule.growth_alone))
+        assert limits == pytest.approx((-warn, warn, -error, error))
 
 
 def test_fixed_limits_are_the_rules_own():
