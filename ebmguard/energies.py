@@ -247,7 +247,7 @@ def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
 
 def has_models(x: Tensor, models: torch.Size) -> bool:
     """Whether each model has samples of its own in x, instead of all sharing the same."""
-    return x.ndim > len(models) and x.shape[: len(models)] == models
+    return x.ndim > len(models) and (not models or x.shape[: len(models)] == models)
 
 
 def per_sample(f: Tensor, beta_star: BetaStar, reduce: Reduce) -> Tensor:

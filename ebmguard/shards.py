@@ -29,10 +29,12 @@ def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
     return module is not None and isinstance(x, module.DTensor)
 
 
-@torch.no_grad()
 def local(x: Tensor) -> Tensor:
     """What this rank holds of a tensor, in the same memory; a plain tensor itself."""
-    return x.to_local() if is_sharded(x) else x
+    if not is_sharded(x):
+        return x
+    with torch.no_grad():
+        return x.to_local()
 
 
 def copies(x: Tensor, world: int) -> int:

@@ -14,6 +14,7 @@ from ..objective import usable
 __all__ = ["energy_diagnostics", "nonfinite_diagnostics"]
 
 _QUANTILES = {"q05": 0.05, "median": 0.5, "q95": 0.95}
+_SUMMARIES = ("mean", "std", "min", *_QUANTILES, "max")
 
 
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
@@ -28,22 +29,24 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     """
     # Few kinds of kernels, see weight_diagnostics_at, and one pass for sides of the same shape.
     if f_pos.shape == f_neg.shape:
-        ranked = torch.stack((f_pos, f_neg)).sort(-1).values
-        pos, neg = _summaries(ranked)
-        ranked_pos, ranked_neg = ranked.unbind()
+        found = [x.unbind() for x in _summaries(torch.stack((f_pos, f_neg)))]
+        (ranked_pos, ranked_neg), (of_pos, of_neg), (pos, neg) = found
     else:
-        ranked_pos, ranked_neg = f_pos.sort(-1).values, f_neg.sort(-1).values
-        (pos,), (neg,) = _summaries(ranked_pos.unsqueeze(0)), _summaries(ranked_neg.unsqueeze(0))
+        (ranked_pos, of_pos, pos), (ranked_neg, of_neg, neg) = map(_summaries, (f_pos, f_neg))
     ranked_neg = ranked_neg.contiguous()
     below = torch.searchsorted(ranked_pos, ranked_neg)
     not_above = torch.searchsorted(ranked_pos, ranked_neg, right=True)
     pairs = f_pos.shape[-1] * f_neg.shape[-1]
     overlap = (below + not_above).sum(-1).to(ranked_pos.dtype) * (0.5 / pairs)
+    sides = {
+        f"{side}/{name}": value
+        for side, numbers in (("f_pos", pos), ("f_neg", neg))
+        for name, value in zip(_SUMMARIES, numbers.unbind(-1), strict=True)
+    }
     return {
-        "energy_gap": pos["mean"] - neg["mean"],
-        "energy_overlap": overlap + _spoiler(pos["max"]) + _spoiler(neg["max"]),
-        **{f"f_pos/{name}": value for name, value in pos.items()},
-        **{f"f_neg/{name}": value for name, value in neg.items()},
+        "energy_gap": sides["f_pos/mean"] - sides["f_neg/mean"],
+        "energy_overlap": overlap + (of_pos + of_neg).squeeze(-1),
+        **sides,
     }
 
 
@@ -58,10 +61,11 @@ def nonfinite_diagnostics(
     """
     if isinstance(beta_star, Tensor):
         beta_star = beta_star.unsqueeze(-1)
-    pos, neg = (
-        f.shape[-1] - usable(f, beta_star, q).to(f.dtype).sum(-1)
-        for f, q in zip((f_pos, f_neg), log_q or (None, None), strict=True)
-    )
+    if log_q is None and f_pos.shape == f_neg.shape:
+        pos, neg = _left_out(torch.stack((f_pos, f_neg)), beta_star).unbind()
+    else:
+        q_pos, q_neg = log_q or (None, None)
+        pos, neg = _left_out(f_pos, beta_star, q_pos), _left_out(f_neg, beta_star, q_neg)
     return {
         "nonfinite/pos": pos,
         "nonfinite/neg": neg,
@@ -69,42 +73,34 @@ def nonfinite_diagnostics(
     }
 
 
-def _summaries(ranked: Tensor) -> list[dict[str, Tensor]]:
-    """Summaries of each entry of the first dimension, of values sorted along the last."""
-    n = ranked.shape[-1]
-    mean = ranked.sum(-1) * (1 / n)
-    deviation = ranked - mean.unsqueeze(-1)
-    below, above, part = _positions(n, ranked.dtype, ranked.device)
-    low, high = ranked.index_select(-1, below), ranked.index_select(-1, above)
-    least, most = ranked[..., 0], ranked[..., -1]
+def _left_out(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
+    return f.shape[-1] - usable(f, beta, log_q).sum(-1, dtype=f.dtype)
+
+
+def _summaries(f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sorted energies, what makes numbers NaN where one of them is, else 0, and the summaries."""
+    n, ranked = f.shape[-1], f.sort(-1).values
     # A NaN is sorted to the end and would leave the lower quantiles as they are.
-    spoiler = _spoiler(most)
-    table = (
-        mean,
-        ((deviation * deviation).sum(-1) * (1 / n)).sqrt(),
-        least + spoiler,
-        *(low + part * (high - low) + spoiler.unsqueeze(-1)).unbind(-1),
-        most,
-    )
-    names = ("mean", "std", "min", *_QUANTILES, "max")
-    return [
-        dict(zip(names, numbers.unbind(), strict=True))
-        for numbers in torch.stack(table, 1).unbind()
-    ]
-
-
-def _spoiler(largest: Tensor) -> Tensor:
-    """NaN where the last of sorted energies is NaN, else 0."""
-    return 0.0 * largest.clamp(-1.0, 1.0)
+    spoiler = 0.0 * ranked[..., -1:].clamp(-1.0, 1.0)
+    ranked = ranked + spoiler
+    mean = ranked.sum(-1, keepdim=True) * (1 / n)
+    deviation = ranked - mean
+    std = ((deviation * deviation).sum(-1, keepdim=True) * (1 / n)).sqrt()
+    places, part = _positions(n, f.dtype, f.device)
+    low, high = ranked.index_select(-1, places).chunk(2, -1)
+    quantiles = low + part * (high - low)
+    table = torch.cat((mean, std, ranked[..., :1], quantiles, ranked[..., -1:]), -1)
+    return ranked, spoiler, table
 
 
 @lru_cache
-def _positions(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For each quantile its two neighbours among n sorted values and its place between them."""
+def _positions(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The lower neighbours of all quantiles among n sorted values, the upper ones, and the places
+    of the quantiles between them."""
     # Cached: making them again would copy from the host in every step.
     exact = [level * (n - 1) for level in _QUANTILES.values()]
+    neighbours = [math.floor(x) for x in exact] + [math.ceil(x) for x in exact]
     return (
-        torch.tensor([math.floor(x) for x in exact], device=device),
-        torch.tensor([math.ceil(x) for x in exact], device=device),
+        torch.tensor(neighbours, device=device),
         torch.tensor([x - math.floor(x) for x in exact], dtype=dtype, device=device),
     )

@@ -94,7 +94,7 @@ class Terms:
 
     def count(self, valid: Tensor) -> Tensor:
         """Number of usable samples, at least 1 so that an empty side divides by something."""
-        return valid.to(self.pos.dtype).sum(-1).clamp(min=1.0)
+        return valid.sum(-1, dtype=self.pos.dtype).clamp(min=1.0)
 
     def mean(self, x: Tensor, valid: Tensor) -> Tensor:
         return torch.where(valid, x, 0.0).sum(-1) / self.count(valid)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
@@ -128,7 +128,9 @@ class Rows:
             self._open.members.append(members)
         self._open.samples.update({name: x.tolist() for name, x in flat.items()})
         self._open.has_news = False
-        return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
+        so_far = self._open.on_host(self.step)
+        so_far.is_over, so_far.is_news = False, True
+        return [so_far]
 
     def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
         """Numbers that the host knows already, of the present step or of a row whose step is over.
@@ -281,7 +283,7 @@ class _Pending:
         if self.numbers is not None:
             late, members = _rows(self.names, self.numbers, self.own)
             found = late | found
-        return replace(self.row, numbers=found, samples=samples, members=members)
+        return StepRow(self.row.step, found, samples, members, is_news=self.row.is_news)
 
 
 def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tuple[Row, list[Row]]:

@@ -83,7 +83,8 @@ class Sampling:
                 result = tempering.run(call, args, kwargs, factor, remember=remember)
         finally:
             self.is_running = False
-        refuse_deferred(result)
+        if not isinstance(result, Tensor):
+            refuse_deferred(result)
         if tempering is not None and not tempering.reached and self._tempers:
             raise SamplerError(
                 f"The sampler never called {type(tempering.module).__name__}.forward, so it ran on "
@@ -127,14 +128,15 @@ def sampled(
     if x is None:
         return found, None
     rows = _rows(x, models)
+    known_by = fingerprint(rows)
     # NaN and the infinities show in the extremes, without a mask of the samples' size.
-    highest, lowest = rows.amax(-1), rows.amin(-1)
+    _, lowest, highest = known_by.unbind(-1)
     largest = torch.finfo(x.dtype).max
     finite = _by_model((highest <= largest) & (lowest >= -largest), models)
-    found["nonfinite/samples"] = 1.0 - finite.float().sum(-1) * (1 / finite.shape[-1])
+    found["nonfinite/samples"] = 1.0 - finite.sum(-1, dtype=torch.float32) * (1 / finite.shape[-1])
     if trainer.clamp is not None:
         found["sampler/clamped"] = clamped(rows, trainer.clamp)
-    return found, fingerprint(rows)
+    return found, known_by
 
 
 def _of_gradients(

@@ -1,0 +1,20 @@
+"""The benchmark of the guard's cost runs, on its smallest step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from benchmarks.jem_step import SCENARIOS
+from benchmarks.overhead import parts
+
+PARTS = ["loss", "diagnostics", "judge", "sinks", "sampler", "whole step"]
+
+
+def test_every_part_is_measured():
+    smallest = replace(SCENARIOS["digits"], batch=4, sgld_steps=1)
+    found = parts(smallest, torch.device("cpu"), repeats=2)
+    assert list(found) == PARTS
+    assert all(map(math.isfinite, found.values()))
