@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def recorded(**columns):
 
 BREAKS = np.where(np.arange(400) < 300, QUIET, 2.0 ** np.minimum(np.arange(400) - 300.0, 60))
 VISITS = np.where(np.abs(np.arange(400) - 300) < 5, 5e3, QUIET)
-FATES = {
+FATES: dict[str, Any] = {
     "a quiet run that learns": ({}, "healthy", None),
     "a gap that doubles": ({"gap": BREAKS}, "dead", 310),
     "an infinite gap": ({"gap": np.where(np.arange(400) < 300, QUIET, np.inf)}, "dead", 300),

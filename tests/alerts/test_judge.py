@@ -33,7 +33,9 @@ def reports(latch, steps):
 
     Without a value it is 5.
     """
-    readings = [Reading(*step[:2], "x", *(step[2:] or (5.0,)), 1.0) for step in steps]
+    readings = [
+        Reading(level, calm, "x", value[0] if value else 5.0, 1.0) for level, calm, *value in steps
+    ]
     return [i for i, reading in enumerate(readings) if latch.update(reading)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ WARN = Level.WARN
 class Advising(Script):
     """Warns at given steps, each time with remedies of its own."""
 
-    def __init__(self, advice: dict[int, tuple[str, ...]], member: int | None = None) -> None:
+    def __init__(self, advice: Mapping[int, tuple[str, ...]], member: int | None = None) -> None:
         super().__init__({})
         self.advice, self.member = advice, member
 
@@ -41,7 +42,7 @@ def advised(g: Guard, steps: int = 4, shift: float = 0.0, optimizer: Any = None)
     return [alert.remedies for alert in g.alerts]
 
 
-def make(advice: dict[int, tuple[str, ...]], **options: Any) -> Guard:
+def make(advice: Mapping[int, tuple[str, ...]], **options: Any) -> Guard:
     g = guard(None, None, **({"beta_star": 0.5} | options))
     detector: Any = Advising(advice)
     g._judge = detector
