@@ -140,8 +140,8 @@ _R = Remedy
 NONFINITE = _always(_R.ROLL_BACK, _R.LOWER_LR)
 # Measured on the population (docs/results/population.md). Where samples lie above the data a higher
 # beta* does not help.
-BLOWUP_WARN = _always(_R.RAISE_BETA, _R.LOWER_LR, _R.MORE_STEPS)
-BLOWUP_ERROR = _always(_R.ROLL_BACK, _R.RAISE_BETA, _R.LOWER_LR, _R.MORE_STEPS)
+BLOWUP_WARN = _always(_R.LOWER_LR, _R.RAISE_BETA, _R.MORE_STEPS)
+BLOWUP_ERROR = _always(_R.ROLL_BACK, _R.LOWER_LR, _R.RAISE_BETA, _R.MORE_STEPS)
 ABOVE_DATA_WARN = _always(_R.LOWER_LR, _R.FINER_STEPS)
 ABOVE_DATA_ERROR = _always(_R.ROLL_BACK, _R.LOWER_LR, _R.FINER_STEPS)
 SAMPLER = Remedies(

@@ -43,7 +43,7 @@ class Change:
 
 
 BY_CAUSE = {
-    Remedy.LOWER_LR: Change(lr=0.2),
+    Remedy.LOWER_LR: Change(lr=1 / 3),
     Remedy.RAISE_BETA: Change(beta_star=2.0),
     Remedy.LOWER_BETA: Change(beta_factor=0.5),
     Remedy.TOWARDS_ZERO: Change(beta_factor=0.5),
@@ -52,7 +52,7 @@ BY_CAUSE = {
 }
 """What a rollback changes for a remedy of the alert."""
 
-FALLBACK = (Remedy.RAISE_BETA, Remedy.LOWER_LR, Remedy.MORE_STEPS)
+FALLBACK = (Remedy.LOWER_LR, Remedy.RAISE_BETA, Remedy.MORE_STEPS)
 """What is tried, in this order, where the run can follow none of those."""
 
 
