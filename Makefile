@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow test-adapters lint format demo \
   bench-digits bench-overhead bench-toy bench-jem bench-shortrun \
-  bench-remedies bench-rollback bench-steering \
+  bench-population bench-remedies bench-rollback bench-steering \
   screenshots figures sweep-toy clean
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make format          format the code and sort its imports"
 	@echo "make demo            the same training run without and with the guard, one picture"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
+	@echo "make bench-population  recorded runs of many families through the rules: what alerts find"
 	@echo "make bench-remedies  the field's remedies and beta_star on the digits, at equal compute"
 	@echo "make bench-rollback  runs that save themselves: each policy, 20 seeds"
 	@echo "make bench-steering  a sampler that has lost the data, and beta_star from both ends"
@@ -92,6 +93,9 @@ demo: $(VENV)/.train
 
 bench-digits: $(VENV)/.train
 	$(BIN)/python -m benchmarks.digits
+
+bench-population: $(VENV)/.train
+	$(BIN)/python -m benchmarks.population judge
 
 bench-remedies: $(VENV)/.train
 	$(BIN)/python -m benchmarks.remedies

@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "BudgetSpentError",
+    "CollapsedError",
     "ConfigError",
     "DivergenceError",
     "EbmguardError",
@@ -90,7 +91,11 @@ class NonFiniteError(DivergenceError):
 
 
 class EnergyBlowupError(DivergenceError):
-    """The energy gap, the energies or the sampler's gradient left their band."""
+    """The energies outgrew the run's own past."""
+
+
+class CollapsedError(DivergenceError):
+    """The network became a constant: every sample had the same energy."""
 
 
 class SamplerFailingError(DivergenceError):

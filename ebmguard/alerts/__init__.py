@@ -1,6 +1,7 @@
 """Alerts: rules, each with its watcher in one file; robust statistics; the judge. No torch."""
 
 from .alert import Alert, Level
+from .collapsed import CollapsedRule
 from .defaults import DEFAULT_RULES
 from .floor import FloorRule
 from .growth import GrowthRule
@@ -16,6 +17,7 @@ __all__ = [
     "Alert",
     "Bands",
     "Bound",
+    "CollapsedRule",
     "FloorRule",
     "GrowthRule",
     "Judge",

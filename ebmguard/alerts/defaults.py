@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ..errors import WeightsDegenerateError
 from .alert import Level
+from .collapsed import CollapsedRule
 from .floor import FloorRule
 from .growth import GrowthRule
 from .median import Bound, MedianRule
@@ -18,9 +19,10 @@ __all__ = ["DEFAULT_RULES"]
 _INFO = Level.INFO
 
 # A bound: tag, side, limit, where it is calm again, values in the median, what helps, level.
-DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | FloorRule | MedianRule, ...] = (
+DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | MedianRule, ...] = (
     NonFiniteRule(),
     GrowthRule(),
+    CollapsedRule(),
     FloorRule(),
     MedianRule(
         "weights_degenerate",

@@ -154,6 +154,7 @@ WEIGHTS = Remedies(
     positive=(_R.LOWER_BETA, _R.MORE_NEGATIVES),
     negative=(_R.TOWARDS_ZERO, _R.MORE_NEGATIVES),
 )
+COLLAPSED = _always(_R.ROLL_BACK, _R.LOWER_LR)
 HUNG = _always(_R.LOOK_AT_SAMPLER, _R.FRESH_STARTS)
 OVERSHOOT = Remedies(
     zero=(_R.FEWER_STEPS, _R.BELOW_ZERO, _R.FINER_STEPS),

@@ -30,7 +30,7 @@ __all__ = ["Recoverer", "Restored"]
 _log = logging.getLogger("ebmguard")
 
 # Rules of a run that is being lost. What others tell of may last, and such a run needs snapshots.
-_UNSETTLING = ("nonfinite", "energy_blowup", "sampler_failing")
+_UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 
 # Medians of GradScale over so many steps before a snapshot, and over those that certify it, from
 # which on it counts as good: that at which the rule ``sampler_failing`` is calm.

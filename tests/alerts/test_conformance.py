@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ebmguard.alerts import DEFAULT_RULES, Judge, Level, Rule, error_for
 from ebmguard.errors import (
+    CollapsedError,
     ConfigError,
     DivergenceError,
     EnergyBlowupError,
@@ -26,6 +27,9 @@ from .parts import FAILED, WARNED, Row, Slump, SlumpError, excerpt, feed, make_r
 
 WARN, ERROR = Level.WARN, Level.ERROR
 BLOW_UP = [make_row(energy_gap=gap) for gap in (WARNED, *[FAILED] * 9)]
+
+
+CONSTANT = {"energy_gap": 0.0, "f_pos__std": 1e-7, "f_neg__std": 0.0, "f_pos__median": 2.3}
 
 
 class Case(NamedTuple):
@@ -50,6 +54,11 @@ CASES = {
         [(WARN, 60, "energy_gap"), (ERROR, 61, "energy_gap")],
         [*noise(60), *BLOW_UP, *noise(90, seed=1)],
         EnergyBlowupError,
+    ),
+    "collapsed": Case(
+        [(ERROR, 89, "f_pos/std")],
+        [*noise(70), *at(0.0, 40, **CONSTANT), *noise(20)],
+        CollapsedError,
     ),
     "sampler_failing": Case(
         [(WARN, 49, "grad_scale"), (ERROR, 229, "grad_scale")],
