@@ -23,9 +23,10 @@ QUIET = np.random.default_rng(0).normal(size=400) * 0.1
 LEARNING = np.minimum(95, 10 + np.arange(400.0))
 
 
-def trace_of(gap=QUIET, skill=LEARNING, overlap=0.5):
-    columns = {"energy_gap": gap, "skill": skill, "f_pos/std": np.full(len(gap), 0.5)}
-    columns["energy_overlap"] = np.full(len(gap), overlap)
+def trace_of(gap=QUIET, skill=LEARNING, overlap=0.5, beta_star=0.0, scale=0.98):
+    whole = {"energy_overlap": overlap, "beta_star": beta_star, "grad_scale": scale}
+    columns = {name: np.full(len(gap), value) for name, value in whole.items()}
+    columns |= {"energy_gap": gap, "skill": skill, "f_pos/std": np.full(len(gap), 0.5)}
     return {name: np.asarray(x, np.float32) for name, x in columns.items()}
 
 
@@ -36,6 +37,7 @@ def recorded(**columns):
 
 BREAKS = np.where(np.arange(400) < 300, QUIET, 2.0 ** np.minimum(np.arange(400) - 300.0, 60))
 VISITS = np.where(np.abs(np.arange(400) - 300) < 5, 5e3, QUIET)
+STRAGGLERS = {"gap": QUIET + 30, "beta_star": 2.0}
 FATES: dict[str, Any] = {
     "a quiet run that learns": ({}, "healthy", None),
     "a gap that doubles": ({"gap": BREAKS}, "dead", 310),
@@ -45,6 +47,8 @@ FATES: dict[str, Any] = {
     "forgotten": ({"skill": np.where(np.arange(400) < 300, LEARNING, 60)}, "limping", None),
     "a sampler that lags": ({"gap": QUIET + 30}, "limping", None),
     "a sampler that never gets there": ({"overlap": 0.0}, "limping", None),
+    "stragglers without a weight": (STRAGGLERS | {"scale": 0.9}, "healthy", None),
+    "and no other negatives": (STRAGGLERS | {"scale": 0.1}, "limping", None),
 }
 
 

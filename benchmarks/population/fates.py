@@ -18,6 +18,8 @@ LOST = 10.0
 """Points of skill under its best from which a run that goes on is not healthy."""
 LEARNED = 20.0
 """Points of skill over the untrained network's from which a run has learned something."""
+SCALE = 0.2
+"""Median GradScale of the last rows under which no negative competes."""
 APART = 10.0
 """Median |gap| of the last rows, in the same units, from which a run is not healthy."""
 REACH = 0.01
@@ -59,8 +61,8 @@ class Fate:
 
     Attributes:
         name: "dead" (|gap| went out of all proportion and did not come back), "healthy" (it lived,
-            learned, ended within 10 points of its best skill, with a gap of some spreads of the
-            data's energies, and with samples that reach them), or "limping", all else.
+            learned, and ended within 10 points of its best skill with negatives that compete), or
+            "limping", all else.
         death: the step at which a dead one broke.
         best, last: the highest and the last median of skill over 20 rows.
         steps: rows there are.
@@ -99,9 +101,19 @@ def fate_of(trace: Mapping[str, Any], least: float | None = None) -> Fate:
         return Fate("dead", watch.since, best, last, steps)
     first = float(trace["skill"][0])
     learned = best - first >= min(LEARNED, (100 - first) / 2) if least is None else best >= least
-    is_well = learned and best - last < LOST
-    gap = float(np.median(np.abs(trace["energy_gap"][-50:])))
-    spread = max(1.0, float(np.median(trace["f_pos/std"][-50:])))
-    overlap = float(np.median(trace["energy_overlap"][-50:]))
-    is_well = is_well and gap < APART * spread and REACH < overlap < 1 - REACH
+    is_well = learned and best - last < LOST and negatives_compete(trace)
     return Fate("healthy" if is_well else "limping", None, best, last, steps)
+
+
+def negatives_compete(trace: Mapping[str, Any]) -> bool:
+    """Whether they did in the last 50 rows.
+
+    At beta* > 0 GradScale tells, since stragglers have no weight; else gap and overlap do.
+    """
+    gap, spread, overlap, beta_star, scale = (
+        float(np.median(np.abs(trace[tag][-50:]))) if tag in trace else math.nan
+        for tag in ("energy_gap", "f_pos/std", "energy_overlap", "beta_star", "grad_scale")
+    )
+    if beta_star > 0:
+        return scale >= SCALE
+    return gap < APART * max(1.0, spread) and REACH < overlap < 1 - REACH
