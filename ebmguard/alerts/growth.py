@@ -39,7 +39,8 @@ class GrowthRule:
     Where beta* > 0 takes the excess out of the loss, growth is a WARN at most: negatives far below
     the rest get no weight, and the negative force rests on those that compete. The row tells: part
     of the pairs have f⁻ > f⁺, and this part times the depth of the tail, beta* (q95 - min of f⁻),
-    is at least ``absorb_nats``.
+    is at least ``absorb_nats``. What the weights cannot take out is an excess of the data's side:
+    where the spread of its energies has grown by ``growth_alone`` too, nothing is absorbed.
 
     Attributes:
         growth: over which a row is an ERROR where one of two witnesses agrees: the energies are
@@ -149,7 +150,7 @@ class _GrowthWatcher:
             self.warn_at = (before + unit) * math.exp(rule.warn) - unit
             self.error_at = (before + unit) * math.exp(growth) - unit
         beta_star = row.get(BETA_STAR, _NAN)
-        if size > self.error_at and self._absorbs(row):
+        if size > self.error_at and self._absorbs(row, unit):
             self.error_at = math.inf
         if size > self.error_at:
             level, limit, remedies = Level.ERROR, self.error_at, rule.remedies_error
@@ -160,13 +161,15 @@ class _GrowthWatcher:
         limit = math.copysign(limit, gap)
         return Reading(level, False, ENERGY_GAP, gap, limit, window, remedies.at(beta_star))
 
-    def _absorbs(self, row: Mapping[str, float]) -> bool:
+    def _absorbs(self, row: Mapping[str, float], unit: float) -> bool:
         """Never at beta* <= 0 or for a negative gap, nor where one of the numbers is unknown."""
         overlap, tail = (
             row.get(_OVERLAP, _NAN),
             row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN),
         )
         depth = row.get(BETA_STAR, _NAN) * tail
+        if not row.get(_SPREAD, _NAN) < unit * math.exp(self.rule.growth_alone):
+            return False
         return row[ENERGY_GAP] > 0 and overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
 
     def limits(self) -> dict[str, Limits]:

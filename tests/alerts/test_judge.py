@@ -33,8 +33,11 @@ def reports(latch, steps):
 
     Without a value it is 5.
     """
-    readings = [Reading(*step[:2], "x", *(step[2:] or (5.0,)), 1.0) for step in steps]
-    return [i for i, reading in enumerate(readings) if latch.update(reading)]
+
+    def reading(level, calm, value=5.0):
+        return Reading(level, calm, "x", value, 1.0)
+
+    return [i for i, step in enumerate(steps) if latch.update(reading(*step))]
 
 
 BAD, WORSE, REST, BETWEEN = (WARN, False), (ERROR, False), (None, True), (None, False)
