@@ -269,6 +269,8 @@ def test_an_excess_that_the_weights_absorb_is_a_warning_at_most(gap):
         {"f_neg__min": 3.0},
         {"f_neg__min": math.nan},
         {"energy_gap": -40.0},
+        {"f_pos__std": 400.0},  # the data's energies have grown as well
+        {"f_pos__std": math.nan},
     ],
 )
 def test_what_the_weights_do_not_absorb_is_an_error(change):
