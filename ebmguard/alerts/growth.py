@@ -47,9 +47,6 @@ class GrowthRule:
             (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the sampler's
             gradient norm has outgrown its own record by ``steeper``, in logarithms.
         growth_alone: over which it is one without a witness.
-        slow_growth, slow_lag: over which it is one where the energies have been apart for half of
-            ``slow_lag`` steps, against the record before these steps: a blow-up of some percent a
-            step.
         apart, steeper, settle, start, start_negative, absorb_nats, lost: see above.
         lag, window: in steps.
         unit: in units of f; what is far under it does not count as growth.
@@ -60,15 +57,13 @@ class GrowthRule:
     warn: float = 0.5
     growth: float = 0.9
     growth_alone: float = 1.4
-    slow_growth: float = 1.6
-    slow_lag: int = 24
     apart: float = 0.25
     steeper: float = 0.5
     settle: int = 20
     start: float = 100.0
     start_negative: float = 250.0
     absorb_nats: float = 1.0
-    lost: float = 3.0
+    lost: float = 5.0
     lag: int = 8
     window: int = 64
     unit: float = 1.0
@@ -90,8 +85,7 @@ class GrowthRule:
             (starts, "start > 0, start_negative > 0, unit > 0"),
             (self.absorb_nats > 0 and 0 < self.lost <= 100, "absorb_nats > 0, 0 < lost <= 100"),
             (self.settle >= 0, "settle >= 0"),
-            (0 < self.slow_growth <= 100, "0 < slow_growth <= 100"),
-            (1 <= self.lag <= self.slow_lag < self.window, "1 <= lag <= slow_lag < window"),
+            (1 <= self.lag < self.window, "1 <= lag < window"),
         ):
             if not is_kept:
                 names = re.findall("[a-z_]+", expected)
@@ -110,18 +104,14 @@ class _Past:
         self.rule = rule
         self.values = list(map(float, values))
 
-    def record(self, lag: int) -> float:
-        """The largest of `window` values but the newest `lag`; NaN where there is none.
-
-        One that counts the present step, whose value is not among them yet.
-        """
-        end = max(0, len(self.values) - lag + 1)
-        return max(self.values[max(0, end - self.rule.window + self.rule.lag) : end], default=_NAN)
+    def record(self) -> float:
+        """The largest value but the newest; NaN where there is none."""
+        return max(self.values[: max(0, len(self.values) - self.rule.lag + 1)], default=_NAN)
 
     def push(self, value: float) -> None:
         if math.isfinite(value):
             self.values.append(value)
-            del self.values[: -self.rule.window - self.rule.slow_lag]
+            del self.values[: 1 - self.rule.window]
 
 
 class _GrowthWatcher:
@@ -134,7 +124,6 @@ class _GrowthWatcher:
         # short where it grows for ever; and how large.
         self.records: list[tuple[int, float]] = []
         self.start_unit = 0.0
-        self.apart_for = 0
         # What size makes a WARN and an ERROR, and the spread, of the row read last.
         self.warn_at = self.error_at = math.inf
         self.spread = 0.0
@@ -142,29 +131,23 @@ class _GrowthWatcher:
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
         gap, spread = row.get(ENERGY_GAP, _NAN), row.get(_SPREAD, _NAN)
-        if not math.isfinite(gap):
+        if not math.isfinite(gap) or math.isnan(spread):
             return UNKNOWN
-        self.spread = spread if math.isfinite(spread) else 0.0
-        size = abs(gap) + self.spread
-        record, steepest = self.sizes.record(rule.lag), self.norms.record(rule.lag)
-        old = self.sizes.record(rule.slow_lag)
+        self.spread, size = spread, abs(gap) + spread
+        record, steepest = self.sizes.record(), self.norms.record()
         norm = row.get(SAMPLER_GRAD_NORM, _NAN)
         steeper = norm > steepest * math.exp(rule.steeper)
-        age, slow_age = self._age(record), self._age(old)
+        age = self._age(record)
         self.norms.push(norm)
         self._take(size, abs(row.get(_MEDIAN, 0.0)) / 10)
         overlap = row.get(_OVERLAP, 0.5)
         is_apart = min(overlap, 1 - overlap) < rule.apart
-        self.apart_for = self.apart_for + 1 if is_apart else 0
         growth = rule.growth if is_apart or steeper else rule.growth_alone
         if gap > 0 and self._absorbs(row):
             growth = rule.lost
         if is_settled := age >= rule.settle:
             self.warn_at = (record + rule.unit) * math.exp(rule.warn) - rule.unit
             self.error_at = (record + rule.unit) * math.exp(growth) - rule.unit
-            if slow_age >= rule.slow_lag + rule.settle and self.apart_for >= rule.slow_lag / 2:
-                slow = max(growth, rule.slow_growth)  # the weights may absorb more
-                self.error_at = min(self.error_at, (old + rule.unit) * math.exp(slow) - rule.unit)
         else:
             start = rule.start if gap > 0 else rule.start_negative
             self.warn_at, self.error_at = math.inf, start * self.start_unit + self.spread
@@ -206,10 +189,10 @@ class _GrowthWatcher:
 
     def _take(self, size: float, median: float) -> None:
         self.sizes.push(size)
-        if not self.records or size > 1.01 * self.records[-1][1]:
+        if math.isfinite(size) and (not self.records or size > 1.01 * self.records[-1][1]):
             self.records.append((self.count, size))
         if not self.start_unit:
-            self.start_unit = max(1.0, size, median if math.isfinite(median) else 0.0)
+            self.start_unit = max(self.rule.unit, size, median if math.isfinite(median) else 0.0)
         self.count += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,7 +202,6 @@ class _GrowthWatcher:
             "count": self.count,
             "records": list(map(list, self.records)),
             "start_unit": self.start_unit,
-            "apart_for": self.apart_for,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -227,4 +209,3 @@ class _GrowthWatcher:
         self.count = int(state["count"])
         self.records = [(int(step), float(size)) for step, size in state["records"]]
         self.start_unit = float(state["start_unit"])
-        self.apart_for = int(state["apart_for"])

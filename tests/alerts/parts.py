@@ -34,9 +34,10 @@ DATA = Path(__file__).parent / "data"
 GROWTH = next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
 
 
-def grown(by: float, past: float = 0.0, unit: float = 1.0) -> float:
-    """The gap that has grown by so much over its past."""
-    return (past + unit) * math.exp(by) - unit
+def grown(by: float, past: float = 0.0, spread: float = 1.0) -> float:
+    """The gap that has grown by so much over its past, at a spread that stays."""
+    other = spread + GROWTH.unit
+    return (past + other) * math.exp(by) - other
 
 
 # Of a run whose past is as below: gaps that no other diagnostic supports.

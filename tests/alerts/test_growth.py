@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebmguard.alerts import Bands, GrowthRule, Judge, Level
+from ebmguard.alerts import Bands, GrowthRule, Judge, Level, Remedy
 from ebmguard.errors import ConfigError
 
 from .parts import GROWTH, Row, excerpt, feed, grown, levels, make_row, noise
@@ -123,16 +123,16 @@ def test_a_gap_that_doubles_is_an_error_soon_after_it_left_its_range(past, steps
     """The negatives fall under all data, or rise over it: nothing overlaps as it should."""
     before = noise(SETTLED, gap=sign * past)
     base = 0.1 + past
-    doubling = [base * 2 ** (t / steps) for t in range(1, 12 * steps)]
+    doubling = [base * 2 ** (t / steps) for t in range(1, 14 * steps)]
     overlap = 0.0 if sign > 0 else 1.0
     rows = [make_row(energy_gap=sign * gap, energy_overlap=overlap) for gap in doubling]
     alerts = feed(replace(GROWTH, unit=GROWTH.unit * unit), scaled([*before, *rows], unit))
     error = next(alert for alert in alerts if alert.level is ERROR)
     left = next(t for t, gap in enumerate(doubling, SETTLED) if gap > base + 1)
-    assert left <= error.step <= left + 2 * steps + 2
+    assert left <= error.step <= left + 4 * steps + 2
     assert alerts[0].step >= left  # a WARN is no guess either
     assert error.tag == "energy_gap"
-    assert error.value * sign > error.limit * sign > base * unit
+    assert error.value * sign > error.limit * sign > 0
 
 
 # -- growth, and its witnesses ---------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_growth_is_an_error_where_a_witness_agrees(past, growth, changes, level)
 
 
 def test_the_energies_are_no_witness_where_the_overlap_is_missing():
-    row = {"energy_gap": grown(0.85)}
+    row = {"energy_gap": grown(0.85), "f_pos/std": 1.0}
     assert found(RULE, [*STANDING, row])[-1] is WARN
     assert found(RULE, [*STANDING, row | {"sampler/grad_norm": 9.0}])[-1] is ERROR
 
@@ -178,13 +178,17 @@ def test_a_sampler_without_a_gradient_is_no_witness():
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 5.0])
-def test_the_unit_is_the_spread_some_steps_before_where_that_is_large(spread):
+def test_the_spread_of_the_data_counts_as_the_gap_does(spread):
     standing = [make_row(f_pos__std=spread)] * SETTLED
-    unit = max(RULE.unit, spread)
-    # That of the row itself has grown with the gap, and does not count.
     for growth, level in [(0.45, None), (0.55, WARN), (1.45, ERROR)]:
-        row = make_row(energy_gap=grown(growth, unit=unit), f_pos__std=1e3)
-        assert found(RULE, [*standing, row])[-1] is level
+        gap = grown(growth, spread=spread)
+        of_gap = make_row(energy_gap=gap, f_pos__std=spread)
+        of_spread = make_row(f_pos__std=spread + gap)
+        for row in (of_gap, of_spread):
+            assert found(RULE, [*standing, row])[-1] is level
+    alert = feed(RULE, [*standing, of_spread])[-1]
+    assert (alert.tag, alert.value) == ("f_pos/std", spread + gap)
+    assert spread < alert.limit < alert.value
 
 
 def test_the_past_ends_some_steps_before():
@@ -210,13 +214,19 @@ def test_the_past_ends_some_steps_before():
 @pytest.mark.parametrize("spread", [0.2, 1.0, 30.0])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_before_the_run_has_settled_only_a_large_gap_is_an_error(sign, spread):
-    unit = max(1.0, spread)
-    for count in range(GROWTH.settle + 1):
+    start = GROWTH.start if sign > 0 else GROWTH.start_negative
+    for count in range(1, GROWTH.settle + 1):
         past = [make_row(f_pos__std=spread)] * count
         for share in (0.99, 1.01):
-            gap = sign * share * GROWTH.start * unit
+            gap = sign * share * start * max(1.0, spread)
             level = found(GROWTH, [*past, make_row(energy_gap=gap, f_pos__std=spread)])[-1]
             assert level is (ERROR if share > 1 or count == GROWTH.settle else None)
+
+
+def test_energies_that_start_large_have_room():
+    """A tenth of the first median, as someone starts whose energies are in thousands."""
+    rows = [make_row(f_pos__median=-5e3, energy_gap=0.9 * 500 * GROWTH.start)]
+    assert found(GROWTH, [make_row(f_pos__median=-5e3), *rows]) == [None, None]
 
 
 def test_a_new_scale_has_to_settle_again():
@@ -235,7 +245,7 @@ def test_a_new_scale_has_to_settle_again():
 def test_a_rule_that_needs_no_settling_waits_for_a_past():
     rule = replace(RULE, settle=0)
     gap = grown(1.45)
-    for count in range(RULE.lag + 1):
+    for count in range(1, RULE.lag + 1):
         rows = [*STANDING[:count], make_row(energy_gap=gap)]
         assert found(rule, rows)[-1] is (ERROR if count == RULE.lag else None)
         rows = [*STANDING[:count], make_row(energy_gap=1.01 * RULE.start)]
@@ -245,12 +255,11 @@ def test_a_rule_that_needs_no_settling_waits_for_a_past():
 # -- what the weights absorb -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gap", [40.0, 400.0, 1e6])
-def test_an_excess_that_the_weights_absorb_is_a_warning_at_most(gap):
+@pytest.mark.parametrize(("gap", "level"), [(40.0, WARN), (90.0, WARN), (1e4, ERROR)])
+def test_an_excess_that_the_weights_absorb_is_a_warning_but_not_without_end(gap, level):
     surge = make_row(**ABSORBED | {"energy_gap": gap, "sampler__grad_norm": 9.0})
     past = noise(SETTLED, **ABSORBED)
-    assert levels(feed(GROWTH, [*past, *[surge] * 50])) == [(WARN, SETTLED)]
-    assert found(GROWTH, [surge] * 50) == [None] * 50
+    assert levels(feed(GROWTH, [*past, *[surge] * 50])) == [(level, SETTLED)]
     # Where no weights take it out, the same is an ERROR.
     linear = [row | {"beta_star": 0.0} for row in [*past, surge]]
     assert levels(feed(GROWTH, linear)) == [(ERROR, SETTLED)]
@@ -270,14 +279,17 @@ def test_an_excess_that_the_weights_absorb_is_a_warning_at_most(gap):
         {"f_neg__min": math.nan},
         {"energy_gap": -40.0},
         {"f_pos__std": 400.0},  # the data's energies have grown as well
-        {"f_pos__std": math.nan},
     ],
 )
 def test_what_the_weights_do_not_absorb_is_an_error(change):
     past = noise(SETTLED, f_neg__min=-200.0)
     surge = make_row(**ABSORBED | {"energy_gap": 40.0} | change)
     assert levels(feed(GROWTH, [*past, surge])) == [(ERROR, SETTLED)]
-    without = {"beta_star": 2.0, "energy_gap": 40.0}  # tags that are missing absorb nothing
+    without = {
+        "beta_star": 2.0,
+        "energy_gap": 40.0,
+        "f_pos/std": 1.0,
+    }  # tags that are missing absorb nothing
     assert levels(feed(GROWTH, [*past, without])) == [(ERROR, SETTLED)]
 
 
@@ -290,24 +302,24 @@ def test_absorption_needs_a_deep_tail_for_the_share_that_competes(nats, level):
 
 
 @pytest.mark.parametrize(
-    ("beta_star", "growth", "words"),
+    ("sign", "growth", "remedies"),
     [
-        (0.0, 1.1 * GROWTH.warn, "train with beta_star above 0"),
-        (2.0, 1.1 * GROWTH.warn, "raise beta_star"),
-        (0.0, 2 * GROWTH.growth_alone, "roll back to the last good snapshot and train"),
-        (2.0, 2 * GROWTH.growth_alone, "roll back to the last good snapshot and raise"),
+        (1, 1.1 * GROWTH.warn, (Remedy.LOWER_LR, Remedy.RAISE_BETA)),
+        (-1, 1.1 * GROWTH.warn, (Remedy.LOWER_LR, Remedy.FINER_STEPS)),
+        (1, 2 * GROWTH.growth_alone, (Remedy.ROLL_BACK, Remedy.LOWER_LR)),
+        (-1, 2 * GROWTH.growth_alone, (Remedy.ROLL_BACK, Remedy.LOWER_LR)),
     ],
 )
-def test_the_remedies_follow_level_and_beta(beta_star, growth, words):
-    surge = make_row(energy_gap=grown(growth), beta_star=beta_star, f_neg__min=3.5)
-    (alert,) = feed(GROWTH, [*STANDING, surge])
-    assert alert.remedies[0].startswith(words)
+def test_the_remedies_follow_level_and_side(sign, growth, remedies):
+    (alert,) = feed(GROWTH, [*STANDING, make_row(energy_gap=sign * grown(growth))])
+    assert alert.remedies[:2] == remedies
+    assert (Remedy.RAISE_BETA in alert.remedies) == (sign > 0)
 
 
 # -- what it does not know, and what must not matter -----------------------------------------------
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("value", [math.nan, None])
 @pytest.mark.parametrize("tag", ["energy_gap", "f_pos/std", "sampler/grad_norm", "energy_overlap"])
 def test_what_is_unknown_is_another_rule_s_business(tag, value):
     broken = make_row()
@@ -366,8 +378,8 @@ def test_the_unit_of_the_energies_does_not_matter(drawn, exponent):
 @settings(max_examples=30)
 @given(drawn=TAILS, shift=st.floats(-3e3, 3e3))
 def test_a_constant_added_to_all_energies_does_not_matter(drawn, shift):
-    """The loss is invariant to it, and so are the alerts."""
-    rows = story(drawn)
+    """The loss is invariant to it, and so are the alerts once the run has begun."""
+    rows = [row for row in story(drawn) if abs(row["energy_gap"]) < GROWTH.start]
     shifted = [
         {tag: v + shift if tag in ENERGIES[1:] and "std" not in tag else v for tag, v in r.items()}
         for r in rows
@@ -378,12 +390,13 @@ def test_a_constant_added_to_all_energies_does_not_matter(drawn, shift):
 @settings(max_examples=30)
 @given(drawn=TAILS)
 def test_the_sign_of_the_gap_matters_to_the_weights_alone(drawn):
+    rule = replace(GROWTH, start_negative=GROWTH.start)
     rows = [row | {"beta_star": 0.0} for row in story(drawn)]
     mirrored = [
         row | {"energy_gap": -row["energy_gap"], "energy_overlap": 1 - row["energy_overlap"]}
         for row in rows
     ]
-    assert found(GROWTH, mirrored) == found(GROWTH, rows)
+    assert found(rule, mirrored) == found(rule, rows)
 
 
 STORIES = {
@@ -421,7 +434,7 @@ def test_a_row_has_the_level_that_its_limits_say(drawn):
         assert limits.error_low <= limits.low <= 0 <= limits.high <= limits.error_high
         if (gap := row.get("energy_gap")) is not None:
             assert bands.level("energy_gap", gap) is reading.level
-        if reading.level is not None:
+        if reading.tag == "energy_gap":
             assert reading.limit in (limits[2:] if reading.level is ERROR else limits[:2])
 
 
@@ -463,15 +476,15 @@ def test_an_error_that_passed_comes_again_where_it_is_twice_as_large():
         ({"apart": 0.0}, "0 < apart <= 0.5, but got apart=0.0"),
         ({"apart": 0.6}, "apart=0.6"),
         ({"steeper": -1.0}, "0 <= steeper <= 100, but got steeper=-1.0"),
-        ({"start": 0.0}, "start > 0, unit > 0, absorb_nats > 0, but got start=0.0"),
+        ({"start": 0.0}, "start > 0, start_negative > 0, unit > 0, but got start=0.0"),
+        ({"start_negative": math.nan}, "start_negative=nan"),
+        ({"lost": 101.0}, "0 < lost <= 100, but got absorb_nats=1.0, lost=101.0"),
         ({"unit": -1.0}, "unit=-1.0"),
         ({"absorb_nats": 0.0}, "absorb_nats=0.0"),
         ({"absorb_nats": math.nan}, "absorb_nats=nan"),
         ({"settle": -1}, "settle >= 0, but got settle=-1"),
-        ({"lag": 64, "window": 64}, "1 <= lag < window, but got lag=64, window=64"),
+        ({"lag": 64}, "1 <= lag < window, but got lag=64, window=64"),
         ({"lag": 0}, "lag=0"),
-        ({"spread_window": 0}, "spread_window=0"),
-        ({"spread_delay": -1}, "spread_delay=-1"),
     ],
 )
 def test_a_rule_that_contradicts_itself_is_refused(changes, said):
