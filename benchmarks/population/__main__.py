@@ -30,7 +30,8 @@ from .taken_back import REMEDIES, chosen_runs, file_name, take_back
 
 HERE = Path(__file__).parent
 ROWS = HERE / "rows"
-RESULTS = Path("benchmarks/results/population")
+RESULTS = Path("runs/population")
+TAKEN_BACK = HERE / "taken-back.json"
 PAGE = HERE.parent.parent / "docs" / "results" / "population.md"
 COMMAND = "python -m benchmarks.population"
 
@@ -81,6 +82,19 @@ def take_runs_back(arguments: argparse.Namespace) -> None:
     in_parallel(take_back, tasks, arguments.workers)
 
 
+def taken_back() -> list[dict[str, Any]]:
+    """What has become of the runs, remedy by remedy; what is new is kept with the code."""
+    kept = {(each["remedy"], each["run"]): each for each in json.loads(TAKEN_BACK.read_text())}
+    for file in (RESULTS / "taken_back").glob("*.json"):
+        new = json.loads(file.read_text())
+        short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last")}
+        kept[new["remedy"], new["run"]] = short | {"rollbacks": len(new["rollbacks"])}
+    found = sorted(kept.values(), key=lambda x: (list(REMEDIES).index(x["remedy"]), x["run"]))
+    lines = ",\n ".join(json.dumps(each) for each in found)
+    TAKEN_BACK.write_text(f"[{lines}]\n")
+    return found
+
+
 def page(_: argparse.Namespace) -> None:
     recorded = load(every_run(), ROWS)
     first = [each for each in recorded if each.run.family in FAMILIES]
@@ -98,10 +112,9 @@ def page(_: argparse.Namespace) -> None:
         columns["last release, last families"] = verdicts_of(last, release)
         columns["shipped rules, last families"] = verdicts_of(last, shipped)
     causes = {each.run.name: cause_of(each, errors[each.run.name]) for each in recorded}
-    found = [json.loads(file.read_text()) for file in sorted((RESULTS / "taken_back").glob("*"))]
+    found = taken_back()
     for each in found:
         each["cause"] = causes[each["run"]]
-    found.sort(key=lambda each: list(REMEDIES).index(each["remedy"]))
     lines = [
         "# The population: what alerts are worth on runs that die, and on runs that live",
         "",
