@@ -348,7 +348,8 @@ def test_beta_star_is_raised_where_it_is_lower(beta_star: Any, changes: dict[str
 
 
 def test_a_schedule_that_has_come_further_goes_on() -> None:
-    run = Run(Recovery(**QUICK), detector=Scripted([12]), beta_star=lambda step: 0.125 * step)
+    detector = Scripted([12], remedies=["raise beta_star"])
+    run = Run(Recovery(**QUICK), detector=detector, beta_star=lambda step: 0.125 * step)
     seen: dict[int, float] = {}
     for _ in range(40):
         step = run.guard.step

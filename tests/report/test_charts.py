@@ -28,12 +28,15 @@ def test_a_moving_band_is_growth_over_the_runs_own_past():
     sizes: list[float] = []
     for step, row in rows(range(3 * rule.window), seed=5):
         limits = bands.read(row)["energy_gap"]
-        sizes.append(abs(row["energy_gap"]))
-        # The spread is under the unit, and the energies overlap: nothing witnesses a blow-up.
-        warn = error = rule.start * rule.unit
+        spread = row["f_pos/std"]
+        sizes.append(abs(row["energy_gap"]) + spread)
+        # The energies overlap: nothing witnesses a blow-up.
+        warn = error = rule.start if row["energy_gap"] > 0 else rule.start_negative
         if step >= rule.settle:
             before = max(sizes[-rule.window : -rule.lag]) + rule.unit
-            warn, error = (before * math.exp(x) - rule.unit for x in (rule.warn, rule.growth_alone))
+            warn, error = (
+                before * math.exp(x) - rule.unit - spread for x in (rule.warn, rule.growth_alone)
+            )
         assert limits == pytest.approx((-warn, warn, -error, error))
 
 
