@@ -118,6 +118,7 @@ def taken_back_table(found: Sequence[Mapping[str, Any]]) -> list[str]:
             these = [each for each in own if cause in (None, each["cause"])]
             healthy = sum(each["fate"] == "healthy" for each in these)
             cells.append(f"{healthy} of {len(these)}")
-        count = statistics.median(each["rollbacks"] for each in own) if own else math.nan
+        counts = [each["rollbacks"] for each in own if each["rollbacks"] is not None]
+        count = statistics.median(counts) if counts else math.nan
         lines.append(f"| {remedy} | {' | '.join(cells)} | {count:g} |")
     return lines
