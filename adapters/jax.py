@@ -16,6 +16,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -124,7 +125,8 @@ class Recorder:
         while len(self._waiting) > keep:
             step, row = self._waiting.popleft()
             values = {name: float(value) for name, value in jax.device_get(row).items()}
-            alerts = self._judge.observe(step, values)
+            found = self._judge.observe(step, values)
+            alerts = [replace(alert, remedies=alert.remedies[:2]) for alert in found]
             values["alert_level"] = float(max((alert.level for alert in alerts), default=0))
             self._actions.observe(StepRow(step, values), alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])
