@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BROKEN", "LEARNED", "LOST", "Fate", "Watch", "fate_of", "medians"]
+__all__ = ["BROKEN", "LOST", "Fate", "Watch", "fate_of", "has_learned", "known_skill", "medians"]
 
 BROKEN = 1e3
 """|gap| from which a run has broken, in units of the spread of the data's energies before."""
@@ -75,9 +75,20 @@ class Fate:
     steps: int
 
 
+def known_skill(skill: Array) -> Array:
+    """With 0 where it is NaN: a network without finite numbers is lost, and counts as the worst."""
+    found: Array = np.nan_to_num(skill, nan=0.0)
+    return found
+
+
+def has_learned(skill: float, first: float) -> bool:
+    """Whether a skill is well above that of the untrained network."""
+    return skill - first >= min(LEARNED, (100 - first) / 2)
+
+
 def medians(skill: Array, width: int = 20) -> Array:
-    """Of the rows up to each one, `width` of them; NaN counts as 0, a network that is lost."""
-    known = np.nan_to_num(skill, nan=0.0)
+    """Of the rows up to each one, `width` of them."""
+    known = known_skill(skill)
     padded = np.concatenate([np.full(width - 1, known[0]), known])
     found: Array = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
     return found
@@ -100,7 +111,7 @@ def fate_of(trace: Mapping[str, Any], least: float | None = None) -> Fate:
     if watch.since is not None:
         return Fate("dead", watch.since, best, last, steps)
     first = float(trace["skill"][0])
-    learned = best - first >= min(LEARNED, (100 - first) / 2) if least is None else best >= least
+    learned = has_learned(best, first) if least is None else best >= least
     is_well = learned and best - last < LOST and negatives_compete(trace)
     return Fate("healthy" if is_well else "limping", None, best, last, steps)
 

@@ -15,7 +15,7 @@ import numpy as np
 from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, Rule
 
 from .families import Run
-from .fates import LEARNED, LOST, Fate, fate_of, medians
+from .fates import LOST, Fate, fate_of, has_learned, known_skill, medians
 from .record import Trace, rows_of
 
 __all__ = ["BLOW_UP", "Recorded", "Verdict", "errors_of", "load", "scores", "verdict"]
@@ -43,7 +43,7 @@ class Recorded:
 
     @cached_property
     def skill(self) -> Any:
-        return np.nan_to_num(self.trace["skill"], nan=0.0)
+        return known_skill(self.trace["skill"])
 
     @cached_property
     def smooth(self) -> Any:
@@ -53,7 +53,7 @@ class Recorded:
         """Points under the median of some steps before; NaN where nothing had been learned."""
         past = self.skill[max(0, step - 60) : max(1, step - 9)]
         before = float(np.median(past))
-        if before - self.skill[0] < min(LEARNED, (100 - self.skill[0]) / 2):
+        if not has_learned(before, self.skill[0]):
             return math.nan
         return before - float(self.skill[step])
 

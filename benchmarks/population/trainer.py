@@ -63,7 +63,7 @@ class Trainer:
             self.optimizer, lambda step: min(1.0, (step + 1) / (run.warm_up or 1))
         )
         self.buffer: ReplayBuffer | None = None
-        if run.sampler in ("persistent", "annealed", "mala", "hmc"):
+        if run.sampler in ("persistent", "annealed", "mala"):
             self.buffer = ReplayBuffer(
                 _BUFFER // data.classes * data.classes,
                 shape,
@@ -75,7 +75,7 @@ class Trainer:
             )
         noise = run.noise_std
         told: dict[str, Any] = {"step_size": run.step_size, "noise_std": noise} if noise else {}
-        if run.sampler in ("mala", "hmc"):
+        if run.sampler == "mala":
             told = {}
         self.guard = guard(
             None,
@@ -110,8 +110,9 @@ class Trainer:
         step_size: Any = run.step_size / finer
         noise_std: Any = run.noise_std / math.sqrt(finer)
         if run.sampler == "annealed":
-            noise_std = [noise_std * 2 * a for a in annealed(1, 0.5, steps)]
-            step_size = [step_size * 4 * a**2 for a in annealed(1, 0.5, steps)]
+            factors = annealed(2, 1, steps)
+            noise_std = [noise_std * a for a in factors]
+            step_size = [step_size * a**2 for a in factors]
         own = (lambda x: f(x, y)) if y is not None else f
         if run.sampler == "mala":
             sizes = {"step_size": step_size, "noise_std": noise_std}
