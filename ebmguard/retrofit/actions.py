@@ -25,13 +25,10 @@ _LOUDNESS = {Level.WARN: logging.WARNING, Level.ERROR: logging.ERROR}
 
 
 class SgldSteps(NamedTuple):
-    """What a sampler call should run now.
+    """What a sampler call should run now: see :meth:`ebmguard.Guard.next_steps`.
 
-    Attributes:
-        steps: their number.
-        refinement: in how many finer steps ``adapt=`` has split each usual one; 1 without it. The
-            step size is to be divided by it and the standard deviation of the noise by its root:
-            the same diffusion, for the same time and with the same output scale.
+    With the step size divided by ``refinement`` and the standard deviation of the noise by its root
+    it is the same diffusion, for the same time and with the same output scale.
     """
 
     steps: int

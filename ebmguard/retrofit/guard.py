@@ -101,8 +101,7 @@ class Guard(Loop):
             f_neg: the same on negatives; M may differ from N.
             groups: class labels ``(y_pos, y_neg)`` of class-conditional chains.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
-                that knows its own, up to a constant: the weights divide them out (Eq. 6). High
-                where the proposal draws often, in either ``convention``; detached. See
+                that knows its own, in either ``convention`` high where it draws often: see
                 :func:`ebmguard.objective.contrastive_loss`.
 
         Returns:
@@ -125,12 +124,8 @@ class Guard(Loop):
             if strength.is_off:
                 loss = self._caller_loss.plain(f_pos, f_neg)
             else:
-                pos, neg, options = (
-                    self._upright(f_pos),
-                    self._upright(f_neg),
-                    self._settings.objective,
-                )
-                loss = trusted.contrastive_loss(pos, neg, strength.beta_star, **beside, **options)
+                energies, options = self._upright(f_pos, f_neg), self._settings.objective
+                loss = trusted.contrastive_loss(*energies, strength.beta_star, **beside, **options)
                 weight = self._caller_loss.weight(f_pos, f_neg, self._settings.models)
                 if weight is not None:
                     loss = weight * loss
@@ -163,14 +158,12 @@ class Guard(Loop):
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
             if strength.is_off:
                 return f_pos, f_neg
-            pos, neg, options = self._upright(f_pos), self._upright(f_neg), self._settings.objective
-            to_pos, to_neg = trusted.coefficients(pos, neg, strength.beta_star, **beside, **options)
+            energies, options = self._upright(f_pos, f_neg), self._settings.objective
+            of_energies = trusted.coefficients(*energies, strength.beta_star, **beside, **options)
             # Whoever averages the gradients divides by the number of ranks.
             ranks = self._settings.ranks.count
-            return (
-                scaled_gradient(f_pos, -to_pos * (ranks * to_pos.shape[-1])),
-                scaled_gradient(f_neg, to_neg * (ranks * to_neg.shape[-1])),
-            )
+            to_pos, to_neg = (by * (ranks * by.shape[-1]) for by in of_energies)
+            return scaled_gradient(f_pos, -to_pos), scaled_gradient(f_neg, to_neg)
 
     # -- the sampler ------------------------------------------------------------------------
 

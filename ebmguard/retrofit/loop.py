@@ -84,11 +84,9 @@ class Loop:
 
     def _strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
-        exactly, at_least, times = self._actions.beta_star
-        asked = step, exactly, at_least, times
+        asked = step, *self._actions.beta_star
         if self._now is None or self._now[0] != asked:
-            now = self._strength.at(step, exactly=exactly, at_least=at_least, times=times)
-            self._now = asked, now
+            self._now = asked, self._strength.at(*asked)
         return self._now[1]
 
     # -- a row ------------------------------------------------------------------------------
@@ -177,13 +175,13 @@ class Loop:
             return
         self._rows.note(self._actions.notes())
         slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
-        pos, neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
-        numbers = self._measure.loss(self.trainer, pos, neg, strength, extra, slow=slow, **beside)
+        energies = self._upright(f_pos.detach(), f_neg.detach())
+        numbers = self._measure.loss(self.trainer, *energies, strength, extra, slow=slow, **beside)
         self._follow(self._rows.add(*numbers))
 
-    def _upright(self, f: Tensor) -> Tensor:
-        """The negative energy, high on data, whatever the caller's convention."""
-        return f if self._settings.sign > 0 else -f
+    def _upright(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
+        """The negative energies, high on data, whatever the caller's convention."""
+        return (f_pos, f_neg) if self._settings.sign > 0 else (-f_pos, -f_neg)
 
     # -- a sampler call ---------------------------------------------------------------------
 

@@ -44,11 +44,6 @@ class StrengthAt:
     factor: float | Tensor
 
     @property
-    def models(self) -> torch.Size:
-        """Model dimensions of the energies; none for one model."""
-        return model_dimensions(self.beta_star)
-
-    @property
     def numbers(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """The exponents and the factors, read on the host: not in a step."""
         return _flat(self.beta_star), _flat(self.factor)
@@ -134,7 +129,6 @@ class Strength:
     def at(
         self,
         step: int,
-        *,
         exactly: float | None = None,
         at_least: float | None = None,
         times: float = 1.0,
