@@ -62,9 +62,11 @@ class Trainer:
         return result
 
     @property
-    def knows_steps(self) -> bool:
-        """Whether the step size and the noise of the sampler are known."""
-        return self.step_size is not None and self.noise_std is not None
+    def steps(self) -> dict[str, float] | None:
+        """``step_size`` and ``noise_std`` of the sampler; None where one is unknown."""
+        if self.step_size is None or self.noise_std is None:
+            return None
+        return {"step_size": self.step_size, "noise_std": self.noise_std}
 
 
 def finite_number(name: str, value: object) -> float:

@@ -82,8 +82,6 @@ class Guard(Loop):
         """In how many finer SGLD steps ``adapt=`` splits each one now; 1 without it."""
         return self._actions.refinement
 
-    # -- the loss ---------------------------------------------------------------------------
-
     def loss(
         self,
         f_pos: Tensor,
@@ -124,8 +122,9 @@ class Guard(Loop):
             if strength.is_off:
                 loss = self._caller_loss.plain(f_pos, f_neg)
             else:
-                energies, options = self._upright(f_pos, f_neg), self._settings.objective
-                loss = trusted.contrastive_loss(*energies, strength.beta_star, **beside, **options)
+                pos, neg = self._upright(f_pos, f_neg)
+                options = beside | self._settings.objective
+                loss = trusted.contrastive_loss(pos, neg, strength.beta_star, **options)
                 weight = self._caller_loss.weight(f_pos, f_neg, self._settings.models)
                 if weight is not None:
                     loss = weight * loss
@@ -158,14 +157,13 @@ class Guard(Loop):
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
             if strength.is_off:
                 return f_pos, f_neg
-            energies, options = self._upright(f_pos, f_neg), self._settings.objective
-            of_energies = trusted.coefficients(*energies, strength.beta_star, **beside, **options)
+            pos, neg = self._upright(f_pos, f_neg)
+            options = beside | self._settings.objective
+            coefficients = trusted.coefficients(pos, neg, strength.beta_star, **options)
             # Whoever averages the gradients divides by the number of ranks.
             ranks = self._settings.ranks.count
-            to_pos, to_neg = (by * (ranks * by.shape[-1]) for by in of_energies)
+            to_pos, to_neg = (by * (ranks * by.shape[-1]) for by in coefficients)
             return scaled_gradient(f_pos, -to_pos), scaled_gradient(f_neg, to_neg)
-
-    # -- the sampler ------------------------------------------------------------------------
 
     def next_steps(self) -> SgldSteps:
         """What the next sampler call should run: the number of steps, and how much finer they are.
@@ -175,7 +173,7 @@ class Guard(Loop):
 
         Returns:
             ``(steps, refinement)``: run ``steps`` steps, the step size divided by ``refinement``
-            and the standard deviation of the noise by the root of it.
+            and the standard deviation of the noise by the root of it: the same diffusion.
 
         Raises:
             ConfigError: the usual number was not attached.
@@ -217,8 +215,6 @@ class Guard(Loop):
             yield
         finally:
             self._is_paused = before
-
-    # -- attaching, state, end --------------------------------------------------------------
 
     def attach(
         self,
@@ -292,7 +288,6 @@ class Guard(Loop):
         recovery = None if self._actions.recoverer is None else self._actions.recoverer.settings
         setup = Setup(
             trainer=self.trainer,
-            model=self.trainer.model,
             has_sampler=self.sampler is not None or self._is_inline,
             beta_star=strength.numbers[0],
             output_scale=settings.output_scale,

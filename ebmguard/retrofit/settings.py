@@ -42,21 +42,12 @@ class Settings:
     @property
     def objective(self) -> dict[str, Any]:
         """The keywords of every call of the objective."""
-        return {
-            "variant": self.variant,
-            "reduce": self.reduce,
-            "process_group": self.process_group,
-        }
+        return {name: getattr(self, name) for name in ("variant", "reduce", "process_group")}
 
     @property
     def ranks(self) -> Ranks:
         """The ranks that train together."""
         return Ranks(self.process_group)
-
-    @property
-    def members(self) -> int:
-        """Number of models of an ensemble; 0 for a single model."""
-        return self.models.numel() if self.models else 0
 
 
 def check_told(
