@@ -108,28 +108,11 @@ class GrowthRule:
         return _GrowthWatcher(self)
 
 
-class _Past:
-    """The last values of a positive series, and their record."""
-
-    def __init__(self, rule: GrowthRule, values: Sequence[float] = ()) -> None:
-        self.rule = rule
-        self.values = list(map(float, values))
-
-    def record(self) -> float:
-        """The largest value but the newest; NaN where there is none."""
-        return max(self.values[: max(0, len(self.values) - self.rule.lag + 1)], default=_NAN)
-
-    def push(self, value: float) -> None:
-        if math.isfinite(value):
-            self.values.append(value)
-            del self.values[: 1 - self.rule.window]
-
-
 class _GrowthWatcher:
     def __init__(self, rule: GrowthRule) -> None:
         self.rule = rule
-        self.sizes = _Past(rule)
-        self.norms = _Past(rule)
+        self.sizes: list[float] = []
+        self.norms: list[float] = []
         self.count = 0
         # Each step at which the size was larger than ever before, by a part that keeps the list
         # short where it grows for ever; and how large.
@@ -148,11 +131,11 @@ class _GrowthWatcher:
         if not math.isfinite(gap) or math.isnan(spread):
             return UNKNOWN
         self.spread, size = spread, abs(gap) + spread
-        record, steepest = self.sizes.record(), self.norms.record()
+        record, steepest = self._record(self.sizes), self._record(self.norms)
         norm = row.get(SAMPLER_GRAD_NORM, _NAN)
         steeper = norm > steepest * math.exp(rule.steeper)
         age = self._age(record)
-        self.norms.push(norm)
+        self._push(self.norms, norm)
         self._take(size, abs(row.get(_MEDIAN, 0.0)) / 10)
         overlap = row.get(_OVERLAP, 0.5)
         edge = min(overlap, 1 - overlap)
@@ -190,6 +173,15 @@ class _GrowthWatcher:
         warn = min(max(0.0, self.warn_at - self.spread), error)
         return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
 
+    def _record(self, past: Sequence[float]) -> float:
+        """The largest value but the newest; NaN where there is none."""
+        return max(past[: max(0, len(past) - self.rule.lag + 1)], default=_NAN)
+
+    def _push(self, past: list[float], value: float) -> None:
+        if math.isfinite(value):
+            past.append(value)
+            del past[: 1 - self.rule.window]
+
     def _absorbs(self, row: Mapping[str, float]) -> bool:
         """Never at beta* <= 0, nor where one of the numbers is unknown."""
         overlap, highest = row.get(_OVERLAP, _NAN), row.get("f_neg/q95", _NAN)
@@ -214,7 +206,7 @@ class _GrowthWatcher:
         return self.count - self.records[first][0] if first < len(self.records) else 0
 
     def _take(self, size: float, median: float) -> None:
-        self.sizes.push(size)
+        self._push(self.sizes, size)
         if math.isfinite(size) and (not self.records or size > 1.01 * self.records[-1][1]):
             self.records.append((self.count, size))
         if not self.start_unit:
@@ -223,8 +215,8 @@ class _GrowthWatcher:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "sizes": list(self.sizes.values),
-            "norms": list(self.norms.values),
+            "sizes": list(self.sizes),
+            "norms": list(self.norms),
             "count": self.count,
             "records": list(map(list, self.records)),
             "start_unit": self.start_unit,
@@ -233,7 +225,7 @@ class _GrowthWatcher:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sizes, self.norms = (_Past(self.rule, state[name]) for name in ("sizes", "norms"))
+        self.sizes, self.norms = (list(map(float, state[x])) for x in ("sizes", "norms"))
         self.count = int(state["count"])
         self.records = [(int(step), float(size)) for step, size in state["records"]]
         self.start_unit = float(state["start_unit"])
