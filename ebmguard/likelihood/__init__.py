@@ -1,7 +1,7 @@
 """log Z of a model exp(f), by annealed importance sampling from both sides, and its oracles.
 
-:func:`pilot` chooses temperatures and step sizes, :func:`forward` walks from a base to the model and
-:func:`reverse` back, :class:`Bracket` says whether the two agree; :func:`bracket_log_z` does it all.
+:func:`pilot` chooses temperatures and step sizes, :func:`forward` walks from a base to the model,
+:func:`reverse` back, and :class:`Bracket` judges the two; :func:`bracket_log_z` does all of it.
 Parameters' gradients and the inputs stay untouched, and random numbers come from the generator.
 """
 

@@ -75,8 +75,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         steps = [b - a for a, b in pairwise(self.betas)]
-        ends = self.betas[:1] + self.betas[-1:]
-        if ends != (0, 1) or min(steps) <= 0 or len(self.sizes) not in (0, len(steps)):
+        if (
+            (*self.betas[:1], *self.betas[-1:]) != (0, 1)
+            or min(steps) <= 0
+            or len(self.sizes) not in (0, len(steps))
+        ):
             raise ConfigError(
                 f"the schedule has {len(self.betas)} betas and {len(self.sizes)} sizes; expected "
                 "betas that increase from 0 to 1, and a size for each but the first, or none"
@@ -110,7 +113,7 @@ def pilot(
     # A step beyond the base's own width leads nowhere, also where every step is accepted.
     size = widest = float(x.double().std(0).max()) if adapts else 1.0
     target = 0.574 if path.leapfrog_steps == 1 else 0.651
-    betas, sizes = [0.0], []
+    betas, sizes = [0.0], list[float]()
     while betas[-1] < 1:
         gap = _moved(path, betas[-1], x, _STILL, generator)[2]
         most = 1 - betas[-1]
@@ -230,11 +233,14 @@ def _moved(
         return x, at.gap.new_tensor(math.nan), at.gap
     chains = start_chains(at, x)
     gap, accepted = at.gap, []
-    # The drift and the noise for which the density is exp(1 f).
-    units = {"step_size": size**2 / 2, "noise_std": size}
     for _ in range(path.moves):
         chains, proposal = hmc_step(
-            at, chains, leapfrog_steps=path.leapfrog_steps, generator=generator, **units
+            at,
+            chains,
+            leapfrog_steps=path.leapfrog_steps,
+            step_size=size**2 / 2,  # with this noise, of the density exp(1 f)
+            noise_std=size,
+            generator=generator,
         )
         accepted.append(proposal.acceptance.mean())
     return chains.x, torch.stack(accepted).mean(), gap

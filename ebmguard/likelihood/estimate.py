@@ -16,8 +16,8 @@ class Estimate:
 
     Attributes:
         log_weights: ``(B,)`` in nats; their exponentials are Z in expectation, or 1 / Z if reverse.
-        samples: where the chains ended, ``(B, ...)``: with ``weights``, samples of the model; of the
-            base if reverse.
+        samples: where the chains ended, ``(B, ...)``: with ``weights``, samples of the model; if
+            reverse, of the base.
         f: negative energy at the model's end of the chains, ``(B,)``.
         acceptance: mean at each temperature at which the chains moved, in the order of the walk;
             NaN where a path has a transition of its own.
@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def log_q(self) -> Tensor:
-        """What the guard takes as log q of annealed negatives, or of positives if reverse, ``(B,)``.
+        """What the guard takes as log q: of annealed negatives or, if reverse, positives: ``(B,)``.
 
         The density of the whole walk to the model over that of the walk back from its end, so that
         exp(f - log_q) are the weights of annealed importance sampling.

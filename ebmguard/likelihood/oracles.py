@@ -80,5 +80,5 @@ def quadrature_log_z(
 def _log_sum(
     f: Callable[[Tensor], Tensor], states: Tensor, seen: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    sums = [f(seen(part)).double().logsumexp(0) for part in states.split(_TOGETHER)]
+    sums = [f(seen(part)).double().logsumexp(0) for part in torch.split(states, _TOGETHER)]
     return torch.stack(sums).logsumexp(0)
