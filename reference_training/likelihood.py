@@ -1,4 +1,4 @@
-"""`--likelihood` of `ebmguard evaluate`: log p of held-out samples, by annealing from both sides."""
+"""`--likelihood` of `ebmguard evaluate`: log p of held-out samples, from both sides."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 from ebmguard.likelihood import Bracket, Estimate, Path, forward, pilot, reverse
 from ebmguard.samplers import hmc
+
+from .data import ImageData
 
 SEED = 0
 """The same chains in every evaluation, so that two differ by their models alone."""
@@ -84,28 +86,32 @@ class Cube:
 def image_likelihood(
     network: Callable[[Tensor], Tensor],
     output_scale: float,
-    images: Tensor,
-    held_out: Tensor,
+    data: ImageData,
     noise: float,
     options: LikelihoodOptions,
 ) -> dict[str, Any]:
-    """The likelihood of the model exp(o f) on a cube around the images.
+    """The likelihood of the model exp(o f) for test images, on a cube around all images.
+
+    The long chains, whose ends walk back, start from training images.
 
     Args:
         network: f, of images (B, C, H, W).
         output_scale: o.
-        images: of the training, as the network sees them: where the long chains start.
-        held_out: others, likewise.
-        noise: standard deviation of the noise that both have.
+        data: on the network's device.
+        noise: standard deviation of the noise that images get first.
         options: the command's.
 
     Returns:
         what :func:`measure` does.
     """
+    generator = torch.Generator(data.test_x.device).manual_seed(SEED)
+    images, held_out = (
+        x + noise * torch.randn(x.shape, generator=generator, device=x.device)
+        for x in (data.scale(data.train_x[: options.ais_chains]), data.scale(data.test_x))
+    )
     cube = Cube(1 + WALLS * noise, held_out[0])
     path = Path(lambda x: output_scale * network(cube.fold(x)), cube)
-    generator = torch.Generator(held_out.device).manual_seed(SEED)
-    return measure(path, images[: options.ais_chains], held_out, options, generator, exact=False)
+    return measure(path, images, held_out, options, generator, exact=False)
 
 
 def measure(
