@@ -31,14 +31,12 @@ _STILL = 0.0  # the size where no chain moves
 class Path:
     """The densities q(x)^(1-β) exp(β f(x)), β from 0 to 1, and how chains move on them.
 
-    Z is the integral of exp f over the support of the base: all of space for a Gaussian.
+    Z is the integral of exp f over the support of q.
 
     Attributes:
-        f: negative energy, ``(B, ...)`` to ``(B,)``; log p(x) = f(x) - log Z. For a model exp(o f)
-            give o f.
+        f: negative energy, ``(B, ...)`` to ``(B,)``: log p(x) = f(x) - log Z.
         base: q.
-        transition: of the chains, such as block Gibbs; None is HMC, every step tested. Where
-            ``log_q`` of both directions is used it must be reversible, as HMC is.
+        transition: such as block Gibbs, reversible where ``log_q`` is used; None is HMC.
         leapfrog_steps: of a step of HMC; 1 is MALA.
         moves: transitions at each temperature.
 
@@ -64,7 +62,7 @@ class Schedule:
     Attributes:
         betas: increasing from 0 to 1.
         sizes: standard deviation of a step's noise at each of ``betas[1:]``, in units of x; empty
-            for a path with a transition of its own.
+            where a path has a transition of its own.
 
     Raises:
         ConfigError: other numbers.
@@ -153,9 +151,8 @@ def forward(
         ShapeError: f or the base does not return one number for each sample.
     """
     check_count("chains", chains, 1)
-    stages = zip(pairwise(schedule.betas), _sizes(path, schedule), strict=True)
-    x = path.base.sample(chains, generator)
-    return _anneal(path, x, [(b - a, b, size) for (a, b), size in stages], generator)
+    up = [(b - a, b, size) for a, b, size in _steps(path, schedule)]
+    return _anneal(path, path.base.sample(chains, generator), up, generator)
 
 
 def reverse(
@@ -169,11 +166,20 @@ def reverse(
     run long chains at β = 1 first. Arguments and errors are otherwise those of :func:`forward`.
     """
     check_count("len(x)", len(x), 1)
-    sizes = _sizes(path, schedule)
-    steps = zip(pairwise(schedule.betas), (_STILL, *sizes[:-1]), strict=True)
-    down = [(a - b, a, size) for (a, b), size in steps][::-1]
+    steps = _steps(path, schedule)
+    sizes = [_STILL, *(size for _, _, size in steps)]
+    down = [(a - b, a, size) for (a, b, _), size in zip(steps, sizes, strict=False)][::-1]
     # The mirror of `forward`: there the chains have moved at 1 last.
     return _anneal(path, x.detach(), [(0.0, 1.0, sizes[-1]), *down], generator, is_reverse=True)
+
+
+def _steps(path: Path, schedule: Schedule) -> list[tuple[float, float, float]]:
+    """Each β, the next one, and the size there."""
+    moving = [1.0] * (len(schedule.betas) - 1)  # what no transition of its own looks at
+    sizes = schedule.sizes if path.transition is None else moving
+    if not sizes:
+        raise ConfigError("the schedule has no step sizes, which HMC needs; make one with pilot()")
+    return [(a, b, size) for (a, b), size in zip(pairwise(schedule.betas), sizes, strict=True)]
 
 
 class _At:
@@ -253,24 +259,13 @@ def _share(gain: Tensor) -> Tensor:
 
 def _coarse_step(gap: Tensor, most: float) -> float:
     """The largest step of β, up to `most`, that leaves so many of the chains."""
-    low, high = 0.0, 2 * most  # the first middle is `most`
+    steps = [0.0, most]
+    if float(_share(most * gap)) >= _COARSE_ESS:
+        return most
     for _ in range(40):
-        middle = (low + high) / 2
-        if float(_share(middle * gap)) < _COARSE_ESS:
-            high = middle
-        elif middle == most:
-            return most
-        else:
-            low = middle
-    return low
-
-
-def _sizes(path: Path, schedule: Schedule) -> Sequence[float]:
-    if path.transition is not None:
-        return [1.0] * (len(schedule.betas) - 1)  # no step's: the chains do move
-    if not schedule.sizes:
-        raise ConfigError("the schedule has no step sizes, which HMC needs; make one with pilot()")
-    return schedule.sizes
+        middle = sum(steps) / 2
+        steps[float(_share(middle * gap)) < _COARSE_ESS] = middle
+    return steps[0]
 
 
 def _between(values: Sequence[float], t: float) -> float:

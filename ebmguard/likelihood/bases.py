@@ -14,8 +14,7 @@ from ..errors import ConfigError
 
 __all__ = ["Bernoulli", "Density", "Gaussian"]
 
-_TOGETHER = 4096
-"""Samples whose products are summed together."""
+_TOGETHER = 4096  # samples that are widened together
 
 
 class Density(Protocol):
@@ -64,17 +63,14 @@ class Gaussian:
             raise ConfigError("there are no samples to fit a Gaussian to; expected at least one")
         if not (math.isfinite(noise) and noise > 0):
             raise ConfigError(f"noise is {noise}, expected a positive standard deviation")
-        parts = torch.split(x.detach().flatten(1), _TOGETHER)
-        mean = torch.stack([part.double().sum(0) for part in parts]).sum(0) / len(x)
-        offs = (part.double() - mean for part in parts)
-        if independent:
-            spread = torch.stack([off.square().sum(0) for off in offs]).sum(0) / len(x)
-            factor = (spread + noise**2).sqrt()
-        else:
-            covariance = noise**2 * torch.eye(len(mean), dtype=mean.dtype, device=x.device)
-            for off in offs:
-                covariance += off.T @ off / len(x)
-            factor = torch.linalg.cholesky(covariance)
+        rows = x.detach().flatten(1)
+        mean = rows.mean(0, dtype=torch.float64)
+        spread = torch.full_like(mean, noise**2)
+        spread = spread if independent else spread.diag()
+        for part in torch.split(rows, _TOGETHER):
+            off = part.double() - mean
+            spread += (off.square().sum(0) if independent else off.T @ off) / len(x)
+        factor = spread.sqrt() if independent else torch.linalg.cholesky(spread)
         return cls(mean.reshape(x.shape[1:]), factor, x.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -91,12 +87,7 @@ class Gaussian:
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``(count, ...)``."""
-        z = torch.randn(
-            (count, self.mean.numel()),
-            generator=generator,
-            dtype=self.mean.dtype,
-            device=self.mean.device,
-        )
+        z = self.factor.new_empty(count, len(self.factor)).normal_(generator=generator)
         off = z * self.factor if self.factor.ndim == 1 else z @ self.factor.T
         return (self.mean + off.reshape(-1, *self.mean.shape)).to(self.dtype)
 

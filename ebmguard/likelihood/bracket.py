@@ -116,8 +116,8 @@ def bracket_log_z(
 ) -> Bracket:
     """Pilot, forward and reverse annealing in one call.
 
-    The arguments, and the errors, are those of :func:`pilot`, :func:`forward`, :func:`reverse` and
-    :class:`Bracket`; one reverse chain starts from each of `samples`.
+    Arguments and errors are theirs and those of :class:`Bracket`; the reverse chains start from
+    `samples`, one each.
     """
     schedule = pilot(path, chains=chains, temperatures=temperatures, generator=generator)
     ahead = forward(path, schedule, chains=chains, generator=generator)

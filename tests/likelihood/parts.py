@@ -46,7 +46,8 @@ def gaussian(leapfrog_steps: int = 1) -> Known:
     inverse = torch.linalg.inv(factor)
 
     def f(x: Tensor) -> Tensor:
-        return math.log(3) - ((x - mean) @ inverse.T).square().sum(1) / 2
+        white: Tensor = (x - mean) @ inverse.T
+        return math.log(3) - white.square().sum(1) / 2
 
     log_z = math.log(3) + 1.5 * math.log(2 * math.pi) + float(factor.diagonal().log().sum())
     path = Path(f, isotropic(3, 1.5), leapfrog_steps=leapfrog_steps)
