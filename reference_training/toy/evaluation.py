@@ -136,7 +136,8 @@ def _likelihood(
     cube = Cube(distribution.limit, torch.zeros(distribution.dim, device=device))
 
     def f(x: Tensor) -> Tensor:
-        return network(cube.fold(x).unsqueeze(0)).squeeze(0) * evaluator.settings.output_scale
+        values: Tensor = network(cube.fold(x).unsqueeze(0)).squeeze(0)
+        return values * evaluator.settings.output_scale
 
     corner = [distribution.limit] * distribution.dim
     log_z = float(quadrature_log_z(f, [-each for each in corner], corner, like=cube.like))

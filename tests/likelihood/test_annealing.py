@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ from ebmguard.likelihood import Path, Schedule, forward, pilot, reverse
 from ebmguard.objective import weights
 from tests.likelihood.parts import (
     WIDE,
+    Known,
     bernoulli_rbm,
     gaussian,
     gaussian_rbm,
@@ -24,7 +26,7 @@ from tests.likelihood.parts import (
 )
 
 RUNS, CHAINS = 20, 100
-KNOWN = {
+KNOWN: dict[str, Callable[[], Known]] = {
     "gaussian-mala": gaussian,
     "gaussian-hmc": partial(gaussian, leapfrog_steps=3),
     "modes": modes,

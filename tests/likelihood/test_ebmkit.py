@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ebm
 import pytest
 import torch
@@ -30,7 +32,7 @@ def test_the_same_walks_have_the_same_weights():
         torch.distributions.Normal(torch.zeros(2).double(), 2), 1
     )
     betas = torch.tensor(BETAS, dtype=WIDE)
-    options = {"base": base, "schedule": betas, "sampler": Turn(steps=1)}
+    options: dict[str, Any] = {"base": base, "schedule": betas, "sampler": Turn(steps=1)}
 
     class Seeded:
         log_prob = base.log_prob
@@ -61,7 +63,7 @@ def test_both_find_the_same_log_z():
         torch.distributions.Normal(torch.zeros(2).double(), 2), 1
     )
     schedule = pilot(known.path, chains=100, temperatures=150, generator=rng(1))
-    options = {"base": base, "schedule": torch.tensor(schedule.betas, dtype=WIDE)}
+    options: dict[str, Any] = {"base": base, "schedule": torch.tensor(schedule.betas, dtype=WIDE)}
     x = known.samples(300)
     theirs = (
         ebm.ais_log_z(lambda x: -known.path.f(x), (2,), n_chains=300, **options),
