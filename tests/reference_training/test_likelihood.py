@@ -15,7 +15,7 @@ CUBE = Cube(1.5, torch.zeros(2, dtype=torch.float64))
 
 def test_walls_reflect():
     x = torch.tensor([0.0, 1.5, 1.7, 4.5, 4.6, 7.4, -1.6, -4.4, 13.5], dtype=torch.float64)
-    expected = torch.tensor([0.0, 1.5, 1.3, -1.5, -1.4, 1.4, -1.4, 1.4, -1.5], dtype=torch.float64)
+    expected = torch.tensor([0.0, 1.5, 1.3, -1.5, -1.4, 1.4, -1.4, 1.4, 1.5], dtype=torch.float64)
     torch.testing.assert_close(CUBE.fold(x), expected)
     inside = CUBE.sample(500, torch.Generator().manual_seed(0))
     assert torch.equal(CUBE.fold(inside), inside)
