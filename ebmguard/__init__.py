@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import diagnostics, errors, objective, recovery, samplers, sinks
+    from . import diagnostics, errors, likelihood, objective, recovery, samplers, sinks
     from .alerts import Alert, Level
     from .errors import BudgetSpentError, DivergenceError, EbmguardError
     from .objective import contrastive_loss
@@ -34,6 +34,7 @@ __all__ = [
     "diagnostics",
     "errors",
     "guard",
+    "likelihood",
     "objective",
     "recovery",
     "samplers",

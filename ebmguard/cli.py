@@ -53,11 +53,14 @@ sweep jem
     train a grid of JEM runs, or go on with one
     reference_training.jem.sweep config:SweepConfig command:run
 evaluate jem
-    accuracy, calibration, sample quality and out-of-distribution scores of a JEM run
+    accuracy, calibration, samples, out-of-distribution scores and likelihood of a JEM run
     reference_training.jem.evaluation config:EvaluateConfig command:run
 evaluate shortrun
-    FID and Inception score of a short-run model's samples
+    FID and Inception score of a short-run model's samples, and its likelihood
     reference_training.shortrun evaluate_config:EvaluateConfig evaluation:run
+evaluate toy
+    KL of each member of a toy run, by quadrature and by annealing
+    reference_training.toy evaluation:EvaluateConfig evaluation:run
 table jem
     Tables 1 and 2 of the paper beside the numbers of JEM runs
     reference_training.jem.table config:TableConfig command:run

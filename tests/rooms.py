@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("errors", "energies", "tags", "trainer", "ranks", "shards"),
     ("objective", "tempering", "samplers", "alerts", "steering", "sinks", "faults"),
-    ("diagnostics", "recovery", "check"),
+    ("diagnostics", "recovery", "check", "likelihood"),
     ("retrofit",),
     ("report",),
     ("cli",),

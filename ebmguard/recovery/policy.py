@@ -43,7 +43,7 @@ class Change:
 
 
 BY_CAUSE = {
-    Remedy.LOWER_LR: Change(lr=1 / 3),
+    Remedy.LOWER_LR: Change(lr=1 / 10),
     Remedy.RAISE_BETA: Change(beta_star=2.0),
     Remedy.LOWER_BETA: Change(beta_factor=0.5),
     Remedy.TOWARDS_ZERO: Change(beta_factor=0.5),

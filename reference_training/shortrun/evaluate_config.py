@@ -7,9 +7,11 @@ from pathlib import Path
 
 from ebmguard.errors import ConfigError
 
+from ..likelihood import LikelihoodOptions
+
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(LikelihoodOptions):
     """Judge the samples of a short-run model: Fréchet inception distance and Inception score.
 
     Fresh samples, held-out images and uniform noise are compared with the training images: the
@@ -19,9 +21,10 @@ class EvaluateConfig:
 
     run: Path
     """Run folder of `ebmguard train shortrun`."""
-    features: str
+    features: str | None = None
     """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
+    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY. With
+    --likelihood it may be left out, and FID and Inception score with it."""
     features_sha256: str | None = None
     """SHA-256 of the file of the features, checked before it is read; the published Inception
     weights need none."""
@@ -41,10 +44,11 @@ class EvaluateConfig:
         """
         if self.count is not None and self.count < 2:
             raise ConfigError(f"count is {self.count}, expected at least 2: one has no covariance")
-        if self.features == "own":
+        self.check_likelihood()
+        if self.features == "own" or (self.features is None and not self.likelihood):
             raise ConfigError(
-                'features is "own", and a short-run model has no classifier of its own: name the '
-                "folder of a JEM run on the same data at the same image size, such as one of "
-                "`ebmguard train jem --p-x-weight 0 --valid-images 100`, or inception:FILE with "
-                "the published weights"
+                f'features is "{self.features}", and a short-run model has no classifier of its '
+                "own: name the folder of a JEM run on the same data at the same image size, such "
+                "as one of `ebmguard train jem --p-x-weight 0 --valid-images 100`, or "
+                "inception:FILE with the published weights"
             )

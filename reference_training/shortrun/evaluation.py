@@ -17,6 +17,7 @@ from ebmguard.sinks import to_json
 
 from ..device import describe, find_device
 from ..jem.evaluation import Features, SampleQuality, load_features
+from ..likelihood import described, image_likelihood
 from ..markdown import markdown_table
 from ..precision import set_precision
 from ..run_folder import CONFIG, read_config
@@ -47,11 +48,17 @@ def run(config: EvaluateConfig) -> int:
     device = find_device(config.device)
     trained = load_run(config.run, device, config.data_root)
     set_precision(trained.config.precision)
-    check_features(config.features, trained)
-    features = load_features(
-        config.features, sha256=config.features_sha256, network=None, device=device
-    )
+    features = None
+    if config.features is not None:
+        check_features(config.features, trained)
+        features = load_features(
+            config.features, sha256=config.features_sha256, network=None, device=device
+        )
     results = evaluate(trained, features, config.count)
+    if config.likelihood:
+        scale, noise = trained.settings.output_scale, trained.settings.data_noise
+        found = image_likelihood(trained.network, scale, trained.data, noise, config)
+        results["likelihood"] = found
     print(table(results))
     file = config.run / EVALUATION
     text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
@@ -86,12 +93,12 @@ def check_features(spec: str, trained: TrainedRun) -> None:
         )
 
 
-def evaluate(trained: TrainedRun, features: Features, count: int | None) -> dict[str, Any]:
+def evaluate(trained: TrainedRun, features: Features | None, count: int | None) -> dict[str, Any]:
     """What evaluation.json holds.
 
     Args:
         trained: the model.
-        features: what judges, on the model's device.
+        features: what judges, on the model's device; None leaves out all that is judged.
         count: samples; None takes as many as there are held-out images.
 
     Returns:
@@ -104,6 +111,18 @@ def evaluate(trained: TrainedRun, features: Features, count: int | None) -> dict
         ImportError: torchmetrics is not installed.
     """
     data, settings = trained.data, trained.settings
+    results = {
+        "data": data.name,
+        "image_size": data.sample_shape[-1],
+        "beta_star": trained.config.beta_star,
+        "seed": trained.config.seed,
+        "step": trained.step,
+        "sgld_steps": settings.sgld_steps,
+        "most_sgld_steps": settings.most_sgld_steps,
+        "device": describe(trained.device),
+    }
+    if features is None:
+        return results
     quality = SampleQuality(features, data.train_x, data.scale, trained.device)
     count = len(data.test_x) if count is None else count
     some = min(count, len(data.test_x))
@@ -115,19 +134,8 @@ def evaluate(trained: TrainedRun, features: Features, count: int | None) -> dict
         "held_out": quality.measure(data.scale(data.test_x[rows])),
         "noise": quality.measure(trained.starts(count, generator)),
     }
-    return {
-        "data": data.name,
-        "image_size": data.sample_shape[-1],
-        "beta_star": trained.config.beta_star,
-        "seed": trained.config.seed,
-        "step": trained.step,
-        "sgld_steps": settings.sgld_steps,
-        "most_sgld_steps": settings.most_sgld_steps,
-        "device": describe(trained.device),
-        **features.described(),
-        "reference_images": len(data.train_x),
-        "scores": scores,
-    }
+    judged = {"reference_images": len(data.train_x), "scores": scores}
+    return results | features.described() | judged
 
 
 def short_run_samples(trained: TrainedRun, count: int) -> Tensor:
@@ -156,6 +164,19 @@ def short_run_samples(trained: TrainedRun, count: int) -> Tensor:
 
 def table(results: Mapping[str, Any]) -> str:
     """The results for people."""
+    size = results["image_size"]
+    lines = [
+        f"short-run model of {results['data']} at {size}x{size}, beta* = {results['beta_star']:g}, "
+        f"seed {results['seed']}, after {results['step']:,} updates"
+    ]
+    if "scores" in results:
+        lines += ["", *_judged(results)]
+    if "likelihood" in results:
+        lines += ["", described(results["likelihood"])]
+    return "\n".join(lines)
+
+
+def _judged(results: Mapping[str, Any]) -> list[str]:
     least, most = results["sgld_steps"], results["most_sgld_steps"]
     steps = str(least) if least == most else f"{least} to {most}"
     names = {
@@ -168,11 +189,7 @@ def table(results: Mapping[str, Any]) -> str:
         row = results["scores"][key]
         score = f"{row['is']:.3f} ± {row['is_std']:.3f}"
         rows.append((name, f"{row['samples']:,}", score, f"{row['fid']:.2f}"))
-    size = results["image_size"]
     lines = [
-        f"short-run model of {results['data']} at {size}x{size}, beta* = {results['beta_star']:g}, "
-        f"seed {results['seed']}, after {results['step']:,} updates",
-        "",
         markdown_table(("", "images", "IS", "FID"), rows),
         "",
         f"judged by: {results['features']}",
@@ -181,7 +198,7 @@ def table(results: Mapping[str, Any]) -> str:
     ]
     if not results["features_comparable"]:
         lines.append("not comparable with published scores, which are of Inception features")
-    return "\n".join(lines)
+    return lines
 
 
 def _images(data: str, image_size: int | None) -> str:

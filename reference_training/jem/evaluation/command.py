@@ -17,6 +17,7 @@ from ebmguard.sinks import to_json
 
 from ...data import ImageData, load_data
 from ...device import describe, find_device
+from ...likelihood import described, image_likelihood
 from ...networks import WideResNet
 from ...precision import set_precision
 from .classification import ECE_BINS, accuracy, calibration_error, classify
@@ -112,6 +113,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
             "images": len(images),
             **{score: auroc(own, other) for score, own, other in pairs},
         }
+    if config.likelihood:
+        results["likelihood"] = _likelihood(network, data, settings, config)
     return results
 
 
@@ -185,6 +188,8 @@ def table(results: Mapping[str, Any]) -> str:
         lines += ["", f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"]
         for name, row in results["ood"].items():
             lines.append(f"{name:34} {row['images']:8,} {row['f']:9.4f} {row['gradient']:9.4f}")
+    if "likelihood" in results:
+        lines += ["", described(results["likelihood"])]
     return "\n".join(lines)
 
 
@@ -200,6 +205,18 @@ def _classification(network: WideResNet, data: ImageData, noise_std: float) -> d
                 "ece": calibration_error(logits, labels),
             }
     return results
+
+
+def _likelihood(
+    network: WideResNet, data: ImageData, settings: Mapping[str, Any], config: EvaluateConfig
+) -> dict[str, Any]:
+    if not settings["noise_std"]:
+        raise ConfigError(
+            "likelihood: the run's chains have no noise (noise_std is 0), which leaves the scale "
+            "of log p(x) = o f(x) - log Z open; leave --likelihood out"
+        )
+    scale = 2 * settings["step_size"] / settings["noise_std"] ** 2
+    return image_likelihood(network, scale, data, settings["eval_noise"], config)
 
 
 def _chain_steps(config: EvaluateConfig, settings: Mapping[str, Any]) -> int:

@@ -10,6 +10,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 
+from ...likelihood import LikelihoodOptions
 from .ood import OodName
 from .stored import CheckpointName
 
@@ -17,7 +18,7 @@ ChainName = Literal["buffer", "fresh"]
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(LikelihoodOptions):
     """Evaluate a JEM run: classifier, samples, and what it takes for its data.
 
     The results are printed, and written to evaluation.json in the run folder.
@@ -60,3 +61,4 @@ class EvaluateConfig:
             raise ConfigError(f"samples is {self.samples}, expected at least 1")
         if self.chain_steps is not None and self.chain_steps < 0:
             raise ConfigError(f"chain_steps is {self.chain_steps}, expected 0 or more")
+        self.check_likelihood()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..flow.gaussian import fit_gaussian
+from ebmguard.likelihood import Gaussian
+
 from ..flow.invert import Inverse, first_guess, invert
 from ..flow.likelihood import (
     bits_per_dim,
@@ -186,9 +187,9 @@ def _fitted(run: TrainedRun, kinds: Mapping[str, Tensor]) -> dict[str, dict[str,
         return fitted
     train = run.data.scale(run.data.train_x)
     for name, independent in ((PIXELS, True), (GAUSSIAN, False)):
-        density = fit_gaussian(train, noise=noise, independent=independent)
+        density = Gaussian.fit(train, noise=noise, independent=independent)
         fitted[name] = {
-            kind: bits_per_dim(density.log_density(images), size=x[0].numel(), levels=levels).cpu()
+            kind: bits_per_dim(density.log_prob(images), size=x[0].numel(), levels=levels).cpu()
             for kind, images in kinds.items()
         }
     return fitted

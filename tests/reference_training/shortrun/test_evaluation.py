@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,8 @@ def test_what_cannot_be_meant(tmp_path):
             run(EvaluateConfig(**values))
         assert not (path / "evaluation.json").is_file()
 
+    refused('features is "None", and a short-run model', features=None)
+    refused("temperatures is 0, expected 1", likelihood=True, temperatures=0)
     refused('features is "own", and a short-run model has no classifier', features="own")
     refused("count is 1, expected at least 2", count=1)
     refused("holds no run", run=tmp_path)
@@ -226,7 +229,22 @@ def test_the_command_line():
     )
 
 
-def test_the_command_line_wants_features(capsys):
-    with pytest.raises(SystemExit):
-        tyro.cli(EvaluateConfig, args=["--run", "runs/a"])
-    assert "--features" in capsys.readouterr().err
+def test_likelihood_needs_no_features(tmp_path, capsys):
+    path = trained_folder(tmp_path / "run", noise_std=2.0)
+    options: dict[str, Any] = {"likelihood": True, "temperatures": 12, "ais_chains": 20}
+    assert run(EvaluateConfig(run=path, device="cpu", **options)) == 0
+    stored = json.loads((path / "evaluation.json").read_text())
+    assert "scores" not in stored
+    found = stored["likelihood"]
+    trained = load_run(path, CPU)
+    assert (found["held_out"], found["starts"]) == (32, "long-run")
+    # f is nearly flat at o = 1/2, and log Z nearly the volume of the cube.
+    assert found["holds"], found["verdict"]
+    volume = 64 * math.log(2 * (1 + 6 * trained.settings.data_noise))
+    f = 0.5 * trained.energies(trained.data.scale(trained.data.test_x)).mean()
+    for end in found["log_z"]:
+        assert end == pytest.approx(volume + float(f), abs=0.5)
+    low, high = found["log_likelihood"]
+    assert low == pytest.approx(-volume, abs=0.5)
+    assert low < high
+    assert found["verdict"] in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -107,6 +108,25 @@ def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
     assert all(
         0 <= row[score] <= 1 for row in results["ood"].values() for score in ("f", "gradient")
     )
+
+
+def test_the_likelihood_is_that_of_the_samplers_model(tmp_path, capsys):
+    # o = 2 step_size / noise_std² = 1/2, where f is nearly flat and log Z nearly the volume.
+    networks, _ = make_run(tmp_path / "run", noise_std=2.0, eval_noise=0.0)
+    options = {"likelihood": True, "temperatures": 12, "ais_chains": 20}
+    found = evaluate(tmp_path / "run", chains=(), ood=(), **options)["likelihood"]
+    data = load_data("digits", train_images=90, valid_images=20, test_images=40)
+    with torch.no_grad():
+        f = 0.5 * networks["best"](data.scale(data.test_x)).mean().item()
+    assert found["holds"], found["verdict"]
+    for end in found["log_z"]:
+        assert end == pytest.approx(64 * math.log(2) + f, abs=0.5)
+    low, high = found["log_likelihood"]
+    assert (low, high) == pytest.approx([f - end for end in reversed(found["log_z"])], abs=1e-4)
+    assert found["verdict"] in capsys.readouterr().out
+    make_run(tmp_path / "still", noise_std=0.0)
+    with pytest.raises(ConfigError, match="noise_std is 0"):
+        evaluate(tmp_path / "still", chains=(), ood=(), **options)
 
 
 def test_the_newest_checkpoint_instead(tmp_path):

@@ -1,0 +1,273 @@
+"""Annealed importance sampling (Neal 2001): chains that walk from a base to a model, or back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+from torch import Generator, Tensor
+
+from ..errors import ConfigError, ShapeError
+from ..samplers import hmc_step, start_chains
+from ..samplers.chains import check_count
+from .bases import Density
+from .estimate import Estimate
+
+__all__ = ["Path", "Schedule", "Transition", "forward", "pilot", "reverse"]
+
+Transition: TypeAlias = Callable[[Tensor, float, Generator | None], Tensor]
+"""(x, beta, generator) to new x. It must leave q(x)^(1-beta) exp(beta f(x)) as it is."""
+
+_COARSE_ESS = 0.8
+_PILOT_MOVES = 10
+_STILL = 0.0  # the size where no chain moves
+
+
+@dataclass(frozen=True)
+class Path:
+    """The densities q(x)^(1-β) exp(β f(x)), β from 0 to 1, and how chains move on them.
+
+    Z is the integral of exp f over the support of q.
+
+    Attributes:
+        f: negative energy, ``(B, ...)`` to ``(B,)``: log p(x) = f(x) - log Z.
+        base: q.
+        transition: such as block Gibbs, reversible where ``log_q`` is used; None is HMC.
+        leapfrog_steps: of a step of HMC; 1 is MALA.
+        moves: transitions at each temperature.
+
+    Raises:
+        ConfigError: numbers below 1.
+    """
+
+    f: Callable[[Tensor], Tensor]
+    base: Density
+    transition: Transition | None = None
+    leapfrog_steps: int = 1
+    moves: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("leapfrog_steps", self.leapfrog_steps, 1)
+        check_count("moves", self.moves, 1)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Inverse temperatures and step sizes, fixed before the chains that are weighed.
+
+    Attributes:
+        betas: increasing from 0 to 1.
+        sizes: standard deviation of a step's noise at each of ``betas[1:]``, in units of x; empty
+            where a path has a transition of its own.
+
+    Raises:
+        ConfigError: other numbers.
+    """
+
+    betas: tuple[float, ...]
+    sizes: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        steps = [b - a for a, b in pairwise(self.betas)]
+        if (
+            (*self.betas[:1], *self.betas[-1:]) != (0, 1)
+            or min(steps) <= 0
+            or len(self.sizes) not in (0, len(steps))
+        ):
+            raise ConfigError(
+                f"the schedule has {len(self.betas)} betas and {len(self.sizes)} sizes; expected "
+                "betas that increase from 0 to 1, and a size for each but the first, or none"
+            )
+
+
+def pilot(
+    path: Path, *, chains: int, temperatures: int, generator: Generator | None = None
+) -> Schedule:
+    """Choose temperatures and step sizes, with chains that are thrown away.
+
+    Every step of β costs the same conditional effective sample size (Zhou, Johansen and Aston
+    2016), first in coarse steps, which are then divided into `temperatures`. Step sizes follow the
+    acceptance: to 0.574 for MALA (Roberts and Rosenthal 1998), 0.651 for HMC (Beskos et al. 2013).
+    Chains that adapt are biased; so :func:`forward` and :func:`reverse` run a schedule as it is.
+
+    Args:
+        path: where from, where to.
+        chains: of the pilot, at least 2.
+        temperatures: steps of the schedule, and the most that the pilot takes.
+        generator: on the device of the samples.
+
+    Raises:
+        ConfigError: fewer than 2 chains, or no temperature.
+        ShapeError: f or the base does not return one number for each sample.
+    """
+    check_count("chains", chains, 2)
+    check_count("temperatures", temperatures, 1)
+    x = path.base.sample(chains, generator)
+    adapts = path.transition is None
+    # A step beyond the base's own width leads nowhere, also where every step is accepted.
+    size = widest = float(x.double().std(0).max()) if adapts else 1.0
+    target = 0.574 if path.leapfrog_steps == 1 else 0.651
+    betas, sizes = [0.0], list[float]()
+    while betas[-1] < 1:
+        gap = _moved(path, betas[-1], x, _STILL, generator)[2]
+        most = 1 - betas[-1]
+        # An even share of what is left, at least: the pilot ends, whatever f is.
+        least = most / max(temperatures - len(sizes), 1)
+        step = max(_coarse_step(gap, most), least)
+        betas.append(1.0 if step == most else betas[-1] + step)
+        for k in range(_PILOT_MOVES):
+            x, acceptance, _ = _moved(path, betas[-1], x, size, generator)
+            if adapts:
+                size *= math.exp((float(acceptance) - target) / math.sqrt(k + 1))
+                size = min(size, widest)
+        sizes.append(size)
+    at = [k * len(sizes) / temperatures for k in range(1, temperatures)]
+    fine = (0.0, *(_between(betas, t) for t in at), 1.0)
+    return Schedule(
+        fine, tuple(_between(sizes, max(t - 1, 0)) for t in (*at, len(sizes))) if adapts else ()
+    )
+
+
+def forward(
+    path: Path, schedule: Schedule, *, chains: int, generator: Generator | None = None
+) -> Estimate:
+    """Anneal samples of the base to the model: E[weight] = Z.
+
+    The estimate of Z is unbiased, so that of log Z is too low in expectation (Jensen), and
+    log-likelihoods come out too high.
+
+    Args:
+        path: where from, where to.
+        schedule: fixed before, as by :func:`pilot`.
+        chains: how many, at least 1.
+        generator: on the device of the samples.
+
+    Raises:
+        ConfigError: no chain, or a schedule without the sizes that this path needs.
+        ShapeError: f or the base does not return one number for each sample.
+    """
+    check_count("chains", chains, 1)
+    up = [(b - a, b, size) for a, b, size in _steps(path, schedule)]
+    return _anneal(path, path.base.sample(chains, generator), up, generator)
+
+
+def reverse(
+    path: Path, schedule: Schedule, x: Tensor, *, generator: Generator | None = None
+) -> Estimate:
+    """Anneal samples of the model ``(B, ...)`` back to the base: E[weight] = 1 / Z.
+
+    From exact samples of the model the estimate of 1 / Z is unbiased, and that of log Z too high in
+    expectation (bidirectional Monte Carlo: Grosse, Ghahramani and Adams 2015). From anything else,
+    *data included*, it is no bound: it may lie below log Z. Where exact samples are not to be had,
+    run long chains at β = 1 first. Arguments and errors are otherwise those of :func:`forward`.
+    """
+    check_count("len(x)", len(x), 1)
+    steps = _steps(path, schedule)
+    sizes = [_STILL, *(size for _, _, size in steps)]
+    down = [(a - b, a, size) for (a, b, _), size in zip(steps, sizes, strict=False)][::-1]
+    # The mirror of `forward`: there the chains have moved at 1 last.
+    return _anneal(path, x.detach(), [(0.0, 1.0, sizes[-1]), *down], generator, is_reverse=True)
+
+
+def _steps(path: Path, schedule: Schedule) -> list[tuple[float, float, float]]:
+    """Each β, the next one, and the size there."""
+    moving = [1.0] * (len(schedule.betas) - 1)  # what no transition of its own looks at
+    sizes = schedule.sizes if path.transition is None else moving
+    if not sizes:
+        raise ConfigError("the schedule has no step sizes, which HMC needs; make one with pilot()")
+    return [(a, b, size) for (a, b), size in zip(pairwise(schedule.betas), sizes, strict=True)]
+
+
+class _At:
+    """(1 - β) log q + β f as a function of x, and f - log q of its latest call."""
+
+    gap: Tensor
+
+    def __init__(self, path: Path, beta: float) -> None:
+        self.path, self.beta = path, beta
+
+    def __call__(self, x: Tensor) -> Tensor:
+        f, log_q = self.path.f(x), self.path.base.log_prob(x)
+        for name, values in (("f", f), ("base.log_prob", log_q)):
+            if values.shape != x.shape[:1]:
+                raise ShapeError(
+                    f"{name} returned shape {tuple(values.shape)} for samples of shape "
+                    f"{tuple(x.shape)}; expected one number for each: {tuple(x.shape[:1])}"
+                )
+        wide = torch.float32 if x.device.type == "mps" else torch.float64
+        self.gap = f.detach().to(wide) - log_q.detach().to(wide)
+        return (1 - self.beta) * log_q + self.beta * f
+
+
+def _anneal(
+    path: Path,
+    x: Tensor,
+    stages: Iterable[tuple[float, float, float]],
+    generator: Generator | None,
+    *,
+    is_reverse: bool = False,
+) -> Estimate:
+    """Weigh a step to each β from the one before, and move there."""
+    start, acceptances, gains = x, [], []
+    for step, beta, size in stages:
+        x, acceptance, gap = _moved(path, beta, x, size, generator)
+        if step:
+            gains.append(step * gap)
+        if size:
+            acceptances.append(acceptance)
+    gain = torch.stack(gains)
+    with torch.no_grad():
+        f = path.f(start if is_reverse else x).to(gain)
+    return Estimate(gain.sum(0), x, f, torch.stack(acceptances), _share(gain), is_reverse)
+
+
+def _moved(
+    path: Path, beta: float, x: Tensor, size: float, generator: Generator | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the chains go, the mean acceptance, and f - log q where they were."""
+    at = _At(path, beta)
+    if path.transition is not None or size == _STILL:
+        with torch.no_grad():
+            at(x)
+            for _ in range(path.moves):
+                if path.transition is not None and size != _STILL:
+                    x = path.transition(x, beta, generator)
+        return x, at.gap.new_tensor(math.nan), at.gap
+    chains = start_chains(at, x)
+    gap, accepted = at.gap, []
+    for _ in range(path.moves):
+        chains, proposal = hmc_step(
+            at,
+            chains,
+            leapfrog_steps=path.leapfrog_steps,
+            step_size=size**2 / 2,  # with this noise, of the density exp(1 f)
+            noise_std=size,
+            generator=generator,
+        )
+        accepted.append(proposal.acceptance.mean())
+    return chains.x, torch.stack(accepted).mean(), gap
+
+
+def _share(gain: Tensor) -> Tensor:
+    """Effective sample size of the last dimension's log weights, as a share of the chains."""
+    return (2 * gain.logsumexp(-1) - (2 * gain).logsumexp(-1)).exp() / gain.shape[-1]
+
+
+def _coarse_step(gap: Tensor, most: float) -> float:
+    """The largest step of β, up to `most`, that leaves so many of the chains."""
+    steps = [0.0, most]
+    if float(_share(most * gap)) >= _COARSE_ESS:
+        return most
+    for _ in range(40):
+        middle = sum(steps) / 2
+        steps[float(_share(middle * gap)) < _COARSE_ESS] = middle
+    return steps[0]
+
+
+def _between(values: Sequence[float], t: float) -> float:
+    k, last = int(t), len(values) - 1
+    return values[k] + (t - k) * (values[min(k + 1, last)] - values[k])

@@ -1,0 +1,124 @@
+"""Whether forward and reverse annealing together say what log Z is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from torch import Generator, Tensor
+
+from ..errors import ConfigError
+from .annealing import Path, forward, pilot, reverse
+from .estimate import Estimate
+
+__all__ = ["Bracket", "Starts", "bracket_log_z"]
+
+Starts: TypeAlias = Literal["exact", "long-run", "data"]
+"""Where reverse chains start: exact samples of the model, ends of long chains at β = 1, data."""
+
+_LIMITS = {
+    "exact": "",
+    "long-run": ", if the long chains have forgotten where they started",
+    "data": ", if the data are like samples of the model: of other data the upper side is no bound",
+}
+_LEAST_ESS = 10.0  # fewer chains have no standard error that could be trusted
+_ERRORS = 2.0
+_FAR = 4.0
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """Two estimates of one log Z, from below and from above, and the verdict on them.
+
+    Attributes:
+        forward: from the base; too low in expectation.
+        reverse: from samples of the model; too high in expectation, as far as they are that.
+        starts: what these samples are.
+        within: how far the ends of the bracket may be apart, in nats.
+
+    Raises:
+        ConfigError: `starts` or `within` cannot be meant.
+    """
+
+    forward: Estimate
+    reverse: Estimate
+    starts: Starts
+    within: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.starts not in get_args(Starts) or not self.within > 0:
+            raise ConfigError(
+                f"starts={self.starts!r}, within={self.within}; expected one of "
+                f"{', '.join(get_args(Starts))}, and a number of nats above 0"
+            )
+
+    @property
+    def lower(self) -> float:
+        """The forward estimate less two standard errors."""
+        return self.forward.log_z - _ERRORS * self.forward.standard_error
+
+    @property
+    def upper(self) -> float:
+        """The reverse estimate and two standard errors."""
+        return self.reverse.log_z + _ERRORS * self.reverse.standard_error
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the two do not bracket log Z; empty where they do, as far as can be seen."""
+        sides = {"forward": self.forward, "reverse": self.reverse}
+        lost = [name for name, side in sides.items() if not math.isfinite(side.log_z)]
+        if lost:
+            return [f"the {name} estimate is {sides[name].log_z}" for name in lost]
+        found = [
+            f"{name} has {side.ess:.1f} effective chains of {len(side.log_weights)}, and needs "
+            f"{_LEAST_ESS:g}: more temperatures"
+            for name, side in sides.items()
+            if side.ess < _LEAST_ESS
+        ]
+        apart = self.upper - self.lower
+        if apart < 0:
+            found.append(f"the reverse side lies {-apart:.2f} nats below the forward one")
+        elif apart > self.within:
+            found.append(f"they are {apart:.2f} nats apart")
+        ahead, back = self.forward, self.reverse
+        at_starts, of_model = back.f.mean(), ahead.weights @ ahead.f
+        spread = ahead.weights @ (ahead.f - of_model).square() / ahead.ess
+        error = (spread + back.f.var(correction=0) / len(back.f)).sqrt()
+        if (off := (at_starts - of_model).abs()) > _FAR * error:
+            found.append(
+                f"the reverse chains' starts are not like samples of the model: their mean f is "
+                f"{at_starts:.4g}, the model's {of_model:.4g} ({off / error:.0f} standard errors)"
+            )
+        return found
+
+    @property
+    def verdict(self) -> str:
+        """For people: where log Z is, or why these two do not say it."""
+        if problems := self.problems:
+            return f"they do not bracket log Z within {self.within:g} nats: {'; '.join(problems)}"
+        apart = self.upper - self.lower
+        said = (
+            f"these two bracket log Z within {apart:.2g} nats, {self.lower:.3f}..{self.upper:.3f}"
+        )
+        return said + _LIMITS[self.starts]
+
+
+def bracket_log_z(
+    path: Path,
+    samples: Tensor,
+    *,
+    starts: Starts,
+    temperatures: int,
+    chains: int,
+    within: float = 1.0,
+    generator: Generator | None = None,
+) -> Bracket:
+    """Pilot, forward and reverse annealing in one call.
+
+    Arguments and errors are theirs and those of :class:`Bracket`; the reverse chains start from
+    `samples`, one each.
+    """
+    schedule = pilot(path, chains=chains, temperatures=temperatures, generator=generator)
+    ahead = forward(path, schedule, chains=chains, generator=generator)
+    return Bracket(ahead, reverse(path, schedule, samples, generator=generator), starts, within)

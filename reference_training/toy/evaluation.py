@@ -1,0 +1,153 @@
+"""`ebmguard evaluate toy`: the newest checkpoint by quadrature, and by annealing beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+from ebmguard.likelihood import Path as Annealed
+from ebmguard.likelihood import quadrature_log_z
+from ebmguard.sinks import to_json
+
+from ..checkpoints import load_all_ranks
+from ..device import find_device
+from ..likelihood import SEED, Cube, LikelihoodOptions, measure
+from ..markdown import NONE, markdown_table
+from ..run_folder import read_config
+from .config import ToyConfig
+from .distributions import DISTRIBUTIONS
+from .evaluate import Evaluator
+from .network import EnsembleMLP
+
+EVALUATION = "evaluation.json"
+HELD_OUT = 10_000
+POOL = 200_000
+"""Uniform points, of which exact samples are drawn by their weights."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig(LikelihoodOptions):
+    """Evaluate each member of a toy run: how far p_θ is from the truth, by quadrature.
+
+    With --likelihood its log Z by annealed importance sampling stands beside that of the
+    quadrature, both over the square that pictures show. The results are printed, and written to
+    evaluation.json in the run folder.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run folder of `ebmguard train toy`."""
+    device: str = "auto"
+    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
+
+
+def run(config: EvaluateConfig) -> int:
+    """`ebmguard evaluate toy`: evaluate, print a table, write evaluation.json.
+
+    Returns:
+        exit status, 0.
+
+    Raises:
+        ConfigError: the settings cannot be meant, or the run has no checkpoint.
+    """
+    results = evaluate(config)
+    text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
+    (config.run / EVALUATION).write_text(text, encoding="utf-8")
+    print(table(results))
+    print(f"\nwritten to {config.run / EVALUATION}")
+    return 0
+
+
+def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+    """What evaluation.json holds.
+
+    Raises:
+        ConfigError: as for :func:`run`.
+    """
+    config.check_likelihood()
+    device = find_device(config.device)
+    stored = read_config(config.run)
+    if "scenario" not in stored or "members" not in stored:
+        raise ConfigError(f"{config.run} is not a run folder of `ebmguard train toy`")
+    found = load_all_ranks(config.run / "checkpoints")
+    if found is None:
+        raise ConfigError(f"{config.run} has no checkpoint yet; go on with it by --resume")
+    step, (state, *_) = found
+    toy = ToyConfig(out=config.run, resume=True).resumed(stored)
+    evaluator = Evaluator(toy.settings, toy.members, device)
+    network = _network(state["network"], evaluator, device)
+    rows = evaluator.measure(evaluator.log_density(network))
+    members = [
+        member | {name: row[name] for name in ("kl", "tv")}
+        for member, row in zip(toy.members.describe(), rows, strict=True)
+    ]
+    if config.likelihood:
+        for index, member in enumerate(members):
+            one = {name: value[index : index + 1] for name, value in state["network"].items()}
+            member |= _likelihood(_network(one, evaluator, device), evaluator, member["kl"], config)
+    return {"scenario": toy.scenario, "step": step, "members": members}
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results for people."""
+    head = ["variant", "beta", "seed", "KL", "TV"]
+    members = results["members"]
+    annealed = "log_z" in members[0]
+    if annealed:
+        head += ["log Z", "forward", "reverse", "KL by annealing", "bracket"]
+    rows = []
+    for member in members:
+        row = [member["variant"], member["beta"], str(member["seed"])]
+        row += [f"{member[name]:.4f}" for name in ("kl", "tv")]
+        if annealed:
+            sides = (member[name]["log_z"] for name in ("forward", "reverse"))
+            row += [f"{log_z:.3f}" for log_z in (member["quadrature_log_z"], *sides)]
+            low, high = member["annealed_kl"]
+            row += [f"{low:.3f} to {high:.3f}", f"{high - low:.2f}" if member["holds"] else NONE]
+        rows.append(row)
+    lines = [f"{results['scenario']}, after {results['step']:,} updates", ""]
+    lines.append(markdown_table(head, rows, words=2))
+    reasons = dict.fromkeys(m["verdict"] for m in members if annealed and not m["holds"])
+    return "\n".join([*lines, *reasons])
+
+
+def _network(
+    parameters: Mapping[str, Tensor], evaluator: Evaluator, device: torch.device
+) -> EnsembleMLP:
+    members = len(next(iter(parameters.values())))
+    network = EnsembleMLP([0] * members, evaluator.distribution.dim)
+    network.load_state_dict(parameters)
+    return network.requires_grad_(False).to(device)
+
+
+def _likelihood(
+    network: EnsembleMLP, evaluator: Evaluator, kl: float, config: EvaluateConfig
+) -> dict[str, Any]:
+    """Of one member; its KL by annealing is that by quadrature with another log Z."""
+    distribution, device = DISTRIBUTIONS[evaluator.settings.data], evaluator.device
+    generator = torch.Generator(device).manual_seed(SEED)
+    cube = Cube(distribution.limit, torch.zeros(distribution.dim, device=device))
+
+    def f(x: Tensor) -> Tensor:
+        values: Tensor = network(cube.fold(x).unsqueeze(0)).squeeze(0)
+        return values * evaluator.settings.output_scale
+
+    corner = [distribution.limit] * distribution.dim
+    log_z = float(quadrature_log_z(f, [-each for each in corner], corner, like=cube.like))
+    pool = cube.sample(POOL, generator)
+    with torch.no_grad():
+        share = f(pool).double().softmax(0)
+    chosen = torch.multinomial(share, config.ais_chains, replacement=True, generator=generator)
+    held_out = distribution.sample(HELD_OUT, generator)
+    held_out = held_out[(held_out.abs() <= distribution.limit).all(1)]
+    path = Annealed(f, cube)
+    found = measure(path, pool[chosen], held_out, config, generator, exact=True)
+    off = tuple(kl + end - log_z for end in found["log_z"])
+    return found | {"quadrature_log_z": log_z, "annealed_kl": off}

@@ -1,0 +1,216 @@
+"""Annealing from both sides against constants that are known otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ebmguard.errors import ConfigError, ShapeError
+from ebmguard.likelihood import Path, Schedule, forward, pilot, reverse
+from ebmguard.objective import weights
+from tests.likelihood.parts import (
+    WIDE,
+    Known,
+    bernoulli_rbm,
+    gaussian,
+    gaussian_rbm,
+    isotropic,
+    modes,
+    rng,
+)
+
+RUNS, CHAINS = 20, 100
+KNOWN: dict[str, Callable[[], Known]] = {
+    "gaussian-mala": gaussian,
+    "gaussian-hmc": partial(gaussian, leapfrog_steps=3),
+    "modes": modes,
+    "gaussian-rbm": gaussian_rbm,
+    "bernoulli-rbm": bernoulli_rbm,
+}
+FEW = settings(max_examples=10, deadline=None, derandomize=True, database=None)
+
+
+@pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
+def test_log_z_lies_between_the_two_sides(make):
+    known, count = make(), RUNS * CHAINS
+    schedule = pilot(known.path, chains=100, temperatures=known.temperatures, generator=rng(1))
+    ahead = forward(known.path, schedule, chains=count, generator=rng(2))
+    back = reverse(known.path, schedule, known.samples(count), generator=rng(3))
+    for found, side in ((ahead, 1), (back, -1)):
+        each = side * found.log_weights
+        # The chains are independent: of so many, each hundred is a run of its own.
+        runs = side * (found.log_weights.reshape(RUNS, CHAINS).logsumexp(1) - math.log(CHAINS))
+        assert float(runs.mean()) == pytest.approx(known.log_z, abs=0.05)
+        # The bias of a single chain is plain, on the side where it belongs.
+        assert side * (known.log_z - each.mean()) > 4 * each.std() / count**0.5
+
+
+# Not of the modes: few chains find the narrow one in so few steps, and none of the others tells.
+@pytest.mark.parametrize("name", KNOWN.keys() - {"modes"})
+def test_weights_are_unbiased_however_coarse_the_schedule(name):
+    known = KNOWN[name]()
+    betas, count = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0), 20_000
+    schedule = Schedule(betas, () if known.path.transition else (1.5, 1.5, 1.0, 0.8, 0.6, 0.3))
+    ahead = forward(known.path, schedule, chains=count, generator=rng(11))
+    back = reverse(known.path, schedule, known.samples(count), generator=rng(12))
+    for log_weights in (ahead.log_weights - known.log_z, back.log_weights + known.log_z):
+        ratio = log_weights.exp()
+        error = float(ratio.std()) / count**0.5
+        assert error < 0.05
+        assert float(ratio.mean()) == pytest.approx(1, abs=4 * error)
+
+
+def test_weighted_samples_are_those_of_the_model():
+    known = gaussian_rbm()
+    schedule = pilot(known.path, chains=100, temperatures=20, generator=rng(1))
+    ahead = forward(known.path, schedule, chains=4000, generator=rng(2))
+    exact = known.samples(100_000)
+    for power in (1, 2):
+        found = ahead.weights @ ahead.samples**power
+        off = (ahead.samples**power - found).square()
+        error = (ahead.weights @ off / ahead.ess).sqrt()
+        assert ((found - (exact**power).mean(0)).abs() < 4 * error).all()
+    # The chains alone lag behind a schedule as short as this, and need their weights.
+    assert ahead.ess < 0.95 * 4000
+
+
+def test_annealed_negatives_know_their_log_q():
+    known = modes()
+    schedule = pilot(known.path, chains=100, temperatures=30, generator=rng(1))
+    ahead = forward(known.path, schedule, chains=500, generator=rng(2))
+    f_neg = known.path.f(ahead.samples)
+    torch.testing.assert_close(weights(f_neg, 1.0, log_q=ahead.log_q), ahead.weights)
+    # At positives it is a density ratio as well: E[q / exp f] over the model is 1 / Z.
+    x_pos = known.samples(5000)
+    back = reverse(known.path, schedule, x_pos, generator=rng(3))
+    ratio = (back.log_q - known.path.f(x_pos) + known.log_z).exp()
+    assert float(ratio.mean()) == pytest.approx(1, abs=4 * float(ratio.std()) / 5000**0.5)
+
+
+def test_from_other_samples_than_the_models_the_reverse_side_may_be_below():
+    known = modes()
+    starts = known.samples(2000)
+    starts = starts[starts[:, 0] < 0]  # one of two modes: the one that is wide
+    schedule = pilot(known.path, chains=100, temperatures=100, generator=rng(1))
+    back = reverse(known.path, schedule, starts, generator=rng(2))
+    assert back.log_z + 4 * back.standard_error < known.log_z
+
+
+def test_the_pilot_spends_equally_and_meets_the_acceptance():
+    known = gaussian()
+    schedule = pilot(known.path, chains=500, temperatures=60, generator=rng(1))
+    evenly = Schedule((*(k / 60 for k in range(60)), 1.0), schedule.sizes)
+    found = forward(known.path, schedule, chains=2000, generator=rng(2))
+    plain = forward(known.path, evenly, chains=2000, generator=rng(2))
+    assert found.conditional_ess.min() > plain.conditional_ess.min()
+    lost = 1 - found.conditional_ess
+    assert lost.max() < 3 * lost.median()
+    assert (1 - plain.conditional_ess).max() > 20 * (1 - plain.conditional_ess).median()
+    # Near β = 0 the size is held at the base's width, and more is accepted.
+    assert found.acceptance[30:].mean() == pytest.approx(0.574, abs=0.08)
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e7])
+def test_the_pilot_ends_whatever_f_is(scale):
+    path = Path(lambda x: -scale * x.square().sum(1), isotropic(2, 1.0))
+    schedule = pilot(path, chains=10, temperatures=7, generator=rng())
+    assert (len(schedule.betas), len(schedule.sizes)) == (8, 7)
+    assert (schedule.betas[0], schedule.betas[-1]) == (0, 1)
+
+
+@FEW
+@given(shift=st.floats(-1e4, 1e4))
+def test_a_constant_shifts_log_z_by_itself(shift):
+    known = gaussian()
+    schedule = Schedule((0.0, 0.2, 0.5, 1.0), (1.0, 0.6, 0.4))
+    moved = Path(lambda x: known.path.f(x) + shift, known.path.base)
+    for walk, more in ((forward, {"chains": 20}), (reverse, {"x": known.samples(20)})):
+        one = walk(known.path, schedule, **more, generator=rng(1))
+        other = walk(moved, schedule, **more, generator=rng(1))
+        # Sums of a few numbers as large as the shift.
+        assert other.log_z - shift == pytest.approx(one.log_z, abs=1e-14 * (1e3 + abs(shift)) * 8)
+        assert other.ess == pytest.approx(one.ess, rel=1e-9)
+
+
+@FEW
+@given(order=st.permutations(range(12)))
+def test_chains_do_not_see_each_other(order):
+    known = gaussian()
+    # A reflection keeps any density symmetric about 0, and draws no random numbers.
+    path = Path(
+        lambda x: -2 * x.square().sum(1), known.path.base, transition=lambda x, beta, rng: -0.5 * x
+    )
+    schedule, x = Schedule((0.0, 0.3, 1.0)), known.samples(12)
+    one, other = reverse(path, schedule, x), reverse(path, schedule, x[order])
+    assert torch.equal(one.log_weights[order], other.log_weights)
+    assert torch.equal(one.samples[order], other.samples)
+    assert other.log_z == pytest.approx(one.log_z, rel=1e-14)
+
+
+def test_nothing_of_the_callers_is_touched():
+    network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    path = Path(lambda x: network(x).squeeze(1), isotropic(2, 1.0))
+    network.double()
+    x = torch.zeros(6, 2, dtype=WIDE)
+    before = torch.get_rng_state()
+    schedule = pilot(path, chains=6, temperatures=3, generator=rng())
+    for found in (
+        forward(path, schedule, chains=6, generator=rng()),
+        reverse(path, schedule, x, generator=rng()),
+    ):
+        assert not found.log_weights.requires_grad
+        assert not found.samples.requires_grad
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert torch.equal(x, torch.zeros_like(x))
+
+
+def test_a_state_that_the_model_cannot_have_weighs_nothing():
+    def f(x):
+        return torch.where(x[:, 0] > 0, 0.0, -torch.inf) + 0 * x.sum(1)
+
+    path = Path(f, isotropic(1, 1.0), transition=lambda x, beta, rng: x)
+    found = forward(path, Schedule((0.0, 1.0)), chains=400, generator=rng())
+    positive = found.samples[:, 0] > 0
+    assert (found.weights[~positive] == 0).all()
+    assert found.ess < positive.sum()
+
+
+def _path(**more):
+    return Path(lambda x: -x.square().sum(1), isotropic(2, 1.0), **more)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (lambda: _path(moves=0), ConfigError, "moves is 0"),
+        (lambda: _path(leapfrog_steps=0), ConfigError, "leapfrog_steps is 0"),
+        (lambda: Schedule(()), ConfigError, "from 0 to 1"),
+        (lambda: Schedule((0.0,)), ConfigError, "from 0 to 1"),
+        (lambda: Schedule((0.0, 0.5, 0.5, 1.0)), ConfigError, "increase"),
+        (lambda: Schedule((0.0, 1.0), (0.1, 0.1)), ConfigError, "2 sizes"),
+        (lambda: pilot(_path(), chains=1, temperatures=5), ConfigError, "chains is 1"),
+        (lambda: pilot(_path(), chains=5, temperatures=0), ConfigError, "temperatures is 0"),
+        (lambda: forward(_path(), Schedule((0.0, 1.0)), chains=5), ConfigError, "no step sizes"),
+        (lambda: forward(_path(), Schedule((0.0, 1.0), (1.0,)), chains=0), ConfigError, "chains"),
+        (
+            lambda: reverse(_path(), Schedule((0.0, 1.0), (1.0,)), torch.zeros(0, 2)),
+            ConfigError,
+            "is 0",
+        ),
+        (
+            lambda: pilot(Path(lambda x: x, isotropic(2, 1.0)), chains=5, temperatures=5),
+            ShapeError,
+            r"f returned shape \(5, 2\)",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(wrong, error, said):
+    with pytest.raises(error, match=said):
+        wrong()

@@ -1,0 +1,34 @@
+"""The programs on the page about likelihoods."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "likelihood.md"
+
+
+def test_the_page_runs_from_top_to_bottom(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks), names)
+    # What the page says of it, but for the last digits: another machine may sum in another order.
+    printed = capsys.readouterr().out.splitlines()
+    told = re.findall(r"^# (.*)$", blocks[0], flags=re.MULTILINE)
+    words = [re.sub(r"[-\d.]+", "", line) for line in printed]
+    assert words == [re.sub(r"[-\d.]+", "", line) for line in told]
+    found, left = names["found"], names["left"]
+    assert found.lower < 2.531 < found.upper
+    assert left.problems
+    torch.testing.assert_close(
+        (names["f_neg"] - names["negatives"].log_q).softmax(0),
+        names["negatives"].weights,
+        check_dtype=False,
+        rtol=1e-4,
+        atol=1e-6,
+    )
+    assert torch.isfinite(names["loss"])
