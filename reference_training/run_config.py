@@ -14,13 +14,13 @@ from typing import Any, ClassVar, Self
 from ebmguard.errors import ConfigError
 
 from .device import find_device
-from .ranks import ONE_RANK, Ranks
+from .ranks import ONE_RANK, RESTART_COUNT, Ranks
 from .run_folder import CONFIG, RunFolder, read_config
 
 DEVICE_KIND = "device_kind"
 """Entry of config.json: the kind of device that the run began on."""
 
-RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+RESTARTS = (RESTART_COUNT, "SLURM_RESTART_COUNT")
 """How often torchrun, or Slurm's requeue, has started the same command again (environment)."""
 
 
