@@ -33,12 +33,12 @@ class FolderLock:
             descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666)
         except OSError as error:
             raise unwritable(folder, error) from error
-        self._close = weakref.finalize(self, os.close, descriptor)
+        self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)
         except BlockingIOError:
             holder = _holder(descriptor)
-            self._close()
+            self.close()
             raise ConfigError(
                 f"The folder {str(folder)!r} is in use by {holder}. Two processes would mix their "
                 "files: let that one end, or name another folder. Of several ranks of one run the "
@@ -54,10 +54,6 @@ class FolderLock:
             with suppress(OSError):  # a full disk: the lock holds, without a name
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, _whoami())
-
-    def let_go(self) -> None:
-        """Close this process's handle; of a forked child, without a loss for its parent."""
-        self._close()
 
 
 def lock_folder(folder: Path) -> FolderLock:
@@ -108,7 +104,7 @@ def _holder(descriptor: int) -> str:
 
 def _forget_in_child() -> None:
     for lock in list(_HELD.values()):
-        lock.let_go()
+        lock.close()  # of the parent's handle this is a copy: its lock stays
     _HELD.clear()
 
 
