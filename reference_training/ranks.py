@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ebmguard.errors import ConfigError
 
@@ -126,9 +128,9 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
             f"device is {device!r} in one of {world} processes, each of which takes the GPU of its "
             "local rank; expected auto, cuda or cpu"
         )
-    store, rank, world = next(dist.rendezvous("env://"))
+    store, rank, world = next(rendezvous("env://"))
     # torchrun may keep one store over its restarts, with the addresses of ranks that are dead.
-    store = dist.PrefixStore(f"restart {os.environ.get(RESTART_COUNT, '0')}", store)
+    store = PrefixStore(f"restart {os.environ.get(RESTART_COUNT, '0')}", store)
     if device != "cpu" and torch.cuda.is_available():
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)

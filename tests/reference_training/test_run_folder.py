@@ -142,10 +142,10 @@ def test_a_run_that_another_process_writes_is_refused_and_left_alone(tmp_path):
     del folder
     for out, make in ((tmp_path / "run", RunFolder.resume), (tmp_path / "new", new)):
         with another(HOLDS, out) as process:
-            before = {path: path.stat() for path in out.rglob("*") if path.is_file()}
+            before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
             with pytest.raises(ConfigError, match=f"in use by process {process.pid} on "):
                 make(out)
-            assert {path: path.stat() for path in out.rglob("*") if path.is_file()} == before
+            assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
         assert make(out).config == {"lr": 0.1}
 
 

@@ -15,10 +15,11 @@ import pytest
 from tests.reference_training.shortrun.runs import assert_same_run
 
 KILLS = 3
-STEPS = 200
+STEPS, EVERY = 120, 10
 TRAIN = (
     f"train shortrun --data digits --device cpu --iterations {STEPS} --train-images 64 "
-    "--test-images 32 --batch 8 --nf 4 --sgld-steps 3 --sample-every 50 --checkpoint-every 10"
+    "--test-images 32 --batch 8 --nf 4 --sgld-steps 3 --sample-every 50 "
+    f"--checkpoint-every {EVERY}"
 ).split()
 
 
@@ -48,9 +49,10 @@ def ranks_of(launcher: int) -> list[int]:
     return found
 
 
-def written(out: Path) -> int:
-    """When the newest checkpoint was written; 0 before the first."""
-    return max((file.stat().st_mtime_ns for file in out.glob("checkpoints/*.pt")), default=0)
+def newest(out: Path) -> int:
+    """The step of the newest checkpoint; 0 before the first."""
+    names = [file.name for file in out.glob("checkpoints/step-*.rank?of2.pt")]
+    return max((int(name[5:13]) for name in names), default=0)
 
 
 @pytest.mark.slow
@@ -65,20 +67,23 @@ def test_killed_ranks_start_again_and_end_with_the_bits_of_an_unbroken_run(tmp_p
             while len(ranks := ranks_of(launcher.pid)) < 2:
                 assert launcher.poll() is None
                 time.sleep(0.05)
-            before = written(broken)
             # The first dies while it starts, the others when the run has come farther.
-            while kill and written(broken) == before:
-                assert launcher.poll() is None
-                time.sleep(0.01)
-            time.sleep(rng.uniform(0, 1 if kill else 5))
-            names = sorted(file.name for file in broken.glob("checkpoints/*"))
-            victim = rng.randrange(2)
+            if kill:
+                wanted = newest(broken) + EVERY * rng.randint(1, 4)
+                while newest(broken) < wanted:
+                    assert launcher.poll() is None
+                    time.sleep(0.01)
+            time.sleep(rng.uniform(0, 0.1 if kill else 3))
+            step, victim = newest(broken), rng.randrange(2)
             os.kill(ranks[victim], signal.SIGKILL)
             began = time.monotonic()
             while set(ranks) & set(ranks_of(launcher.pid)):
                 time.sleep(0.01)
             seconds = time.monotonic() - began
-            print(f"\nkilled rank {victim} with {names}: both were gone after {seconds:.1f} s")
+            print(
+                f"\nkilled rank {victim}, newest checkpoint of step {step}: both gone after "
+                f"{seconds:.1f} s"
+            )
         assert launcher.wait() == 0
     finally:
         launcher.terminate()
