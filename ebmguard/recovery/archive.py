@@ -38,8 +38,7 @@ class Archive:
         ranks: who train together.
 
     Attributes:
-        saved: the step of the snapshot that was written last, or that the run goes on from; None
-            where one is due.
+        saved: the step of the snapshot that was written last, or that the run goes on from.
     """
 
     def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:

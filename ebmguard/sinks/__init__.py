@@ -5,7 +5,7 @@ for sinks of your own.
 """
 
 from .jsonl import JsonlSink, read_jsonl, to_json
-from .lock import LOCK, FolderLock, lock_folder
+from .lock import LOCK, lock_folder
 from .protocol import (
     LEVEL_NUMBERS,
     MARKER_PREFIX,
@@ -25,7 +25,6 @@ __all__ = [
     "MARKER_PREFIX",
     "TAG_PREFIX",
     "AddScalarSink",
-    "FolderLock",
     "JsonlSink",
     "PatientSink",
     "Sink",

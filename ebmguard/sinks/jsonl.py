@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .lock import unwritable
+from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
 
 __all__ = ["AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
@@ -21,9 +21,6 @@ _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _BEGINNING = b'{"'  # of every line
 _LONGEST = 1 << 20  # bytes; lines have a few thousand
-
-# A link in a folder that came from elsewhere may lead to any file of the reader's.
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class JsonlSink:
@@ -178,7 +175,7 @@ class AppendFile:
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            open(path, "ab", opener=_without_links).close()
+            open(path, "ab", opener=without_links).close()
         except OSError as error:
             raise unwritable(path.parent, error) from error
 
@@ -199,12 +196,8 @@ class AppendFile:
         written = 0
         try:
             # Unbuffered: a buffered file would not say how much of it arrived.
-            with open(self.path, "ab", buffering=0, opener=_without_links) as file:
+            with open(self.path, "ab", buffering=0, opener=without_links) as file:
                 while written < len(data):
                     written += file.write(data[written:])
         finally:
             self._pending = [bytes(data[written:])] if written < len(data) else []
-
-
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | _NO_LINKS, 0o666)

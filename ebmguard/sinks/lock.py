@@ -14,13 +14,12 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-__all__ = ["LOCK", "FolderLock", "lock_folder", "unwritable"]
+__all__ = ["LOCK", "FolderLock", "lock_folder", "unwritable", "without_links"]
 
 LOCK = ".lock"
 """Its name in the folder. It stays there: what counts is whether a process holds it."""
 
 _log = logging.getLogger("ebmguard")
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _HELD: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
 
 
@@ -30,7 +29,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | _NO_LINKS, 0o666)
+            descriptor = without_links(folder / LOCK, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise unwritable(folder, error) from error
         self.close = weakref.finalize(self, os.close, descriptor)
@@ -70,6 +69,11 @@ def lock_folder(folder: Path) -> FolderLock:
     if lock is None:
         _HELD[key] = lock = FolderLock(folder)
     return lock
+
+
+def without_links(path: str | Path, flags: int) -> int:
+    """Open a file, but no link, which in a folder from elsewhere may lead to any file."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def unwritable(folder: Path, error: OSError) -> ConfigError:
