@@ -23,18 +23,7 @@ Clamp: TypeAlias = "tuple[float, float]"
 class Trainer:
     """The parts and settings of a training run; None is what the guard was not told.
 
-    Attributes:
-        model: the energy module.
-        optimizer: of its parameters.
-        scheduler, ema: objects with ``state_dict`` and ``load_state_dict``.
-        scaler: the AMP GradScaler around the optimizer.
-        buffer: the replay buffer: a tensor of rows, a list of tensors, or an object with
-            ``state_dict`` and ``load_state_dict``.
-        generators: sources of random numbers besides the global ones.
-        step_size, noise_std: of ``x += step_size * df/dx + noise_std * randn``.
-        clamp: the lowest and the highest value of a sample's entries.
-        sgld_steps: the usual number of steps of a sampler call.
-        steps_argument: the sampler's parameter that gets the number of steps at every call.
+    They are the arguments of :func:`ebmguard.guard` of these names.
     """
 
     model: nn.Module | None = None
@@ -50,12 +39,8 @@ class Trainer:
     sgld_steps: int | None = None
     steps_argument: str | None = None
 
-    def extended(self, *, energy: nn.Module | None = None, **given: Any) -> Trainer:
-        """This and what is given now; None leaves a field as it was.
-
-        Args:
-            energy: the energy module, where the guard knows one and no model is given.
-            given: new values of the fields.
+    def extended(self, **given: Any) -> Trainer:
+        """This with the fields that are given now; None leaves one as it was.
 
         Raises:
             ConfigError: a field of another type, a value that cannot be meant, an optimizer that
@@ -67,10 +52,9 @@ class Trainer:
             raise ConfigError("steps_argument= needs sgld_steps=, the sampler's number of steps.")
         if result.scaler is not None and result.optimizer is None:
             raise ConfigError("scaler= needs the optimizer that it scales: add optimizer=.")
-        energy = new.get("model", energy)
-        if result.optimizer is not None and energy is not None:
+        if result.optimizer is not None and result.model is not None:
             trained = {id(p) for group in result.optimizer.param_groups for p in group["params"]}
-            if not trained & set(map(id, energy.parameters())):
+            if not trained & set(map(id, result.model.parameters())):
                 raise ConfigError(
                     "The optimizer trains none of the model's parameters; is it the optimizer of "
                     "another network, or was the model rebuilt after it?"
@@ -78,9 +62,11 @@ class Trainer:
         return result
 
     @property
-    def knows_steps(self) -> bool:
-        """Whether the step size and the noise of the sampler are known."""
-        return self.step_size is not None and self.noise_std is not None
+    def steps(self) -> dict[str, float] | None:
+        """``step_size`` and ``noise_std`` of the sampler; None where one is unknown."""
+        if self.step_size is None or self.noise_std is None:
+            return None
+        return {"step_size": self.step_size, "noise_std": self.noise_std}
 
 
 def finite_number(name: str, value: object) -> float:
