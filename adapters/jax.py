@@ -28,7 +28,7 @@ from ebmguard.alerts import Judge, error_for
 from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.retrofit.actions import Actions
 from ebmguard.retrofit.rows import StepRow
-from ebmguard.sinks import Writer, as_sink, open_log_dir
+from ebmguard.sinks import Writer, as_sink
 from ebmguard.trainer import Trainer
 
 with requires("jax", extra="jax"):
@@ -73,8 +73,6 @@ class Recorder:
                 "value: keep the last good one, and go on from it where on_alert says so."
             )
         opened = [as_sink(sink) for sink in sinks]
-        if log_dir is not None:
-            opened = [*open_log_dir(log_dir), *opened]
         self._writer = Writer(opened, flush_every=flush_every, folder=log_dir)
         self._judge = Judge()
         self._actions = Actions(on_alert, acts=action == "raise")

@@ -7,6 +7,7 @@ callers expect (``ValueError``, ``TypeError``); errors about the run derive from
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ __all__ = [
     "BudgetSpentError",
     "CollapsedError",
     "ConfigError",
+    "DiskError",
     "DivergenceError",
     "EbmguardError",
     "EnergyBlowupError",
@@ -34,6 +36,18 @@ class EbmguardError(Exception):
 
 class ConfigError(EbmguardError, ValueError):
     """An argument, or a combination of arguments, that cannot be meant."""
+
+
+class DiskError(EbmguardError, OSError):
+    """A file that could not be written, as on a full disk; what was there before is whole."""
+
+    @classmethod
+    def of(cls, file: object, error: OSError) -> DiskError:
+        """The error of a file, from the system's."""
+        why = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = f"the disk is full ({why}); make room, and try again"
+        return cls(f"{file} could not be written: {why}")
 
 
 class ShapeError(EbmguardError, ValueError):

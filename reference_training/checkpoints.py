@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import load_durably, save_durably
 
 from .ranks import ONE_RANK, Ranks
@@ -71,6 +71,9 @@ class Checkpoints:
         Args:
             step: steps finished so far.
             state: tensors and plain values of this rank.
+
+        Raises:
+            DiskError: the disk does not take it; the checkpoints before are whole.
         """
         # Listed while all ranks still have theirs: none removes one before all have come here.
         older = [old for old in self.steps() if old < step]
@@ -79,7 +82,12 @@ class Checkpoints:
             # the bit: with parts of both times the ranks would go on with different networks.
             self.file(step).unlink(missing_ok=True)
             self.ranks.wait()
-        save_durably(self.file(step), state)
+        try:
+            save_durably(self.file(step), state)
+        except DiskError as error:
+            raise DiskError(
+                f"{error}. The checkpoints before it are whole: go on with --resume"
+            ) from error
         self.ranks.wait()
         kept = [*older, step][-KEPT:]
         for file, at, rank, world in _files(self.folder):

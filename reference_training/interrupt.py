@@ -1,4 +1,4 @@
-"""Ctrl-C, or a scheduler's SIGTERM, between two steps instead of in the middle of one."""
+"""Ctrl-C, or a scheduler's signal, between two steps instead of in the middle of one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ ECHO = 1.0
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C stopped, as shells report it."""
 
+SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)  # Windows has the first two
+)
+"""What stops a run: Ctrl-C; a scheduler that takes the machine back; the terminal is gone; Slurm's
+warning (`--signal=USR1@120`)."""
+
 
 class DeferredInterrupt:
     """Context in which a first Ctrl-C only sets `requested`; a second one interrupts at once.
 
-    SIGTERM, by which schedulers announce that they take a machine back, counts as Ctrl-C. What
-    comes within a second of the first is an echo of it: launchers of several processes repeat to
-    them what the terminal has told them already.
+    Each of `SIGNALS` counts as Ctrl-C, but not one that the process was told to ignore, as nohup
+    does with SIGHUP. What comes within a second of the first is an echo of it: launchers of several
+    processes repeat to them what the terminal has told them already.
 
     A training step that is cut in half cannot be resumed exactly, so the loop asks `requested`
     between steps. Outside of the main thread, where Python delivers no signals, nothing changes.
@@ -31,8 +39,9 @@ class DeferredInterrupt:
 
     def __enter__(self) -> DeferredInterrupt:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._on_interrupt)
+            for number in SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._on_interrupt)
         return self
 
     def __exit__(

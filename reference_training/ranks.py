@@ -11,8 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ebmguard.errors import ConfigError
+
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started its processes again (environment)."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +128,15 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
             f"device is {device!r} in one of {world} processes, each of which takes the GPU of its "
             "local rank; expected auto, cuda or cpu"
         )
+    store, rank, world = next(rendezvous("env://"))
+    # torchrun may keep one store over its restarts, with the addresses of ranks that are dead.
+    store = PrefixStore(f"restart {os.environ.get(RESTART_COUNT, '0')}", store)
     if device != "cpu" and torch.cuda.is_available():
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
-        dist.init_process_group("nccl", device_id=gpu)
+        dist.init_process_group("nccl", device_id=gpu, store=store, rank=rank, world_size=world)
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +14,14 @@ from typing import Any, ClassVar, Self
 from ebmguard.errors import ConfigError
 
 from .device import find_device
-from .ranks import ONE_RANK, Ranks
-from .run_folder import RunFolder
+from .ranks import ONE_RANK, RESTART_COUNT, Ranks
+from .run_folder import CONFIG, RunFolder, read_config
 
 DEVICE_KIND = "device_kind"
 """Entry of config.json: the kind of device that the run began on."""
+
+RESTARTS = (RESTART_COUNT, "SLURM_RESTART_COUNT")
+"""How often torchrun, or Slurm's requeue, has started the same command again (environment)."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class RunConfig(abc.ABC):
     out: Path
     """Run folder. A folder that already holds a run is refused, unless it is resumed."""
     resume: bool = False
-    """Go on with the run in the folder, from its last checkpoint and with its settings."""
+    """Go on with the run in the folder, from its last checkpoint and with its settings. A command
+    that torchrun or Slurm has started again does so by itself."""
     seed: int = 0
     """Seed of everything random in the run."""
     device: str = "auto"
@@ -96,9 +101,16 @@ class RunConfig(abc.ABC):
             for name, value in RunConfig.to_json(self).items()  # as given: nothing resolved
             if name in known and value != _plain(known[name].default)
         }
+        self._refuse_clashes(changed, stored)
+        values: dict[str, Any] = {name: stored[name] for name in known} | changed
+        for name, value in values.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
+        return dataclasses.replace(self, **values)
+
+    def _refuse_clashes(self, wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         clashes = [
             f"{name} is {value}, the run has {stored[name]}"
-            for name, value in changed.items()
+            for name, value in wanted.items()
             if name not in self.may_change and value != stored[name]
         ]
         if clashes:
@@ -106,13 +118,11 @@ class RunConfig(abc.ABC):
                 f"{self.out} cannot be resumed with other settings; leave them out, or start a run "
                 "in another folder:\n  " + "\n  ".join(clashes)
             )
-        values: dict[str, Any] = {name: stored[name] for name in known} | changed
-        for name, value in values.items():
-            values[name] = tuple(value) if isinstance(value, list) else value
-        return dataclasses.replace(self, **values)
 
     def open(self, ranks: Ranks = ONE_RANK) -> tuple[Self, RunFolder]:
         """The settings that count, and the folder to write into.
+
+        A command that was started again by a launcher (`RESTARTS`) resumes the run that it began.
 
         Of several ranks the first one settles both, and the others follow it.
 
@@ -137,6 +147,13 @@ class RunConfig(abc.ABC):
         return config, folder
 
     def _open(self, ranks: Ranks) -> tuple[Self, RunFolder]:
+        if not self.resume and _was_restarted() and (self.out / CONFIG).is_file():
+            stored = read_config(self.out)
+            # Nothing is left out of a command that is repeated: a default that differs is another
+            # run's, which was refused the first time.
+            given = RunConfig.to_json(self)
+            self._refuse_clashes({name: given[name] for name in given if name in stored}, stored)
+            return dataclasses.replace(self, resume=True)._open(ranks)
         folder = RunFolder.resume(self.out, ranks) if self.resume else None
         config = self.resumed(folder.config) if folder else self
         config.check(ranks)
@@ -157,6 +174,10 @@ class RunConfig(abc.ABC):
             )
         folder.write_config({**folder.config, **settings})
         return config, folder
+
+
+def _was_restarted() -> bool:
+    return any(os.environ.get(name, "0") != "0" for name in RESTARTS)
 
 
 def _plain(value: Any) -> Any:

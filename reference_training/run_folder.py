@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import save_durably
-from ebmguard.sinks import to_json
+from ebmguard.sinks import LOCK, lock_folder, to_json
 
 from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
@@ -36,7 +36,8 @@ class RunFolder:
     """A run folder that this process may write into.
 
     Make one with :meth:`create` or :meth:`resume`. Of several ranks the first one alone writes;
-    what the others ask to be written is left out, but for their part of a checkpoint.
+    what the others ask to be written is left out, but for their part of a checkpoint. While it
+    lives, no other process writes (:func:`ebmguard.sinks.lock_folder`).
 
     Attributes:
         path: the folder.
@@ -49,6 +50,7 @@ class RunFolder:
         self.path = path
         self.config = dict(config)
         self.writes = ranks.is_first
+        self._lock = lock_folder(path) if self.writes else None
         self.checkpoints = Checkpoints(path / "checkpoints", ranks)
 
     @classmethod
@@ -56,24 +58,16 @@ class RunFolder:
         """Start a run in `path`, which must be new or empty.
 
         Raises:
-            ConfigError: the folder holds a run already, or other files, or cannot be written.
+            ConfigError: the folder holds a run already, or other files, cannot be written, or is
+                in use by another process.
         """
         try:
             path.mkdir(parents=True, exist_ok=True)
-            # A kill in the first moment leaves settings without their name.
-            taken = sorted({entry.name for entry in path.iterdir()} - {f"{CONFIG}.partial"})
+            _check_new(path)
+            folder = cls(path, config, ranks)
+            _check_new(path)  # of two that came at once, the other may have begun here meanwhile
         except OSError as error:
             raise ConfigError(f"{path} cannot be a run folder: {error}") from error
-        if CONFIG in taken:
-            raise ConfigError(
-                f"{path} already holds a run; go on with it by --resume, or choose another --out"
-            )
-        if taken:
-            raise ConfigError(
-                f"{path} holds other files ({', '.join(taken[:3])}); a run needs a new or empty "
-                "folder: choose another --out"
-            )
-        folder = cls(path, config, ranks)
         folder.write_config(config)
         for name in FOLDERS:
             (path / name).mkdir()
@@ -84,12 +78,23 @@ class RunFolder:
         """Open the run that `path` holds.
 
         Raises:
-            ConfigError: there is no run in it.
+            ConfigError: there is no run in it, another process is writing it, or a file in it is a
+                link: one that came from elsewhere may lead to any file.
         """
-        config = read_config(path)
+        read_config(path)  # of what is no run's, nothing is changed
+        files = [path / name for name in ROW_FILES]
+        files += [file for name in FOLDERS for file in (path / name).glob("*")]
+        links = [str(file) for file in files if file.is_symlink()]
+        if links:
+            raise ConfigError(
+                f"{', '.join(links[:3])}: a link, through which nothing is written. Put the file "
+                "itself there, or remove it; folders may be links"
+            )
+        folder = cls(path, {}, ranks)
+        folder.config = read_config(path)  # now that nobody else changes it
         for name in FOLDERS:
             (path / name).mkdir(exist_ok=True)
-        return cls(path, config, ranks)
+        return folder
 
     @property
     def figures(self) -> Path:
@@ -120,12 +125,20 @@ class RunFolder:
         _replace_text(self.path / RESULTS, text)
 
     def append_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines to the row file `name`."""
+        """Append lines to the row file `name`.
+
+        Raises:
+            DiskError: the disk does not take them; a resumed run cuts off what it took.
+        """
         if not self.writes:
             return
         lines = [json.dumps(to_json(row), allow_nan=False) + "\n" for row in rows]
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write("".join(lines))
+        file = self.path / name
+        try:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write("".join(lines))
+        except OSError as error:
+            raise DiskError.of(file, error) from error
 
     def row_sizes(self) -> dict[str, int]:
         """Bytes in each row file, for a checkpoint: what was written by then."""
@@ -159,7 +172,27 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def _check_new(path: Path) -> None:
+    # A kill in the first moment leaves settings without their name.
+    taken = sorted({entry.name for entry in path.iterdir()} - {f"{CONFIG}.partial", LOCK})
+    if CONFIG in taken:
+        raise ConfigError(
+            f"{path} already holds a run; go on with it by --resume, or choose another --out"
+        )
+    if taken:
+        raise ConfigError(
+            f"{path} holds other files ({', '.join(taken[:3])}); a run needs a new or empty "
+            "folder: choose another --out"
+        )
+
+
 def _replace_text(file: Path, text: str) -> None:
     partial = file.with_name(file.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
+    try:
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as stream:  # through no link
+            stream.write(text)
+        os.replace(partial, file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise DiskError.of(file, error) from error

@@ -14,7 +14,7 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DiskError
 from ..ranks import Ranks
 
 __all__ = ["Archive", "load_durably", "save_durably"]
@@ -46,28 +46,54 @@ class Archive:
         self._every = every
         self._ranks = ranks
         self.saved: int | None = None
+        self._is_failing = False
 
     def is_due(self, step: int) -> bool:
         """Whether a snapshot of this step is to be written."""
         return self.saved is None or step - self.saved >= self._every
 
     def write(self, step: int, state: Mapping[str, Any], recovery: Mapping[str, Any]) -> None:
-        """Write a snapshot, and remove what it replaces once every rank has written its own."""
-        self._own.mkdir(parents=True, exist_ok=True)
+        """Write a snapshot, and remove what it replaces once every rank has written its own.
+
+        Where a rank cannot, as on a full disk, none keeps it: a warning says so, and one is due.
+        """
+        file = self._own / f"snapshot-{step:08d}.pt"
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        save_durably(
-            self._own / f"snapshot-{step:08d}.pt",
-            {
-                "version": _VERSION,
-                "step": step,
-                "ranks": self._ranks.count,
-                "state": state,
-                "recovery": recovery,
-            },
-        )
+        problem = ""
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+            save_durably(
+                file,
+                {
+                    "version": _VERSION,
+                    "step": step,
+                    "ranks": self._ranks.count,
+                    "state": state,
+                    "recovery": recovery,
+                },
+            )
+        except OSError as error:
+            problem = str(error)
+        # Killed before that, they go on from what they all had.
+        problems = [each for each in self._ranks.from_all(problem) if each]
+        if problems:
+            self.saved = None
+            if not problem:
+                file.unlink()
+            if not self._is_failing and self._ranks.is_first:
+                _log.warning(
+                    "No snapshot of step %d: %s. Training goes on; writing one is tried again at "
+                    "every snapshot that is certified.",
+                    step,
+                    "; ".join(problems),
+                )
+            self._is_failing = True
+            return
+        if self._is_failing and self._ranks.is_first:
+            _log.warning("Snapshots are written again, that of step %d.", step)
+        self._is_failing = False
         self.saved = step
-        self._ranks.from_all(step)  # killed before that, they go on from what they all had
         found = _snapshots([self._own])
         kept = [path for at, path in found if at <= step][-_KEPT:]
         for _, path in found:  # later ones are of a course that was given up
@@ -145,13 +171,25 @@ def save_durably(file: Path, state: Mapping[str, Any]) -> None:
     """Write tensors and plain values to a file that has its name only when all of it is there.
 
     A process killed at any moment leaves the file as it was before, or the new one.
+
+    Raises:
+        DiskError: the disk does not take it; nothing of it is left there.
     """
     partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
-        torch.save(dict(state), stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, file)
+    try:
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as stream:  # through no link
+            torch.save(dict(state), stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(partial, file)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        # torch ends its archive even then, and raises an error of its own over that of the disk.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError):
+            raise
+        raise DiskError.of(file, cause) from error
     if os.name != "posix":
         return
     descriptor = os.open(file.parent, os.O_RDONLY)  # the name itself

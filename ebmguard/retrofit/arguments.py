@@ -16,7 +16,7 @@ from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Reduce, Variants, check_variants
 from ..errors import ConfigError
 from ..recovery import Recoverer, Recovery
-from ..sinks import Writer, as_sink, open_log_dir
+from ..sinks import Writer, as_sink
 from ..steering import AdaptiveSteps, SteerBeta
 from ..trainer import Clamp, Trainer, finite_number
 from .actions import Actions
@@ -222,8 +222,6 @@ def guard(
     opened = [as_sink(sink) for sink in sinks]
     if not settings.ranks.is_first:
         opened, log_dir = [], None  # all ranks have the same rows
-    elif log_dir is not None:
-        opened = [*open_log_dir(log_dir), *opened]
     return Guard(
         settings=settings,
         strength=strength,

@@ -5,6 +5,7 @@ for sinks of your own.
 """
 
 from .jsonl import JsonlSink, read_jsonl, to_json
+from .lock import LOCK, lock_folder
 from .protocol import (
     LEVEL_NUMBERS,
     MARKER_PREFIX,
@@ -20,6 +21,7 @@ from .writer import PatientSink, Writer, as_sink, open_log_dir
 
 __all__ = [
     "LEVEL_NUMBERS",
+    "LOCK",
     "MARKER_PREFIX",
     "TAG_PREFIX",
     "AddScalarSink",
@@ -31,6 +33,7 @@ __all__ = [
     "Writer",
     "alert_markdown",
     "as_sink",
+    "lock_folder",
     "marker_tag",
     "open_log_dir",
     "read_jsonl",

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
 
 __all__ = ["AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
 
 # Strings of the proto3 JSON mapping, since not every parser reads the bare NaN that Python writes.
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+_BEGINNING = b'{"'  # of every line
+_LONGEST = 1 << 20  # bytes; lines have a few thousand
 
 
 class JsonlSink:
@@ -31,17 +35,23 @@ class JsonlSink:
     a last line that a kill tore in two is cut off first.
 
     Args:
-        folder: created if missing.
+        folder: created if missing. It may be a link, but not a file in it.
 
     Raises:
-        ConfigError: if the folder cannot be written.
+        ConfigError: if the folder cannot be written, or a file in it is a link, or ends in text
+            that is no row. What the files hold is then as it was.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
-        self._lines = {name: _open_lines(self.folder / f"{name}.jsonl") for name in names}
+        self._lines = {name: AppendFile(self.folder / f"{name}.jsonl") for name in names}
+        ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
+        for lines, size, end in ends:
+            if end:
+                lines.add(end)
+            os.truncate(lines.path, size)
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one line for ``metrics.jsonl``."""
@@ -118,16 +128,29 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _open_lines(path: Path) -> AppendFile:
-    lines = AppendFile(path)
-    content = path.read_bytes()
-    last = content[content.rfind(b"\n") + 1 :]
+def _end(path: Path) -> tuple[int, bytes]:
+    """Bytes of a file of rows that are to stay, and what its last line lacks.
+
+    Raises:
+        ConfigError: it ends in something that this sink cannot have begun to write.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - _LONGEST))
+        block = file.read()
+    last = block[block.rfind(b"\n") + 1 :]
     # The start of an object is never itself an object, so a last line that parses is complete.
     if parse_line(last) is not None:
-        lines.add(b"\n")
-    elif last:
-        os.truncate(path, len(content) - len(last))
-    return lines
+        return size, b"\n"
+    # After a loss of power zeros may stand for what was not written.
+    torn = last.rstrip(b"\0")
+    is_whole = start == 0 or len(last) < len(block)
+    if is_whole and (torn.startswith(_BEGINNING) or _BEGINNING.startswith(torn)):
+        return size - len(last), b""
+    raise ConfigError(
+        f"{str(path)!r} ends in a line that is no row: {last[:80]!r}. Expected a file written by "
+        "JsonlSink, and nothing of another is cut off. Move it away, or name another folder."
+    )
 
 
 class AppendFile:
@@ -139,21 +162,22 @@ class AppendFile:
         path: the file; its folder is created if missing.
 
     Raises:
-        ConfigError: at construction, if the file cannot be written.
+        ConfigError: at construction, if the file cannot be written, or is a link.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._pending: list[bytes | Callable[[], bytes]] = []
+        if path.is_symlink():
+            raise ConfigError(
+                f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
+                "through links. Remove it, or name another folder; the folder itself may be a link."
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("ab").close()
+            open(path, "ab", opener=without_links).close()
         except OSError as error:
-            raise ConfigError(
-                f"The log folder {str(path.parent)!r} cannot be written: "
-                f"{error.strerror or error}. Expected a folder that exists or can be created. "
-                "Pass another log_dir, or change the permissions of this one."
-            ) from error
+            raise unwritable(path.parent, error) from error
 
     def add(self, record: bytes | Callable[[], bytes]) -> None:
         """Keep one record for the next flush, or the function that makes it: cheaper in a row."""
@@ -172,7 +196,7 @@ class AppendFile:
         written = 0
         try:
             # Unbuffered: a buffered file would not say how much of it arrived.
-            with self.path.open("ab", buffering=0) as file:
+            with open(self.path, "ab", buffering=0, opener=without_links) as file:
                 while written < len(data):
                     written += file.write(data[written:])
         finally:

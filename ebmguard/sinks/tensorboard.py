@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from .protocol import (
@@ -20,7 +20,10 @@ from .protocol import (
     recovery_markdown,
 )
 
-__all__ = ["AddScalarSink", "TensorBoardSink"]
+if TYPE_CHECKING:
+    from .events import EventFile
+
+__all__ = ["AddScalarSink", "TensorBoardSink", "event_file_type"]
 
 
 def _lines(*tags: str) -> tuple[str, ...]:
@@ -100,16 +103,9 @@ class TensorBoardSink:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        try:
-            from .events import EventFile
-        except ImportError as error:
-            raise ConfigError(
-                f"Event files need the package tensorboard, which cannot be imported: {error}. "
-                'Run `pip install "ebmguard[tensorboard]"`, or pass '
-                "sinks=[ebmguard.sinks.JsonlSink(dir)] instead of log_dir."
-            ) from error
+        event_file = event_file_type()
         self.folder = Path(folder)
-        self._file = EventFile(self.folder)
+        self._file = event_file(self.folder)
         # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if self._file.is_continued else -math.inf
         self._alerts: list[Record] = []
@@ -156,6 +152,23 @@ class TensorBoardSink:
 
     def _tell_story(self) -> None:
         self._file.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
+
+
+def event_file_type() -> type[EventFile]:
+    """What writes an event file.
+
+    Raises:
+        ConfigError: the package tensorboard is missing.
+    """
+    try:
+        from .events import EventFile
+    except ImportError as error:
+        raise ConfigError(
+            f"Event files need the package tensorboard, which cannot be imported: {error}. "
+            'Run `pip install "ebmguard[tensorboard]"`, or pass '
+            "sinks=[ebmguard.sinks.JsonlSink(dir)] instead of log_dir."
+        ) from error
+    return EventFile
 
 
 class AddScalarSink:

@@ -13,8 +13,9 @@ from typing import Any
 
 from ..errors import ConfigError
 from .jsonl import JsonlSink
+from .lock import FolderLock, lock_folder
 from .protocol import Histograms, Record, Scalars, Sink
-from .tensorboard import AddScalarSink, TensorBoardSink
+from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 
 __all__ = ["PatientSink", "Writer", "as_sink", "open_log_dir"]
 
@@ -128,10 +129,12 @@ class Writer:
         sinks: where rows, alerts and rollbacks go.
         flush_every: rows between flushes, and so what a killed run loses. An alert or a rollback is
             flushed at once.
-        folder: that of ``log_dir=``, which this writer alone may use until it is closed; or None.
+        folder: that of ``log_dir=``, whose sinks come first, and which this writer alone may use
+            until it is closed; or None.
 
     Raises:
-        ConfigError: another writer of this process is using the folder.
+        ConfigError: another writer is using the folder, in this process or in another; or its sinks
+            cannot be opened.
     """
 
     def __init__(
@@ -141,14 +144,18 @@ class Writer:
         flush_every: int,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
+        self._folder = None if folder is None else Path(folder).resolve()
+        self._lock: FolderLock | None = None
+        if self._folder is not None:
+            _check_free(self._folder)
+            event_file_type()  # as open_log_dir does, before there is a lock
+            self._lock = lock_folder(self._folder)
+            sinks = [*open_log_dir(self._folder), *sinks]
+            _OWNERS[self._folder] = self
         self.sinks = tuple(PatientSink(sink) for sink in sinks)
         self._flush_every = flush_every
         self._since_flush = 0
         self._process = os.getpid()
-        self._folder = None if folder is None else Path(folder).resolve()
-        if self._folder is not None:
-            _check_free(self._folder)
-            _OWNERS[self._folder] = self
 
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
         """Write the row of a step, with the raw values of its histograms."""
@@ -182,6 +189,7 @@ class Writer:
         """Let another writer use the folder."""
         if self._folder is not None and _OWNERS.get(self._folder) is self:
             del _OWNERS[self._folder]
+            self._lock = None
 
     def close(self) -> None:
         """Flush every sink for the last time, and say what those that fail have not taken."""
@@ -224,18 +232,15 @@ def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
     """The sinks behind ``log_dir=``: JSON lines and TensorBoard in one folder, made if missing.
 
     Raises:
-        ConfigError: if it cannot be written, another guard of this process is using it, or the
-            package tensorboard is missing.
+        ConfigError: if it cannot be written, or the package tensorboard is missing.
     """
-    _check_free(path)
-    # TensorBoard first: where its package is missing, nothing has been created yet.
-    events = TensorBoardSink(path)
-    return [JsonlSink(path), events]
+    event_file_type()  # where its package is missing, nothing is created
+    return [JsonlSink(path), TensorBoardSink(path)]
 
 
-def _check_free(folder: str | os.PathLike[str]) -> None:
+def _check_free(folder: Path) -> None:
     """Raise ``ConfigError`` for a folder that another writer of this process is using."""
-    if Path(folder).resolve() in _OWNERS:
+    if folder in _OWNERS:
         raise ConfigError(
             f"log_dir={str(folder)!r} is in use by another guard of this process. Close that one "
             "(g.close()), use one guard for both losses, or name another folder."

@@ -35,3 +35,31 @@ def test_a_rank_keeps_its_files_until_all_have_written_the_next_one(tmp_path):
     assert steps() == [150, 200, 300]
     archive.write(150, {}, {})
     assert steps() == [150]
+
+
+class HearsOf(Ranks):
+    """A rank among others, of which one has a problem."""
+
+    problem = ""
+
+    def from_all(self, value: Any) -> list[Any]:
+        return [value, self.problem]
+
+
+def test_what_one_rank_cannot_write_none_keeps_and_all_try_again(tmp_path, caplog):
+    ranks = HearsOf()
+    archive = Archive(tmp_path, 100, ranks)
+    archive.write(100, {}, {})
+    for step in (200, 201):
+        object.__setattr__(ranks, "problem", "the disk is full")
+        archive.write(step, {}, {})
+        assert [path.name for path in tmp_path.iterdir()] == ["snapshot-00000100.pt"]
+        assert archive.is_due(step + 1)
+    object.__setattr__(ranks, "problem", "")
+    archive.write(202, {}, {})
+    assert not archive.is_due(203)
+    assert len(list(tmp_path.iterdir())) == 2
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2  # once for all that fail, and once when they are written again
+    assert said[0].startswith("No snapshot of step 200: the disk is full. Training goes on")
+    assert said[1] == "Snapshots are written again, that of step 202."

@@ -139,3 +139,42 @@ def test_reading_a_snapshot_executes_nothing(tmp_path: Path) -> None:
     torch.save({"step": 3, "state": Recovery}, file)
     with pytest.raises(ConfigError, match="no snapshot can be read"):
         make(tmp_path).guard.resume()
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from tests.recovery.test_files import make
+
+folder = Path(sys.argv[1])
+run, hard = make(folder), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+for step in range(40):
+    # Files of a process may be limited in size; writing beyond raises OSError, as a full disk does.
+    if step in (12, 30):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000 if step == 12 else hard, hard))
+    run.step()
+    if step == 29:
+        print(*sorted(path.name for path in folder.iterdir()))
+print("trained", run.guard.step, make(folder).guard.resume())
+"""
+
+
+def test_a_run_outlives_a_full_disk_and_writes_its_snapshots_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    left, trained = done.stdout.splitlines()
+    names = left.split()
+    assert len(names) == 2  # those from before, and no rest of those that failed
+    assert all(name.endswith(".pt") and int(name[9:17]) <= 12 for name in names)
+    _, steps, resumed = trained.split()
+    assert steps == "40"
+    assert int(resumed) > 30
+    assert done.stderr.count("could not be written: File too large. Training goes on") == 1
+    assert done.stderr.count("Snapshots are written again") == 1

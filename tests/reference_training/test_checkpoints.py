@@ -17,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import load_durably, save_durably
 from ebmguard.reference_training import checkpoints as checkpoints_module
 from ebmguard.reference_training.checkpoints import Checkpoints, load_all_ranks
 from ebmguard.reference_training.ranks import Ranks
+from tests.full_disk import small_disk
 from tests.reference_training import checkpoints_process
 
 CPU = torch.device("cpu")
@@ -180,6 +181,20 @@ def test_a_file_has_its_name_only_when_all_of_it_is_there(checkpoints, monkeypat
     assert checkpoints.load(CPU)["x"][0] == 6
     checkpoints.save(9, state_of(9))
     assert checkpoints.load(CPU)["x"][0] == 9
+
+
+def test_a_full_disk_is_a_typed_error_and_leaves_the_checkpoints_before_and_no_rest(tmp_path):
+    with small_disk(tmp_path, 400) as folder:
+        checkpoints = Checkpoints(folder)
+        checkpoints.save(3, state_of(3))
+        with pytest.raises(
+            DiskError, match=r"step-00000006\.pt could not be written: the disk is full.*--resume"
+        ):
+            checkpoints.save(6, {"x": torch.zeros(1_000_000)})
+        assert names(folder) == ["step-00000003.pt"]
+        assert checkpoints.load(CPU)["x"][0] == 3
+        checkpoints.save(6, state_of(6))
+        assert checkpoints.load(CPU)["x"][0] == 6
 
 
 def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):

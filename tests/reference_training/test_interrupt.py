@@ -9,7 +9,7 @@ import pytest
 from ebmguard.reference_training import interrupt as interrupt_module
 from ebmguard.reference_training.interrupt import DeferredInterrupt
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("first", SIGNALS)
@@ -41,3 +41,15 @@ def test_does_nothing_in_another_thread():
     thread.start()
     thread.join()
     assert seen == [(False, True)]
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As nohup has it: the run goes on when the terminal is gone."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with DeferredInterrupt() as interrupt:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupt.requested
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -14,7 +14,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.run_config import RunConfig
+from ebmguard.reference_training.run_config import RESTARTS, RunConfig
 
 
 @dataclass(frozen=True)
@@ -182,3 +182,27 @@ def test_a_run_is_not_resumed_with_fewer_steps_than_it_has(tmp_path):
     with pytest.raises(ConfigError, match="has 101 steps already, iterations is 100"):
         settings_at(tmp_path, resume=True).open()
     assert (tmp_path / "config.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("variable", RESTARTS)
+def test_a_command_that_is_repeated_begins_its_run_or_goes_on_with_it(
+    tmp_path, monkeypatch, variable
+):
+    config = settings_at(tmp_path / "run", seed=1, device="cpu")
+    monkeypatch.setenv(variable, "1")
+    opened, _ = config.open()  # killed before there was a run
+    assert opened == config
+    monkeypatch.setenv(variable, "2")
+    opened, folder = config.open()
+    assert opened == dataclasses.replace(config, resume=True)
+    # Of another run, which was refused the first time, not even a default is taken.
+    for other, says in (
+        (settings_at(tmp_path / "run"), "seed is 0"),
+        (None, "already holds a run"),
+    ):
+        before = (folder.path / "config.json").read_bytes()
+        if other is None:
+            monkeypatch.setenv(variable, "0")
+        with pytest.raises(ConfigError, match=says):
+            (other or config).open()
+        assert (folder.path / "config.json").read_bytes() == before

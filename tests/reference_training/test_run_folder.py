@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.ranks import Ranks
 from ebmguard.reference_training.run_folder import RunFolder, read_config
 from ebmguard.sinks import read_jsonl
+from tests.sinks.test_lock import HOLDS, another
 
 
 def test_create_then_refuse_then_resume(tmp_path):
@@ -132,3 +134,59 @@ def test_a_damaged_config_is_told(tmp_path, text):
     with pytest.raises(ConfigError, match=r"config\.json is damaged"):
         RunFolder.resume(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_run_that_another_process_writes_is_refused_and_left_alone(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", {"lr": 0.1})
+    folder.append_rows("metrics.jsonl", [{"step": 0}])
+    del folder
+    for out, make in ((tmp_path / "run", RunFolder.resume), (tmp_path / "new", new)):
+        with another(HOLDS, out) as process:
+            before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+            with pytest.raises(ConfigError, match=f"in use by process {process.pid} on "):
+                make(out)
+            assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+        assert make(out).config == {"lr": 0.1}
+
+
+def new(out):
+    return RunFolder.create(out, {"lr": 0.1})
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples/00000001.npy", "figures/a.png"])
+def test_a_run_with_links_for_files_is_not_resumed(tmp_path, name):
+    """A folder that came from elsewhere: cutting its rows back would cut what they lead to."""
+    new(tmp_path / "run")
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(ConfigError, match=rf"{name}: a link"):
+        RunFolder.resume(tmp_path / "run").cut_rows({})
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_what_is_written_anew_is_not_written_through_a_link(tmp_path):
+    folder = new(tmp_path / "run")
+    (tmp_path / "precious").write_text("precious")
+    for name in ("results.json.partial", "checkpoints/best.partial"):
+        (folder.path / name).symlink_to(tmp_path / "precious")
+    folder.write_results({"steps": 1})
+    folder.save("checkpoints/best.pt", {"step": 1})
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_folder_whose_parts_lie_on_another_disk_is_resumed(tmp_path):
+    new(tmp_path / "disk")
+    (tmp_path / "run").symlink_to("disk")
+    (tmp_path / "large").mkdir()
+    (tmp_path / "disk" / "checkpoints").rmdir()
+    (tmp_path / "disk" / "checkpoints").symlink_to(tmp_path / "large")
+    assert RunFolder.resume(tmp_path / "run").config == {"lr": 0.1}
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_rows_that_a_full_disk_does_not_take_are_an_error_that_says_so(tmp_path):
+    folder = new(tmp_path / "run")
+    with pytest.raises(
+        DiskError, match=r"/dev/full could not be written: the disk is full \(No sp"
+    ):
+        folder.append_rows("/dev/full", [{"step": 0}])

@@ -89,6 +89,61 @@ def test_a_complete_last_line_without_its_newline_is_kept(tmp_path: Path) -> Non
     assert [row["step"] for row in read_jsonl(path)] == [0, 1]
 
 
+NOT_OURS = [b"my notes", b"12", b"[1, 2", b'"step"', b"}", b"\xff\xfe", b"x" * (3 << 20)]
+
+
+@pytest.mark.parametrize("whole", [b"", b'{"step": 0}\n', b"notes\n"])
+@pytest.mark.parametrize("last", NOT_OURS, ids=lambda last: repr(last[:9]))
+def test_what_this_sink_cannot_have_written_is_refused_and_not_cut(
+    tmp_path: Path, whole: bytes, last: bytes
+) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 0}\n{"st')
+    (tmp_path / "recovery.jsonl").write_bytes(whole + last)
+    with pytest.raises(ConfigError, match=r"recovery\.jsonl.* ends in a line that is no row"):
+        JsonlSink(tmp_path)
+    assert (tmp_path / "recovery.jsonl").read_bytes() == whole + last
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 0}\n{"st'
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b'{"step": 1, "a'])
+def test_zeros_that_a_loss_of_power_left_are_cut_off(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + torn + bytes(5000))
+    JsonlSink(tmp_path)
+    assert path.read_bytes() == b'{"step": 0}\n'
+
+
+def test_of_a_large_file_only_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a terabyte that takes no room
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"step": 7}\n{"step')
+    JsonlSink(tmp_path)
+    assert path.stat().st_size == (1 << 40) + len(b'\n{"step": 7}\n')
+
+
+def test_rows_go_into_a_folder_behind_links_but_not_through_a_link_in_it(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"precious")
+    (tmp_path / "disk" / "run").mkdir(parents=True)
+    (tmp_path / "parent").symlink_to("disk")
+    (tmp_path / "latest").symlink_to("parent/run")
+    sink = JsonlSink(tmp_path / "latest")
+    sink.write_row(0, {}, {})
+    sink.flush()
+    rows = tmp_path / "disk" / "run" / "metrics.jsonl"
+    assert read_jsonl(rows) == [{"step": 0}]
+    rows.unlink()
+    rows.symlink_to(target)
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl' is a link to .*target"):
+        JsonlSink(tmp_path / "latest")
+    sink.write_row(1, {}, {})
+    with pytest.raises(OSError, match="symbolic links"):  # it came while the run went on
+        sink.flush()
+    assert target.read_bytes() == b"precious"
+
+
 @pytest.mark.parametrize("bad", [b"{oops", b"[1, 2]", b"\xff\xfe"])
 def test_damage_before_the_last_line_is_reported_with_its_place(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "metrics.jsonl"

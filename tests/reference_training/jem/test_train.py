@@ -24,7 +24,7 @@ from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.retrofit.rows import Rows
-from ebmguard.sinks import read_jsonl
+from ebmguard.sinks import LOCK, read_jsonl
 from tests.reference_training.jem.parts import (
     SMALL,
     Silent,
@@ -229,9 +229,11 @@ def test_resume_with_more_iterations_goes_further(tmp_path, whole):
 def test_a_run_is_not_resumed_with_fewer_steps_than_it_has(tmp_path, whole):
     cut = tmp_path / "cut"
     shutil.copytree(whole, cut)
+    (cut / LOCK).unlink()
     before = {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()}
     with pytest.raises(ConfigError, match="has 8 steps already, iterations is 7"):
         go(JemConfig(out=cut, resume=True, iterations=7))
+    (cut / LOCK).unlink()
     assert {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()} == before
 
 
