@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from .errors import ConfigError
 
-__all__ = ["Clamp", "Trainer", "finite_number"]
+__all__ = ["Clamp", "Trainer", "find_energy", "finite_number"]
 
 Clamp: TypeAlias = "tuple[float, float]"
 
@@ -25,6 +25,7 @@ class Trainer:
 
     Attributes:
         model: the energy module.
+        energy: its method that returns the energies.
         optimizer: of its parameters.
         scheduler, ema: objects with ``state_dict`` and ``load_state_dict``.
         scaler: the AMP GradScaler around the optimizer.
@@ -38,6 +39,7 @@ class Trainer:
     """
 
     model: nn.Module | None = None
+    energy: str = "forward"
     optimizer: Optimizer | None = None
     scheduler: Any = None
     scaler: torch.amp.GradScaler | None = None
@@ -50,16 +52,13 @@ class Trainer:
     sgld_steps: int | None = None
     steps_argument: str | None = None
 
-    def extended(self, *, energy: nn.Module | None = None, **given: Any) -> Trainer:
-        """This and what is given now; None leaves a field as it was.
-
-        Args:
-            energy: the energy module, where the guard knows one and no model is given.
-            given: new values of the fields.
+    def extended(self, **given: Any) -> Trainer:
+        """This with the fields that are given now; None leaves one as it was.
 
         Raises:
-            ConfigError: a field of another type, a value that cannot be meant, an optimizer that
-                trains none of the model's parameters, or a scaler without an optimizer.
+            ConfigError: a field of another type, a value that cannot be meant, a method that the
+                model does not have, an optimizer that trains none of the model's parameters, or a
+                scaler without an optimizer.
         """
         new = {name: _checked(name, x) for name, x in given.items() if x is not None}
         result = replace(self, **new)
@@ -67,10 +66,11 @@ class Trainer:
             raise ConfigError("steps_argument= needs sgld_steps=, the sampler's number of steps.")
         if result.scaler is not None and result.optimizer is None:
             raise ConfigError("scaler= needs the optimizer that it scales: add optimizer=.")
-        energy = new.get("model", energy)
-        if result.optimizer is not None and energy is not None:
+        if result.model is not None:
+            find_energy(result.model, result.energy)
+        if result.optimizer is not None and result.model is not None:
             trained = {id(p) for group in result.optimizer.param_groups for p in group["params"]}
-            if not trained & set(map(id, energy.parameters())):
+            if not trained & set(map(id, result.model.parameters())):
                 raise ConfigError(
                     "The optimizer trains none of the model's parameters; is it the optimizer of "
                     "another network, or was the model rebuilt after it?"
@@ -81,6 +81,24 @@ class Trainer:
     def knows_steps(self) -> bool:
         """Whether the step size and the noise of the sampler are known."""
         return self.step_size is not None and self.noise_std is not None
+
+
+def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
+    """What is called for energies: the model itself, or its method of that name.
+
+    Raises:
+        ConfigError: it has no such method.
+    """
+    if energy == "forward":
+        return model  # whose hooks run
+    found = getattr(model, energy, None)
+    if not callable(found):
+        raise ConfigError(
+            f"energy={energy!r} names the method that returns the energies, but "
+            f"{type(model).__name__} has none of that name. Name the one that the sampler calls, "
+            "or with model= the module that has it."
+        )
+    return found
 
 
 def finite_number(name: str, value: object) -> float:
@@ -145,6 +163,7 @@ def _is_buffer(part: object) -> bool:
 _STATEFUL = "an object with state_dict() and load_state_dict()"
 _PARTS: dict[str, tuple[Callable[[object], bool], str]] = {
     "model": (lambda x: isinstance(x, nn.Module), "the torch.nn.Module that the sampler calls"),
+    "energy": (lambda x: isinstance(x, str), "the name of the model's method"),
     "optimizer": (lambda x: isinstance(x, Optimizer), "a torch Optimizer"),
     "scheduler": (_is_stateful, _STATEFUL),
     "scaler": (lambda x: isinstance(x, torch.amp.GradScaler), "a torch.amp.GradScaler"),

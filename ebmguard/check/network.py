@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from ..alerts import Level
+from ..trainer import find_energy
 from .problem import Problem, info, some, warn
 from .setup import Setup
 
@@ -158,7 +159,7 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, DistributedDataParallel) else model
     with _untouched(model):
-        tried = _try(model, example)
+        tried = _try(find_energy(model, setup.trainer.energy), example)
     if isinstance(tried, Problem):
         yield tried
         return
@@ -173,7 +174,9 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
             yield from _single(single, f.ndim)
 
 
-def _try(model: nn.Module, example: Tensor) -> tuple[Any, Any, Tensor | None, Any] | Problem:
+def _try(
+    model: Callable[[Tensor], Any], example: Tensor
+) -> tuple[Any, Any, Tensor | None, Any] | Problem:
     """What two calls return, the first energy's gradient, and what a batch of one leads to."""
     x, slopes = example.detach().clone().requires_grad_(), None
     try:

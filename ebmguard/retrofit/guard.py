@@ -231,6 +231,7 @@ class Guard(Loop):
         self,
         *,
         model: nn.Module | None = None,
+        energy: str | None = None,
         optimizer: Optimizer | None = None,
         scheduler: Any = None,
         scaler: torch.amp.GradScaler | None = None,

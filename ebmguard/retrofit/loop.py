@@ -198,7 +198,7 @@ class Loop:
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
         remember = slow and self.trainer.knows_steps
         result, tempering = self._sampling.run(
-            call, args, kwargs, self.trainer.model, strength.factor, remember=remember
+            call, args, kwargs, self.trainer, strength.factor, remember=remember
         )
         self._measure.samples(
             self.trainer,

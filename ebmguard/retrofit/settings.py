@@ -76,7 +76,7 @@ def check_told(
     Raises:
         ConfigError: what cannot be meant.
     """
-    trainer = trainer.extended(energy=trainer.model, **told)
+    trainer = trainer.extended(**told)
     if trainer.optimizer is not None:
         trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
         check_shards(trained, process_group)
