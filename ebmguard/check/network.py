@@ -237,7 +237,8 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
             "heads",
             f"It returns {f.shape[1]} numbers per sample, whose sum is taken for the energy. Of "
             "class logits that is not log p(x).",
-            "logits.logsumexp(1) for a classifier; nothing for an energy with several heads.",
+            "logits.logsumexp(1) for a classifier, or energy= with the name of the method that "
+            "returns it; nothing for an energy with several heads.",
         )
 
 
