@@ -108,6 +108,8 @@ def nested(w: World) -> Any:
 # Arguments that guard() and attach() refuse alike, with what they say.
 TOLD: list[tuple[dict[str, Any], str]] = [
     ({"model": 1}, "model= is a int; expected the torch.nn.Module"),
+    ({"energy": len}, "energy= is a builtin_function_or_method; expected the name"),
+    ({"model": nn.Identity(), "energy": "score"}, "Identity has none of that name"),
     ({"optimizer": nn.Identity()}, "optimizer= is a Identity; expected a torch Optimizer"),
     ({"scheduler": "cosine"}, "scheduler= is a str; expected an object with state_dict"),
     ({"scheduler": torch.optim.lr_scheduler.StepLR}, "scheduler= is the class StepLR"),
@@ -262,6 +264,17 @@ MISUSES: list[tuple[Any, ...]] = [
         lambda w: sampled(w, lambda f, x: gradient_at(f.classify, x), w.f, X),
         r"never called Energy.forward.*g\.temper\(energy\)",
         SamplerError,
+    ),
+    (
+        "another method than the one that is named",
+        lambda w: sampled(w, gradient_at, w.f, X, energy="classify"),
+        r"never called Energy.classify.*Name the method with energy=",
+        SamplerError,
+    ),
+    (
+        "a method that the sampler's module does not have",
+        lambda w: sampled(w, gradient_at, w.f, X, energy="score"),
+        "energy='score' names the method.*Energy has none of that name",
     ),
     (
         "samples from a copy",
