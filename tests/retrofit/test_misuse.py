@@ -266,17 +266,6 @@ MISUSES: list[tuple[Any, ...]] = [
         SamplerError,
     ),
     (
-        "another method than the one that is named",
-        lambda w: sampled(w, gradient_at, w.f, X, energy="classify"),
-        r"never called Energy.classify.*Name the method with energy=",
-        SamplerError,
-    ),
-    (
-        "a method that the sampler's module does not have",
-        lambda w: sampled(w, gradient_at, w.f, X, energy="score"),
-        "energy='score' names the method.*Energy has none of that name",
-    ),
-    (
         "samples from a copy",
         lambda w: sampled(w, lambda f, x: gradient_at(w.h, x), w.f, X),
         "never called Energy.forward.*a copy",
@@ -379,6 +368,27 @@ def test_misuse(case, tmp_path):
     assert [dict(vars(module)) for module in (world.f, world.h)] == before
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(torch.get_rng_state(), rng)
+
+
+@pytest.mark.parametrize(
+    ("energy", "sampler", "error", "says"),
+    [
+        ("score", gradient_at, ConfigError, "energy='score' names the.*Energy has none of that"),
+        (
+            "classify",
+            lambda f, x: gradient_at(f.net, x),
+            SamplerError,
+            r"never called Energy\.classify.*Name the method with energy=",
+        ),
+    ],
+)
+def test_a_method_that_the_sampler_does_not_call(energy, sampler, error, says):
+    f = Energy()
+    g = guard(None, sampler, energy=energy, beta_star=1.0, output_scale=10.0)
+    with pytest.raises(error, match=says):
+        g.sampler(f, X)
+    assert not vars(f).keys() & {"classify", "forward"}
+    assert g.state_dict()["sampler_calls"] == 0
 
 
 def test_a_sampler_that_returns_nan_is_no_misuse():
