@@ -91,7 +91,7 @@ def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
     """
     if energy == "forward":
         return model  # whose hooks run
-    found = getattr(model, energy, None)
+    found: Callable[..., Any] | None = getattr(model, energy, None)
     if not callable(found):
         raise ConfigError(
             f"energy={energy!r} names the method that returns the energies, but "

@@ -277,8 +277,8 @@ CODEBASES = {
     "recovery": Codebase(
         structures.train_recovery,
         off=({}, {"noise_scale": 0.0}),
-        on=((0.01, {}), (0.5, {})),
-        tempered=((0.5, {}, 0.5),),
+        on=((4.0, {}), (200.0, {})),
+        tempered=((200.0, {}, 0.5),),  # o = 1 / (0.04 · 0.25²) = 400 at the lowest level
     ),
     "method": Codebase(
         structures.train_method,

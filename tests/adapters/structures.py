@@ -55,7 +55,8 @@ def train_recovery(trial: Trial, *, noise_scale: float = 1.0) -> Run:
     net = Levels()
     diffusion: Any = Recovery(net, trial, noise_scale)
     run = Run(net, torch.optim.Adam(net.parameters(), lr=1e-2))
-    settings = {"model": net, "output_scale": 1.0}
+    b0 = diffusion.step_size_square(torch.arange(3))
+    settings = {"model": net, "output_scale": 1 / b0[0].item()}
     _, diffusion.p_sample_langevin = trial.around(run, None, diffusion.p_sample_langevin, settings)
     data = torch.randn(40, 2)
     for _ in range(trial.n):
@@ -64,7 +65,7 @@ def train_recovery(trial: Trial, *, noise_scale: float = 1.0) -> Run:
         x_neg = diffusion.p_sample_langevin(tilde_x, t)
         pos_f, neg_f = net(x_0, t).sum(1), net(x_neg, t).sum(1)
         pair, weight = torch.arange(8), SIGMAS[0] / SIGMAS.to(x_0)[t]
-        groups = (pair, pair, 1 / diffusion.step_size_square(t))
+        groups = (pair, pair, b0[0] / b0[t])
         run.calls.append(Call(pos_f, neg_f, x_neg, groups, weight))
         for g in run.guards:
             pos_f, neg_f = g.reweight(pos_f, neg_f, groups=groups)
@@ -82,11 +83,12 @@ def train_recovery(trial: Trial, *, noise_scale: float = 1.0) -> Run:
 class Joint(Classifier):
     """Logits in `forward`; the energy and the sampler are methods."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         return self.classify(x)
 
     def energy(self, x: Tensor) -> Tensor:
-        return -self(x).logsumexp(1)
+        logits: Tensor = self(x)
+        return -logits.logsumexp(1)
 
     def sample(self, x: Tensor, noise_std: float, trial: Trial) -> Tensor:
         x = x.clone().requires_grad_()
@@ -132,7 +134,7 @@ class Prior(nn.Module):
         self.net = Energy(shape=(4,))
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.net(z.squeeze()).view(-1, 1, 1, 1)
+        return self.net.forward(z.squeeze()).view(-1, 1, 1, 1)
 
 
 def train_latent(trial: Trial, *, step: float = 0.4) -> Run:
@@ -269,14 +271,16 @@ class DiffSampler(nn.Module):
         rise = self.trial.temper(model(there).squeeze()) - self.trial.temper(model(x).squeeze())
         a = (rise + flips(there).log_prob(bit) - forward.log_prob(bit)).exp()
         a = (a > torch.rand_like(a)).to(x)[:, None]
-        return (there * a + x * (1 - a)).detach()
+        moved: Tensor = there * a + x * (1 - a)
+        return moved.detach()
 
 
 def train_gwg(trial: Trial, *, gain: float = 1.0) -> Run:
     """Each training step is five calls of the sampler."""
     torch.manual_seed(11)
     model = Energy(shape=(10,))
-    model.net[-1].weight.data *= gain  # type: ignore[operator, union-attr]
+    for p in model.net[-1].parameters():
+        p.data *= gain
     buffer = torch.rand(30, 10).round()
     run = Run(model, torch.optim.Adam(model.parameters(), lr=1e-2), buffer)
     settings = {"methods": ("step",), "model": model, "output_scale": 1.0}

@@ -213,10 +213,11 @@ def test_nae_other_classes_are_refused():
 
 @doubles()
 def test_recovery_the_rows_weigh_each_pair_at_its_own_level():
-    """Of one pair 1 - w⁺ is sigmoid(β o (f⁻ - f⁺))."""
-    run = structures.train_recovery(Trial(0.01, n=1))
+    """Of one pair 1 - w⁺ is sigmoid(β / b0 (f⁻ - f⁺)), where β is a hundredth."""
+    run = structures.train_recovery(Trial(4.0, n=1))
     (call,) = run.calls
-    scale = call.groups[2]
+    assert call.groups is not None
+    scale = 400 * call.groups[-1]
     left = torch.sigmoid(0.01 * scale * (call.f_neg - call.f_pos))
     (row,) = [numbers for _, numbers in run.memories[0].rows]
     assert row["grad_scale"] == pytest.approx(left.mean().item(), rel=1e-6)

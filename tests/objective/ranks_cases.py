@@ -52,11 +52,11 @@ class Case:
         """Class labels, and the positives' output scales, rank by rank."""
         if not self.labels:
             return [None] * len(self.sizes)
-        pairs = [(torch.tensor(pos), torch.tensor(neg)) for pos, neg in self.labels]
-        if not self.scales:
-            return pairs
-        scales = torch.tensor(self.scales, dtype=self.dtype)
-        return [(y_pos, y_neg, scales[y_pos]) for y_pos, y_neg in pairs]
+        found: list[Groups] = []
+        for y_pos, y_neg in (map(torch.tensor, labels) for labels in self.labels):
+            scale = torch.tensor(self.scales, dtype=self.dtype)
+            found.append((y_pos, y_neg, scale[y_pos]) if self.scales else (y_pos, y_neg))
+        return found
 
     def log_q(self) -> list[LogQ] | list[None]:
         """Log-densities of the proposal, rank by rank, spoiled where ``bad`` says log_q."""
