@@ -13,10 +13,10 @@ The package torch must be installed, since ebmguard imports it, but computes not
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.retrofit.actions import Actions
 from ebmguard.retrofit.rows import StepRow
 from ebmguard.sinks import Writer, as_sink, open_log_dir
+from ebmguard.trainer import Trainer
 
 with requires("jax", extra="jax"):
     import jax
@@ -126,7 +127,8 @@ class Recorder:
             step, row = self._waiting.popleft()
             values = {name: float(value) for name, value in jax.device_get(row).items()}
             found = self._judge.observe(step, values)
-            alerts = [replace(alert, remedies=alert.remedies[:2]) for alert in found]
+            now = self._actions.situation(Trainer(), values.get("beta_star"), math.inf, values)
+            alerts = [self._actions.advised(alert, now) for alert in found]
             values["alert_level"] = float(max((alert.level for alert in alerts), default=0))
             self._actions.observe(StepRow(step, values), alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])

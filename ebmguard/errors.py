@@ -7,6 +7,7 @@ callers expect (``ValueError``, ``TypeError``); errors about the run derive from
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "SamplerFailingError",
     "ShapeError",
     "WeightsDegenerateError",
+    "check_keys",
 ]
 
 
@@ -104,3 +106,12 @@ class SamplerFailingError(DivergenceError):
 
 class WeightsDegenerateError(DivergenceError):
     """The weights of the negatives were carried by a few samples for a whole window."""
+
+
+def check_keys(what: str, state: Mapping[str, Any], expected: Iterable[str]) -> None:
+    """Refuse, with a ``ConfigError``, a saved state that has not these keys."""
+    names, found = sorted(expected), sorted(map(str, state))
+    if found != names:
+        raise ConfigError(
+            f"Not {what}: expected the keys {', '.join(names)}; got {', '.join(found)}."
+        )

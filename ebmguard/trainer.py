@@ -23,19 +23,7 @@ Clamp: TypeAlias = "tuple[float, float]"
 class Trainer:
     """The parts and settings of a training run; None is what the guard was not told.
 
-    Attributes:
-        model: the energy module.
-        energy: its method that returns the energies.
-        optimizer: of its parameters.
-        scheduler, ema: objects with ``state_dict`` and ``load_state_dict``.
-        scaler: the AMP GradScaler around the optimizer.
-        buffer: the replay buffer: a tensor of rows, a list of tensors, or an object with
-            ``state_dict`` and ``load_state_dict``.
-        generators: sources of random numbers besides the global ones.
-        step_size, noise_std: of ``x += step_size * df/dx + noise_std * randn``.
-        clamp: the lowest and the highest value of a sample's entries.
-        sgld_steps: the usual number of steps of a sampler call.
-        steps_argument: the sampler's parameter that gets the number of steps at every call.
+    They are the arguments of :func:`ebmguard.guard` of these names.
     """
 
     model: nn.Module | None = None
@@ -78,9 +66,11 @@ class Trainer:
         return result
 
     @property
-    def knows_steps(self) -> bool:
-        """Whether the step size and the noise of the sampler are known."""
-        return self.step_size is not None and self.noise_std is not None
+    def steps(self) -> dict[str, float] | None:
+        """``step_size`` and ``noise_std`` of the sampler; None where one is unknown."""
+        if self.step_size is None or self.noise_std is None:
+            return None
+        return {"step_size": self.step_size, "noise_std": self.noise_std}
 
 
 def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:

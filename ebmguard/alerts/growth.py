@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -36,6 +37,11 @@ class GrowthRule:
     least ``settle`` steps ago. Before that only a gap above ``start`` or under -``start_negative``
     is an ERROR, times the size of the first row or a tenth of its |f_pos/median| where above 1.
 
+    A slow blow-up stays under these factors, since its own past grows with it. It is told by the
+    overlap P(f⁻ > f⁺): energies that touched (it was at least ``touch`` away from 0 and 1) on
+    ``window`` steps, have not for the last ``slow_steps``, and have outgrown all of the sizes at
+    which they did by ``slow``, are an ERROR too.
+
     Where beta* > 0 takes the excess out of the loss, growth is a WARN at most: negatives far below
     the rest get no weight, and the negative force rests on those that compete. The row tells: part
     of the pairs have f⁻ > f⁺, and this part times the depth of the tail, beta* (q95 - min of f⁻),
@@ -48,6 +54,7 @@ class GrowthRule:
             gradient norm has outgrown its own record by ``steeper``, in logarithms.
         growth_alone: over which it is one without a witness.
         apart, steeper, settle, start, start_negative, absorb_nats, lost: see above.
+        touch, slow, slow_steps: see above.
         lag, window: in steps.
         unit: in units of f; what is far under it does not count as growth.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
@@ -64,6 +71,9 @@ class GrowthRule:
     start_negative: float = 250.0
     absorb_nats: float = 1.0
     lost: float = 5.0
+    touch: float = 0.15
+    slow: float = 0.7
+    slow_steps: int = 16
     lag: int = 8
     window: int = 64
     unit: float = 1.0
@@ -84,7 +94,8 @@ class GrowthRule:
             (0 <= self.steeper <= 100, "0 <= steeper <= 100"),
             (starts, "start > 0, start_negative > 0, unit > 0"),
             (self.absorb_nats > 0 and 0 < self.lost <= 100, "absorb_nats > 0, 0 < lost <= 100"),
-            (self.settle >= 0, "settle >= 0"),
+            (0 < self.touch < 0.5 and 0 < self.slow <= 100, "0 < touch < 0.5, 0 < slow <= 100"),
+            (self.settle >= 0 and self.slow_steps >= 1, "settle >= 0, slow_steps >= 1"),
             (1 <= self.lag < self.window, "1 <= lag < window"),
         ):
             if not is_kept:
@@ -97,33 +108,19 @@ class GrowthRule:
         return _GrowthWatcher(self)
 
 
-class _Past:
-    """The last values of a positive series, and their record."""
-
-    def __init__(self, rule: GrowthRule, values: Sequence[float] = ()) -> None:
-        self.rule = rule
-        self.values = list(map(float, values))
-
-    def record(self) -> float:
-        """The largest value but the newest; NaN where there is none."""
-        return max(self.values[: max(0, len(self.values) - self.rule.lag + 1)], default=_NAN)
-
-    def push(self, value: float) -> None:
-        if math.isfinite(value):
-            self.values.append(value)
-            del self.values[: 1 - self.rule.window]
-
-
 class _GrowthWatcher:
     def __init__(self, rule: GrowthRule) -> None:
         self.rule = rule
-        self.sizes = _Past(rule)
-        self.norms = _Past(rule)
+        self.sizes: list[float] = []
+        self.norms: list[float] = []
         self.count = 0
         # Each step at which the size was larger than ever before, by a part that keeps the list
         # short where it grows for ever; and how large.
         self.records: list[tuple[int, float]] = []
         self.start_unit = 0.0
+        # The last sizes at which the energies touched, and the steps since they did.
+        self.touching: deque[float] = deque(maxlen=rule.window)
+        self.apart_for = 0
         # What size makes a WARN and an ERROR, and the spread, of the row read last.
         self.warn_at = self.error_at = math.inf
         self.spread = 0.0
@@ -134,23 +131,25 @@ class _GrowthWatcher:
         if not math.isfinite(gap) or math.isnan(spread):
             return UNKNOWN
         self.spread, size = spread, abs(gap) + spread
-        record, steepest = self.sizes.record(), self.norms.record()
+        record, steepest = self._record(self.sizes), self._record(self.norms)
         norm = row.get(SAMPLER_GRAD_NORM, _NAN)
         steeper = norm > steepest * math.exp(rule.steeper)
         age = self._age(record)
-        self.norms.push(norm)
+        self._push(self.norms, norm)
         self._take(size, abs(row.get(_MEDIAN, 0.0)) / 10)
         overlap = row.get(_OVERLAP, 0.5)
-        is_apart = min(overlap, 1 - overlap) < rule.apart
-        growth = rule.growth if is_apart or steeper else rule.growth_alone
+        edge = min(overlap, 1 - overlap)
+        growth = rule.growth if edge < rule.apart or steeper else rule.growth_alone
+        slow_at = self._slow_at(size, edge)
         if gap > 0 and self._absorbs(row):
-            growth = rule.lost
+            growth, slow_at = rule.lost, math.inf
         if is_settled := age >= rule.settle:
             self.warn_at = (record + rule.unit) * math.exp(rule.warn) - rule.unit
             self.error_at = (record + rule.unit) * math.exp(growth) - rule.unit
         else:
             start = rule.start if gap > 0 else rule.start_negative
             self.warn_at, self.error_at = math.inf, start * self.start_unit + self.spread
+        self.error_at = min(self.error_at, slow_at)
         beta_star = row.get(BETA_STAR, _NAN)
         if size > self.error_at:
             level, limit = Level.ERROR, self.error_at
@@ -174,11 +173,30 @@ class _GrowthWatcher:
         warn = min(max(0.0, self.warn_at - self.spread), error)
         return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
 
+    def _record(self, past: Sequence[float]) -> float:
+        """The largest value but the newest; NaN where there is none."""
+        return max(past[: max(0, len(past) - self.rule.lag + 1)], default=_NAN)
+
+    def _push(self, past: list[float], value: float) -> None:
+        if math.isfinite(value):
+            past.append(value)
+            del past[: 1 - self.rule.window]
+
     def _absorbs(self, row: Mapping[str, float]) -> bool:
         """Never at beta* <= 0, nor where one of the numbers is unknown."""
         overlap, highest = row.get(_OVERLAP, _NAN), row.get("f_neg/q95", _NAN)
         depth = row.get(BETA_STAR, _NAN) * (highest - row.get("f_neg/min", _NAN))
         return overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
+
+    def _slow_at(self, size: float, edge: float) -> float:
+        """The size from which energies that have been apart for long are lost; inf as a rule."""
+        rule, touching = self.rule, self.touching
+        if edge >= rule.touch:
+            touching.append(size)
+        self.apart_for = self.apart_for + 1 if edge < rule.touch else 0
+        if self.apart_for < rule.slow_steps or len(touching) < rule.window:
+            return math.inf
+        return (max(touching) + rule.unit) * math.exp(rule.slow) - rule.unit
 
     def _age(self, record: float) -> int:
         """Steps since the run first came within a factor e of its record; -1 if it has none."""
@@ -188,7 +206,7 @@ class _GrowthWatcher:
         return self.count - self.records[first][0] if first < len(self.records) else 0
 
     def _take(self, size: float, median: float) -> None:
-        self.sizes.push(size)
+        self._push(self.sizes, size)
         if math.isfinite(size) and (not self.records or size > 1.01 * self.records[-1][1]):
             self.records.append((self.count, size))
         if not self.start_unit:
@@ -197,15 +215,20 @@ class _GrowthWatcher:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "sizes": list(self.sizes.values),
-            "norms": list(self.norms.values),
+            "sizes": list(self.sizes),
+            "norms": list(self.norms),
             "count": self.count,
             "records": list(map(list, self.records)),
             "start_unit": self.start_unit,
+            "touching": list(self.touching),
+            "apart_for": self.apart_for,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sizes, self.norms = (_Past(self.rule, state[name]) for name in ("sizes", "norms"))
+        self.sizes, self.norms = (list(map(float, state[x])) for x in ("sizes", "norms"))
         self.count = int(state["count"])
         self.records = [(int(step), float(size)) for step, size in state["records"]]
         self.start_unit = float(state["start_unit"])
+        self.touching.clear()
+        self.touching.extend(map(float, state["touching"]))
+        self.apart_for = int(state["apart_for"])

@@ -29,13 +29,8 @@ def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[Diver
 class Latch:
     """Whether a rule is active, and whether its present level should be reported now.
 
-    An episode begins when the rule first reports WARN or more, and ends after ``calm_steps``
-    observations in a row inside the tighter, calm band. In between the rule is active, and each
-    level is reported once, but for an ERROR that has passed and comes again twice as large. An
-    ERROR is reported at once, whether it opens the episode or escalates it. A WARN that opens a new
-    episode waits until ``cooldown`` observations have passed since the last report; if the episode
-    is still going on by then, it is reported late rather than never. An INFO belongs to no episode:
-    it makes nothing active and is reported once.
+    The rules are those under "Episodes" in ``docs/alerts.md``. A WARN whose episode is still going
+    on when its ``cooldown`` is over is reported late rather than never.
     """
 
     calm_steps: int

@@ -23,12 +23,10 @@ class Bound:
     Single values of slow diagnostics are noise at ordinary batch sizes.
 
     Attributes:
-        tag: the diagnostic.
         side: on which side of the limit the median is out of range.
         limit: exclusive.
         clear: where the median is calm again, on the other side of the limit.
         window: values in the median; there is none before so many have come.
-        remedies: what helps on this side.
         level: what is reported: INFO or WARN.
     """
 

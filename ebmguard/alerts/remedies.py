@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Remedies", "Remedy", "Situation", "contradict", "move_of"]
+__all__ = ["MOVES", "Remedies", "Remedy", "Situation", "contradict"]
 
 
 class Remedy(StrEnum):
@@ -38,8 +38,7 @@ class Remedy(StrEnum):
     WIDER_CLAMP = "a wider clamp, or none as in JEM"
 
 
-# What a remedy moves, and in which direction.
-_MOVES: dict[str, tuple[str, int]] = {
+MOVES: dict[str, tuple[str, int]] = {
     Remedy.RAISE_BETA: ("beta_star", 1),
     Remedy.TOWARDS_ZERO: ("beta_star", 1),  # from below
     Remedy.LOWER_BETA: ("beta_star", -1),
@@ -53,16 +52,12 @@ _MOVES: dict[str, tuple[str, int]] = {
     Remedy.MORE_NEGATIVES: ("negatives", 1),
     Remedy.FEWER_NEGATIVES: ("negatives", -1),
 }
-
-
-def move_of(remedy: str) -> tuple[str, int] | None:
-    """What a remedy moves, and 1 for up or -1 for down; None where it has no opposite."""
-    return _MOVES.get(remedy)
+"""What a remedy moves, and 1 for up or -1 for down; those without an opposite are not there."""
 
 
 def contradict(one: str, other: str) -> bool:
     """Whether two remedies move the same thing in opposite directions."""
-    a, b = move_of(one), move_of(other)
+    a, b = MOVES.get(one), MOVES.get(other)
     return a is not None and b is not None and a[0] == b[0] and a[1] != b[1]
 
 
@@ -107,8 +102,7 @@ class Situation:
 
     def is_like(self, other: Iterable[float]) -> bool:
         """Whether nothing that advice moves has changed by more than a tenth since then."""
-        pairs = zip(self.moved, other, strict=True)
-        return all(math.isclose(a, b, rel_tol=0.1) for a, b in pairs)
+        return all(math.isclose(a, b, rel_tol=0.1) for a, b in zip(self.moved, other, strict=True))
 
     @property
     def moved(self) -> tuple[float, ...]:

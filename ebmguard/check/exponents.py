@@ -9,10 +9,10 @@ from ..alerts import Level
 from .problem import Problem, error, warn
 from .setup import Setup
 
-__all__ = ["implied_scale", "of_exponents"]
+__all__ = ["TYPED_IN", "implied_scale", "of_exponents"]
 
 # Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2.
-_TOLERANCE = 0.02
+TYPED_IN = 0.02
 _LITTLE = 0.05
 
 
@@ -21,27 +21,20 @@ def implied_scale(step_size: float, noise_std: float) -> float:
 
     Infinite for a sampler without noise.
     """
-    return 2 * step_size / noise_std**2 if noise_std else math.inf
+    return 2 * step_size / noise_std**2 if noise_std**2 else math.inf
 
 
 def of_exponents(setup: Setup) -> Iterator[Problem]:
     """The guard's numbers against the sampler's."""
-    implied, step_size, noise_std = None, setup.trainer.step_size, setup.trainer.noise_std
-    if step_size is not None and noise_std is not None:
-        implied = implied_scale(step_size, noise_std)
-    scale = setup.output_scale
-    if (
-        implied is not None
-        and scale is not None
-        and not math.isclose(implied, scale, rel_tol=_TOLERANCE)
-    ):
+    steps, scale = setup.trainer.steps, setup.output_scale
+    implied = None if steps is None else implied_scale(**steps)
+    if steps and implied and scale and not math.isclose(implied, scale, rel_tol=TYPED_IN):
         if math.isinf(implied):
             said = "there is none for a sampler with no noise"
             fix = "beta_star alone, without output_scale."
         else:
-            said = (
-                f"step {step_size:g} and noise {noise_std:g} mean 2 * step / noise**2 = {implied:g}"
-            )
+            step, noise = steps.values()
+            said = f"step {step:g} and noise {noise:g} mean 2 * step / noise**2 = {implied:g}"
             fix = f"output_scale={implied:g}, or the step and noise that the sampler really has."
         yield error("output_scale", "guard(output_scale=)", f"It is {scale:g}, but {said}.", fix)
     if not any(setup.beta_star):

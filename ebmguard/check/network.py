@@ -38,7 +38,7 @@ _error, _warn, _info = map(_of_module, (Level.ERROR, Level.WARN, Level.INFO))
 
 def of_network(setup: Setup) -> Iterator[Problem]:
     """Layers that make f(x) depend on more than x, and parameters that do not train."""
-    model = setup.model
+    model = setup.trainer.model
     if model is not None:
         yield from _layers(model)
         yield from _parameters(model)
@@ -52,12 +52,10 @@ def of_network(setup: Setup) -> Iterator[Problem]:
 
 
 def _layers(model: nn.Module) -> Iterator[Problem]:
-    norms = _found(
-        model,
-        lambda layer: (
-            isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
-        ),
-    )
+    def looks_across(layer: nn.Module) -> bool:
+        return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
+
+    norms = _found(model, looks_across)
     if norms:
         yield _warn(
             "batch_norm",
@@ -144,7 +142,7 @@ def _has_spectral_norm(layer: nn.Module) -> bool:
 
 def of_outputs(setup: Setup) -> Iterator[Problem]:
     """Shape and type of the energies of ``setup.example``, and what they depend on."""
-    model, example = setup.model, setup.example
+    model, example = setup.trainer.model, setup.example
     if model is None or example is None:
         return
     if not example.ndim or len(example) < 2 or not example.is_floating_point():

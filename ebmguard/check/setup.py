@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from ..trainer import Trainer
 
@@ -15,20 +15,14 @@ __all__ = ["Setup"]
 
 @dataclass(frozen=True)
 class Setup:
-    """A guard and what it was told. None stands for what it was not told.
+    """A guard and what :func:`ebmguard.guard` was told; None stands for what it was not.
 
     Attributes:
         trainer: the rest of the training state, and the sampler's settings.
-        model: the energy module.
-        has_sampler: whether the guard runs a sampler.
         beta_star: the exponents of the first step, one for each member or entry of ``beta_stars``.
-        output_scale: o, for which the sampler's update is a correct Langevin step for exp(o f).
         tempers: whether the sampler's side is defined at all.
         factor: what multiplies the energy during sampling at the first step.
         sign: 1 where f is high on data, -1 where it is low.
-        action: what an ERROR leads to.
-        judge_in_loss: as it was given.
-        has_sinks: whether rows are written anywhere.
         is_distributed: whether several ranks train, and whether the guard joins their samples.
         models: number of model dimensions of an ensemble.
         not_followed: in words, what a rollback would change but cannot in this run.
@@ -36,7 +30,6 @@ class Setup:
     """
 
     trainer: Trainer
-    model: nn.Module | None = None
     has_sampler: bool = True
     beta_star: tuple[float, ...] = (0.5,)
     output_scale: float | None = None

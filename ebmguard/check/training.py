@@ -22,7 +22,7 @@ _WIDE = 1.8
 
 def of_training(setup: Setup) -> Iterator[Problem]:
     """What the optimizer trains, and how."""
-    optimizer, model = setup.trainer.optimizer, setup.model
+    optimizer, model = setup.trainer.optimizer, setup.trainer.model
     if optimizer is None:
         yield info(
             "no_optimizer",
@@ -143,7 +143,8 @@ def of_consequences(setup: Setup) -> Iterator[Problem]:
             "Rows of diagnostics are written nowhere; alerts go to the log alone.",
             'log_dir="runs/1", or sinks=[...].',
         )
-    on_gpu = setup.model is not None and any(p.is_cuda for p in setup.model.parameters())
+    model = setup.trainer.model
+    on_gpu = model is not None and any(p.is_cuda for p in model.parameters())
     if setup.judge_in_loss and on_gpu:
         yield info(
             "judge_in_loss",

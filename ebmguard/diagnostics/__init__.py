@@ -8,8 +8,15 @@ from .joined_row import diagnostics_of_ranks
 from .mixture_parts import mixture_gaps, mixture_weights
 from .pareto import pareto_k
 from .raw_energies import energy_diagnostics, nonfinite_diagnostics
-from .repeats import fingerprint, repeated
-from .sampler_steps import ChainState, clamped, drift_to_noise, metropolis_acceptance, oriented
+from .sampler_steps import (
+    ChainState,
+    clamped,
+    drift_to_noise,
+    fingerprint,
+    metropolis_acceptance,
+    oriented,
+    repeated,
+)
 from .update_size import amplification, total_norm
 from .weights import log_weights, weight_diagnostics, weight_diagnostics_at
 

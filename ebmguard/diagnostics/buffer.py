@@ -31,12 +31,11 @@ def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
             "{'age': ages.mean()}."
         )
     for name, value in found.items():
+        kind = type(value).__name__
         if isinstance(value, Tensor):
             if not (value.ndim or value.is_complex() or value.dtype is torch.bool):
                 continue
             kind = f"tensor of shape {tuple(value.shape)} and {value.dtype}"
-        else:
-            kind = type(value).__name__
         raise ConfigError(
             f"{method} has a {kind} under {name!r}; expected a 0-dim tensor of a real number."
         )

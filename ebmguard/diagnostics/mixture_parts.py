@@ -27,9 +27,6 @@ def mixture_weights(
 ) -> dict[str, Tensor]:
     """Share of the whole weight that each sampler's negatives carry (Eq. 5).
 
-    If a sampler's share of the weight is far below its share of the samples, the model finds what
-    it draws unlikely, or its energies are not finite and weigh nothing, as in the objective.
-
     Args:
         f_pos, f_neg, beta_star, log_q: as of :func:`weight_diagnostics`; at β* = 0 the share of the
             weight is that of the samples, and there is no ``log_q``.

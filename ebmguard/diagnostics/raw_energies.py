@@ -21,11 +21,9 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     """Summaries of detached negative energies, ``(N,)`` and ``(M,)``, or ``(*models, N or M)``.
 
     Returns:
-        0-dim tensors, or ``(*models,)``: ``energy_gap`` = mean f⁺ - mean f⁻; ``energy_overlap`` =
-        P(f⁻ > f⁺) with ties counted half (0.5 when the two look alike, 0 when every negative lies
-        below every positive); ``f_pos/...`` and ``f_neg/...``: mean, std (of the population),
-        min, q05, median, q95, max. NaN if an energy is NaN, or if infinities leave a number
-        undefined.
+        0-dim tensors, or ``(*models,)``, by the tags whose lines in :mod:`ebmguard.tags` define
+        them; std is that of the population. NaN if an energy is NaN, or if infinities leave a
+        number undefined.
     """
     # Few kinds of kernels, see weight_diagnostics_at, and one pass for sides of the same shape.
     if f_pos.shape == f_neg.shape:
@@ -55,9 +53,7 @@ def nonfinite_diagnostics(
 ) -> dict[str, Tensor]:
     """Samples that the objective leaves out: f or log q not finite, or |β* f| > 1e30.
 
-    Returns:
-        ``nonfinite/pos`` and ``nonfinite/neg`` as counts, ``nonfinite/energies`` as a fraction;
-        0-dim, or ``(*models,)``.
+    0-dim tensors, or ``(*models,)``: counts of both sides, and their share of all.
     """
     if isinstance(beta_star, Tensor):
         beta_star = beta_star.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Whether the sampler's steps are too long, too short, or stopped by a clamp.
+"""Whether the sampler's steps are too long, too short, stopped by a clamp, or none at all.
 
 The Langevin step is x' = x + s ∇h(x) + σ z with z ~ N(0, I), where h = (1 - β) f is the energy that
 the sampler climbs. It is a correct step for the density ∝ exp(o h) with o = 2 s / σ² (Welling and
@@ -13,7 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["ChainState", "clamped", "drift_to_noise", "metropolis_acceptance", "oriented"]
+__all__ = [
+    "ChainState",
+    "clamped",
+    "drift_to_noise",
+    "fingerprint",
+    "metropolis_acceptance",
+    "oriented",
+    "repeated",
+]
 
 
 def drift_to_noise(
@@ -21,8 +29,7 @@ def drift_to_noise(
 ) -> Tensor:
     """How far the drift moves a sample, relative to the noise: s ‖∇h‖ / (σ √d).
 
-    Far above 1 the sampler is gradient ascent, far below 1 a random walk. The result has the shape
-    of ``grad_norm``, which may be averaged; NaN if there is no noise.
+    The result has the shape of ``grad_norm``, which may be averaged; NaN if there is no noise.
     """
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
@@ -32,6 +39,23 @@ def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
     """Share of the entries of samples ``(..., B, d)`` at an end of the clamp or beyond, float32."""
     at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
     return at_an_end.mean((-2, -1), dtype=torch.float32)
+
+
+def fingerprint(samples: Tensor) -> Tensor:
+    """Sum and extremes of samples ``(..., B, d)``, which identify them: ``(..., B, 3)``."""
+    return torch.stack((samples.sum(-1), samples.amin(-1), samples.amax(-1)), -1)
+
+
+def repeated(now: Tensor, before: Tensor) -> Tensor:
+    """Share of the samples that equal those at the same place of the sampler's previous call.
+
+    A chain that moves or restarts never repeats itself to the last bit; one that hangs does. Of two
+    :func:`fingerprint`, float32 ``(...,)``; NaN if the shapes differ. A sample with a NaN never
+    counts as repeated.
+    """
+    if now.shape != before.shape:
+        return torch.full(now.shape[:-2], torch.nan, device=now.device)
+    return (now == before).all(-1).mean(-1, dtype=torch.float32)
 
 
 class ChainState(NamedTuple):

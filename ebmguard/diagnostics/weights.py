@@ -34,17 +34,9 @@ def weight_diagnostics(
         log_q: log-densities of the proposal, as in the objective.
 
     Returns:
-        0-dim tensors, or ``(*models,)``:
-
-        - ``grad_scale``: mean_i (1 - w⁺_i) (Eq. 30); M/(M+1) when the sampler is right.
-        - ``weight_entropy``: H(w) / log M; 1 for uniform weights. Undefined (NaN) for M = 1.
-        - ``ess``: 1 / Σ w², as a fraction of M.
-        - ``max_weight``: the largest w.
-        - ``positive_weight_entropy``: entropy of v(x⁺) (Eq. 31) / log N. NaN for N = 1.
-        - ``reweighting_angle``: cosine between the gradient coefficients at β* and at β* = 0.
-        - ``unpaired``, with groups only: number of positives left out.
-
-        All are NaN if an energy or log q is not finite: the other weights mean nothing then.
+        0-dim tensors, or ``(*models,)``, by the tags whose lines in :mod:`ebmguard.tags` define
+        them; ``unpaired`` with groups only. An entropy of one sample is NaN. All are NaN if an
+        energy or log q is not finite: the other weights mean nothing then.
     """
     (found,) = weight_diagnostics_at(f_pos, f_neg, (beta_star,), groups, log_q)
     return found

@@ -1,4 +1,4 @@
-"""The injector: the faults a loop is armed with, the hooks they need, and the count of steps."""
+"""The injector: the faults a loop is armed with, what each does, and the count of steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import ConfigError
-from . import _kinds
 
 __all__ = ["FaultInjector", "Injected"]
 
@@ -32,6 +32,25 @@ class Injected:
     fault: str
     step: int
     what: str
+
+
+@dataclass(eq=False)
+class _Fault:
+    """One armed fault, named as the method that arms it, and what it does once its step has come.
+
+    Attributes:
+        begin: there and then; returns in words what was done, or None.
+        on_tick: where a later step begins.
+        on_result: to the sampler's result; returns it, and in words what was done to it, or None.
+    """
+
+    name: str
+    at: int
+    begin: Callable[[], str | None] = lambda: None
+    on_tick: Callable[[], None] = lambda: None
+    on_result: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
+    has_begun: bool = False
+    has_acted: bool = False
 
 
 class FaultInjector:
@@ -66,7 +85,7 @@ class FaultInjector:
         self._ticks = 0
         self._step = -1
         self._is_sampling = self._is_removed = False
-        self._faults: list[_kinds.Fault] = []
+        self._faults: list[_Fault] = []
         self._undo: list[Callable[[], None]] = []
 
     @property
@@ -143,7 +162,23 @@ class FaultInjector:
     def nan_sample(self, at: int, *, row: int = 0) -> None:
         """An entry of sample ``row`` is NaN, in the result of one sampler call."""
         self._check(at, row=row)
-        self._faults.append(_kinds.NanSample(at, row))
+
+        def spoil(result: Any) -> tuple[Any, str | None]:
+            if fault.has_acted:
+                return result, None
+            samples = _samples(result)
+            if row >= len(samples) or not samples.is_floating_point():
+                raise ConfigError(
+                    f"nan_sample: row {row} of samples of shape {tuple(samples.shape)} and type "
+                    f"{samples.dtype} cannot be NaN; expected more rows, of floating point."
+                )
+            here = torch.zeros(samples.shape, dtype=torch.bool, device=samples.device)
+            here[row].view(-1)[0] = True
+            where = f"the first entry of sample {row} of {len(samples)} is NaN"
+            return _with_samples(result, samples.masked_fill(here, math.nan)), where
+
+        fault = _Fault("nan_sample", at, on_result=spoil)
+        self._faults.append(fault)
 
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
         """The sampler hangs: what it returned at the step comes again in ``steps`` calls after it.
@@ -152,7 +187,21 @@ class FaultInjector:
         run without the fault. Calls that return samples of another shape are left alone.
         """
         self._check(at, steps=steps)
-        self._faults.append(_kinds.FrozenSampler(at, steps))
+        kept: Any = None
+        left = steps
+
+        def hang(result: Any) -> tuple[Any, str | None]:
+            nonlocal kept, left
+            if kept is None:
+                kept = _with_samples(result, _samples(result).detach().clone())
+                return result, f"this result comes again in the next {steps} calls"
+            if not left or _samples(result).shape != _samples(kept).shape:
+                return result, None
+            left -= 1
+            # A copy, since samplers' results are often changed in place.
+            return _with_samples(kept, _samples(kept).clone()), None
+
+        self._faults.append(_Fault("frozen_sampler", at, on_result=hang))
 
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
         """The outputs of the energy module, and their gradients, are multiplied in one step.
@@ -162,15 +211,26 @@ class FaultInjector:
         self._check(at)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is a {type(model).__name__}; expected the energy module.")
-        fault = _kinds.EnergySpike(at, _finite(factor))
+        factor, is_over = _finite(factor), False
+
+        def end() -> None:
+            nonlocal is_over
+            # A second sampler call of the same step does not end it: no loss has come between.
+            is_over = fault.has_acted
 
         def after(*call: Any) -> Any:
             output = call[-1]
-            if not self._is_sampling:
-                output, what = fault.on_output(output)
-                self._note(fault, what)
-            return output
+            if self._is_sampling or not fault.has_begun or is_over:
+                return output
+            if not isinstance(output, Tensor):
+                raise ConfigError(
+                    f"energy_spike: the model returned a {type(output).__name__}; name the module "
+                    "that returns one tensor of energies."
+                )
+            self._note(fault, f"the model's outputs are multiplied by {factor:g}")
+            return output * factor
 
+        fault = _Fault("energy_spike", at, on_tick=end)
         self._undo.append(model.register_forward_hook(after).remove)
         self._faults.append(fault)
 
@@ -185,14 +245,20 @@ class FaultInjector:
             value: what its entries become.
         """
         self._check(at, row=row)
-        chains = _kinds.chains_of(buffer)
+        chains = _chains_of(buffer)
         if row >= len(chains):
             raise ConfigError(f"row={row}, but the buffer has {len(chains)} rows.")
         if not chains.is_floating_point() and (not math.isfinite(value) or value != int(value)):
             raise ConfigError(
                 f"value={value!r} does not exist in a buffer of {chains.dtype}; give an integer."
             )
-        self._faults.append(_kinds.CorruptBuffer(at, buffer, row, value))
+
+        def overwrite() -> str:
+            with torch.no_grad():
+                _chains_of(buffer)[row] = value
+            return f"row {row} of the replay buffer is {value:g}"
+
+        self._faults.append(_Fault("corrupt_buffer", at, begin=overwrite))
 
     def exploding_lr(
         self, at: int, optimizer: Optimizer, *, factor: float = 1e3, steps: int = 1
@@ -205,10 +271,34 @@ class FaultInjector:
         self._check(at, steps=steps)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"optimizer is a {type(optimizer).__name__}, no torch Optimizer.")
-        fault = _kinds.ExplodingLr(at, optimizer, _finite(factor), steps)
-        before = optimizer.register_step_pre_hook(lambda *_: self._note(fault, fault.explode()))
-        after = optimizer.register_step_post_hook(lambda *_: fault.put_back())
-        self._undo += [fault.put_back, before.remove, after.remove]
+        factor, left = _finite(factor), steps
+        # Of the present step: the rate of each group, and what it was multiplied to.
+        exploded: list[tuple[Any, Any]] = []
+
+        def explode(*_: Any) -> None:
+            nonlocal left
+            if fault.has_begun and left:
+                left -= 1
+                groups = optimizer.param_groups
+                exploded[:] = [(group["lr"], group["lr"] * factor) for group in groups]
+                for group, (_, high) in zip(groups, exploded, strict=True):
+                    group["lr"] = high
+                lasts = f" for {steps} steps" if steps > 1 else ""
+                self._note(fault, f"the learning rate is multiplied by {factor:g}{lasts}")
+
+        def put_back(*_: Any) -> None:
+            for group, (usual, high) in zip(optimizer.param_groups, exploded, strict=False):
+                if group["lr"] == high:  # and not what a rollback in another hook has put there
+                    group["lr"] = usual
+
+        def end() -> None:
+            put_back()  # another hook may have put the exploded rate back after ours had run
+            exploded.clear()
+
+        fault = _Fault("exploding_lr", at, on_tick=end)
+        before = optimizer.register_step_pre_hook(explode)
+        after = optimizer.register_step_post_hook(put_back)
+        self._undo += [put_back, before.remove, after.remove]
         self._faults.append(fault)
 
     def _check(self, at: int, *, row: int = 0, steps: int = 1) -> None:
@@ -223,7 +313,7 @@ class FaultInjector:
         if self._is_removed:
             raise ConfigError("This injector has been removed; make another one.")
 
-    def _note(self, fault: _kinds.Fault, what: str | None) -> None:
+    def _note(self, fault: _Fault, what: str | None) -> None:
         if what and not fault.has_acted:
             fault.has_acted = True
             self.records.append(Injected(fault.name, self._step, what))
@@ -234,3 +324,30 @@ def _finite(factor: object) -> float:
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
         raise ConfigError(f"factor={factor!r}; expected a finite number.")
     return float(factor)
+
+
+def _samples(result: Any) -> Tensor:
+    first = result[0] if isinstance(result, tuple | list) and result else result
+    if not isinstance(first, Tensor) or not first.ndim or not first.numel():
+        raise ConfigError(
+            f"The sampler returned a {type(result).__name__}; expected samples, or a sequence "
+            "that begins with them."
+        )
+    return first
+
+
+def _with_samples(result: Any, samples: Tensor) -> Any:
+    if isinstance(result, Tensor):
+        return samples
+    rest = (samples, *result[1:])
+    return type(result)(*rest) if hasattr(result, "_fields") else type(result)(rest)
+
+
+def _chains_of(buffer: Any) -> Tensor:
+    chains = buffer if isinstance(buffer, Tensor) else getattr(buffer, "samples", None)
+    if not isinstance(chains, Tensor) or not chains.ndim:
+        raise ConfigError(
+            f"buffer is a {type(buffer).__name__}; expected a tensor with one chain in each row, "
+            "or an object with such a tensor as its samples."
+        )
+    return chains

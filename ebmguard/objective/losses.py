@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..energies import BetaStar, LogQ, Reduce, check_energies, check_log_q, per_sample
 from . import trusted
-from ._anchor import Anchor
-from ._terms import Terms
+from ._terms import Anchor, Terms
 from .finite_samples import log_q_at, lowest, masked
 
 __all__ = ["coefficients", "contrastive_loss", "grad_scale", "positive_weights", "weights"]

@@ -35,7 +35,6 @@ class Archive:
     Args:
         folder: its path; each of several ranks has a folder of its own in it, ``rank0`` and so on.
         every: steps from one snapshot to the next.
-        ranks: who train together.
 
     Attributes:
         saved: the step of the snapshot that was written last, or that the run goes on from.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..alerts.statistics import RollingWindow
-from ..errors import BudgetSpentError, ConfigError
+from ..errors import BudgetSpentError, ConfigError, check_keys
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -25,7 +25,7 @@ from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
 from .snapshots import Snapshot, Snapshots
 from .state import buffer_rows, capture, check_complete, generators_of, restore
 
-__all__ = ["Recoverer", "Restored"]
+__all__ = ["Recoverer"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -36,14 +36,6 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # which on it counts as good: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
-_STATE = {"attempt", "rung", "tried", "restored", "broke", *vars(Change())}
-
-
-class Restored(NamedTuple):
-    """The first half of a rollback, and the guard's own part of the snapshot that was used."""
-
-    rollback: Rollback
-    guard_state: Any
 
 
 class Recoverer:
@@ -94,11 +86,6 @@ class Recoverer:
             self._before.push(value)
             self._since.push(value)
 
-    @property
-    def snapshot_steps(self) -> list[int]:
-        """Steps of the certified snapshots in memory, oldest first."""
-        return [each.step for each in self._snapshots.certified]
-
     def watch(self, optimizer: Optimizer) -> None:
         """Scale this optimizer's rate in its ``step``; call it before hooks that act after it."""
         self._rate.watch(optimizer)
@@ -130,13 +117,11 @@ class Recoverer:
         settled = _is_settled(self._before)
         self._snapshots.waiting.append(Snapshot(step, state, settled=settled))
 
-    def restore(self, step: int, trainer: Trainer, error: Alert) -> Restored:
-        """Put the run back to the newest snapshot that is to be trusted.
+    def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
+        """Put the run back, before ``step``, to the newest snapshot that is to be trusted.
 
-        Args:
-            step: the step that would come next.
-            trainer: what was attached.
-            error: why.
+        Returns:
+            the first half of a rollback, and the guard's own part of the snapshot.
 
         Raises:
             BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
@@ -173,24 +158,20 @@ class Recoverer:
             condemned=condemned,
             budget_left=settings.budget - self.attempt,
         )
-        return Restored(rollback, snapshot.state["guard"])
+        return rollback, snapshot.state["guard"]
 
     def change(
-        self, restored: Restored, trainer: Trainer, now: Situation, *, knows_steps: bool
+        self, rollback: Rollback, trainer: Trainer, now: Situation, *, knows_steps: bool
     ) -> Rollback:
         """Change the run that was put back, so that it does not take the same course again.
 
-        Args:
-            restored: what :meth:`restore` returned.
-            trainer: as for it.
-            now: what the run is like at the step that comes next.
-            knows_steps: whether the guard can change the number of SGLD steps.
+        ``knows_steps`` says whether the guard can change the number of SGLD steps.
         """
         settings = self.settings
         changes: dict[str, tuple[float, float]] = {}
         usual = trainer.sgld_steps if knows_steps else None
         own_rates = rates(trainer.optimizer)
-        for change in self._rungs(restored.rollback.alert):
+        for change in self._rungs(rollback.alert):
             changes, self.effect = self._applied(change, now, usual, own_rates)
             if changes or change == Change():
                 break
@@ -201,7 +182,7 @@ class Recoverer:
             classes = getattr(trainer.buffer, "classes", 1)
             purged = purge(rows, torch.Generator().manual_seed(self.attempt), classes)
         rollback = replace(
-            restored.rollback,
+            rollback,
             changes=changes,
             reseeded=reseeded,
             purged_rows=sum(self._ranks.from_all(purged)),
@@ -310,11 +291,7 @@ class Recoverer:
         Raises:
             ConfigError: it is of another version.
         """
-        if set(state) != _STATE:
-            raise ConfigError(
-                f"Not a recovery's state of this version: expected the keys "
-                f"{', '.join(sorted(_STATE))}; got {', '.join(sorted(map(str, state)))}."
-            )
+        check_keys("a recovery's state of this version", state, self.state_dict())
         self.attempt, self._rung = int(state["attempt"]), int(state["rung"])
         self._restored, self._broke = state["restored"], int(state["broke"])
         self._tried = list(state["tried"])

@@ -73,9 +73,7 @@ class Snapshots:
 
     def best(self) -> Snapshot | None:
         """The newest certified one; without any, the oldest that there is."""
-        if self.certified:
-            return self.certified[-1]
-        return self.waiting[0] if self.waiting else None
+        return self.certified[-1] if self.certified else next(iter(self.waiting), None)
 
     def condemn(self, step: int) -> tuple[int, ...]:
         """Drop the snapshots from ``step`` on, but for the oldest of all; return their steps."""

@@ -128,9 +128,6 @@ def buffer_rows(trainer: Trainer) -> Tensor | None:
     return rows if isinstance(rows, Tensor) and rows.ndim and len(rows) else None
 
 
-# -- nested containers of tensors ----------------------------------------------------------------
-
-
 def copied(tree: Any, into: Any = None) -> Any:
     """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..alerts import Alert, Level, Situation
-from ..alerts.remedies import move_of
+from ..alerts.remedies import MOVES
 from ..errors import ConfigError
 from ..recovery import Recoverer, Rollback
 from ..steering import AdaptiveSteps, BetaController, StepsController
@@ -25,14 +25,7 @@ _LOUDNESS = {Level.WARN: logging.WARNING, Level.ERROR: logging.ERROR}
 
 
 class SgldSteps(NamedTuple):
-    """What a sampler call should run now.
-
-    Attributes:
-        steps: their number.
-        refinement: in how many finer steps ``adapt=`` has split each usual one; 1 without it. The
-            step size is to be divided by it and the standard deviation of the noise by its root:
-            the same diffusion, for the same time and with the same output scale.
-    """
+    """What a sampler call should run now: see :meth:`ebmguard.Guard.next_steps`."""
 
     steps: int
     refinement: int
@@ -42,7 +35,6 @@ class Actions:
     """Keeps an ERROR for a safe point, reports alerts, and holds what changes the run's course.
 
     Args:
-        on_alert: called with every alert.
         acts: whether an ERROR has an action, which waits for a safe point.
         is_logging: whether alerts are logged; of several ranks one does.
         recoverer, adapt, steer: what takes the run back, sets its SGLD steps, and moves β*.
@@ -93,8 +85,6 @@ class Actions:
                 'parameter, steps_argument="n_steps", or let it take g.next_steps().'
             )
 
-    # -- alerts -----------------------------------------------------------------------------
-
     def situation(
         self,
         trainer: Trainer,
@@ -125,7 +115,7 @@ class Actions:
         """
         chosen: list[str] = []
         for remedy in alert.remedies:
-            move = move_of(remedy)
+            move = MOVES.get(remedy)
             if len(chosen) < 2 and now.allows(remedy):
                 if move is not None:
                     what = move[0] if alert.member is None else f"{move[0]} of {alert.member}"
@@ -167,8 +157,6 @@ class Actions:
         """The ERROR whose action waits, which then waits no longer."""
         alert, self._pending = self._pending, None
         return alert
-
-    # -- what the run is to do now ----------------------------------------------------------
 
     @property
     def beta_star(self) -> tuple[float | None, float | None, float]:
@@ -220,8 +208,6 @@ class Actions:
             found["sampler/steps_factor"] = float(self._steps.factor)
             found["steering/extra_compute"] = self._steps.extra_compute
         return found
-
-    # -- rollbacks --------------------------------------------------------------------------
 
     def after_rollback(self, rollback: Rollback) -> None:
         """Take β* to where rollbacks have put it; an older snapshot knows nothing of them."""

@@ -210,7 +210,7 @@ def guard(
         judge_in_loss=judge_in_loss,
         process_group=process_group,
     )
-    judge = Judge(rules, settings.members)
+    judge = Judge(rules, members=strength.models.numel() if strength.models else 0)
     actions = Actions(
         on_alert,
         acts=action != "warn",

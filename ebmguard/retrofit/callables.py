@@ -90,10 +90,9 @@ def wrap_sampler(
     guard: Loop, sampler: Any, methods: Sequence[str]
 ) -> GuardedFunction | GuardedObject:
     """Wrap a sampler that :func:`check_sampler` has accepted."""
-    is_function = _is_function(sampler)
-    return (
-        GuardedFunction(guard, sampler) if is_function else GuardedObject(guard, sampler, methods)
-    )
+    if _is_function(sampler):
+        return GuardedFunction(guard, sampler)
+    return GuardedObject(guard, sampler, methods)
 
 
 def check_sampler(sampler: object, methods: Sequence[str]) -> None:

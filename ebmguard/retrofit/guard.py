@@ -82,8 +82,6 @@ class Guard(Loop):
         """In how many finer SGLD steps ``adapt=`` splits each one now; 1 without it."""
         return self._actions.refinement
 
-    # -- the loss ---------------------------------------------------------------------------
-
     def loss(
         self,
         f_pos: Tensor,
@@ -103,8 +101,7 @@ class Guard(Loop):
                 level or a pair; third, where levels differ in it, each positive's output scale
                 ``(N,)``, in units of the guard's: see ``docs/retrofit.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
-                that knows its own, up to a constant: the weights divide them out (Eq. 6). High
-                where the proposal draws often, in either ``convention``; detached. See
+                that knows its own, in either ``convention`` high where it draws often: see
                 :func:`ebmguard.objective.contrastive_loss`.
 
         Returns:
@@ -127,12 +124,9 @@ class Guard(Loop):
             if strength.is_off:
                 loss = self._caller_loss.plain(f_pos, f_neg)
             else:
-                pos, neg, options = (
-                    self._upright(f_pos),
-                    self._upright(f_neg),
-                    self._settings.objective,
-                )
-                loss = trusted.contrastive_loss(pos, neg, strength.beta_star, **beside, **options)
+                pos, neg = self._upright(f_pos, f_neg)
+                options = beside | self._settings.objective
+                loss = trusted.contrastive_loss(pos, neg, strength.beta_star, **options)
                 weight = self._caller_loss.weight(f_pos, f_neg, self._settings.models)
                 if weight is not None:
                     loss = weight * loss
@@ -165,16 +159,13 @@ class Guard(Loop):
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
             if strength.is_off:
                 return f_pos, f_neg
-            pos, neg, options = self._upright(f_pos), self._upright(f_neg), self._settings.objective
-            to_pos, to_neg = trusted.coefficients(pos, neg, strength.beta_star, **beside, **options)
+            pos, neg = self._upright(f_pos, f_neg)
+            options = beside | self._settings.objective
+            coefficients = trusted.coefficients(pos, neg, strength.beta_star, **options)
             # Whoever averages the gradients divides by the number of ranks.
             ranks = self._settings.ranks.count
-            return (
-                scaled_gradient(f_pos, -to_pos * (ranks * to_pos.shape[-1])),
-                scaled_gradient(f_neg, to_neg * (ranks * to_neg.shape[-1])),
-            )
-
-    # -- the sampler ------------------------------------------------------------------------
+            to_pos, to_neg = (by * (ranks * by.shape[-1]) for by in coefficients)
+            return scaled_gradient(f_pos, -to_pos), scaled_gradient(f_neg, to_neg)
 
     def next_steps(self) -> SgldSteps:
         """What the next sampler call should run: the number of steps, and how much finer they are.
@@ -184,7 +175,7 @@ class Guard(Loop):
 
         Returns:
             ``(steps, refinement)``: run ``steps`` steps, the step size divided by ``refinement``
-            and the standard deviation of the noise by the root of it.
+            and the standard deviation of the noise by the root of it: the same diffusion.
 
         Raises:
             ConfigError: the usual number was not attached.
@@ -226,8 +217,6 @@ class Guard(Loop):
             yield
         finally:
             self._is_paused = before
-
-    # -- attaching, state, end --------------------------------------------------------------
 
     def attach(
         self,
@@ -302,7 +291,6 @@ class Guard(Loop):
         recovery = None if self._actions.recoverer is None else self._actions.recoverer.settings
         setup = Setup(
             trainer=self.trainer,
-            model=self.trainer.model,
             has_sampler=self.sampler is not None or self._is_inline,
             beta_star=strength.numbers[0],
             output_scale=settings.output_scale,

@@ -46,9 +46,7 @@ class Loop:
         actions: Actions,
         writer: Writer,
     ) -> None:
-        self.sampler: Any = None
-        if sampler is not None:
-            self.sampler = wrap_sampler(self, sampler, methods)
+        self.sampler: Any = None if sampler is None else wrap_sampler(self, sampler, methods)
         self.trainer = Trainer()
         self.alerts = actions.alerts
         self.rollbacks = [] if actions.recoverer is None else actions.recoverer.rollbacks
@@ -74,14 +72,10 @@ class Loop:
 
     def _strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
-        exactly, at_least, times = self._actions.beta_star
-        asked = step, exactly, at_least, times
+        asked = step, *self._actions.beta_star
         if self._now is None or self._now[0] != asked:
-            now = self._strength.at(step, exactly=exactly, at_least=at_least, times=times)
-            self._now = asked, now
+            self._now = asked, self._strength.at(*asked)
         return self._now[1]
-
-    # -- a row ------------------------------------------------------------------------------
 
     def _follow(self, rows: Iterable[StepRow]) -> None:
         """The one way of a row: judged, acted upon, written, reported."""
@@ -107,8 +101,6 @@ class Loop:
         beta_star, most = numbers.get("beta_star"), self._strength.most_raised
         now = self._actions.situation(self.trainer, beta_star, most, numbers)
         return self._actions.advised(alert, now)
-
-    # -- a loss -----------------------------------------------------------------------------
 
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
@@ -140,8 +132,7 @@ class Loop:
         # Where nothing else tells that a step is over, the next loss does.
         begins = alone and self._rows.losses_in_step > 0 and not self._is_paused
         strength = self._strength_at(self._rows.step + begins)
-        variant = self._settings.variant
-        check_energies(f_pos, f_neg, strength.beta_star, variant=variant, **beside)
+        check_energies(f_pos, f_neg, strength.beta_star, variant=self._settings.variant, **beside)
         if self.sampler is not None and not self._sampling.calls and not self._is_paused:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
@@ -168,15 +159,13 @@ class Loop:
         self._unused.loss()
         self._rows.note(self._actions.notes())
         slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
-        pos, neg = self._upright(f_pos.detach()), self._upright(f_neg.detach())
-        numbers = self._measure.loss(self.trainer, pos, neg, strength, extra, slow=slow, **beside)
+        energies = self._upright(f_pos.detach(), f_neg.detach())
+        numbers = self._measure.loss(self.trainer, *energies, strength, extra, slow=slow, **beside)
         self._follow(self._rows.add(*numbers))
 
-    def _upright(self, f: Tensor) -> Tensor:
-        """The negative energy, high on data, whatever the caller's convention."""
-        return f if self._settings.sign > 0 else -f
-
-    # -- a sampler call ---------------------------------------------------------------------
+    def _upright(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
+        """The negative energies, high on data, whatever the caller's convention."""
+        return (f_pos, f_neg) if self._settings.sign > 0 else (-f_pos, -f_neg)
 
     def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
@@ -187,7 +176,7 @@ class Loop:
         if self.trainer.steps_argument is not None:
             steps = self._actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
-        remember = slow and self.trainer.knows_steps
+        remember = slow and self.trainer.steps is not None
         result, tempering = self._sampling.run(
             call, args, kwargs, self.trainer, strength.factor, remember=remember
         )
@@ -220,8 +209,6 @@ class Loop:
         if self._hooks is None and self._rows.losses_in_step:
             self._follow(self._rows.end_step())
 
-    # -- the end of a step ------------------------------------------------------------------
-
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
         """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
         recoverer = self._actions.recoverer
@@ -249,11 +236,11 @@ class Loop:
                 recoverer.keep(step, self.trainer, self._own_state())
             return
         _write_the_rest(self._rows, self._writer)  # rows of steps that are taken back
-        restored = recoverer.restore(step, self.trainer, error)
-        self._load_own_state(restored.guard_state)
+        rollback, guard_state = recoverer.restore(step, self.trainer, error)
+        self._load_own_state(guard_state)
         self._judge.after_rollback()
         rollback = recoverer.change(
-            restored, self.trainer, self._situation, knows_steps=actions.asks_steps
+            rollback, self.trainer, self._situation, knows_steps=actions.asks_steps
         )
         actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self._own_state())
@@ -264,8 +251,6 @@ class Loop:
         """What the run is like at the step that comes next. Read on the host: between steps."""
         beta_star = single_number(self._strength_at(self._rows.step).beta_star)
         return self._actions.situation(self.trainer, beta_star, self._strength.most_raised)
-
-    # -- the state --------------------------------------------------------------------------
 
     def _own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """What a rollback takes back of the guard; ``is_over``: the present step ends here."""

@@ -65,10 +65,8 @@ class Measure:
     ) -> None:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
-        Args:
-            trainer, tempering, samples, slow: as for :func:`sampled`.
-            refinement: in how many finer steps the sampler has split each one.
-            parts: which samples are whose, of a mixture of samplers.
+        The arguments are those of :func:`sampled`; ``refinement``, in how many finer steps the
+        sampler has split each one; and ``parts``, which samples are whose, of a mixture.
         """
         self._parts = dict(parts or {})
         if refinement > 1 and trainer.step_size is not None and trainer.noise_std is not None:
@@ -79,7 +77,7 @@ class Measure:
             )
         seen, now = sampled(tempering, samples, trainer, self._settings, slow=slow)
         if tempering is not None:
-            tempering.forget()
+            tempering.seen.last.clear()  # copies of samples
         call = len(self._from_sampler)
         if now is not None:
             before = self._known_by.get(call)
@@ -122,7 +120,6 @@ class Measure:
             f_pos, f_neg: detached negative energies, high on data, in a layout of
                 :mod:`ebmguard.energies`.
             extra: further numbers by tag, those that are known.
-            trainer, strength, slow, groups, log_q: as they are known, and as for the loss.
 
         Returns:
             0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and

@@ -52,8 +52,6 @@ class OptimizerHooks:
     """Hooks on one optimizer, and on its GradScaler where there is one.
 
     Args:
-        optimizer: any torch optimizer.
-        scaler: its ``torch.amp.GradScaler``, or None.
         on_step: called after every step, also one that the scaler left out, with 1.0 where the
             gradients were not finite and the step changed nothing, 0.0 where they were, as a float
             or, where the device decides, a 0-dim tensor; and with whether the scaler decided.

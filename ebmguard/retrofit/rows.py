@@ -39,7 +39,6 @@ class StepRow:
     """A row that has reached the host.
 
     Attributes:
-        step: its step.
         numbers: by tag; of an ensemble, their means over the members.
         samples: the raw values of its histograms.
         members: the numbers of each member; none of a single model.
@@ -65,8 +64,7 @@ class Rows:
     Attributes:
         step: the present step, whose row is open.
         lag: steps between a row's measurement and its reading.
-        losses: how many there were so far.
-        losses_in_step: how many of them in the present step.
+        losses, losses_in_step: how many there were so far, and in the present step.
     """
 
     def __init__(self, models: torch.Size, in_loss: bool | None) -> None:
@@ -124,8 +122,7 @@ class Rows:
             return []
         row, members = _rows(names, table)
         self._open.rows.append(row)
-        if members:
-            self._open.members.append(members)
+        self._open.members.append(members)
         self._open.samples.update({name: x.tolist() for name, x in flat.items()})
         self._open.has_news = False
         so_far = self._open.on_host(self.step)

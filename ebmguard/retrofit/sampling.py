@@ -31,9 +31,7 @@ __all__ = ["Sampling", "sampled"]
 class Sampling:
     """Finds the energy module of a sampler call, and runs the call on its tempered output.
 
-    Args:
-        models: model dimensions of an ensemble.
-        tempers: whether the sampler's side is defined at all.
+    ``tempers`` says whether the sampler's side is defined at all.
     """
 
     def __init__(self, models: torch.Size, *, tempers: bool) -> None:
@@ -57,7 +55,6 @@ class Sampling:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
         Args:
-            call, args, kwargs: the sampler as it was given, and its arguments.
             trainer: knows the energy module; if it does not, that is found among the arguments.
             factor, remember: as for :meth:`Tempering.active`.
 
@@ -124,10 +121,10 @@ def sampled(
         on what the sampler did, so that all ranks have the same.
     """
     models, found = settings.models, _of_gradients(tempering, trainer, settings.models)
-    if slow and trainer.knows_steps:
+    if slow and trainer.steps is not None:
         step = None if tempering is None else tempering.last_step
         found["sampler/acceptance"] = (
-            math.nan if step is None else _acceptance(*step, trainer, models, settings.sign)
+            math.nan if step is None else _acceptance(*step, trainer.steps, models, settings.sign)
         )
     x = _first_tensor(samples)
     if x is None:
@@ -148,25 +145,22 @@ def _of_gradients(
     tempering: Tempering | None, trainer: Trainer, models: torch.Size
 ) -> dict[str, float | Tensor]:
     unknown = ["grad_norm", "grad_norm_max", "evaluations"]
-    unknown += ["drift_to_noise"] if trainer.knows_steps else []
+    unknown += ["drift_to_noise"] if trainer.steps else []
     found: dict[str, float | Tensor] = {f"sampler/{name}": math.nan for name in unknown}
     if tempering is None:
         return found
     if tempering.evaluations is not None:
         found["sampler/evaluations"] = float(tempering.evaluations)
-    norm, drift = tempering.grad_norm, tempering.drift_norm
+    norm, drift = tempering.grad_norm, tempering.seen.norm
     if norm is None or drift is None:
         return found
     norm = _by_model(norm.float(), models)
     found["sampler/grad_norm"] = norm.sum(-1) * (1 / norm.shape[-1])
     found["sampler/grad_norm_max"] = norm.amax(-1)
-    if trainer.step_size is not None and trainer.noise_std is not None:
-        found["sampler/drift_to_noise"] = drift_to_noise(
-            _by_model(drift.float(), models).mean(-1),
-            entries=tempering.entries,
-            step_size=trainer.step_size,
-            noise_std=trainer.noise_std,
-        )
+    if trainer.steps is not None:
+        norm = _by_model(drift.float(), models).mean(-1)
+        ratio = drift_to_noise(norm, entries=tempering.seen.entries, **trainer.steps)
+        found["sampler/drift_to_noise"] = ratio
     return found
 
 
@@ -179,20 +173,15 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
 def _acceptance(
     start: DifferentiatedCall,
     end: DifferentiatedCall,
-    trainer: Trainer,
+    steps: Mapping[str, float],
     models: torch.Size,
     sign: int,
 ) -> float | Tensor:
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
-    assert trainer.step_size is not None
-    assert trainer.noise_std is not None
     before, after = _point(start, models, sign), _point(end, models, sign)
     if before is None or after is None or start.x.shape != end.x.shape:
         return math.nan
-    accepted = metropolis_acceptance(
-        before, after, step_size=trainer.step_size, noise_std=trainer.noise_std
-    )
-    return accepted.mean(-1).float()
+    return metropolis_acceptance(before, after, **steps).mean(-1).float()
 
 
 def _point(seen: DifferentiatedCall, models: torch.Size, sign: int) -> ChainState | None:

@@ -22,17 +22,11 @@ Action: TypeAlias = Literal["warn", "raise", "rollback"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Facts that hold for the whole run; every part has them from here.
+    """Facts that hold for the whole run, as :func:`ebmguard.guard` was told them.
 
     Attributes:
         sign: 1 where the network's output is high on data, -1 where it is low.
-        variant, reduce: of the objective.
         models: model dimensions of an ensemble; none for a single model.
-        output_scale: o, or None where it is unknown.
-        reference_beta_star: exponent of the diagnostics under ``ref/``.
-        action: what an ERROR leads to.
-        judge_in_loss: whether a step is judged inside its loss; None: on a CPU.
-        process_group: the ranks that train together; None for a single process.
     """
 
     sign: int
@@ -48,21 +42,12 @@ class Settings:
     @property
     def objective(self) -> dict[str, Any]:
         """The keywords of every call of the objective."""
-        return {
-            "variant": self.variant,
-            "reduce": self.reduce,
-            "process_group": self.process_group,
-        }
+        return {name: getattr(self, name) for name in ("variant", "reduce", "process_group")}
 
     @property
     def ranks(self) -> Ranks:
         """The ranks that train together."""
         return Ranks(self.process_group)
-
-    @property
-    def members(self) -> int:
-        """Number of models of an ensemble; 0 for a single model."""
-        return self.models.numel() if self.models else 0
 
 
 def check_told(

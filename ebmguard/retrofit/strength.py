@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..check.exponents import TYPED_IN, implied_scale
 from ..energies import ONE_MODEL, exponents, model_dimensions
 from ..errors import ConfigError
 from ..trainer import finite_number
@@ -26,8 +27,6 @@ Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 _SMALLEST_BETA_STAR = 1e-30
 # β = 1 may come out so far above it, as β* is float32 in many tensors.
 _ROUNDING = 1e-6
-# Of a scale that was typed in beside the step and noise that it follows from.
-_TYPED_IN = 0.02
 
 
 @dataclass(frozen=True)
@@ -42,11 +41,6 @@ class StrengthAt:
 
     beta_star: float | Tensor | tuple[float | Tensor, ...]
     factor: float | Tensor
-
-    @property
-    def models(self) -> torch.Size:
-        """Model dimensions of the energies; none for one model."""
-        return model_dimensions(self.beta_star)
 
     @property
     def numbers(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -87,12 +81,7 @@ class Strength:
         sampler_scale: Schedulable | None = None,
         **exponent: Any,
     ) -> Strength:
-        """Check the arguments of ``guard`` and what they give at step 0.
-
-        Args:
-            output_scale, step_size, noise_std, sampler_scale: as there.
-            exponent: ``beta_star``, ``beta`` and ``beta_stars``, of which one is not None.
-        """
+        """Check these arguments of ``guard``, of whose exponents one is not None, at step 0."""
         given = {name: value for name, value in exponent.items() if value is not None}
         if len(given) != 1:
             what = " and ".join(given) + " were all given" if given else "none was given"
@@ -134,7 +123,6 @@ class Strength:
     def at(
         self,
         step: int,
-        *,
         exactly: float | None = None,
         at_least: float | None = None,
         times: float = 1.0,
@@ -261,9 +249,7 @@ def _may_be_read(x: Tensor, step: int) -> bool:
 
 
 def _output_scale(output_scale: object, step: float | None, noise: float | None) -> float | None:
-    implied = None
-    if step is not None and noise is not None:
-        implied = 2 * step / noise**2 if noise**2 else math.inf
+    implied = None if step is None or noise is None else implied_scale(step, noise)
     if output_scale is None:
         if implied is None and not step is noise is None:
             raise ConfigError(
@@ -283,7 +269,7 @@ def _output_scale(output_scale: object, step: float | None, noise: float | None)
             f"output_scale={scale:g}; it must be positive: 2 * step_size / noise_std**2 when "
             "the sampler's update is x += step_size * df/dx + noise_std * randn."
         )
-    if implied is not None and not math.isclose(implied, scale, rel_tol=_TYPED_IN):
+    if implied is not None and not math.isclose(implied, scale, rel_tol=TYPED_IN):
         raise ConfigError(
             f"output_scale={scale:g} contradicts step_size and noise_std, which mean 2 * step_size "
             f"/ noise_std**2 = {implied:g}. Pass one of the two, or the step and noise that the "

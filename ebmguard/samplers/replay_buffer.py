@@ -147,9 +147,8 @@ class ReplayBuffer:
         """Of the latest draw, without waiting for the device.
 
         Returns:
-            0-dim float32 tensors, none before the first draw and after a restored state: ``age``,
-            the mean of the start points' ages; ``duplicates``, the share of the draw that repeats a
-            row of the same draw; ``reinit``, the share that started afresh.
+            0-dim float32 tensors ``age``, ``duplicates`` and ``reinit``, see :mod:`ebmguard.tags`;
+            none before the first draw and after a restored state.
         """
         if self._draw is None:
             return {}

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, check_keys
 from ..tags import BETA_STAR, ESS, GRAD_SCALE
-from .steps import check_keys, is_count
+from .steps import is_count
 
 __all__ = ["BetaController", "SteerBeta"]
 
@@ -32,23 +32,15 @@ class SteerBeta:
     moves nothing, and β* changes by at most ``rate`` in so many steps. A blow-up takes five steps,
     and is left to the weights and to the alerts.
 
-    =========== =========== ======= ================================================================
-    ESS         GradScale   β*      why
-    =========== =========== ======= ================================================================
-    above band  above floor raised  the weights are nearly uniform: they neither filter nor tell
-                                    likelihoods apart, and more strength costs few negatives
-    in its band above floor held    as it should be
-    below band  above floor lowered few of the negatives that compete carry the weight: the gradient
-                                    is theirs, and the others are pushed nowhere, so that the
-                                    sampler finds them again (Appendix J)
-    any         below floor held    no negative competes, which the sampler has to mend, see
-                                    :class:`AdaptiveSteps`. A lower β* would raise GradScale in this
-                                    step, and the gap in the next ones: measured, it grew with 1/β*
-                                    until GradScale was 0 again
-    =========== =========== ======= ================================================================
+    Above its band of ESS β* is raised: the weights are nearly uniform, neither filter nor tell
+    likelihoods apart, and more strength costs few negatives. Below it β* is lowered: few of the
+    negatives that compete carry the gradient, and the others are pushed nowhere, so that the
+    sampler finds them again (Appendix J). Where GradScale is under ``floor`` β* is held: no
+    negative competes, which the sampler has to mend, see :class:`AdaptiveSteps`. A lower β* would
+    raise GradScale in this step, and the gap in the next ones: measured, it grew with 1/β* until
+    GradScale was 0 again.
 
-    At the same energies a larger β* makes GradScale and ESS smaller; where they end up after
-    training with it is for a measurement to say: see ``docs/results/steering.md``.
+    Where GradScale and ESS end up is measured in ``docs/results/steering.md``.
 
     Attributes:
         least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
@@ -110,7 +102,7 @@ class SteerBeta:
         return BetaController(self, start, (least, most))
 
     def direction(self, ess: float, grad_scale: float) -> int:
-        """1 to raise β*, -1 to lower it, 0 to hold it: the table above."""
+        """1 to raise β*, -1 to lower it, 0 to hold it."""
         if grad_scale < self.floor:
             return 0
         return (ess > self.ess[1]) - (ess < self.ess[0])
@@ -168,7 +160,7 @@ class BetaController:
         Raises:
             ConfigError: not such a state, or of a β* outside this controller's bounds.
         """
-        check_keys("SteerBeta", state, ("beta_star", "ess", "grad_scale"))
+        check_keys("a state of SteerBeta", state, self.state_dict())
         beta_star, (least, most) = float(state["beta_star"]), self.bounds
         if not least <= beta_star <= most:
             raise ConfigError(

@@ -1,40 +1,28 @@
 """How many SGLD steps the sampler should run: more while no negative is competitive.
 
-GradScale near its healthy M/(M+1) says that negatives reach the energies of the data; near 0, that
-training of the contrastive term stands still (Eq. 30, Appendix H: "proactive measures should be
-taken. This involves adjusting the procedure for generating negative examples").
-
-The additional steps are meant to be finer ones. A sampler gets lost where its step has become too
-long for the energy: f falls in every step, from data as well, and more such steps change nothing.
-In r steps of a step size divided by r, and noise_std by the root of r, the same diffusion runs for
-the same time and with the same output scale, 2 step_size / noise_std**2.
+Appendix H: where GradScale is near 0, "proactive measures should be taken. This involves adjusting
+the procedure for generating negative examples". The additional steps are finer ones. A sampler gets
+lost where its step has become too long for the energy, and more such steps change nothing. In r
+steps of a step size divided by r, and noise_std by the root of r, the same diffusion runs for the
+same time and with the same output scale, 2 step_size / noise_std**2.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, check_keys
 from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
 
-__all__ = ["AdaptiveSteps", "StepsController", "check_keys", "is_count"]
+__all__ = ["AdaptiveSteps", "StepsController", "is_count"]
 
 
 def is_count(value: object) -> bool:
     """Whether it is a whole number of 1 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def check_keys(owner: str, state: Mapping[str, Any], expected: Iterable[str]) -> None:
-    """Refuse a saved state that has not these keys."""
-    names, found = sorted(expected), sorted(map(str, state))
-    if found != names:
-        raise ConfigError(
-            f"Not a state of {owner}: expected the keys {', '.join(names)}; got {', '.join(found)}."
-        )
 
 
 @dataclass(frozen=True)
@@ -44,10 +32,9 @@ class AdaptiveSteps:
     The number is base * 2**level, and 2**level the refinement by which each step is finer. It is
     doubled after ``rise_after`` rows in a row under ``floor``, and halved after ``fall_after`` rows
     over ``clear``. A halving that had to be taken back was too early: each one doubles the patience
-    of the next, so that the number settles instead of swinging around the need. Rising has to be
-    quick: an energy that is trained on with each level grows as steep as that level just bears
-    (``docs/results/steering.md``). Powers of two keep the different counts few: a sampler that is
-    captured as CUDA graphs has one for each.
+    of the next, so that the number settles. Rising has to be quick: an energy that is trained on
+    with each level grows as steep as that level just bears (``docs/results/steering.md``). Powers
+    of two keep the CUDA graphs of a captured sampler few.
 
     What it reads is ``grad_scale``, and ``ref/grad_scale`` where β* = 0, whose weights say nothing.
     At a negative β* nothing changes: a low GradScale there means negatives that are too likely.
@@ -190,7 +177,7 @@ class StepsController:
         Raises:
             ConfigError: not such a state, or one beyond this controller's ``most``.
         """
-        check_keys("AdaptiveSteps", state, (field.name for field in fields(_State)))
+        check_keys("a state of AdaptiveSteps", state, self.state_dict())
         loaded = _State(**state)
         if not 1 <= 2**loaded.level <= self.settings.most:
             raise ConfigError(

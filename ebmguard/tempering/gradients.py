@@ -24,8 +24,7 @@ class DifferentiatedCall:
     """One differentiated call of the energy module, in copies.
 
     Attributes:
-        x: its input.
-        output: its output as the sampler saw it, tempered.
+        output: as the sampler saw it, tempered.
         cotangent: gradient, with respect to the output, of what the sampler differentiated: 1
             where that is the sum over samples, 1/B where it is their mean, -1 where it is negated.
         gradient: the same with respect to x.

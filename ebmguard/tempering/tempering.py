@@ -79,16 +79,14 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
 class Tempering:
     """Overrides one energy module's ``forward``, or another method, during sampler calls.
 
-    One object serves all calls on a module, so that ``torch.compile`` recompiles for neither a call
-    nor a new β. It must live as long as CUDA graphs are replayed, since their factor is its own;
-    outside of :meth:`active` that factor is 1.
-
-    Args:
-        module: the energy module, which this does not keep alive.
-        models: model dimensions of an ensemble.
-        energy: the method that returns the energies.
+    One object serves all calls on a module of an ensemble with ``models`` dimensions, so that
+    ``torch.compile`` recompiles for neither a call nor a new β. It does not keep the module alive.
+    It must live as long as CUDA graphs are replayed, since their factor is its own; outside of
+    :meth:`active` that factor is 1.
 
     Attributes:
+        energy: the method that returns the energies.
+        seen: the gradients of the tempered f, which drive the sampler, in the latest block.
         reached: whether that method was called during the latest :meth:`active` block, or has been
             captured in a CUDA graph whose replays cannot be seen.
     """
@@ -101,7 +99,7 @@ class Tempering:
         self.reached = False
         self.energy = energy
         self._module = weakref.ref(module)
-        self._seen = GradientWatcher(models)
+        self.seen = GradientWatcher(models)
         self._given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
@@ -121,7 +119,7 @@ class Tempering:
         Of the untempered f. None where nothing was differentiated, or where the members of an
         ensemble share their samples; with CUDA graphs see ``GradientWatcher.norm``.
         """
-        norm, given = self._seen.norm, self._given
+        norm, given = self.seen.norm, self._given
         if norm is None:
             return None
         if isinstance(given, Tensor):
@@ -129,31 +127,17 @@ class Tempering:
         return norm / abs(given)
 
     @property
-    def drift_norm(self) -> Tensor | None:
-        """The same of the tempered f, which is what drives the sampler."""
-        return self._seen.norm
-
-    @property
-    def entries(self) -> int:
-        """Number of entries of one sample behind :attr:`grad_norm`; 0 where it is unknown."""
-        return self._seen.entries
-
-    @property
     def evaluations(self) -> int | None:
         """How many calls the latest block differentiated; None if none, or after a capture."""
-        return self._seen.count if self._seen.count and self._captured is None else None
+        return self.seen.count if self.seen.count and self._captured is None else None
 
     @property
     def last_step(self) -> tuple[DifferentiatedCall, DifferentiatedCall] | None:
         """The last two differentiated calls; None if unknown, or a CUDA graph may have others."""
-        if len(self._seen.last) < 2 or self._captured is not None:
+        if len(self.seen.last) < 2 or self._captured is not None:
             return None
-        first, second = self._seen.last
+        first, second = self.seen.last
         return first, second
-
-    def forget(self) -> None:
-        """Let go of the memory behind :attr:`last_step`."""
-        self._seen.last.clear()
 
     def run(
         self,
@@ -199,7 +183,7 @@ class Tempering:
         self._set(factor, is_compiled=compiled is not None)
         self._inner = getattr(module, name)
         self.reached = self._captured is not None
-        self._seen.start(remember=remember)
+        self.seen.start(remember=remember)
         attributes[name] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
@@ -214,7 +198,7 @@ class Tempering:
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
             del self._inner
-            self._seen.stop()
+            self.seen.stop()
             if self._captured is not None:
                 self._captured.fill_(1.0)
 
@@ -229,16 +213,16 @@ class Tempering:
 
     def _watched(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self.reached = True
-        self._seen.is_capturing = is_capturing()
-        if self._seen.is_capturing:
+        self.seen.is_capturing = is_capturing()
+        if self.seen.is_capturing:
             if self._captured is None:
                 self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
             assert self._captured is not None
             # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
             self._factor = self._captured
-        x = self._seen.enter(args, kwargs)
+        x = self.seen.enter(args, kwargs)
         output = call(*args, **kwargs)
-        self._seen.leave(x, output)
+        self.seen.leave(x, output)
         return output
 
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:

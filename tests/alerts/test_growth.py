@@ -106,13 +106,33 @@ def test_a_ramp_or_an_outlier_is_no_error(rows):
     assert len(alerts) <= 5
 
 
-@pytest.mark.parametrize(("rate", "witness"), [(0.1, {}), (GROWTH.growth / GROWTH.lag / 2, APART)])
-def test_slow_growth_is_no_error_until_nothing_is_left_of_the_old_scale(rate, witness):
-    sizes = [0.1 * math.exp(rate * t) for t in range(1000)]
-    past = noise(200)
-    rows = [*past, *[make_row(energy_gap=size, **witness) for size in sizes if size < 1e4]]
-    for alert in feed(GROWTH, rows):
-        assert alert.level is WARN or alert.value > GROWTH.start
+def creeping(rate: float, **changes: float) -> list[Row]:
+    """A gap that has stood, and then grows by so much a step, in logarithms, until it is 1e4."""
+    steps = range(int(math.log(1e5) / rate))
+    gaps = [0.1 * math.exp(rate * t) for t in steps]
+    return [*noise(200), *[make_row(energy_gap=gap, **changes) for gap in gaps]]
+
+
+def test_slow_growth_of_energies_that_touch_is_no_error():
+    assert ERROR not in found(GROWTH, creeping(0.04, energy_overlap=GROWTH.touch))
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.14, 0.86, 1.0])
+@pytest.mark.parametrize("rate", [0.003, 0.02, GROWTH.growth / GROWTH.lag / 2])
+def test_slow_growth_of_energies_that_are_apart_is_an_error_at_a_factor(rate, overlap):
+    rows = creeping(rate, energy_overlap=overlap)
+    levels = found(GROWTH, rows)
+    sizes = [abs(row["energy_gap"]) + row["f_pos/std"] for row in rows]
+    limit = (max(sizes[200 - GROWTH.window : 200]) + GROWTH.unit) * math.exp(GROWTH.slow)
+    outgrown = next(i for i, size in enumerate(sizes) if size + GROWTH.unit > limit)
+    assert levels.index(ERROR) == max(outgrown, 200 + GROWTH.slow_steps - 1)
+
+
+@pytest.mark.parametrize("before", [GROWTH.window - 1, GROWTH.window])
+def test_energies_that_have_not_touched_for_a_whole_window_are_a_start(before):
+    rows = [make_row()] * before + creeping(0.05, energy_overlap=0.0)[200:]
+    first = found(replace(GROWTH, settle=10**6), rows).index(ERROR)
+    assert (abs(rows[first]["energy_gap"]) < 5) == (before == GROWTH.window)
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e6])
@@ -482,7 +502,10 @@ def test_an_error_that_passed_comes_again_where_it_is_twice_as_large():
         ({"unit": -1.0}, "unit=-1.0"),
         ({"absorb_nats": 0.0}, "absorb_nats=0.0"),
         ({"absorb_nats": math.nan}, "absorb_nats=nan"),
-        ({"settle": -1}, "settle >= 0, but got settle=-1"),
+        ({"settle": -1}, "settle >= 0, slow_steps >= 1, but got settle=-1"),
+        ({"slow_steps": 0}, "slow_steps=0"),
+        ({"touch": 0.5}, "0 < touch < 0.5, 0 < slow <= 100, but got touch=0.5"),
+        ({"slow": math.inf}, "slow=inf"),
         ({"lag": 64}, "1 <= lag < window, but got lag=64, window=64"),
         ({"lag": 0}, "lag=0"),
     ],

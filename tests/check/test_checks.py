@@ -43,7 +43,6 @@ def sound(model: nn.Module | None = None, **changes: Any) -> Setup:
     )
     setup = Setup(
         trainer=trainer,
-        model=model,
         output_scale=20_000.0,
         tempers=True,
         factor=(1 - 0.5 / 20_000,),
@@ -149,9 +148,9 @@ def test_spectral_norm_is_worth_knowing(norm):
 
 
 def test_a_model_that_is_not_known():
-    setup = sound(model=None)
-    assert found(changed(setup, model=None), "model_unknown").severity is Level.INFO
-    assert find_problems(replace(setup, model=None, has_sampler=False)) == []
+    setup = changed(sound(), model=None)
+    assert found(setup, "model_unknown").severity is Level.INFO
+    assert find_problems(replace(setup, has_sampler=False)) == []
 
 
 # -- what it returns ---------------------------------------------------------------------------

@@ -174,13 +174,13 @@ class Course:
             self.step += 1
             if self.recoverer.observe(self.step, self.step, active):
                 self.recoverer.keep(self.step, self.trainer, None)
-        return self.recoverer.snapshot_steps
+        return [each.step for each in self.recoverer._snapshots.certified]
 
     def error(self) -> Rollback:
         alert = Alert("energy_blowup", Level.ERROR, self.step, "energy_gap", 9.0, 1.0, 0)
-        restored = self.recoverer.restore(self.step + 1, self.trainer, alert)
-        self.step = restored.rollback.restored_step
-        return self.recoverer.change(restored, self.trainer, Situation(), knows_steps=False)
+        rollback, _ = self.recoverer.restore(self.step + 1, self.trainer, alert)
+        self.step = rollback.restored_step
+        return self.recoverer.change(rollback, self.trainer, Situation(), knows_steps=False)
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,7 @@ def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -
     run_until(run, 15)
     recoverer = run.guard._actions.recoverer
     assert recoverer is not None
-    assert recoverer.snapshot_steps == [1, 4, 8]
+    assert [each.step for each in recoverer._snapshots.certified] == [1, 4, 8]
 
 
 def test_ranks_that_only_numpy_or_python_tell_apart_stay_apart() -> None:

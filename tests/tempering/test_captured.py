@@ -254,14 +254,14 @@ def test_of_several_graphs_the_one_replayed_last_is_read(order):
     for name in ("a", "b", "wide", "a"):
         with tempering.active(0.25):
             calls[name](f, STARTS[name])
-    before = tempering.drift_norm
+    before = tempering.seen.norm
     assert before is not None
     values = before.clone()
     with tempering.active(0.5):
         for name in order:
             calls[name](f, STARTS[name])
     assert torch.equal(before, values)  # later replays write elsewhere
-    norm, drift = tempering.grad_norm, tempering.drift_norm
+    norm, drift = tempering.grad_norm, tempering.seen.norm
     if "vmap" in order:
         assert norm is drift is None
         return
@@ -274,7 +274,7 @@ def test_of_several_graphs_the_one_replayed_last_is_read(order):
     torch.testing.assert_close(norm.mean(), expected.mean(), rtol=1e-12, atol=0)
     torch.testing.assert_close(norm.max(), expected.max(), rtol=1e-12, atol=0)
     torch.testing.assert_close(drift, 0.5 * norm, rtol=1e-12, atol=0)
-    assert tempering.entries == 2
+    assert tempering.seen.entries == 2
 
 
 @pytest.mark.parametrize("order", [("own", "shared"), ("shared", "own")])
