@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 BetaStar: TypeAlias = float | Tensor
-Groups: TypeAlias = tuple[Tensor, Tensor]
+Groups: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 LogQ: TypeAlias = tuple[Tensor, Tensor]
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
 Variants: TypeAlias = Variant | Sequence[Variant]
@@ -112,14 +112,21 @@ def check_energies(
             raise ConfigError(
                 f'groups are defined for variant="default" and "no_pos", not for {name!r}.'
             )
-        if len(groups) != 2 or not all(isinstance(labels, Tensor) for labels in groups):
-            raise ShapeError("groups must be a pair (y_pos, y_neg) of tensors of labels.")
-        for name, labels, count in (("y_pos", groups[0], n), ("y_neg", groups[1], m)):
-            if labels.shape != (count,):
+        if len(groups) not in (2, 3) or not all(isinstance(x, Tensor) for x in groups):
+            raise ShapeError(
+                "groups must be a pair (y_pos, y_neg) of tensors of labels, or these and the "
+                "output scale of each positive's group."
+            )
+        for name, x, count in zip(("y_pos", "y_neg", "scale"), groups, (n, m, n), strict=False):
+            if x.shape != (count,):
                 raise ShapeError(
-                    f"groups: {name} has shape {tuple(labels.shape)}; expected ({count},), one "
-                    "label per sample."
+                    f"groups: {name} has shape {tuple(x.shape)}; expected ({count},), one "
+                    f"{'label' if name[0] == 'y' else 'number'} per sample."
                 )
+        if len(groups) == 3 and not groups[2].is_floating_point():
+            raise EnergyTypeError(
+                f"groups: the output scales have dtype {groups[2].dtype}; expected floating point."
+            )
     if log_q is not None:
         if not isinstance(log_q, tuple | list) or len(log_q) != 2:
             raise ShapeError(

@@ -126,8 +126,8 @@ _SAMPLER = (
         "‖∇ₓf‖ per sample at the last evaluation, largest", "steady",
         "the earliest sign of a blow-up", "highest"),
     Tag("sampler/evaluations", "SGLD steps", "linear",
-        "evaluations whose gradient was taken, per call", "the SGLD steps",
-        "what the sampler cost"),
+        "evaluations whose gradient was taken, mean over the step's sampler calls",
+        "the SGLD steps", "what a sampler call cost"),
     Tag("sampler/steps", "SGLD steps asked for", None, "the SGLD steps that the call was to take; "
         "needs `sgld_steps`, and a sampler that asks", "",
         "what a rollback or the adaptive sampler made of them"),

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from .errors import ConfigError
 
-__all__ = ["Clamp", "Trainer", "finite_number"]
+__all__ = ["Clamp", "Trainer", "find_energy", "finite_number"]
 
 Clamp: TypeAlias = "tuple[float, float]"
 
@@ -27,6 +27,7 @@ class Trainer:
     """
 
     model: nn.Module | None = None
+    energy: str = "forward"
     optimizer: Optimizer | None = None
     scheduler: Any = None
     scaler: torch.amp.GradScaler | None = None
@@ -43,8 +44,9 @@ class Trainer:
         """This with the fields that are given now; None leaves one as it was.
 
         Raises:
-            ConfigError: a field of another type, a value that cannot be meant, an optimizer that
-                trains none of the model's parameters, or a scaler without an optimizer.
+            ConfigError: a field of another type, a value that cannot be meant, a method that the
+                model does not have, an optimizer that trains none of the model's parameters, or a
+                scaler without an optimizer.
         """
         new = {name: _checked(name, x) for name, x in given.items() if x is not None}
         result = replace(self, **new)
@@ -52,6 +54,8 @@ class Trainer:
             raise ConfigError("steps_argument= needs sgld_steps=, the sampler's number of steps.")
         if result.scaler is not None and result.optimizer is None:
             raise ConfigError("scaler= needs the optimizer that it scales: add optimizer=.")
+        if result.model is not None:
+            find_energy(result.model, result.energy)
         if result.optimizer is not None and result.model is not None:
             trained = {id(p) for group in result.optimizer.param_groups for p in group["params"]}
             if not trained & set(map(id, result.model.parameters())):
@@ -67,6 +71,24 @@ class Trainer:
         if self.step_size is None or self.noise_std is None:
             return None
         return {"step_size": self.step_size, "noise_std": self.noise_std}
+
+
+def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
+    """What is called for energies: the model itself, or its method of that name.
+
+    Raises:
+        ConfigError: it has no such method.
+    """
+    if energy == "forward":
+        return model  # whose hooks run
+    found: Callable[..., Any] | None = getattr(model, energy, None)
+    if not callable(found):
+        raise ConfigError(
+            f"energy={energy!r} names the method that returns the energies, but "
+            f"{type(model).__name__} has none of that name. Name the one that the sampler calls, "
+            "or with model= the module that has it."
+        )
+    return found
 
 
 def finite_number(name: str, value: object) -> float:
@@ -131,6 +153,7 @@ def _is_buffer(part: object) -> bool:
 _STATEFUL = "an object with state_dict() and load_state_dict()"
 _PARTS: dict[str, tuple[Callable[[object], bool], str]] = {
     "model": (lambda x: isinstance(x, nn.Module), "the torch.nn.Module that the sampler calls"),
+    "energy": (lambda x: isinstance(x, str), "the name of the model's method"),
     "optimizer": (lambda x: isinstance(x, Optimizer), "a torch Optimizer"),
     "scheduler": (_is_stateful, _STATEFUL),
     "scaler": (lambda x: isinstance(x, torch.amp.GradScaler), "a torch.amp.GradScaler"),

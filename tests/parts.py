@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ebmguard import Alert, Level
 from ebmguard.alerts import DEFAULT_RULES
+from ebmguard.energies import Groups
 
 CLASSES, BATCH, CHAINS, SHAPE = 3, 6, 30, (2, 6, 6)
 
@@ -105,20 +106,22 @@ def gradients(
     f_pos: Tensor,
     f_neg: Tensor,
     beta_star: float,
-    groups: tuple[Tensor, Tensor] | None = None,
+    groups: Groups | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dL/df of the default loss, for vectors f that are high on data, in float64.
 
     -(1 - w⁺_i)/N and GradScale · w_j, with w_j = exp(β* f⁻_j) / Σ_k exp(β* f⁻_k), w⁺_i = exp(β*
     f⁺_i) / (exp(β* f⁺_i) + Σ_k exp(β* f⁻_k)), and GradScale the mean of 1 - w⁺_i. With ``groups``,
-    within each class by itself; N counts the positives that have a negative of their class.
+    within each class by itself; N counts the positives that have a negative of their class. A third
+    entry of ``groups`` multiplies β* in the class of each positive.
     """
     to_pos, to_neg = (torch.zeros(len(f), dtype=torch.float64) for f in (f_pos, f_neg))
-    y_pos, y_neg = groups or (torch.zeros(len(f_pos)), torch.zeros(len(f_neg)))
+    y_pos, y_neg, *scales = groups or (torch.zeros(len(f_pos)), torch.zeros(len(f_neg)))
     paired = int(torch.isin(y_pos, y_neg).sum())
     for y in set(y_pos.tolist()) & set(y_neg.tolist()):
-        pos, neg = (beta_star * f_pos.detach().double()).exp()[y_pos == y], y_neg == y
-        e = (beta_star * f_neg.detach().double()).exp()[neg]
+        exponent = beta_star * (scales[0][y_pos == y][0].item() if scales else 1.0)
+        pos, neg = (exponent * f_pos.detach().double()).exp()[y_pos == y], y_neg == y
+        e = (exponent * f_neg.detach().double()).exp()[neg]
         left = e.sum() / (pos + e.sum())
         to_pos[y_pos == y] = -left / paired
         to_neg[neg] = left.sum() / paired * e / e.sum()

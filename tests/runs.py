@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ebmguard import Guard, guard
+from ebmguard.energies import Groups
 from tests.parts import (
     BATCH,
     CHAINS,
@@ -53,12 +54,16 @@ def randomness() -> dict[str, Any]:
 
 @dataclass
 class Call:
-    """The energies of one loss, whose gradients are kept, the samples behind them, and classes."""
+    """The energies of one loss, whose gradients are kept, and the samples behind them.
+
+    With their classes, and the weights of its pairs.
+    """
 
     f_pos: Tensor
     f_neg: Tensor
     x_neg: Tensor
-    groups: tuple[Tensor, Tensor] | None = None
+    groups: Groups | None = None
+    weight: Tensor | float = 1.0
 
     def __post_init__(self) -> None:
         self.f_pos.retain_grad()

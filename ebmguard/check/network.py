@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from ..alerts import Level
+from ..trainer import find_energy
 from .problem import Problem, info, some, warn
 from .setup import Setup
 
@@ -156,7 +157,7 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, DistributedDataParallel) else model
     with _untouched(model):
-        tried = _try(model, example)
+        tried = _try(find_energy(model, setup.trainer.energy), example)
     if isinstance(tried, Problem):
         yield tried
         return
@@ -171,7 +172,9 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
             yield from _single(single, f.ndim)
 
 
-def _try(model: nn.Module, example: Tensor) -> tuple[Any, Any, Tensor | None, Any] | Problem:
+def _try(
+    model: Callable[[Tensor], Any], example: Tensor
+) -> tuple[Any, Any, Tensor | None, Any] | Problem:
     """What two calls return, the first energy's gradient, and what a batch of one leads to."""
     x, slopes = example.detach().clone().requires_grad_(), None
     try:
@@ -221,7 +224,7 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
         )
     elif models:
         return
-    elif f.ndim > 2 or len(f) != n:
+    elif len(f) != n or (f.ndim > 2 and f.numel() != n):  # trainers squeeze (B, 1, 1, 1)
         yield _error(
             "shape",
             f"It has shape {tuple(f.shape)} for {n} samples; expected (B,), (B, 1), (B, heads).",
@@ -232,7 +235,8 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
             "heads",
             f"It returns {f.shape[1]} numbers per sample, whose sum is taken for the energy. Of "
             "class logits that is not log p(x).",
-            "logits.logsumexp(1) for a classifier; nothing for an energy with several heads.",
+            "logits.logsumexp(1) for a classifier, or energy= with the name of the method that "
+            "returns it; nothing for an energy with several heads.",
         )
 
 

@@ -28,8 +28,9 @@ def weight_diagnostics(
     Args:
         f_pos, f_neg: detached negative energies, ``(N,)`` and ``(M,)``, or with ``*models`` first.
         beta_star: number, 0-dim tensor, or tensor over the model dimensions.
-        groups: class labels ``(y_pos, y_neg)``, as in the objective: w is then each negative's
-            share of the gradient, and positives without a negative of their class are left out.
+        groups: class labels ``(y_pos, y_neg)``, or these and output scales, as in the objective: w
+            is then each negative's share of the gradient, and positives without a negative of their
+            class are left out.
         log_q: log-densities of the proposal, as in the objective.
 
     Returns:
@@ -55,6 +56,10 @@ def weight_diagnostics_at(
     # Between two passes of a network the first use of each kind of kernel on small tensors costs as
     # much as ten more of it, so everything here is made of a few kinds.
     q_pos, q_neg = log_q or (None, None)
+    if groups is not None and len(groups) == 3:
+        scale = groups[2].to(f_pos)
+        of_neg = torch.where(groups[0].unsqueeze(-1) == groups[1], scale.unsqueeze(-1), 0.0)
+        f_pos, f_neg = scale * f_pos, of_neg.amax(0) * f_neg
     pos, neg = log_weights(f_pos, beta_stars, q_pos), log_weights(f_neg, beta_stars, q_neg)
     n, m = f_pos.shape[-1], f_neg.shape[-1]
     if groups is None:

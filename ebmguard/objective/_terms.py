@@ -85,7 +85,7 @@ class Terms:
     neg: Tensor
     valid_pos: Tensor
     valid_neg: Tensor
-    beta: float | Tensor  # with a trailing dimension for samples where it is a tensor
+    beta: float | Tensor  # with a trailing dimension, 1 or positives, where it is a tensor
     zero: Tensor | None  # entries of a β* tensor that are 0, computed at 1
     exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (*models, M), or (*models, N, M) with groups
     log_sum: Tensor  # S, (*models, 1), or (*models, N, 1) with groups
@@ -116,8 +116,10 @@ class Terms:
         if log_q is not None:
             given = beta_star.unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
             q_pos, q_neg = (log_q_at(side, given) for side in log_q)
-        valid_pos, pos, q_pos = masked(pos, beta, q_pos)
         valid_neg, neg, q_neg = masked(neg, beta, q_neg)
+        if groups is not None and len(groups) == 3:
+            beta = beta * groups[2].to(pos)  # of each positive, and of the row of its negatives
+        valid_pos, pos, q_pos = masked(pos, beta, q_pos)
         log_sum: Tensor | None = None
         seen = valid_neg
         if groups is not None:

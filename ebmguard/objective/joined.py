@@ -57,15 +57,15 @@ def join(
             for everyone, n in zip(gathered(process_group, *padded), cycle(sizes), strict=False)
         ]
 
-    numbers = joined(f_pos, f_neg, *(log_q or ()))
+    numbers = joined(f_pos, f_neg, *(log_q or ()), *groups[2:])
     # A message of their own: float32 would round large labels.
-    y_pos, y_neg = joined(*(y if y.is_floating_point() else y.long() for y in groups))
+    y_pos, y_neg = joined(*(y if y.is_floating_point() else y.long() for y in groups[:2]))
     rank = dist.get_rank(process_group)
     ends = [(0, *accumulate(n))[rank : rank + 2] for n in sizes]
     return JoinedBatch(
         f_pos=numbers[0],
         f_neg=numbers[1],
-        groups=(y_pos, y_neg),
+        groups=(y_pos, y_neg) if len(groups) == 2 else (y_pos, y_neg, numbers[-1]),
         log_q=None if log_q is None else (numbers[2], numbers[3]),
         places=(slice(*ends[0]), slice(*ends[1])),
     )

@@ -103,7 +103,9 @@ def contrastive_loss(
         groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
             set against the negatives of its own class, since class-conditional chains have one
             normaliser per class. Positives without a negative of their class are left out. For
-            "default" and "no_pos" only.
+            "default" and "no_pos" only. A third tensor ``(N,)`` has the output scale of each
+            positive's class, in units of that of β*: the exponent of its class is β* times it. The
+            numbers are positive, and the same within a class; a pair of its own is a class too.
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
             the samples of both sides: ``(N,)`` and ``(M,)``, or ``(*models, N)`` and
             ``(*models, M)``. A constant common to both sides does not matter; they are high where

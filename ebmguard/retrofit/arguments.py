@@ -43,6 +43,7 @@ def guard(
     variant: Variants = "default",
     reduce: Reduce = "sum",
     model: nn.Module | None = None,
+    energy: str | None = None,
     optimizer: Optimizer | None = None,
     scheduler: Any = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -93,6 +94,7 @@ def guard(
 
     The rest of the trainer, all optional; :meth:`Guard.attach` takes what is made later:
         model: the energy module. Needed where it is not among the sampler's arguments.
+        energy: its method that returns the energies, where the sampler calls ``model.energy(x)``.
         optimizer: a step then ends at its ``step()``, and a step whose gradients are not finite is
             skipped: on the device by fused optimizers that can, else at the price of one host read
             per step.

@@ -97,7 +97,9 @@ class Guard(Loop):
             f_pos: the network's raw output on positives, ``(N,)``, ``(N, 1)`` or ``(N, heads)``;
                 ``(*models, N)`` where β* has model dimensions. In the guard's ``convention``.
             f_neg: the same on negatives; M may differ from N.
-            groups: class labels ``(y_pos, y_neg)`` of class-conditional chains.
+            groups: labels ``(y_pos, y_neg)`` of chains that are conditional on a class, a noise
+                level or a pair; third, where levels differ in it, each positive's output scale
+                ``(N,)``, in units of the guard's: see ``docs/retrofit.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
                 that knows its own, in either ``convention`` high where it draws often: see
                 :func:`ebmguard.objective.contrastive_loss`.
@@ -220,6 +222,7 @@ class Guard(Loop):
         self,
         *,
         model: nn.Module | None = None,
+        energy: str | None = None,
         optimizer: Optimizer | None = None,
         scheduler: Any = None,
         scaler: torch.amp.GradScaler | None = None,

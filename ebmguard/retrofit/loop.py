@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,18 +26,9 @@ from .rows import Row, Rows, StepRow
 from .sampling import Sampling
 from .settings import Settings
 from .strength import Strength, StrengthAt
+from .unused import Unused
 
 __all__ = ["Loop"]
-
-_log = logging.getLogger("ebmguard")
-
-# Sampler calls without any guarded loss after which something is wrong; plots need fewer.
-_UNUSED_CALLS = 10
-_UNUSED = (
-    "The guarded sampler was called %d times, but the guarded loss never: tempered samples then "
-    "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
-    "`with g.paused():`."
-)
 
 
 class Loop:
@@ -76,7 +66,7 @@ class Loop:
         self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
         self._is_paused = False
         self._is_inline = False
-        self._has_warned = False
+        self._unused = Unused()
         # Runs at exit too, and so must hold no reference to the guard.
         weakref.finalize(self, _finish, self._rows, writer)
 
@@ -166,6 +156,7 @@ class Loop:
         """Measure a loss call, with further numbers by tag."""
         if self._is_paused:
             return
+        self._unused.loss()
         self._rows.note(self._actions.notes())
         slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
         energies = self._upright(f_pos.detach(), f_neg.detach())
@@ -187,7 +178,7 @@ class Loop:
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
         remember = slow and self.trainer.steps is not None
         result, tempering = self._sampling.run(
-            call, args, kwargs, self.trainer.model, strength.factor, remember=remember
+            call, args, kwargs, self.trainer, strength.factor, remember=remember
         )
         self._measure.samples(
             self.trainer,
@@ -197,10 +188,9 @@ class Loop:
             refinement=self._actions.refined_by,
             parts=call.parts if isinstance(call, Mixture) else None,
         )
-        unused = self._sampling.calls >= _UNUSED_CALLS and not self._rows.losses
-        if unused and not strength.is_off and not self._has_warned:
-            self._has_warned = True
-            _log.warning(_UNUSED, self._sampling.calls)
+        tempers = isinstance(strength.factor, Tensor) or strength.factor != 1.0
+        module = None if tempering is None else tempering.module
+        self._unused.sample(module, acts=not strength.is_off, tempers=tempers)
         return result
 
     def _begin_sampling(self) -> None:

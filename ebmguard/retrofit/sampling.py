@@ -21,7 +21,7 @@ from ..diagnostics import (
 from ..energies import has_models
 from ..errors import SamplerError
 from ..tempering import DifferentiatedCall, Tempering, find_module
-from ..trainer import Trainer
+from ..trainer import Trainer, find_energy
 from .callables import refuse_deferred
 from .settings import Settings
 
@@ -47,7 +47,7 @@ class Sampling:
         call: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        module: nn.Module | None,
+        trainer: Trainer,
         factor: float | Tensor,
         *,
         remember: bool,
@@ -55,13 +55,15 @@ class Sampling:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
         Args:
-            module: the energy module; None finds it among the arguments.
+            trainer: knows the energy module; if it does not, that is found among the arguments.
             factor, remember: as for :meth:`Tempering.active`.
 
         Raises:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
                 generator.
+            ConfigError: the module has no such method.
         """
+        module = trainer.model
         if module is None:
             try:
                 module = find_module(call, args, kwargs)
@@ -70,7 +72,10 @@ class Sampling:
                     raise  # else the sampler stays as it is, and nothing needs to be found
         tempering = None
         if module is not None:
-            tempering = self._temperings.get(module) or Tempering(module, self._models)
+            find_energy(module, trainer.energy)
+            tempering = self._temperings.get(module)
+            if tempering is None or tempering.energy != trainer.energy:
+                tempering = Tempering(module, self._models, trainer.energy)
             self._temperings[module] = tempering
         self.is_running = True
         try:
@@ -84,11 +89,11 @@ class Sampling:
             refuse_deferred(result)
         if tempering is not None and not tempering.reached and self._tempers:
             raise SamplerError(
-                f"The sampler never called {type(tempering.module).__name__}.forward, so it ran on "
-                "the untempered energy (it calls another method such as `classify`, a copy, or a "
-                "CUDA graph that no guarded call has captured, or takes no step). Temper inside it "
-                "with g.temper(energy) and guard(loss_fn, None, ...), or name the module that it "
-                "does call with model=."
+                f"The sampler never called {type(tempering.module).__name__}.{tempering.energy}, "
+                "so it ran on the untempered energy (it calls another method such as `energy`, a "
+                "copy, or a CUDA graph that no guarded call has captured, or takes no step). Name "
+                "the method with energy=, the module with model=, or temper inside the sampler "
+                "with g.temper(energy) and guard(loss_fn, None, ...)."
             )
         self.calls += 1
         return result, tempering

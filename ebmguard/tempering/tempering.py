@@ -1,9 +1,9 @@
-"""Run a callable while an energy module returns ``factor * output``.
+"""Run a callable while an energy module, by ``forward`` or another method, returns ``factor * f``.
 
 The sampler of the robust objective targets exp((1 - β) f) (Eq. 7). Multiplying the energy during
 the sampler call is all it takes: noise and step size stay, so the drift is scaled and nothing else.
 
-The module's ``forward`` is overridden on the instance for the time of the call, since a wrapper
+The method is overridden on the instance for the time of the call, since a wrapper
 module would break closures, hooks, ``state_dict`` and compiled modules. Limits: another thread that
 calls the module meanwhile sees the tempered energy, and ``torch.nn.DataParallel`` must be the
 module that the sampler is given, not one inside it.
@@ -77,7 +77,7 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
 
 
 class Tempering:
-    """Overrides one energy module's ``forward`` for the time of sampler calls.
+    """Overrides one energy module's ``forward``, or another method, during sampler calls.
 
     One object serves all calls on a module of an ensemble with ``models`` dimensions, so that
     ``torch.compile`` recompiles for neither a call nor a new β. It does not keep the module alive.
@@ -85,15 +85,19 @@ class Tempering:
     :meth:`active` that factor is 1.
 
     Attributes:
+        energy: the method that returns the energies.
         seen: the gradients of the tempered f, which drive the sampler, in the latest block.
-        reached: whether the module was called during the latest :meth:`active` block, or has been
+        reached: whether that method was called during the latest :meth:`active` block, or has been
             captured in a CUDA graph whose replays cannot be seen.
     """
 
-    _inner: Callable[..., Any]  # the module's own forward, inside of `active`
+    _inner: Callable[..., Any]  # the module's own method, inside of `active`
 
-    def __init__(self, module: nn.Module, models: torch.Size = ONE_MODEL) -> None:
+    def __init__(
+        self, module: nn.Module, models: torch.Size = ONE_MODEL, energy: str = "forward"
+    ) -> None:
         self.reached = False
+        self.energy = energy
         self._module = weakref.ref(module)
         self.seen = GradientWatcher(models)
         self._given: float | Tensor = 1.0
@@ -146,7 +150,7 @@ class Tempering:
     ) -> Any:
         """``call(*args, **kwargs)`` inside :meth:`active`.
 
-        An argument ``module.forward`` was bound before the override, and is bound anew.
+        An argument such as ``module.forward`` was bound before the override, and is bound anew.
         """
         with self.active(factor, remember=remember):
             return call(
@@ -167,20 +171,20 @@ class Tempering:
             SamplerError: another guard is sampling from the same module, or a CUDA graph has
                 captured a factor of another shape.
         """
-        module = self.module
+        module, name = self.module, self.energy
         attributes = module.__dict__
-        existing = attributes.get("forward")
+        existing = attributes.get(name)
         if isinstance(getattr(existing, "__self__", None), Tempering):
             raise SamplerError(
                 "Two guards sample from the same module at once, which would temper it twice. "
                 "Give the inner one the plain sampler (`sampler.original`)."
             )
-        compiled = attributes.get("_compiled_call_impl")
+        compiled = attributes.get("_compiled_call_impl") if name == "forward" else None
         self._set(factor, is_compiled=compiled is not None)
-        self._inner = module.forward
+        self._inner = getattr(module, name)
         self.reached = self._captured is not None
         self.seen.start(remember=remember)
-        attributes["forward"] = self._forward
+        attributes[name] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
             attributes["_compiled_call_impl"] = functools.partial(self._watched, compiled)
@@ -188,9 +192,9 @@ class Tempering:
             yield
         finally:
             if existing is None:
-                del attributes["forward"]
+                del attributes[name]
             else:
-                attributes["forward"] = existing
+                attributes[name] = existing
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
             del self._inner

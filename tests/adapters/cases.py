@@ -1,10 +1,10 @@
-"""One table: what each codebase is to the conformance suite."""
+"""One table: what each codebase is to the conformance suite; those without an adapter last."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from ebmguard.adapters import (
     short_run,
     vera,
 )
-from tests.adapters import ebm_trainers, jem_family
+from tests.adapters import ebm_trainers, jem_family, structures
 from tests.parts import Energy, gradients
 from tests.runs import Call, Run, Trial
 
@@ -41,6 +41,7 @@ class Codebase:
         on: β* and options of runs whose gradients are checked.
         tempered: β*, options, and the factor 1 - β*/o of the sampler; 1 leaves it as it is.
         settings: the adapter's, after changes of the codebase's own; ``published`` without any.
+            Empty where there is no adapter.
         refused: changes, and what is said to them.
         known: what ``sampler_settings`` says after the changes.
         sign: -1 where energies are low on data.
@@ -51,8 +52,8 @@ class Codebase:
     off: tuple[Options, ...]
     on: tuple[tuple[float, Options], ...]
     tempered: tuple[tuple[float, Options, float], ...]
-    settings: Callable[..., Options]
-    published: Options
+    settings: Callable[..., Options] = dict
+    published: Options = field(default_factory=dict)
     refused: tuple[tuple[Options, str], ...] = ()
     known: tuple[tuple[Options, Options], ...] = ()
     sampler_settings: Callable[..., Options] = dict
@@ -65,7 +66,7 @@ class Codebase:
         leaves = [f.detach().clone().requires_grad_() for f in (call.f_pos, call.f_neg)]
         f_pos, f_neg = (self.sign * f.reshape(len(f), -1).sum(1) for f in leaves)
         to_pos, to_neg = gradients(f_pos, f_neg, beta_star, call.groups)
-        guarded = (to_pos * f_pos).sum() + (to_neg * f_neg).sum()
+        guarded = (call.weight * to_pos * f_pos).sum() + (call.weight * to_neg * f_neg).sum()
         total = self.factor(options) * guarded + self.terms(*leaves)
         return torch.autograd.grad(total, leaves)
 
@@ -272,5 +273,39 @@ CODEBASES = {
         refused=(({"step_size": None, "noise_std": None}, "both None"),),
         sign=-1,
         terms=squares,
+    ),
+    "recovery": Codebase(
+        structures.train_recovery,
+        off=({}, {"noise_scale": 0.0}),
+        on=((4.0, {}), (200.0, {})),
+        tempered=((200.0, {}, 0.5),),  # o = 1 / (0.04 · 0.25²) = 400 at the lowest level
+    ),
+    "method": Codebase(
+        structures.train_method,
+        off=({},),
+        on=((2.0, {"noise_std": 0.5}),),
+        # o = 2 · 1 / 0.5² = 8
+        tempered=((2.0, {"noise_std": 0.5}, 0.75),),
+        sign=-1,
+    ),
+    "latent": Codebase(
+        structures.train_latent,
+        off=({},),
+        on=((0.5, {}),),
+        tempered=((0.5, {}, 0.5),),
+        sign=-1,
+    ),
+    "coopnets": Codebase(
+        structures.train_coopnets,
+        off=({}, {"with_noise": False}),
+        on=((0.5, {}), (2.0, {"with_noise": False})),
+        tempered=((0.5, {}, 0.5), (0.5, {"with_noise": False}, 1.0)),
+    ),
+    "gwg": Codebase(
+        structures.train_gwg,
+        off=({},),
+        on=((0.5, {}),),
+        tempered=((0.5, {"gain": 10.0}, 0.5),),
+        terms=lambda real, fake: 0.01 * squares(real, fake),
     ),
 }

@@ -12,7 +12,7 @@ from ebmguard import guard
 from ebmguard.adapters import ebm_anatomy, hdge, improved_cd, jempp, nae, vera
 from ebmguard.errors import ConfigError, SamplerError
 from ebmguard.sinks import read_jsonl
-from tests.adapters import ebm_trainers, jem_family
+from tests.adapters import ebm_trainers, jem_family, structures
 from tests.parts import BATCH, CHAINS, SHAPE, Energy, doubles, draw, gradient_at, uniform
 from tests.runs import Trial
 
@@ -209,3 +209,76 @@ def test_nae_pictures_are_drawn_untempered():
 def test_nae_other_classes_are_refused():
     with pytest.raises(ConfigError, match=r"Energy has no step_size.*EnergyBasedModel"):
         nae.settings(Energy())
+
+
+@doubles()
+def test_recovery_the_rows_weigh_each_pair_at_its_own_level():
+    """Of one pair 1 - w⁺ is sigmoid(β / b0 (f⁻ - f⁺)), where β is a hundredth."""
+    run = structures.train_recovery(Trial(4.0, n=1))
+    (call,) = run.calls
+    assert call.groups is not None
+    scale = 400 * call.groups[-1]
+    left = torch.sigmoid(0.01 * scale * (call.f_neg - call.f_pos))
+    (row,) = [numbers for _, numbers in run.memories[0].rows]
+    assert row["grad_scale"] == pytest.approx(left.mean().item(), rel=1e-6)
+    assert scale.unique().numel() > 1
+
+
+def test_method_the_sampler_has_its_columns_and_the_check_its_energies():
+    run = structures.train_method(Trial(2.0, n=3, attach=True), noise_std=0.5)
+    for name in ("grad_norm", "evaluations", "drift_to_noise"):
+        assert all(x > 0 for x in run.memories[0].column(f"sampler/{name}"))
+    g = run.guards[0]
+    # The logits of forward would be a warning, and their sum another energy.
+    g.attach(model=run.model)
+    assert {problem.name for problem in g.check(uniform(BATCH))}.isdisjoint({"heads", "shape"})
+
+
+def test_latent_the_second_guard_watches_the_posteriors_chain():
+    run = structures.train_latent(Trial(0.5, n=5))
+    prior, posterior = run.memories
+    for tag in ("energy_gap", "f_pos/mean"):
+        assert posterior.column(tag) == prior.column(tag)
+    assert all(x > 0 for x in posterior.column("sampler/grad_norm"))
+    assert posterior.column("sampler/grad_norm") != prior.column("sampler/grad_norm")
+    assert posterior.column("sampler/evaluations") == [5.0] * 5
+    assert posterior.column("beta_star") == [0.0] * 5
+
+
+def test_coopnets_the_plain_difference_has_the_same_gradient_but_rounds_otherwise():
+    """Why the trainer's own expression is passed: its value is printed."""
+    f_pos, f_neg = (torch.randn(n, 5).requires_grad_() for n in (16, 20))
+    own = structures.of_features(f_pos, f_neg)
+    g = guard(None, None, beta_star=0.0)
+    plain = g.loss(f_pos, f_neg)
+    for a, b in zip(
+        torch.autograd.grad(own, (f_pos, f_neg)),
+        torch.autograd.grad(plain, (f_pos, f_neg)),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    torch.testing.assert_close(plain, own)
+    g = guard(structures.of_features, None, beta_star=0.0)
+    assert torch.equal(g.loss(f_pos, f_neg), own)
+
+
+def test_gwg_the_chain_is_that_of_the_tempered_energy():
+    """Two states of f = 0 and 2, whose odds are e at β = 1/2."""
+    f = torch.nn.Linear(1, 1, bias=False)
+    f.weight.data.fill_(2.0)
+    torch.manual_seed(0)
+    g = guard(
+        None,
+        structures.DiffSampler(Trial()),
+        methods=("step",),
+        model=f,
+        beta_star=0.5,
+        output_scale=1.0,
+    )
+    x, n = torch.zeros(20_000, 1), 20_000
+    for _ in range(9):
+        x = g.sampler.step(x, f)
+    expected = 1 / (1 + torch.tensor(-1.0).exp().item())
+    assert x.mean().item() == pytest.approx(
+        expected, abs=4 * (expected * (1 - expected) / n) ** 0.5
+    )

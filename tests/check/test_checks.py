@@ -165,6 +165,7 @@ def test_a_model_that_is_not_known():
         (lambda x: x.sum(1).long(), "dtype", Level.ERROR, "torch.int64"),
         (lambda x: x.sum(1)[:5], "shape", Level.ERROR, r"shape (5,) for 8 samples"),
         (lambda x: x[:, :, None], "shape", Level.ERROR, r"shape (8, 2, 1)"),
+        (lambda x: x.sum(1)[None, :, None], "shape", Level.ERROR, r"shape (1, 8, 1)"),
         (lambda x: torch.cat([x] * 5, 1), "heads", Level.WARN, "10 numbers per sample"),
         (lambda x: x.sum(1).sqrt(), "nonfinite_energies", Level.ERROR, "4 of 8 energies"),
         (lambda x: x.detach().sum(1), "no_gradient", Level.ERROR, "no gradient to follow"),
@@ -184,7 +185,13 @@ def test_what_a_model_returns(answer, name, level, words):
 
 
 @pytest.mark.parametrize(
-    "answer", [lambda x: x.sum(1), lambda x: x.sum(1, keepdim=True)], ids=["(B,)", "(B, 1)"]
+    "answer",
+    [
+        lambda x: x.sum(1),
+        lambda x: x.sum(1, keepdim=True),
+        lambda x: x.sum(1)[:, None, None, None],
+    ],
+    ids=["(B,)", "(B, 1)", "(B, 1, 1, 1)"],
 )
 def test_energies_as_they_should_be(answer):
     assert find_problems(sound(Returns(answer))) == []

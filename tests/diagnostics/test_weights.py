@@ -243,6 +243,10 @@ def test_groups(beta_star, classes):
     found = weight_diagnostics(pos, neg, beta_star, groups)
     y_pos, y_neg = (y.numpy() for y in groups)
     close(found, naive_groups(pos.numpy(), neg.numpy(), y_pos, y_neg, beta_star))
+    scales = torch.linspace(0.5, 4, 78).double()  # of the classes
+    found = weight_diagnostics(pos, neg, beta_star, (*groups, scales[groups[0]]))
+    pos, neg = (f * scales[y] for f, y in zip((pos, neg), groups, strict=True))
+    close(found, naive_groups(pos.numpy(), neg.numpy(), y_pos, y_neg, beta_star))
 
 
 def test_one_class_is_no_class():

@@ -27,6 +27,7 @@ class Case:
     offset: float = 0.0
     dtype: torch.dtype = torch.float64
     labels: tuple[tuple[list[int], list[int]], ...] = ()  # of each rank's positives and negatives
+    scales: tuple[float, ...] = ()  # the output scale of each class
     proposal: float | None = None  # log q has this offset
 
     @property
@@ -48,10 +49,14 @@ class Case:
         return ranks
 
     def groups(self) -> list[Groups] | list[None]:
-        """Class labels, rank by rank."""
+        """Class labels, and the positives' output scales, rank by rank."""
         if not self.labels:
             return [None] * len(self.sizes)
-        return [(torch.tensor(pos), torch.tensor(neg)) for pos, neg in self.labels]
+        found: list[Groups] = []
+        for y_pos, y_neg in (map(torch.tensor, labels) for labels in self.labels):
+            scale = torch.tensor(self.scales, dtype=self.dtype)
+            found.append((y_pos, y_neg, scale[y_pos]) if self.scales else (y_pos, y_neg))
+        return found
 
     def log_q(self) -> list[LogQ] | list[None]:
         """Log-densities of the proposal, rank by rank, spoiled where ``bad`` says log_q."""
@@ -122,6 +127,15 @@ for _variant in VARIANTS:
             (0.5, 0.0, -1.0),
             True,
             labels=(([0, 2, 3, 5], [3]), ([0, 1, 0, 1, 2, 5], [0, 1, 2, 0, 2])),
+            proposal=2.0,
+        )
+        CASES[f"{_variant}, levels of an ensemble and a proposal"] = Case(
+            UNEQUAL,
+            _variant,
+            (0.5, 0.0, -1.0),
+            True,
+            labels=(([0, 2, 3, 5], [3]), ([0, 1, 0, 1, 2, 5], [0, 1, 2, 0, 2])),
+            scales=(0.25, 1.0, 3.0, 2.0, 1.0, 0.5),
             proposal=2.0,
         )
         CASES[f"{_variant}, classes of four"] = Case(

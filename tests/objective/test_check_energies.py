@@ -39,6 +39,10 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
             {"log_q": (Y4, F3)},
             "log_q_pos is torch.int64; expected a floating-point tensor",
         ),
+        "output scales of integers": (
+            {"groups": (Y4, Y3, Y4)},
+            "the output scales have dtype torch.int64; expected floating point",
+        ),
     },
     ShapeError: {
         "mean of positives": ({"f_pos": F4.mean()}, "f_pos is a single number, probably a"),
@@ -91,6 +95,10 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
         "labels swapped": (
             {"groups": (Y3, Y4)},
             "groups: y_pos has shape (3,); expected (4,), one label per sample",
+        ),
+        "output scales of the negatives": (
+            {"groups": (Y4, Y3, F3)},
+            "groups: scale has shape (3,); expected (4,), one number per sample",
         ),
         "one-hot labels": (
             {"groups": (Y4, torch.zeros(3, 10))},

@@ -17,14 +17,18 @@ Y_POS = torch.tensor([0, 1, 2, 0, 1, 3])  # class 3 has no negative
 Y_NEG = torch.tensor([1, 0, 0, 2, 1, 1, 4])  # class 4 has no positive
 
 
-def _per_class(pos, neg, beta, variant, y_pos=Y_POS, y_neg=Y_NEG):
+SCALES = torch.tensor([0.25, 3.0, 1.5, 2.0, 1.0], dtype=torch.float64)  # of the classes
+
+
+def _per_class(pos, neg, beta, variant, y_pos=Y_POS, y_neg=Y_NEG, scales=None):
     """Loss and gradient by a loop over classes, each in 80-digit decimals."""
     partnered = [c for c in y_pos.tolist() if c in y_neg.tolist()]
     loss, g_pos, g_neg = Decimal(0), [Decimal(0)] * len(pos), [Decimal(0)] * len(neg)
     for c in sorted(set(partnered)):
         mine, theirs = (y_pos == c).nonzero().flatten(), (y_neg == c).nonzero().flatten()
         share = Decimal(len(mine)) / len(partnered)
-        exact = decimals(pos[mine]), decimals(neg[theirs]), Decimal(beta)
+        exponent = Decimal(beta) * Decimal(1.0 if scales is None else scales[c].item())
+        exact = decimals(pos[mine]), decimals(neg[theirs]), exponent
         loss += share * oracles.loss(*exact, variant)
         sides = oracles.gradient(*exact, variant)
         for total, where, side in ((g_pos, mine, sides[0]), (g_neg, theirs, sides[1])):
@@ -33,14 +37,16 @@ def _per_class(pos, neg, beta, variant, y_pos=Y_POS, y_neg=Y_NEG):
     return loss, (g_pos, g_neg)
 
 
+@pytest.mark.parametrize("scales", [None, SCALES], ids=["one scale", "a scale of each class"])
 @pytest.mark.parametrize("beta", [0.5, -1.5])
 @pytest.mark.parametrize("variant", GROUPED)
-def test_against_a_loop_over_classes(variant, beta):
+def test_against_a_loop_over_classes(variant, beta, scales):
     pos, neg = energies(6, 7)
-    loss, expected = _per_class(pos, neg, beta, variant)
-    found = contrastive_loss(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG))
+    groups = (Y_POS, Y_NEG) if scales is None else (Y_POS, Y_NEG, scales[Y_POS])
+    loss, expected = _per_class(pos, neg, beta, variant, scales=scales)
+    found = contrastive_loss(pos, neg, beta, variant=variant, groups=groups)
     assert found.item() == pytest.approx(float(loss), rel=1e-12)
-    for sides in both_slopes(pos, neg, beta, variant=variant, groups=(Y_POS, Y_NEG)):
+    for sides in both_slopes(pos, neg, beta, variant=variant, groups=groups):
         for side, oracle in zip(sides, expected, strict=True):
             # Samples without a partner have exactly no coefficient.
             assert [value == 0 for value in side.tolist()] == [value == 0 for value in oracle]
@@ -87,16 +93,17 @@ def test_no_partner_at_all(variant, beta):
         assert not any(side.any() for side in (*found, *closed))
 
 
+@pytest.mark.parametrize("groups", [(Y_POS, Y_NEG), (Y_POS, Y_NEG, SCALES[Y_POS])], ids=len)
 @pytest.mark.parametrize("variant", GROUPED)
-def test_each_member_of_an_ensemble_and_a_zero_among_them(variant):
+def test_each_member_of_an_ensemble_and_a_zero_among_them(variant, groups):
     betas = torch.tensor([0.5, 0.0, -1.0])
     sides = [energies(6, 7, seed=seed) for seed in range(3)]
     pos, neg = (torch.stack(side) for side in zip(*sides, strict=True))
-    loss = contrastive_loss(pos, neg, betas, variant=variant, groups=(Y_POS, Y_NEG))
+    loss = contrastive_loss(pos, neg, betas, variant=variant, groups=groups)
     found = slopes(loss, pos, neg)
-    closed = coefficients(pos, neg, betas, variant=variant, groups=(Y_POS, Y_NEG))
+    closed = coefficients(pos, neg, betas, variant=variant, groups=groups)
     for k, (beta, alone) in enumerate(zip(betas.tolist(), sides, strict=True)):
-        single = contrastive_loss(*alone, beta, variant=variant, groups=(Y_POS, Y_NEG))
+        single = contrastive_loss(*alone, beta, variant=variant, groups=groups)
         torch.testing.assert_close(loss[k], single, rtol=1e-13, atol=0)
         for side, oracle in enumerate(slopes(single, *alone)):
             torch.testing.assert_close(found[side][k], oracle, rtol=1e-13, atol=0)

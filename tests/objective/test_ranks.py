@@ -31,10 +31,11 @@ def _joined(parts, variant):
 
 
 def _pair(parts, variant):
-    """Positives and negatives of all ranks; None where there are none."""
+    """Positives and negatives of all ranks, and output scales; None where there are none."""
     if parts[0] is None:
         return None
-    return _joined([pos for pos, _ in parts], variant), torch.cat([neg for _, neg in parts], -1)
+    pos, neg, *scale = zip(*parts, strict=True)
+    return _joined(pos, variant), torch.cat(neg, -1), *map(torch.cat, scale)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,6 +100,8 @@ def test_with_classes_sizes_energies_and_labels_do(ranks, name):
     models = len(case.betas) if case.ensemble else 1
     most = sum(max(sizes) for sizes in zip(*case.sizes, strict=True))
     numbers = models * most * (1 if case.proposal is None else 2)
+    if case.scales:
+        numbers += max(n for n, _ in case.sizes)
     sent = ranks[0][name]["messages"]
     assert sent == [("all_gather", 2), ("all_gather", numbers), ("all_gather", most)]
 

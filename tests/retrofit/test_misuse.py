@@ -108,6 +108,8 @@ def nested(w: World) -> Any:
 # Arguments that guard() and attach() refuse alike, with what they say.
 TOLD: list[tuple[dict[str, Any], str]] = [
     ({"model": 1}, "model= is a int; expected the torch.nn.Module"),
+    ({"energy": len}, "energy= is a builtin_function_or_method; expected the name"),
+    ({"model": nn.Identity(), "energy": "score"}, "Identity has none of that name"),
     ({"optimizer": nn.Identity()}, "optimizer= is a Identity; expected a torch Optimizer"),
     ({"scheduler": "cosine"}, "scheduler= is a str; expected an object with state_dict"),
     ({"scheduler": torch.optim.lr_scheduler.StepLR}, "scheduler= is the class StepLR"),
@@ -366,6 +368,27 @@ def test_misuse(case, tmp_path):
     assert [dict(vars(module)) for module in (world.f, world.h)] == before
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(torch.get_rng_state(), rng)
+
+
+@pytest.mark.parametrize(
+    ("energy", "sampler", "error", "says"),
+    [
+        ("score", gradient_at, ConfigError, "energy='score' names the.*Energy has none of that"),
+        (
+            "classify",
+            lambda f, x: gradient_at(f.net, x),
+            SamplerError,
+            r"never called Energy\.classify.*Name the method with energy=",
+        ),
+    ],
+)
+def test_a_method_that_the_sampler_does_not_call(energy, sampler, error, says):
+    f = Energy()
+    g = guard(None, sampler, energy=energy, beta_star=1.0, output_scale=10.0)
+    with pytest.raises(error, match=says):
+        g.sampler(f, X)
+    assert not vars(f).keys() & {"classify", "forward"}
+    assert g.state_dict()["sampler_calls"] == 0
 
 
 def test_a_sampler_that_returns_nan_is_no_misuse():

@@ -1,4 +1,4 @@
-"""Samples that no guarded loss ever uses are mentioned, once; plots are not mistaken for them."""
+"""Samples that no guarded loss uses are mentioned, once; plots are not mistaken for them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ def make(**options):
     return guard(None, gradient_at, **({"beta_star": 0.5, "output_scale": 2.0} | options))
 
 
+def train(f):
+    with torch.no_grad():
+        f.height.mul_(0.9)
+
+
 def test_sampler_without_its_loss(said):
-    g = make()
+    g, f = make(), Bowl()
     for _ in range(50):
-        g.sampler(Bowl(), X)
+        g.sampler(f, X)
+        train(f)
     (message,) = said()
     assert message.startswith("The guarded sampler was called 10 times, but the guarded loss never")
     assert "g.paused()" in message
@@ -45,6 +51,34 @@ def test_plots_while_paused_do_not_count(said):
     assert said() == []
 
 
+def test_an_evaluation_draws_far_more_than_a_step(said):
+    """A step of a discrete sampler is many calls too, but each step has a loss."""
+    g, f = make(), Bowl()
+    for _ in range(3):
+        for _ in range(100):
+            g.sampler(f, X)
+        g.loss_fn(*energies())
+        train(f)
+    for _ in range(1000):
+        g.sampler(f, X)
+    assert said() == []
+    for _ in range(1000):
+        g.sampler(f, X)
+    (message,) = said()
+    assert message.startswith("The guarded sampler was called 1001 times since the last guarded")
+    assert "sampler.original" in message
+
+
+@pytest.mark.parametrize("options", [{"beta_star": 0.0}, {"output_scale": None}], ids=str)
+def test_an_evaluation_that_is_not_tempered(said, options):
+    g = make(**options)
+    g.sampler(Bowl(), X)
+    g.loss_fn(*energies())
+    for _ in range(50):
+        g.sampler(Bowl(), X)
+    assert said() == []
+
+
 def test_standard_trainer_is_left_in_peace(said):
     g = make(beta_star=0.0)
     for _ in range(50):
@@ -54,6 +88,7 @@ def test_standard_trainer_is_left_in_peace(said):
 
 def test_schedule_that_starts_late(said):
     f = Bowl()
+    f.height.grad = torch.ones_like(f.height)
     optimizer = torch.optim.SGD(f.parameters(), lr=0.1)
     g = guard(None, gradient_at, beta_star=lambda step: 0.5 if step >= 15 else 0.0)
     g.attach(optimizer=optimizer)

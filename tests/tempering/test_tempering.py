@@ -15,6 +15,21 @@ from tests.parts import Bowl, Energy, gradient_at
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
 
 
+def test_another_method_than_forward():
+    f, x = Energy(), X.float()
+    plain, column = f(x), f.classify(x)
+    bound, tempering = f.classify, Tempering(f, energy="classify")
+    with tempering.active(0.25):
+        assert torch.equal(f.classify(x), 0.25 * column)
+        assert torch.equal(f(x), 0.25 * plain)  # which calls it
+        assert "forward" not in vars(f)
+    assert tempering.reached
+    assert torch.equal(f(x), plain)
+    assert not vars(f).keys() & {"classify", "forward"}
+    # What was bound before is bound anew.
+    assert torch.equal(tempering.run(lambda method: method(x), [bound], {}, 0.25), 0.25 * column)
+
+
 # -- the factor ------------------------------------------------------------------------------
 
 

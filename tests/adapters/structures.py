@@ -1,0 +1,303 @@
+"""Loops whose structure is another than JEM's: pairs, methods, two chains, generators, bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.parts import Classifier, Energy, difference, uniform
+from tests.runs import Call, Run, Trial, begin
+
+# -- recovery: pairs at noise levels, a weight and an output scale of each level ------------------
+
+SIGMAS = torch.tensor([0.25, 0.5, 1.0])
+
+
+class Levels(nn.Module):
+    """Two numbers for x at noise level t, whose sum is the energy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        heads: Tensor = self.net(torch.cat([x, SIGMAS.to(x)[t].unsqueeze(-1)], -1))
+        return heads
+
+
+class Recovery:
+    """Draws x given its noisy self, and weighs each pair by its level."""
+
+    def __init__(self, net: Levels, trial: Trial, noise_scale: float) -> None:
+        self.net, self.trial, self.noise_scale = net, trial, noise_scale
+
+    def step_size_square(self, t: Tensor) -> Tensor:
+        return 0.04 * SIGMAS.to(torch.get_default_dtype())[t] ** 2
+
+    def p_sample_langevin(self, tilde_x: Tensor, t: Tensor) -> Tensor:
+        sigma, b0 = SIGMAS.to(tilde_x)[t].unsqueeze(-1), self.step_size_square(t)
+        y = tilde_x.clone().requires_grad_()
+        for _ in range(4):
+            f = self.trial.temper(self.net(y, t)).sum(1)
+            log_p = f / b0 - ((y - tilde_x) ** 2 / 2 / sigma**2).sum(1)
+            (grad,) = torch.autograd.grad(log_p.sum(), [y])
+            noise = self.noise_scale * b0.sqrt().unsqueeze(-1) * torch.randn_like(y)
+            y = (y + 0.5 * b0.unsqueeze(-1) * grad + noise).detach().requires_grad_()
+        return y.detach()
+
+
+def train_recovery(trial: Trial, *, noise_scale: float = 1.0) -> Run:
+    """The density of x at level t is exp(f / b0(t)) times a Gaussian around its partner."""
+    torch.manual_seed(7)
+    net = Levels()
+    diffusion: Any = Recovery(net, trial, noise_scale)
+    run = Run(net, torch.optim.Adam(net.parameters(), lr=1e-2))
+    b0 = diffusion.step_size_square(torch.arange(3))
+    settings = {"model": net, "output_scale": 1 / b0[0].item()}
+    _, diffusion.p_sample_langevin = trial.around(run, None, diffusion.p_sample_langevin, settings)
+    data = torch.randn(40, 2)
+    for _ in range(trial.n):
+        x_0, t = data[torch.randint(40, (8,))], torch.randint(3, (8,))
+        tilde_x = x_0 + SIGMAS.to(x_0)[t].unsqueeze(-1) * torch.randn(8, 2)
+        x_neg = diffusion.p_sample_langevin(tilde_x, t)
+        pos_f, neg_f = net(x_0, t).sum(1), net(x_neg, t).sum(1)
+        pair, weight = torch.arange(8), SIGMAS[0] / SIGMAS.to(x_0)[t]
+        groups = (pair, pair, b0[0] / b0[t])
+        run.calls.append(Call(pos_f, neg_f, x_neg, groups, weight))
+        for g in run.guards:
+            pos_f, neg_f = g.reweight(pos_f, neg_f, groups=groups)
+        loss = (-(pos_f - neg_f) * weight).mean()
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+        run.others.append(loss.item())
+    return run.end()
+
+
+# -- method: the energy is a method, and so is the sampler ----------------------------------------
+
+
+class Joint(Classifier):
+    """Logits in `forward`; the energy and the sampler are methods."""
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        return self.classify(x)
+
+    def energy(self, x: Tensor) -> Tensor:
+        logits: Tensor = self(x)
+        return -logits.logsumexp(1)
+
+    def sample(self, x: Tensor, noise_std: float, trial: Trial) -> Tensor:
+        x = x.clone().requires_grad_()
+        for _ in range(3):
+            (grad,) = torch.autograd.grad(trial.temper(self.energy(x)).sum(), [x])
+            x.data += -grad + noise_std * torch.randn_like(x)
+        return x.detach()
+
+
+def train_method(trial: Trial, *, noise_std: float = 0.01) -> Run:
+    run = begin(Joint)
+    settings = {
+        "energy": "energy",
+        "convention": "energy",
+        "step_size": 1.0,
+        "noise_std": noise_std,
+    }
+    cd_loss, sample = trial.around(run, falling_difference, run.model.sample, settings)
+    for _ in range(trial.n):
+        x, y = uniform(6), torch.randint(3, (6,))
+        x_q = sample(uniform(6), noise_std, trial)
+        e_pos, e_neg = run.model.energy(x), run.model.energy(x_q)
+        run.calls.append(Call(e_pos, e_neg, x_q))
+        loss = cd_loss(e_pos, e_neg) + F.cross_entropy(run.model(x), y)
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+    return run.end()
+
+
+def falling_difference(e_pos: Tensor, e_neg: Tensor) -> Tensor:
+    return e_pos.mean() - e_neg.mean()
+
+
+# -- latent: a prior's chain and a posterior's, both on one energy --------------------------------
+
+
+class Prior(nn.Module):
+    """The energy of z, as (B, 1, 1, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Energy(shape=(4,))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.net.forward(z.squeeze()).view(-1, 1, 1, 1)
+
+
+def train_latent(trial: Trial, *, step: float = 0.4) -> Run:
+    """``others`` are the losses of the generator."""
+    torch.manual_seed(4)
+    net_e, net_g = Prior(), nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.Tanh())
+    run = Run(net_e, torch.optim.Adam(net_e.parameters(), lr=1e-2), extra={"generator": net_g})
+    opt_g = torch.optim.Adam(net_g.parameters(), lr=1e-2)
+    data = torch.randn(40, 6)
+
+    def energy(score):
+        return score.squeeze()
+
+    def sample_prior(z, net_e):
+        z = z.clone().detach().requires_grad_()
+        for _ in range(5):
+            en = trial.temper(energy(net_e(z)))
+            z_grad = torch.autograd.grad(en.sum(), z)[0]
+            z.data = z.data - 0.5 * step * step * (z_grad + z.data) + step * torch.randn_like(z)
+        return z.detach(), z_grad.norm()
+
+    def sample_posterior(z, x, net_g, net_e):
+        z = z.clone().detach().requires_grad_()
+        for _ in range(5):
+            g_grad = torch.autograd.grad((net_g(z) - x).square().sum() / 0.18, z)[0]
+            z_grad = torch.autograd.grad(energy(net_e(z)).sum(), z)[0]
+            z.data = z.data - 0.005 * (g_grad + z_grad + z.data) + 0.1 * torch.randn_like(z)
+        return z.detach(), g_grad.norm(), z_grad.norm()
+
+    settings = {"convention": "energy", "output_scale": 1.0}
+    cd_loss, sample_prior = trial.around(run, falling_difference, sample_prior, settings)
+    watched = Trial(None if trial.beta_star is None else 0.0, attach=trial.attach)
+    settings = {"convention": "energy", "model": net_e}
+    watch, sample_posterior = watched.around(run, falling_difference, sample_posterior, settings)
+    for _ in range(trial.n):
+        x = data[torch.randint(40, (8,))]
+        z_g, *_ = sample_posterior(torch.randn(8, 4, 1, 1), x, net_g, net_e)
+        z_e, _ = sample_prior(torch.randn(8, 4, 1, 1), net_e)
+        loss_g = (net_g(z_g) - x).square().mean()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+        e_neg, e_pos = energy(net_e(z_e)), energy(net_e(z_g))
+        run.calls.append(Call(e_pos, e_neg, z_e))
+        run.optimizer.zero_grad()
+        cd_loss(e_pos, e_neg).backward()
+        watch(e_pos, e_neg)
+        run.optimizer.step()
+        run.others.append(loss_g.item())
+    return run.end()
+
+
+# -- coopnets: chains that start from a generator, and energies (B, z) ----------------------------
+
+
+def of_features(obs: Tensor, revised: Tensor) -> Tensor:
+    """The trainer's own: means over the samples first, then the sum."""
+    return (revised.mean(0) - obs.mean(0)).sum()
+
+
+class CoopNets(nn.Module):
+    """A descriptor, a generator and the chain between them."""
+
+    def __init__(self, trial: Trial, step: float, with_noise: bool) -> None:
+        super().__init__()
+        self.descriptor = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
+        self.generator = nn.Sequential(nn.Linear(3, 6), nn.Tanh())
+        self.trial, self.step, self.with_noise = trial, step, with_noise
+
+    def langevin_dynamics_descriptor(self, x: Tensor) -> Tensor:
+        for _ in range(5):
+            noise = torch.randn_like(x)
+            x = x.detach().requires_grad_()
+            feature = self.trial.temper(self.descriptor(x))
+            feature.backward(torch.ones_like(feature))
+            assert x.grad is not None
+            x = x - 0.5 * self.step * self.step * (x - x.grad)
+            if self.with_noise:
+                x = x + self.step * noise
+        return x
+
+
+def train_coopnets(trial: Trial, *, step: float = 0.3, with_noise: bool = True) -> Run:
+    """Twenty chains against sixteen images."""
+    torch.manual_seed(9)
+    nets: Any = CoopNets(trial, step, with_noise)
+    run = Run(nets, torch.optim.Adam(nets.descriptor.parameters(), lr=1e-2))
+    gen_optimizer = torch.optim.Adam(nets.generator.parameters(), lr=1e-2)
+    settings: dict[str, Any] = {"model": nets.descriptor}
+    if with_noise:
+        settings["output_scale"] = 1.0
+    around = trial.around(
+        run, of_features, nets.langevin_dynamics_descriptor, settings, given=of_features
+    )
+    des_loss_of, nets.langevin_dynamics_descriptor = around
+    data = torch.randn(40, 6)
+    for _ in range(trial.n):
+        obs = data[torch.randint(40, (16,))]
+        generated = nets.generator(torch.randn(20, 3))
+        revised = nets.langevin_dynamics_descriptor(generated)
+        obs_feature, revised_feature = nets.descriptor(obs), nets.descriptor(revised)
+        run.calls.append(Call(obs_feature, revised_feature, revised.detach()))
+        des_loss = des_loss_of(obs_feature, revised_feature)
+        run.optimizer.zero_grad()
+        des_loss.backward()
+        run.optimizer.step()
+        gen_loss = (generated - revised.detach()).square().sum()
+        gen_optimizer.zero_grad()
+        gen_loss.backward()
+        gen_optimizer.step()
+        run.others += [des_loss.item(), gen_loss.item()]
+    return run.end()
+
+
+# -- gwg: Gibbs with gradients on bits, one Metropolis step per call ------------------------------
+
+
+class DiffSampler(nn.Module):
+    """Proposes one bit to flip from the gradient, and accepts by Metropolis and Hastings."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
+
+    def step(self, x: Tensor, model: nn.Module) -> Tensor:
+        def flips(x):
+            x = x.detach().requires_grad_()
+            (gx,) = torch.autograd.grad(self.trial.temper(model(x)).sum(), x)
+            return torch.distributions.OneHotCategorical(logits=-(2 * x.detach() - 1) * gx / 2)
+
+        forward = flips(x)
+        bit = forward.sample()
+        there = (1 - x) * bit + x * (1 - bit)
+        rise = self.trial.temper(model(there).squeeze()) - self.trial.temper(model(x).squeeze())
+        a = (rise + flips(there).log_prob(bit) - forward.log_prob(bit)).exp()
+        a = (a > torch.rand_like(a)).to(x)[:, None]
+        moved: Tensor = there * a + x * (1 - a)
+        return moved.detach()
+
+
+def train_gwg(trial: Trial, *, gain: float = 1.0) -> Run:
+    """Each training step is five calls of the sampler."""
+    torch.manual_seed(11)
+    model = Energy(shape=(10,))
+    for p in model.net[-1].parameters():
+        p.data *= gain
+    buffer = torch.rand(30, 10).round()
+    run = Run(model, torch.optim.Adam(model.parameters(), lr=1e-2), buffer)
+    settings = {"methods": ("step",), "model": model, "output_scale": 1.0}
+    cd_loss, sampler = trial.around(run, difference, DiffSampler(trial), settings)
+    data = torch.rand(40, 10).round()
+    for _ in range(trial.n):
+        rows = torch.randperm(30)[:8]
+        x, x_fake = data[torch.randint(40, (8,))], buffer[rows]
+        for _ in range(5):
+            x_fake = sampler.step(x_fake.detach(), model).detach()
+        buffer[rows] = x_fake
+        logp_real, logp_fake = model(x).squeeze(), model(x_fake).squeeze()
+        run.calls.append(Call(logp_real, logp_fake, x_fake))
+        obj = -cd_loss(logp_real, logp_fake)
+        loss = -obj + 0.01 * ((logp_real**2.0).mean() + (logp_fake**2.0).mean())
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+        run.others.append(obj.item())
+    return run.end()
