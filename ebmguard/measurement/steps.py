@@ -270,12 +270,12 @@ def _why(data: _Data, g: Tensor, noises: Sequence[Tensor]) -> str:
     drift = data.y - a[:, 1:] @ values[1:]
     slope = a[:, 0] * values[0]
     alike = (drift * slope > 0)[drift.abs() > drift.abs().median()].double().mean()
-    if alike > 0.9 and torch.corrcoef(torch.stack([drift, slope]))[0, 1] < 0.99:
+    if noises and alike > 0.9 and torch.corrcoef(torch.stack([drift, slope]))[0, 1] < 0.99:
         return "preconditioned gradient"
     without = data.y - a[:, 0] * (a[:, 0] @ data.y) / (a[:, 0] @ a[:, 0])
     if noises and (drift - slope).square().mean() < 0.5 * without.square().mean():
         return "more than the gradient and the noise"
     z = without / without.square().mean().sqrt()
     if abs(float(z.pow(4).mean()) - 3) > max(0.3, 6 * math.sqrt(24 / len(z))):
-        return "non-Gaussian noise"
+        return "preconditioned gradient" if alike > 0.9 else "non-Gaussian noise"
     return "noise that torch did not draw in Python"

@@ -20,6 +20,7 @@ EXACT = "exact"
 _FEW = 8  # draws before the first evaluation that may belong to the chain
 _SAME = 0.01  # sizes that differ by less are one
 _SURE = 4.0  # standard errors
+_ROUNDING = 1e-6
 _ALIKE = 1e-4  # of numbers that are the same but for rounding
 _MOST = 0.7  # of the steps must agree
 
@@ -159,15 +160,15 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
     elif changes:
         size, noise = sizes[0]
     scale = _scale(size, noise)
-    relative = math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
+    error = scale * math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
     return Measured(
         verdict,
         step=size,
         noise=noise,
-        output_scale=scale,
+        output_scale=_typed(scale, max(_SURE * error, _ROUNDING * scale)),
         step_error=size_error,
         noise_error=noise_error,
-        output_scale_error=scale * relative,
+        output_scale_error=error,
         convention=("log_density" if size > 0 else "energy") if verdict == EXACT else None,
         share=min(step.exact for step in steps),
         sizes=tuple(sizes) if changes else (),
@@ -176,6 +177,12 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
         decay=statistics.median(step.decay for step in steps),
         notes=notes,
     )
+
+
+def _typed(value: float, tolerance: float) -> float:
+    """The shortest number in reach of the value: what its author would have typed."""
+    near = (float(f"{value:.{digits}g}") for digits in range(1, 17))
+    return next((each for each in near if abs(each - value) <= tolerance), value)
 
 
 def _spread(values: Sequence[float]) -> float:

@@ -1,6 +1,5 @@
 """Truth against measured, for every loop: ``python -m tests.measurement.table``."""
 
-
 import torch
 
 from ebmguard.measurement import Recording, measured
