@@ -110,8 +110,8 @@ class Strength:
         if name == "beta" and scale is None:
             raise ConfigError(
                 "beta= needs the output scale as a number: add output_scale= (20_000 for JEM), or "
-                "step_size= and noise_std= of the sampler, or give beta_star= = beta * output_scale "
-                "instead."
+                "step_size= and noise_std= of the sampler, or give "
+                "beta_star= = beta * output_scale instead."
             )
         several = name == "beta_stars"
         if several and (not isinstance(value, list | tuple) or not value):
