@@ -118,7 +118,7 @@ def _steps(
     earlier: Evaluation | None = None
     for seen, after in pairwise(evaluations):
         (x, gradient), (end, _) = seen.point, after.point
-        if not after.follows_gap and x.shape == end.shape and x.dtype == end.dtype:
+        if x.numel() and not after.follows_gap and x.shape == end.shape and x.dtype == end.dtype:
             begin = start if earlier is None else earlier.draws_before
             near = draws[begin : after.draws_before]
             # The noise of all steps may have been drawn before the first one.
@@ -200,7 +200,7 @@ def _factor(seen: Evaluation, reduce: str) -> float:
     cotangent = seen.cotangent
     if cotangent is None or not cotangent.numel():
         return math.nan
-    each = cotangent.double().reshape(len(cotangent) if cotangent.ndim else 1, -1)
+    each = cotangent.cpu().double().reshape(len(cotangent) if cotangent.ndim else 1, -1)
     # Heads that are all taken alike are one energy, their sum or mean; others are weighted (a
     # logsumexp, one column), and the weights add up to the factor.
     first = each[:, :1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -36,7 +37,8 @@ class Measuring:
         self.result: Measured | None = None
         self.calls_left = _CALLS
         self._settings = settings
-        self._outputs: list[Tensor] = []
+        # The latest of the module's, until the first loss.
+        self._outputs = deque[Tensor](maxlen=8)
         self._hook: RemovableHandle | None = None
 
     def recording(self, parts: Iterable[object]) -> Recording | None:
@@ -94,8 +96,8 @@ class Measuring:
             return
         self._hook.remove()
         self._hook = None
-        given = f_neg.detach().double()
-        returned = [output.double().flatten() for output in self._outputs]
+        given = f_neg.detach().cpu().double()
+        returned = [output.cpu().double().flatten() for output in self._outputs]
         self._outputs.clear()
         if not returned or not given.numel():
             return

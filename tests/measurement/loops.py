@@ -375,6 +375,9 @@ LOOPS = {
     "discrete": refused(gibbs_with_gradients, "discrete samples"),
     "two steps a call": refused(short, "fewer than three"),
     "torch.func.grad": refused(functional, "fewer than three"),
+    "NaN on the way": refused(
+        stepping(lambda x, g, t: torch.where(x > 0.99, torch.nan, plain(x, g, t))), "not finite"
+    ),
     "lost in rounding": refused(
         stepping(lambda x, g, t: x + 1e-9 * g + 1e-9 * torch.randn_like(x)), "rounding hides"
     ),
