@@ -52,7 +52,7 @@ def measure_codebase(name: str, options: Mapping[str, Any]) -> tuple[Measured, R
     if name == "igebm":
         with Recording() as seen:
             run = CODEBASES[name].train(Trial(n=1), **options)
-        return measured(seen.evaluations[:4], seen.draws.log), run
+        return measured(seen.evaluations[:3], seen.draws.log), run
     run = CODEBASES[name].train(Trial(beta_star=0.0, n=1), **options)
     found = run.guards[0].measured
     assert found is not None
