@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 # stand before it in the list.
 LAYERS = (
     ("errors", "energies", "tags", "trainer", "ranks", "shards"),
-    ("objective", "tempering", "samplers", "alerts", "steering", "sinks", "faults"),
+    ("objective", "tempering", "samplers", "measurement", "alerts", "steering", "sinks", "faults"),
     ("diagnostics", "recovery", "check", "likelihood"),
     ("retrofit",),
     ("report",),

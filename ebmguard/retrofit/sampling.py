@@ -20,6 +20,7 @@ from ..diagnostics import (
 )
 from ..energies import has_models
 from ..errors import SamplerError
+from ..measurement import Recording
 from ..tempering import DifferentiatedCall, Tempering, find_module
 from ..trainer import Trainer, find_energy
 from .callables import refuse_deferred
@@ -51,12 +52,14 @@ class Sampling:
         factor: float | Tensor,
         *,
         remember: bool,
+        recording: Recording | None = None,
     ) -> tuple[Any, Tempering | None]:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
         Args:
             trainer: knows the energy module; if it does not, that is found among the arguments.
             factor, remember: as for :meth:`Tempering.active`.
+            recording: gets the call's draws and its differentiated calls of the module.
 
         Raises:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
@@ -81,10 +84,17 @@ class Sampling:
         try:
             if tempering is None:
                 result = call(*args, **kwargs)
-            else:
+            elif recording is None:
                 result = tempering.run(call, args, kwargs, factor, remember=remember)
+            else:
+                with recording.draws:
+                    result = tempering.run(
+                        call, args, kwargs, factor, remember=remember, record=recording.call
+                    )
         finally:
             self.is_running = False
+            if recording is not None:
+                recording.close()
         if not isinstance(result, Tensor):
             refuse_deferred(result)
         if tempering is not None and not tempering.reached and self._tempers:

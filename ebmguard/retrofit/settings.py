@@ -33,7 +33,6 @@ class Settings:
     variant: Variants
     reduce: Reduce
     models: torch.Size
-    output_scale: float | None
     reference_beta_star: float
     action: Action
     judge_in_loss: bool | None

@@ -1,0 +1,279 @@
+"""Copies of what a sampler does: its Gaussian draws, and its differentiated calls of an energy.
+
+Nothing of the sampler changes: hooks look at gradients that pass by, and no random number is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Draw", "Draws", "Evaluation", "Recording"]
+
+# Functions of normal numbers, and where their positional arguments have the standard deviation.
+_GAUSSIAN = {"randn": None, "randn_like": None, "normal": 1, "normal_": 2}
+_MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
+_ENDS = 4  # evaluations that a short recording keeps at either end
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Gaussian numbers that Python code has drawn.
+
+    Attributes:
+        values: a copy.
+        std: their nominal standard deviation; None where the entries have several.
+    """
+
+    values: Tensor
+    std: float | None
+
+
+class Draws(TorchFunctionMode):
+    """While active, copies the Gaussian draws of this thread into ``log``.
+
+    Attributes:
+        log: oldest first; None in the place of what was dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[Draw | None] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
+            position = _GAUSSIAN[name]
+            std: Any = 1.0
+            if position is not None:
+                std = kwargs.get("std", args[position] if len(args) > position else 1.0)
+            if isinstance(std, Tensor):
+                first = std.flatten()[0]
+                std = float(first) if bool((std == first).all()) else None
+            self.log.append(Draw(out.detach().clone(), std))
+        return out
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """One differentiated call of an energy, in copies.
+
+    Attributes:
+        energy: the module, or the callable.
+        x: the input, ``(B, ...)``.
+        draws_before: how many draws the recording had when the call began.
+        output_shape: of what it returned.
+        gradient: of what was differentiated with respect to ``x``, other terms included.
+        cotangent: the same with respect to the output: 1 where the sum over samples was
+            differentiated. None where the output is not one tensor.
+        leaf, leaf_gradient: the tensor that ``x`` was computed from, and the same with respect to
+            it. ``x`` and None where it was computed from none, or from several.
+        follows_gap: whether evaluations before it were dropped.
+    """
+
+    energy: Any
+    x: Tensor
+    draws_before: int
+    leaf: Tensor
+    output_shape: tuple[int, ...] = ()
+    gradient: Tensor | None = None
+    cotangent: Tensor | None = None
+    leaf_gradient: Tensor | None = None
+    follows_gap: bool = False
+
+    @property
+    def point(self) -> tuple[Tensor, Tensor]:
+        """What the sampler moves, and the gradient there."""
+        if self.leaf_gradient is not None:
+            return self.leaf, self.leaf_gradient
+        assert self.gradient is not None, "it is kept once it has been differentiated"
+        return self.x, self.gradient
+
+
+class Recording:
+    """Records energies while it is active: ``with Recording(f) as seen: sample_q(f)``.
+
+    As a context manager it sees calls of modules by itself, through ``nn.Module.__call__``. Where
+    calls pass through another's hands anyway, that one hands them to :meth:`call` instead, inside
+    of ``with seen.draws:``, and nothing is patched.
+
+    Args:
+        module: the energy; None records the outermost call of every module.
+        on_evaluation: called with each evaluation, once it has been differentiated.
+        on_call: called with ``(energy, args, kwargs, output)`` after each outermost call.
+        is_short: keep only the first and the last four evaluations, and the draws around them.
+
+    Attributes:
+        draws: the Gaussian draws.
+        evaluations: in the order in which they were differentiated.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        *,
+        on_evaluation: Callable[[Evaluation], object] | None = None,
+        on_call: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object] | None = None,
+        is_short: bool = False,
+    ) -> None:
+        self.draws = Draws()
+        self.evaluations: list[Evaluation] = []
+        self._module, self._on_evaluation, self._on_call = module, on_evaluation, on_call
+        self._is_short = is_short
+        self._is_inside = False
+        self._hooks: list[tuple[Evaluation, RemovableHandle]] = []
+
+    def __enter__(self) -> Recording:
+        original = self._original = nn.Module.__call__
+        seen = self
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if seen._module is not None and module is not seen._module:
+                return original(module, *args, **kwargs)
+            return seen.call(module, lambda *a, **k: original(module, *a, **k), args, kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        self.draws.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.draws.__exit__(*error)  # type: ignore[no-untyped-call]
+        nn.Module.__call__ = self._original  # type: ignore[method-assign]
+        self.close()
+
+    def close(self) -> None:
+        """Look at no gradient any longer."""
+        for _, handle in self._hooks:
+            handle.remove()
+        self._hooks.clear()
+
+    def call(
+        self,
+        energy: Any,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """``function(*args, **kwargs)``, recorded as a call of the energy unless inside of one."""
+        if self._is_inside:
+            return function(*args, **kwargs)
+        seen = self._begin(energy, args, kwargs)
+        self._is_inside = True
+        try:
+            output = function(*args, **kwargs)
+        finally:
+            self._is_inside = False
+        if seen is not None and isinstance(output, Tensor) and output.grad_fn is not None:
+            seen.output_shape = tuple(output.shape)
+
+            def arrive(cotangent: Tensor) -> None:
+                if seen.cotangent is None and _is_plain(cotangent):
+                    seen.cotangent = cotangent.detach().clone()
+
+            self._hook(seen, output, arrive)
+        if self._on_call is not None:
+            self._on_call(energy, args, kwargs, output)
+        return output
+
+    def _begin(
+        self, energy: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Evaluation | None:
+        if not torch.is_grad_enabled():
+            return None
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, Tensor) and x.requires_grad and x.is_floating_point() and x.ndim:
+                leaf, has_parameters = _leaf_behind(x)
+                if has_parameters or not _is_plain(x):
+                    continue
+                # A sampler may move one leaf in place: hooks must not pile up on it.
+                self._remove_old()
+                leaf = x if leaf is None else leaf
+                copy = x.detach().clone()
+                kept = copy if leaf is x else leaf.detach().clone()
+                seen = Evaluation(energy, copy, len(self.draws.log), kept)
+                self._watch(seen, x, leaf)
+                return seen
+        return None
+
+    def _watch(self, seen: Evaluation, x: Tensor, leaf: Tensor) -> None:
+        def at_input(gradient: Tensor) -> None:
+            # What comes by another way than through the output is that of another call.
+            is_own = seen.cotangent is not None or not seen.output_shape
+            if is_own and seen.gradient is None and _is_plain(gradient):
+                seen.gradient = gradient.detach().clone()
+                self._keep(seen)
+
+        def at_leaf(gradient: Tensor) -> None:
+            if seen.leaf_gradient is None and _is_plain(gradient):
+                seen.leaf_gradient = gradient.detach().clone()
+
+        self._hook(seen, x, at_input)
+        if leaf is not x:
+            self._hook(seen, leaf, at_leaf)
+
+    def _hook(self, seen: Evaluation, x: Tensor, look: Callable[[Tensor], None]) -> None:
+        self._hooks.append((seen, x.register_hook(look)))  # type: ignore[no-untyped-call]
+
+    def _remove_old(self) -> None:
+        hooks, self._hooks = self._hooks, []
+        for seen, handle in hooks:
+            if seen.gradient is None:
+                self._hooks.append((seen, handle))
+            else:
+                handle.remove()
+
+    def _keep(self, seen: Evaluation) -> None:
+        kept = self.evaluations
+        kept.append(seen)
+        if self._is_short and len(kept) > 2 * _ENDS:
+            # Draws from before the first evaluation stay: they may be those of all steps.
+            first, last = kept[_ENDS - 1].draws_before, kept.pop(_ENDS).draws_before
+            self.draws.log[first:last] = [None] * (last - first)
+            kept[_ENDS].follows_gap = True
+        if self._on_evaluation is not None:
+            self._on_evaluation(seen)
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Not inside a functional transform, whose tensors must not outlive it, nor in a capture."""
+    # Without a GPU the question raises an error; a capture has initialised CUDA.
+    initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    is_capturing = initialised and torch.cuda.is_current_stream_capturing()
+    return not (is_capturing or is_functorch_wrapped_tensor(x) or torch.compiler.is_compiling())
+
+
+def _leaf_behind(x: Tensor) -> tuple[Tensor | None, bool]:
+    """The one leaf that x was computed from, or None; and whether parameters are behind x."""
+    if x.is_leaf:
+        return (None, True) if isinstance(x, nn.Parameter) else (x, False)
+    found: dict[int, Tensor] = {}
+    has_parameters = False
+    seen: set[Any] = set()
+    todo: list[Any] = [x.grad_fn]
+    while todo and len(seen) < _MOST_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter):
+            has_parameters = True
+        elif leaf is not None:
+            found[id(leaf)] = leaf
+        todo += [following for following, _ in node.next_functions]
+    return (next(iter(found.values())) if len(found) == 1 else None), has_parameters

@@ -1,0 +1,232 @@
+"""What a sampler call was, from its evaluations: a Langevin chain of which size, or why not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from .recording import Draw, Evaluation
+from .steps import Step, solve
+
+__all__ = ["Measured", "measured"]
+
+EXACT = "exact"
+_FEW = 8  # draws before the first evaluation that may belong to the chain
+_SAME = 0.01  # sizes that differ by less are one
+_SURE = 4.0  # standard errors
+_ROUNDING = 1e-6
+_ALIKE = 1e-4  # of numbers that are the same but for rounding
+_MOST = 0.7  # of the steps must agree
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A sampler, measured: ``x += step * gradient + noise * randn``.
+
+    The gradient is that of the energy itself, whatever multiple of it the sampler differentiates.
+
+    Attributes:
+        verdict: "exact" where the numbers hold to rounding; else, in words, why not.
+        step: negative where the sampler goes down. NaN where unknown, as are the other numbers.
+        noise: standard deviation of the noise.
+        output_scale: 2 |step| / noise², the o of exp(o f).
+        step_error, noise_error, output_scale_error: standard errors.
+        convention: "log_density" where the sampler goes up, "energy" where it goes down; None
+            unless the step is larger than four standard errors.
+        share: smallest share, over the steps, of the free entries that obey to rounding.
+        sizes: step and noise of each step, where they differ along the chain.
+        clamp: the ends of the samples' range; None where none is seen.
+        clip: how the gradient is clipped, in words; empty where it is not.
+        decay: factor of -x in the update.
+        notes: further facts, in words.
+    """
+
+    verdict: str
+    step: float = math.nan
+    noise: float = math.nan
+    output_scale: float = math.nan
+    step_error: float = math.nan
+    noise_error: float = math.nan
+    output_scale_error: float = math.nan
+    convention: str | None = None
+    share: float = 0.0
+    sizes: tuple[tuple[float, float], ...] = ()
+    clamp: tuple[float | None, float | None] = (None, None)
+    clip: str = ""
+    decay: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the numbers hold to rounding."""
+        return self.verdict == EXACT
+
+    def __str__(self) -> str:
+        notes = "".join(f"; {note}" for note in self.notes)
+        if not self.is_exact:
+            return f"The sampler could not be measured: {self.verdict}{notes}."
+        return (
+            f"Each step of the sampler is {self.step:.6g} times the gradient and noise of "
+            f"{self.noise:.6g}: output_scale={self.output_scale:.6g} (± "
+            f"{self.output_scale_error:.1g}), convention={self.convention!r}; {self.share:.0%} of "
+            f"the free entries agree to rounding{notes}."
+        )
+
+
+def measured(
+    evaluations: Sequence[Evaluation], draws: Sequence[Draw | None], *, reduce: str = "sum"
+) -> Measured:
+    """What the chain behind these evaluations is.
+
+    Args:
+        evaluations: of one energy along one chain, in order.
+        draws: ``recording.draws.log`` of the recording that they are from.
+        reduce: how heads ``(B, K)`` become one energy, "sum" or "mean".
+    """
+    if len(evaluations) < 3:
+        return Measured(f"fewer than three differentiated calls ({len(evaluations)})")
+    if all(torch.equal(seen.point[0], seen.point[0].round()) for seen in evaluations):
+        return Measured("discrete samples")
+    pairs = [(seen, step) for seen, step in _steps(evaluations, draws) if step.moved > 0]
+    if not pairs:
+        return Measured("nothing moves between its calls, or their shapes change")
+    momenta = [step.momentum for _, step in pairs if abs(step.momentum) > _ALIKE]
+    if momenta:
+        is_free = all(math.isclose(each, 1, rel_tol=_ALIKE) for each in momenta)
+        return Measured("HMC" if is_free else f"momentum ({momenta[-1]:.4g})")
+    told = [(seen, step) for seen, step in pairs if not step.why]
+    if len(told) < max(2, _MOST * len(pairs)):
+        why = Counter(step.why or "one step alone was told" for _, step in pairs)
+        if len(why) > 1:
+            del why[""]
+        return Measured(why.most_common(1)[0][0])
+    return _pooled(told, reduce)
+
+
+def _steps(
+    evaluations: Sequence[Evaluation], draws: Sequence[Draw | None]
+) -> Iterator[tuple[Evaluation, Step]]:
+    """Each step between neighbours, with the evaluation that it starts from."""
+    first = evaluations[0].draws_before
+    start = max(0, first - _FEW)
+    earlier: Evaluation | None = None
+    for seen, after in pairwise(evaluations):
+        (x, gradient), (end, _) = seen.point, after.point
+        if x.numel() and not after.follows_gap and x.shape == end.shape and x.dtype == end.dtype:
+            begin = start if earlier is None else earlier.draws_before
+            near = draws[begin : after.draws_before]
+            # The noise of all steps may have been drawn before the first one.
+            near = [*near, *(each for each in draws[start:first] if earlier is not None)]
+            before = None
+            if earlier is not None and not seen.follows_gap and earlier.leaf.shape == x.shape:
+                before = earlier.point[0]
+            yield seen, solve(x, gradient, end, [d for d in near if d is not None], before)
+        earlier = seen
+
+
+def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
+    """Steps that are the gradient and known noise, as one."""
+    steps, notes = [step for _, step in told], _notes(told)
+    factors = [_factor(seen, reduce) for seen, _ in told]
+    if not any(step.noise for step in steps):
+        return Measured("gradient steps without noise", notes=notes)
+    if not all(math.isclose(factor, factors[0], rel_tol=_ALIKE) for factor in factors):
+        return Measured("the output is not differentiated as it is, and alike for all samples")
+    factor = factors[0]
+    sizes = [(step.step * factor, step.noise) for step in steps]
+    size, size_error = _mean([(step.step, step.step_error) for step in steps])
+    size, size_error = size * factor, size_error * abs(factor)
+    noise, noise_error = _mean([(step.noise, step.noise_error) for step in steps])
+    moved = [a * float(seen.point[1].norm()) for (a, _), (seen, _) in zip(sizes, told, strict=True)]
+    is_sure = abs(size) > _SURE * size_error
+    # A step that rounding blurs says nothing of a change.
+    blurred = any(_SURE * step.step_error > _SAME * abs(step.step) for step in steps)
+    varies = 0.0 if blurred else _spread([a for a, _ in sizes])
+    changes = max(varies, _spread([s for _, s in sizes])) > _SAME
+    scales = [_scale(*each) for each in sizes]
+    verdict = EXACT
+    if not is_sure:
+        verdict = "not identifiable yet: the gradient is lost in rounding"
+    elif varies > _ALIKE and _spread(moved) < 0.1 * varies:
+        verdict = "gradient clipped by the norm of the batch"
+    elif changes and _spread(scales) > _SAME:
+        verdict = f"sizes change along the chain (o = {scales[0]:.4g} to {scales[-1]:.4g})"
+    elif changes:
+        size, noise = sizes[0]
+    scale = _scale(size, noise)
+    error = scale * math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
+    return Measured(
+        verdict,
+        step=size,
+        noise=noise,
+        output_scale=_typed(scale, max(_SURE * error, _ROUNDING * scale)),
+        step_error=size_error,
+        noise_error=noise_error,
+        output_scale_error=error,
+        convention=("log_density" if size > 0 else "energy") if verdict == EXACT else None,
+        share=min(step.exact for step in steps),
+        sizes=tuple(sizes) if changes else (),
+        clamp=steps[-1].clamp,
+        clip=next((step.clip for step in steps if step.clip), ""),
+        decay=statistics.median(step.decay for step in steps),
+        notes=notes,
+    )
+
+
+def _typed(value: float, tolerance: float) -> float:
+    """The shortest number in reach of the value: what its author would have typed."""
+    near = (float(f"{value:.{digits}g}") for digits in range(1, 17))
+    return next((each for each in near if abs(each - value) <= tolerance), value)
+
+
+def _spread(values: Sequence[float]) -> float:
+    """By how much the largest of some numbers of one sign exceeds the smallest, as a share."""
+    low, high = sorted((min(values), max(values)), key=abs)
+    return abs(high / low - 1) if low else math.inf
+
+
+def _scale(size: float, noise: float) -> float:
+    return 2 * abs(size) / noise**2 if noise else math.inf
+
+
+def _factor(seen: Evaluation, reduce: str) -> float:
+    """How much of each sample's energy was differentiated; NaN where that has no one answer."""
+    cotangent = seen.cotangent
+    if cotangent is None or not cotangent.numel():
+        return math.nan
+    each = cotangent.cpu().double().reshape(len(cotangent) if cotangent.ndim else 1, -1)
+    # Heads that are all taken alike are one energy, their sum or mean; others are weighted (a
+    # logsumexp, one column), and the weights add up to the factor.
+    first = each[:, :1]
+    is_alike = bool((each - first).abs().max() <= 1e-6 * each.abs().max())
+    of_rows = first[:, 0] * (each.shape[1] if reduce == "mean" else 1) if is_alike else each.sum(1)
+    mean = float(of_rows.mean())
+    return mean if float((of_rows - mean).abs().max()) <= _ALIKE * abs(mean) else math.nan
+
+
+def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The mean of numbers and standard errors, weighted by these, and its own."""
+    weights = [1 / max(error, 1e-12 * abs(value), 1e-300) ** 2 for value, error in values]
+    total = sum(weights)
+    mean = sum(w * value for w, (value, _) in zip(weights, values, strict=True)) / total
+    return mean, total**-0.5
+
+
+def _notes(told: Sequence[tuple[Evaluation, Step]]) -> tuple[str, ...]:
+    steps, notes = [step for _, step in told], []
+    if (clamp := steps[-1].clamp) != (None, None):
+        ends = " and ".join(f"{end:.4g}" for end in clamp if end is not None)
+        notes.append(f"clamped at {ends}")
+    if clip := next((step.clip for step in steps if step.clip), ""):
+        notes.append(f"gradient clipped ({clip})")
+    if decay := statistics.median(step.decay for step in steps):
+        notes.append(f"decay {decay:.4g}")
+    if (moved := min(step.moved for step in steps)) < 1:
+        notes.append(f"{1 - moved:.0%} of the samples stay (a rejection?)")
+    return tuple(notes)
