@@ -201,6 +201,7 @@ def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
             plot.markers.append((at, height, of, index, alert))
         elif alert["level"] != "INFO":
             plot.moments.append((at, alert["level"]))
+    plot.moments = list(dict.fromkeys(plot.moments))  # of many at one place, one
     lost = run.results.get("diverged_at")
     plot.moments += [(_x(x, lost), "diverged")] if lost is not None else []
     for index, record in enumerate(run.rollbacks):
