@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
+from torch import Tensor
 
 from ebmguard.errors import ConfigError
 from ebmguard.printable import printable
@@ -32,6 +36,24 @@ _MARKERS = {"WARN": "v", "ERROR": "X"}
 # takes 200 of a run a hundred times as long; as many as a bin has where that is more.
 _BUNDLE = 10
 _SHOWN = 16
+# Bytes of a file of samples, and pixels that are drawn of one.
+_LARGEST = 256 << 20
+_WIDEST = 256
+# What a file of arrays that is damaged may raise.
+_DAMAGE = (
+    BadZipFile,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
 _TALLEST = 1e6
 _CHARTS = ("energy_gap", "grad_scale")
 _STAGES = {"start": "first step", "healthy": "last healthy", "end": "end"}
@@ -74,7 +96,7 @@ def load(path: Path) -> RecordedRun:
             run is of another kind.
     """
     needed = ("config.json", "results.json", "metrics.jsonl")
-    missing = [name for name in needed if not (path / name).is_file()]
+    missing = [name for name in needed if not os.path.isfile(path / name)]
     if missing:
         raise ConfigError(
             f"{path} is not the folder of a finished run: {', '.join(missing)} missing. Finish "
@@ -211,17 +233,44 @@ def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
 
 
 def _draw_samples(figure: Any, runs: Sequence[RecordedRun]) -> None:
-    import numpy as np
-
     panels = figure.subplots(len(runs), len(_STAGES), squeeze=False)
     for axes, run, colour in zip(panels, runs, _COLOURS, strict=False):
-        stored = np.load(run.path / "figures" / "samples.npz")
+        stored = _samples(run.path / "figures" / "samples.npz")
         for panel, (stage, title) in zip(axes, _STAGES.items(), strict=True):
             panel.set_axis_off()
             if stage in stored:
-                grid = sample_grid(torch.from_numpy(stored[stage][:_SHOWN]), columns=4)
+                grid = sample_grid(stored[stage], columns=4)
                 panel.imshow(grid, interpolation="nearest")
             panel.set_title(f"{_name(run)}\nsamples, {title}", color=colour, fontsize=11)
+
+
+def _samples(file: Path) -> dict[str, Tensor]:
+    """The first samples of each stage that a run has stored.
+
+    Raises:
+        ConfigError: the file is missing, damaged or too large.
+    """
+    import numpy as np
+
+    try:
+        with ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _LARGEST:
+                raise ValueError(f"more than {_LARGEST:,} bytes")
+        with np.load(file) as stored:
+            # Of images: what is none is refused before anything is drawn.
+            found = {
+                stage: torch.from_numpy(stored[stage][:_SHOWN])
+                for stage in _STAGES
+                if stage in stored
+            }
+        for images in found.values():
+            sample_grid(images[:, :, :_WIDEST, :_WIDEST])
+        return {stage: images[:, :, :_WIDEST, :_WIDEST] for stage, images in found.items()}
+    except _DAMAGE as error:
+        raise ConfigError(
+            f"{file} does not hold samples: {type(error).__name__}: {error}. Restore it, or name "
+            "another run."
+        ) from error
 
 
 def _first_alert(run: RecordedRun, level: str) -> dict[str, Any] | None:
