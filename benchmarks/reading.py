@@ -27,7 +27,6 @@ COMMANDS = {
     "report": ["report", "{run}", "--out", "{out}/report.html"],
     "watch": ["watch", "{run}", "--once"],
     "compare": ["compare", "--runs", "{run}", "{run}", "--out", "{out}/compare.png"],
-    "doctor": ["doctor", "{run}"],
 }
 
 

@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from ebmguard.doctor.command import DoctorConfig, doctor
+from ebmguard.check import show
 from ebmguard.errors import EbmguardError
 from ebmguard.printable import printable
 from ebmguard.reference_training.compare import CompareConfig, compare, load, table
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.report.page import ReportConfig, report
+from ebmguard.report.problems import problems_of_run
 from ebmguard.report.watch import WatchConfig, watch
 
 from .folders import write
@@ -159,31 +160,29 @@ def _of_files(file: Path, draw: random.Random) -> None:
             pass
 
 
-def _compare(path: Path, whole: Path, out: Path) -> int:
+def _compare(path: Path, whole: Path, out: Path) -> None:
     print(table([load(path), load(whole)]))
-    return 0
 
 
-def _picture(path: Path, whole: Path, out: Path) -> int:
-    return compare(CompareConfig((path, whole), out / "compare.png"))
+def _picture(path: Path, whole: Path, out: Path) -> None:
+    compare(CompareConfig((path, whole), out / "compare.png"))
 
 
-def _resume(path: Path, whole: Path, out: Path) -> int:
+def _resume(path: Path, whole: Path, out: Path) -> None:
     JemConfig(out=path, resume=True).open()
-    return 0
 
 
-READERS: dict[str, Callable[[Path, Path, Path], int]] = {
+READERS: dict[str, Callable[[Path, Path, Path], object]] = {
     "report": lambda path, whole, out: report(ReportConfig((path,), out / "report.html")),
     "watch": lambda path, whole, out: watch(WatchConfig(path, once=True)),
-    "doctor": lambda path, whole, out: doctor(DoctorConfig(path)),
+    "problems": lambda path, whole, out: show(problems_of_run(path)),
     "compare": _compare,
     "resume": _resume,
     "picture": _picture,
 }
 
 
-def outcome(command: Callable[[], int]) -> tuple[str, str]:
+def outcome(command: Callable[[], object]) -> tuple[str, str]:
     """What became of a command, in a word, and in full where it is a fault."""
     said = io.StringIO()
     try:
