@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ebmguard.alerts import Bands
 from ebmguard.check import show
 from ebmguard.errors import ConfigError
 from ebmguard.report.folder import RecordedRun
@@ -128,9 +129,7 @@ def test_messages_and_names_of_folders_control_no_terminal(tmp_path, capsys):
 
 def test_a_long_run_is_thinned_and_keeps_what_matters(tmp_path):
     spike, bad, steps = 23_456, 27_001, 30_000
-    wanted: dict[int, dict[str, float]] = {}
-    for step, row in rows(range(steps), seed=5, beta_star=0.5):
-        wanted[step] = row
+    wanted: dict[int, dict[str, float]] = dict(rows(range(steps), seed=5, beta_star=0.5))
     wanted[spike]["energy_gap"] = 77.0
     wanted[bad]["energy_gap"] = float("nan")
     path = record(tmp_path / "run", wanted.items())
@@ -146,8 +145,6 @@ def test_a_long_run_is_thinned_and_keeps_what_matters(tmp_path):
     assert sum(own.count for own in bins) == len(finite)
     assert run.latest == {"step": steps - 1, **wanted[steps - 1]}
     # The moving limits at the end are those of a reader that took every row.
-    from ebmguard.alerts import Bands
-
     every = Bands()
     for row in wanted.values():
         every.read(row)
