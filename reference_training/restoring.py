@@ -9,7 +9,15 @@ from pathlib import Path
 from ebmguard.errors import ConfigError, EbmguardError
 
 # What parts of a run raise of a state that is not theirs.
-_MISFITS = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+_MISFITS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from ebmguard.reference_training.restoring import restoring
         lambda: {}["network"],
         lambda: min("x", 3),  # type: ignore[call-overload]
         lambda: torch.nn.Linear(2, 1).load_state_dict({"weight": torch.zeros(3)}),
+        lambda: float(10**400),
         lambda: [].network,  # type: ignore[attr-defined]
     ],
 )
