@@ -127,8 +127,14 @@ class Training:
 
     def _sample(self, f: nn.Module) -> Tensor:
         start, rows = self.buffer.sample(BATCH)
-        sizes = {"step_size": STEP_SIZE, "noise_std": NOISE_STD}
-        x = sgld(f, start, steps=SGLD_STEPS, generator=self.rng, **sizes)
+        x = sgld(
+            f,
+            start,
+            steps=SGLD_STEPS,
+            step_size=STEP_SIZE,
+            noise_std=NOISE_STD,
+            generator=self.rng,
+        )
         self.buffer.write(rows, x)
         return x
 
