@@ -16,9 +16,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow test-adapters lint format demo \
-  bench-digits bench-overhead bench-toy bench-jem bench-shortrun \
+  bench-digits bench-overhead bench-long bench-toy bench-jem bench-shortrun \
   bench-population bench-remedies bench-rollback bench-steering \
-  screenshots figures sweep-toy clean
+  screenshots figures sweep-toy fuzz clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
@@ -33,6 +33,8 @@ help:
 	@echo "make bench-rollback  runs that save themselves: each policy, 20 seeds"
 	@echo "make bench-steering  a sampler that has lost the data, and beta_star from both ends"
 	@echo "make bench-overhead  what the guard costs a training step"
+	@echo "make bench-long      memory and file sizes of 200,000 steps; what reading a million rows takes"
+	@echo "make fuzz            10,000 damaged run folders through every command that reads them"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
 	@echo "make bench-shortrun  the short-run trainer on a GPU: speed, memory, a training of minutes"
@@ -109,6 +111,13 @@ bench-steering: $(VENV)/.train
 bench-overhead: $(VENV)/.train
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.launches
+
+bench-long: $(VENV)/.train
+	$(BIN)/python -m benchmarks.long_run
+	$(BIN)/python -m benchmarks.reading
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.report.fuzz
 
 bench-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy

@@ -150,7 +150,8 @@ def gap_over_time(root: Path) -> list[str]:
     for cell in LONG:
         if load(cell, root) is None:
             continue
-        by_step = dict(RecordedRun.read(root / cell.name).series("energy_gap"))
+        run = RecordedRun.read(root / cell.name, whole=["energy_gap"])
+        by_step = dict(run.series("energy_gap"))
         medians = [
             [abs(by_step[step]) for step in range(mark - 100, mark) if step in by_step]
             for mark in marks

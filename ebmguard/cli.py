@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import EbmguardError
+from .printable import printable
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -132,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = tyro.cli(load(command.config), prog=prog, args=words[taken:])
         status: int = load(command.run)(config)
     except (EbmguardError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
+from torch import Tensor
 
 from ebmguard.errors import ConfigError
+from ebmguard.printable import printable
 from ebmguard.report import RecordedRun
 from ebmguard.report.advice import outcome
 
@@ -26,11 +32,30 @@ __all__ = ["CompareConfig", "compare", "draw", "table"]
 # Vermillion and blue first, of the palette that colour-blind readers can tell apart.
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = {"WARN": "v", "ERROR": "X"}
-# Values that become one point with its minimum and maximum, as in Figure 16 of the paper, which
-# takes 200 of a run a hundred times as long.
+# Steps that become one point with their minimum and maximum, as in Figure 16 of the paper, which
+# takes 200 of a run a hundred times as long; as many as a bin has where that is more.
 _BUNDLE = 10
 _SHOWN = 16
+# Bytes of a file of samples, and pixels that are drawn of one.
+_LARGEST = 256 << 20
+_WIDEST = 256
+# What a file of arrays that is damaged may raise.
+_DAMAGE = (
+    BadZipFile,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    RecursionError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
 _TALLEST = 1e6
+_CHARTS = ("energy_gap", "grad_scale")
 _STAGES = {"start": "first step", "healthy": "last healthy", "end": "end"}
 
 
@@ -59,7 +84,7 @@ def compare(config: CompareConfig) -> int:
     runs = [load(path) for path in config.runs]
     draw(runs).savefig(config.out, dpi=130)
     print(table(runs))
-    print(f"\npicture: {config.out}")
+    print(f"\npicture: {printable(config.out)}")
     return 0
 
 
@@ -71,14 +96,14 @@ def load(path: Path) -> RecordedRun:
             run is of another kind.
     """
     needed = ("config.json", "results.json", "metrics.jsonl")
-    missing = [name for name in needed if not (path / name).is_file()]
+    missing = [name for name in needed if not os.path.isfile(path / name)]
     if missing:
         raise ConfigError(
             f"{path} is not the folder of a finished run: {', '.join(missing)} missing. Finish "
             "it with `ebmguard train ... --resume`, or name another folder."
         )
-    run = RecordedRun.read(path)
-    if "beta_star" not in run.config:
+    run = RecordedRun.read(path, _CHARTS)
+    if run.setting("beta_star") is None:
         raise ConfigError(
             f"{path} holds a run without one beta_star, such as a toy ensemble, whose members "
             "`ebmguard figure` compares. Expected runs of `ebmguard train jem`."
@@ -108,7 +133,7 @@ def table(runs: Sequence[RecordedRun]) -> str:
         [_weight(run, "grad_scale") for run in runs],
     )
     row("ESS / M, final (likewise)", [_weight(run, "ess") for run in runs])
-    row("wall time", [f"{run.results['wall_seconds']:.0f} s" for run in runs])
+    row("wall time", [_seconds(run) for run in runs])
     left = max(len(name) for name, _ in rows)
     widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(runs))]
     lines = [
@@ -122,7 +147,7 @@ def table(runs: Sequence[RecordedRun]) -> str:
 
 def _name(run: RecordedRun) -> str:
     """The run by the setting that matters."""
-    return f"β* = {run.config['beta_star']:g}"
+    return f"β* = {run.setting('beta_star'):g}"
 
 
 def draw(runs: Sequence[RecordedRun]) -> Figure:
@@ -142,15 +167,18 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
     for run, colour in zip(runs, _COLOURS, strict=False):
         _draw_gap(gap, run, colour)
         accuracy.plot(*zip(*run.accuracy, strict=True), color=colour)
-        off = run.config["beta_star"] == 0
-        series = run.series("ref/grad_scale" if off else "grad_scale")
-        scale.plot(*zip(*series, strict=True), color=colour, lw=0.9, ls=":" if off else "-")
-        gaps = dict(run.series("energy_gap"))
+        # Each stretch from its lowest to its highest value, so that none is lost.
+        points = [point for own in run.surviving("grad_scale") for point in own.points()]
+        off = run.setting("beta_star") == 0
+        scale.plot(*zip(*points, strict=True), color=colour, lw=0.9, ls=":" if off else "-")
         for level, marker in _MARKERS.items():
             alert = _first_alert(run, level)
             if alert is not None:
                 step = alert["step"]
-                for axes, height in ((gap, gaps.get(step)), (accuracy, _accuracy_at(run, step))):
+                for axes, height in (
+                    (gap, _gap_at(run, alert)),
+                    (accuracy, _accuracy_at(run, step)),
+                ):
                     if height is not None:
                         axes.plot(
                             step,
@@ -161,7 +189,7 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
                             mec="black",
                             zorder=5,
                         )
-        if run.results["diverged_at"] is not None:
+        if run.results.get("diverged_at") is not None:
             for axes in (gap, accuracy, scale):
                 axes.axvline(run.results["diverged_at"], color=colour, lw=1, ls="--", alpha=0.7)
     _dress(gap, accuracy, scale)
@@ -170,19 +198,14 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
 
 
 def _draw_gap(axes: Axes, run: RecordedRun, colour: str) -> None:
-    series = run.series("energy_gap")
-    starts = range(0, len(series), _BUNDLE)
-    bundles = [[value for _, value in series[i : i + _BUNDLE]] for i in starts]
-    x = [series[i][0] for i in starts]
-    axes.fill_between(
-        x, list(map(min, bundles)), list(map(max, bundles)), color=colour, alpha=0.3, lw=0
-    )
-    axes.plot(
-        x,
-        list(map(statistics.median, bundles)),
-        color=colour,
-        label=f"{_name(run)}: {outcome(run)}",
-    )
+    bins = [own for own in run.surviving("energy_gap") if not own.is_gap]
+    bundles = [list(group) for _, group in groupby(bins, lambda own: own.step // _BUNDLE)]
+    x = [bundle[0].step for bundle in bundles]
+    low = [min(own.low for own in bundle) for bundle in bundles]
+    high = [max(own.high for own in bundle) for bundle in bundles]
+    axes.fill_between(x, low, high, color=colour, alpha=0.3, lw=0)
+    middle = [statistics.median(own.mean for own in bundle) for bundle in bundles]
+    axes.plot(x, middle, color=colour, label=f"{_name(run)}: {outcome(run)}")
 
 
 def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
@@ -210,21 +233,56 @@ def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
 
 
 def _draw_samples(figure: Any, runs: Sequence[RecordedRun]) -> None:
-    import numpy as np
-
     panels = figure.subplots(len(runs), len(_STAGES), squeeze=False)
     for axes, run, colour in zip(panels, runs, _COLOURS, strict=False):
-        stored = np.load(run.path / "figures" / "samples.npz")
+        stored = _samples(run.path / "figures" / "samples.npz")
         for panel, (stage, title) in zip(axes, _STAGES.items(), strict=True):
             panel.set_axis_off()
             if stage in stored:
-                grid = sample_grid(torch.from_numpy(stored[stage][:_SHOWN]), columns=4)
+                grid = sample_grid(stored[stage], columns=4)
                 panel.imshow(grid, interpolation="nearest")
             panel.set_title(f"{_name(run)}\nsamples, {title}", color=colour, fontsize=11)
 
 
+def _samples(file: Path) -> dict[str, Tensor]:
+    """The first samples of each stage that a run has stored.
+
+    Raises:
+        ConfigError: the file is missing, damaged or too large.
+    """
+    import numpy as np
+
+    try:
+        with ZipFile(file) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _LARGEST:
+                raise ValueError(f"more than {_LARGEST:,} bytes")
+        with np.load(file) as stored:
+            # Of images: what is none is refused before anything is drawn.
+            found = {
+                stage: torch.from_numpy(stored[stage][:_SHOWN])
+                for stage in _STAGES
+                if stage in stored
+            }
+        for images in found.values():
+            sample_grid(images[:, :, :_WIDEST, :_WIDEST])
+        return {stage: images[:, :, :_WIDEST, :_WIDEST] for stage, images in found.items()}
+    except _DAMAGE as error:
+        raise ConfigError(
+            f"{file} does not hold samples: {type(error).__name__}: {error}. Restore it, or name "
+            "another run."
+        ) from error
+
+
 def _first_alert(run: RecordedRun, level: str) -> dict[str, Any] | None:
     return next((alert for alert in run.alerts if alert["level"] == level), None)
+
+
+def _gap_at(run: RecordedRun, alert: Mapping[str, Any]) -> float | None:
+    """The gap that an alert is about, else the mean of the stretch that it lies in."""
+    if alert["tag"] == "energy_gap":
+        return float(alert["value"])
+    before = [own for own in run.surviving("energy_gap") if own.step <= alert["step"]]
+    return before[-1].mean if before else None
 
 
 def _accuracy_at(run: RecordedRun, step: int) -> float | None:
@@ -242,7 +300,7 @@ def _alert_cell(run: RecordedRun, level: str) -> str:
 
 
 def _weight(run: RecordedRun, tag: str) -> str:
-    return _number(run, f"reference_{tag}" if run.config["beta_star"] == 0 else tag)
+    return _number(run, f"reference_{tag}" if run.setting("beta_star") == 0 else tag)
 
 
 def _number(run: RecordedRun, key: str) -> str:
@@ -251,6 +309,11 @@ def _number(run: RecordedRun, key: str) -> str:
         return "unknown"
     value = float(value)  # numbers that are not finite are stored as strings
     return f"{value:.3g}" if math.isfinite(value) else str(value)
+
+
+def _seconds(run: RecordedRun) -> str:
+    value = run.results.get("wall_seconds")
+    return "unknown" if value is None else f"{value:.0f} s"
 
 
 def _percent(value: float | None) -> str:

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ebmguard.printable import printable
+
 from .interrupt import INTERRUPTED
+from .progress import PrintableFormatter
 from .ranks import joined_ranks
 from .run_config import RunConfig
 
@@ -31,7 +34,9 @@ def launch(
     Raises:
         ConfigError: the settings, the folder or the device cannot be meant.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     with joined_ranks(config.device) as ranks:
         if not ranks.is_first:  # all see the same alerts, which are said once
             logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
@@ -40,7 +45,7 @@ def launch(
     if ranks.is_first:
         if results is None:
             by = f", by torchrun with {ranks.world} processes" if ranks.world > 1 else ""
-            print(f"stopped; go on with: {config.command()} --resume{by}")
+            print(printable(f"stopped; go on with: {config.command()} --resume{by}"))
         else:
-            print(summary(results, folder.path))
+            print(printable(summary(results, folder.path)))
     return INTERRUPTED if results is None else 0

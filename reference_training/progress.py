@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress, TaskID
 
+from ebmguard.printable import printable
+
 package_logger = logging.getLogger("ebmguard")
 logger = logging.getLogger("ebmguard.train")
 
@@ -30,6 +32,14 @@ class Reporter(Protocol):
 
     def stop(self) -> None:
         """The run is over."""
+
+
+class PrintableFormatter(logging.Formatter):
+    """Messages that name folders and alerts of others, as a terminal may see them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text."""
+        return printable(super().format(record))
 
 
 class LineReporter:
@@ -100,12 +110,12 @@ class BarReporter:
         from rich.text import Text
 
         progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        self._task = progress.add_task(name, total=total, completed=done)
+        self._task = progress.add_task(printable(name), total=total, completed=done)
         self._live = Live(get_renderable=lambda: Group(progress, Text(self._state)))
         self._progress = progress
         self._handler = _NoteHandler(self)
@@ -122,7 +132,7 @@ class BarReporter:
     def note(self, text: str) -> None:
         """Print the text above the bar."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, highlight=False)
+            self._live.console.print(printable(text), markup=False, highlight=False)
 
     def stop(self) -> None:
         """Leave the bar as it is."""

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,6 +16,7 @@ from ebmguard.errors import ConfigError
 
 from .device import find_device
 from .ranks import ONE_RANK, RESTART_COUNT, Ranks
+from .restoring import restoring
 from .run_folder import CONFIG, RunFolder, read_config
 
 DEVICE_KIND = "device_kind"
@@ -139,7 +141,9 @@ class RunConfig(abc.ABC):
                 raise config
             return config, RunFolder.resume(config.out, ranks)
         try:
-            config, folder = self._open(ranks)
+            # Settings that a damaged config.json holds may be of any type.
+            with restoring(self.out) if self.resume else nullcontext():
+                config, folder = self._open(ranks)
         except ConfigError as error:
             ranks.from_first(error)
             raise

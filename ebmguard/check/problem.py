@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from ..alerts import Level
+from ..printable import printable
 
 __all__ = ["Problem", "error", "in_order", "info", "show", "some", "to_text", "warn"]
 
@@ -94,7 +95,9 @@ def _lines(problems: Sequence[Problem], width: int) -> Iterator[tuple[str, str]]
         found, (noun, colour) = list(group), _HEADS[level]
         yield f"{len(found)} {noun}{'s' if len(found) > 1 else ''}", colour
         for problem in found:
-            yield f"  {problem.where}  {problem.name}", "bold"
+            yield printable(f"  {problem.where}  {problem.name}"), "bold"
             for start, text, style in (("", problem.what, ""), ("fix: ", problem.fix, "green")):
-                lines = fold(text, initial_indent=start, subsequent_indent=" " * len(start))
+                lines = fold(
+                    printable(text), initial_indent=start, subsequent_indent=" " * len(start)
+                )
                 yield from ((f"    {line}", style) for line in lines)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Bin", "BinnedSeries"]
@@ -17,6 +19,8 @@ class Bin:
         low, high: smallest and largest finite value; NaN where there is none.
         low_at, high_at: their steps.
         bad_at: the first step whose value is not finite, else None.
+        mean: of the finite values; NaN where there is none.
+        count: how many of them there are.
     """
 
     step: int
@@ -25,12 +29,29 @@ class Bin:
     high: float = math.nan
     high_at: int = 0
     bad_at: int | None = None
+    mean: float = math.nan
+    count: int = 0
 
     @classmethod
     def of(cls, step: int, value: float) -> Bin:
         """The bin of a single step."""
-        is_finite = math.isfinite(value)
-        return cls(step, value, step, value, step) if is_finite else cls(step, bad_at=step)
+        if not math.isfinite(value):
+            return cls(step, bad_at=step)
+        return cls(step, value, step, value, step, None, value, 1)
+
+    @classmethod
+    def over(cls, steps: Sequence[int], values: Sequence[float]) -> Bin:
+        """The bin of one step or more."""
+        total = sum(values)
+        if math.isfinite(total):  # as nearly always: no value is anything but finite
+            low, high = min(values), max(values)
+            low_at, high_at = steps[values.index(low)], steps[values.index(high)]
+            mean = total / len(values)
+            return cls(steps[0], low, low_at, high, high_at, None, mean, len(values))
+        whole = cls.of(steps[0], values[0])
+        for step, value in zip(steps[1:], values[1:], strict=True):
+            whole.join(cls.of(step, value))
+        return whole
 
     @property
     def is_gap(self) -> bool:
@@ -45,6 +66,11 @@ class Bin:
             self.high, self.high_at = other.high, other.high_at
         if self.bad_at is None:
             self.bad_at = other.bad_at
+        if other.count:
+            self.count += other.count
+            share = other.count / self.count
+            # Not the difference of the two, which may overflow.
+            self.mean = other.mean * share + (self.mean * (1 - share) if share < 1 else 0.0)
 
     def points(self) -> list[tuple[int, float]]:
         """Its one or two extreme points, in the order of steps."""
@@ -63,14 +89,18 @@ class BinnedSeries:
         self.width = 1
         self.bins: list[Bin] = []
 
-    def add(self, step: int, value: float) -> None:
-        """Take the value of a step, which is not before the last one."""
-        self._take(Bin.of(step, value))
-        if len(self.bins) > self.capacity:
-            self.width *= 2
-            old, self.bins = self.bins, []
-            for own in old:
-                self._take(own)
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take the values of steps, which ascend and are not before the last one."""
+        start = 0
+        while start < len(steps):
+            end = bisect_left(steps, (steps[start] // self.width + 1) * self.width, start)
+            self._take(Bin.over(steps[start:end], values[start:end]))
+            start = end
+            if len(self.bins) > self.capacity:
+                self.width *= 2
+                old, self.bins = self.bins, []
+                for own in old:
+                    self._take(own)
 
     def _take(self, new: Bin) -> None:
         if self.bins and self.bins[-1].step // self.width == new.step // self.width:

@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import math
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..alerts import Bands, Level, Limits
 from ..errors import ConfigError
-from ..sinks.jsonl import parse_line
+from ..printable import printable
+from ..tags import BETA_STAR, weight_tag
+from . import records as of
 from .bins import Bin, BinnedSeries
 from .charts import ACCURACY, value_of
+from .files import GrowingFile, read_object
 
-__all__ = ["Attempt", "GrowingFile", "RecordedRun"]
+__all__ = ["Attempt", "RecordedRun"]
 
 _ATTEMPT = "recovery/attempt"
-_CHUNK = 1 << 20
-_REMEMBERED = 4096  # bytes, which tell whether what was read is still there
-
-
-class GrowingFile:
-    """The records of a file of JSON lines that may still be written, each of them once.
-
-    As with :func:`~ebmguard.sinks.read_jsonl` a last line that is only half written is left for
-    later. The file need not exist yet. Where what was read is no longer there, since a trainer that
-    resumes cuts its files back, reading begins anew.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._before = b""
-
-    def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """The next records, of at most about a megabyte; none where nothing is new.
-
-        Returns:
-            Whether the file began anew, so that all records of earlier calls are void; and the
-            records.
-
-        Raises:
-            ConfigError: a line that is complete is not a JSON object.
-        """
-        try:
-            file = self.path.open("rb")
-        except FileNotFoundError:
-            return self._forget(), []
-        with file:
-            file.seek(self._offset - len(self._before))
-            anew = file.read(len(self._before)) != self._before and self._forget()
-            file.seek(self._offset)
-            lines = file.readlines(_CHUNK)
-        # The start of an object is never itself an object, so a last line that parses is complete.
-        if lines and not lines[-1].endswith(b"\n") and parse_line(lines[-1]) is None:
-            lines.pop()
-        records = []
-        for line in lines:
-            record = parse_line(line)
-            if record is not None:
-                records.append(record)
-            elif line != b"\n":
-                raise ConfigError(
-                    f"A line of {self.path} is not a JSON object: {line.rstrip()[:80]!r}. Expected "
-                    "a file written by JsonlSink. Remove the line or restore the file."
-                )
-        data = b"".join(lines)
-        self._offset += len(data)
-        self._before = (self._before + data)[-_REMEMBERED:]
-        return anew, records
-
-    def _forget(self) -> bool:
-        had = self._offset > 0
-        self._offset, self._before = 0, b""
-        return had
+# Bins of a series. From the fourth attempt on they share them: who resumes every hour fills no
+# memory, and no page.
+_BINS = 600
+_FEWEST_BINS = 8
+_MOST_ATTEMPTS = 1000
+# Rows from which on the moving limits are followed in the last rows of each batch alone. They
+# depend on fewer rows before: see ebmguard.alerts.GrowthRule.
+_ALL_FOLLOWED = 10_000
+_FOLLOWED = 100
 
 
 @dataclass
@@ -87,30 +41,40 @@ class Attempt:
         number: how many rollbacks there were before.
         first, last: its steps.
         end: its rows count up to here: the first step that came again later, or infinity.
-        rows: the rows themselves, where the run keeps them.
-        series: values by tag, where it keeps those.
+        steps, columns: its steps, and the values by tag of what is kept whole; NaN where a row
+            lacks it.
+        series: values by tag, as bins.
         bands: lower and upper edge of a moving band by tag; infinite where it is open.
     """
 
     number: int
     first: int
     last: int
+    capacity: int = _BINS
     end: float = math.inf
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    series: dict[str, BinnedSeries] = field(default_factory=lambda: defaultdict(BinnedSeries))
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    columns: dict[str, array[float]] = field(default_factory=lambda: defaultdict(_no_values))
+    series: dict[str, BinnedSeries] = field(default_factory=dict)
     bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = field(default_factory=dict)
 
-    def draw(self, row: dict[str, Any], tags: Iterable[str], moving: dict[str, Limits]) -> None:
-        """Add a row to the series, and the limits that held for it."""
-        for tag in tags:
-            value = value_of(row, tag)
-            if value is not None:
-                self.series[tag].add(row["step"], value)
-            low, high = moving.get(tag, Limits())[:2]
-            if math.isfinite(low) or math.isfinite(high):
-                edges = self.bands.setdefault(tag, (BinnedSeries(), BinnedSeries()))
-                edges[0].add(row["step"], low)
-                edges[1].add(row["step"], high)
+    def add(self, steps: Sequence[int], tag: str, values: Sequence[float]) -> None:
+        """Add to the bins of a series."""
+        if tag not in self.series:
+            self.series[tag] = BinnedSeries(self.capacity)
+        self.series[tag].extend(steps, values)
+
+    def add_limits(self, step: int, tag: str, limits: Limits) -> None:
+        """Add the limits of a diagnostic that held for a row."""
+        if math.isfinite(limits.low) or math.isfinite(limits.high):
+            edges = self.bands.get(tag)
+            if edges is None:
+                edges = self.bands[tag] = BinnedSeries(self.capacity), BinnedSeries(self.capacity)
+            edges[0].extend([step], [limits.low])
+            edges[1].extend([step], [limits.high])
+
+
+def _no_values() -> array[float]:
+    return array("d")
 
 
 class RecordedRun:
@@ -120,12 +84,18 @@ class RecordedRun:
     A trainer's ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used where they are. Of
     a step that came again, only the last time counts, and nothing after the earlier ones.
 
+    Files are read once, some megabytes at a time, and thinned as they are read: of the rows remain
+    the bins of the charts and whole columns of numbers, as asked for.
+
     Args:
         path: the folder, which need not exist yet.
-        tags: diagnostics to keep for charts, in bounded memory; None keeps the rows themselves.
+        tags: diagnostics to keep for charts, in bounded memory: the lowest and the highest value
+            of each of 600 stretches.
+        whole: tags to keep with every value, for :meth:`series`.
 
     Attributes:
         attempts: the rows, apart by rollback; a step may be in several of them.
+        name: the path, printable.
         latest: the last row.
         row_count: how many there were, in all attempts.
         bands: the rules' limits, as they held for the last row; where the run has tags.
@@ -133,20 +103,22 @@ class RecordedRun:
         config, results: what the trainer wrote, empty where it wrote none.
     """
 
-    def __init__(self, path: Path, tags: Iterable[str] | None = None) -> None:
+    def __init__(self, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> None:
         self.path = path
-        self.tags = None if tags is None else tuple(tags)
+        self.name = printable(path)
+        self.tags, self.whole = tuple(tags), tuple(whole)
         self.alerts: list[dict[str, Any]] = []
         self.rollbacks: list[dict[str, Any]] = []
         self.config: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
         # By attempt and step: evaluations come late, and out of order.
         self._accuracy: dict[int, dict[int, float]] = {}
-        # Of each file what takes a record, and what forgets them all.
-        files: dict[str, tuple[Callable[[dict[str, Any]], None], Callable[[], None]]] = {
-            "metrics": (self._take_row, self._start),
-            "alerts": (self.alerts.append, self.alerts.clear),
-            "recovery": (self.rollbacks.append, self.rollbacks.clear),
+        self._rows = path / "metrics.jsonl"
+        # Of each file what takes its records, and what forgets them all.
+        files: dict[str, tuple[Callable[[list[dict[str, Any]]], None], Callable[[], None]]] = {
+            "metrics": (self._take_rows, self._start),
+            "alerts": (self._take_alerts, self.alerts.clear),
+            "recovery": (self._take_rollbacks, self.rollbacks.clear),
             "accuracy": (self._take_accuracy, self._accuracy.clear),
         }
         self._files = [(GrowingFile(path / f"{name}.jsonl"), *do) for name, do in files.items()]
@@ -159,13 +131,13 @@ class RecordedRun:
         self.bands = Bands()
 
     @classmethod
-    def read(cls, path: Path, tags: Iterable[str] | None = None) -> RecordedRun:
+    def read(cls, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> RecordedRun:
         """The run that a folder holds now.
 
         Raises:
             ConfigError: there are no rows, or a file does not hold what it should.
         """
-        run = cls(path, tags)
+        run = cls(path, tags, whole)
         run.update()
         if not run.attempts:
             raise ConfigError(
@@ -186,40 +158,111 @@ class RecordedRun:
                 anew, records = file.read()
                 if anew:
                     forget()
-                try:
-                    for record in records:
-                        take(record)
-                except KeyError as error:
-                    raise ConfigError(
-                        f"A line of {file.path} has no {error}: {str(record)[:80]}. Expected a "
-                        "file that the guard or its trainer wrote."
-                    ) from error
+                take(records)
                 is_new |= anew or bool(records)
         before = self.config, self.results
-        self.config = _read_object(self.path / "config.json")
-        self.results = _read_object(self.path / "results.json")
+        self.config, self.results = map(self._read_object, ("config.json", "results.json"))
+        of.check(self.results, of.RESULTS, self.path / "results.json")
         return is_new or before != (self.config, self.results)
 
-    def _take_row(self, row: dict[str, Any]) -> None:
-        step, number = row["step"], int(row.get(_ATTEMPT, 0))
+    def _read_object(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        found: dict[str, Any] = of.plain(read_object(path), path)
+        return found
+
+    def _take_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Take a batch apart where an attempt or the use of weights begins or ends."""
+        last = self.attempts[-1].last if self.attempts else -1
+        kind, begin = None, 0
+        for i, row in enumerate(rows):
+            step, own = row.get("step", -1), (row.get(_ATTEMPT, 0), row.get(BETA_STAR) == 0)
+            if own != kind or not of.is_step(step):
+                of.check(row, of.ROW, self._rows)
+            if step <= last or own != kind:
+                self._take_stretch(rows[begin:i])
+                begin, kind = i, own
+            last = step
+        self._take_stretch(rows[begin:])
+
+    def _take_stretch(self, rows: Sequence[dict[str, Any]]) -> None:
+        if not rows:
+            return
+        where, steps = self._rows, [row["step"] for row in rows]
+        number = int(of.number(rows[0].get(_ATTEMPT, 0), _ATTEMPT, where))
         now = self.attempts[-1] if self.attempts else None
         # A trainer that is resumed without cutting its rows begins anew, too.
-        if now is None or number != now.number or step <= now.last:
-            for earlier in self.attempts:
-                earlier.end = min(earlier.end, step)
-            now = Attempt(number, step, step)
-            self.attempts.append(now)
-        now.last = step
-        if self.tags is None:
-            now.rows.append(row)
-        else:
-            now.draw(row, self.tags, self.bands.read(row))
-        self.latest = row
-        self.row_count += 1
+        if now is None or number != now.number or steps[0] <= now.last:
+            now = self._begin(number, steps[0])
+        now.last = steps[-1]
+        now.steps.extend(steps if self.whole else ())
+        for tag in self.whole:
+            values = (row.get(tag) for row in rows)
+            now.columns[tag].extend(
+                math.nan if own is None else of.number(own, tag, where) for own in values
+            )
+        for tag in self.tags:
+            self._draw(now, rows, steps, tag)
+        if self.tags:
+            for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
+                for tag, limits in self.bands.read(of.numbers(row, where)).items():
+                    if tag in self.tags:
+                        now.add_limits(row["step"], tag, limits)
+        self.latest = of.numbers(rows[-1], where)
+        self.row_count += len(rows)
 
-    def _take_accuracy(self, record: dict[str, Any]) -> None:
-        attempt = self._accuracy.setdefault(int(record.get("attempt", 0)), {})
-        attempt[int(record["step"])] = float(record["test_accuracy"])
+    def _draw(
+        self, now: Attempt, rows: Sequence[dict[str, Any]], steps: Sequence[int], tag: str
+    ) -> None:
+        """Add rows to a series, all at β* = 0 or none; see :func:`.charts.value_of`."""
+        own = weight_tag(tag, rows[0].get(BETA_STAR, math.nan))
+        values: list[Any] = [row.get(own) for row in rows]
+        if own != tag:
+            values = [
+                row.get(tag) if value is None else value
+                for row, value in zip(rows, values, strict=True)
+            ]
+        try:
+            are_numbers = isinstance(sum(values), float)
+        except (TypeError, OverflowError):
+            are_numbers = False
+        if not are_numbers:  # some are missing, whole numbers, or damaged
+            known = [pair for pair in zip(steps, values, strict=True) if pair[1] is not None]
+            steps = [step for step, _ in known]
+            values = [of.number(value, tag, self._rows) for _, value in known]
+        if values:
+            now.add(steps, tag, values)
+
+    def _begin(self, number: int, step: int) -> Attempt:
+        if len(self.attempts) == _MOST_ATTEMPTS:
+            raise ConfigError(
+                f"The steps of {self._rows} begin anew {_MOST_ATTEMPTS:,} times. Expected the rows "
+                "of one run. Restore the file."
+            )
+        for earlier in self.attempts:
+            earlier.end = min(earlier.end, step)
+        share = max(1, (len(self.attempts) + 1) // 4)
+        self.attempts.append(Attempt(number, step, step, max(_FEWEST_BINS, _BINS // share)))
+        return self.attempts[-1]
+
+    def _take_alerts(self, records: Sequence[dict[str, Any]]) -> None:
+        self.alerts += self._checked(records, "alerts", of.ALERT)
+
+    def _take_rollbacks(self, records: Sequence[dict[str, Any]]) -> None:
+        self.rollbacks += self._checked(records, "recovery", of.ROLLBACK)
+
+    def _take_accuracy(self, records: Sequence[dict[str, Any]]) -> None:
+        for record in self._checked(records, "accuracy", of.ACCURACY):
+            attempt = self._accuracy.setdefault(record.get("attempt", 0), {})
+            attempt[record["step"]] = float(record["test_accuracy"])
+
+    def _checked(
+        self, records: Sequence[dict[str, Any]], name: str, fields: Mapping[str, of.Field]
+    ) -> list[dict[str, Any]]:
+        where = self.path / f"{name}.jsonl"
+        found = [of.plain(record, where) for record in records]
+        for record in found:
+            of.check(record, fields, where)
+        return found
 
     @property
     def step(self) -> int | None:
@@ -232,9 +275,9 @@ class RecordedRun:
         if not self.results:
             return False
         try:
-            rows = (self.path / "metrics.jsonl").stat().st_mtime
+            rows = self._rows.stat().st_mtime
             return (self.path / "results.json").stat().st_mtime >= rows
-        except FileNotFoundError:
+        except OSError:
             return True
 
     def setting(self, name: str) -> float | None:
@@ -259,15 +302,14 @@ class RecordedRun:
         ]
         return named[-1] if named else 0
 
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows that count, in the order of steps; only where ``tags`` is None."""
-        return [row for own in self.attempts for row in own.rows if row["step"] < own.end]
-
     def series(self, tag: str) -> list[tuple[int, float]]:
-        """Steps and values of a tag in :attr:`rows`, where it was recorded."""
-        found = ((row["step"], row.get(tag)) for row in self.rows)
-        return [(step, float(value)) for step, value in found if isinstance(value, int | float)]
+        """Steps and values, but for NaN, of a tag in the rows that count; of those kept whole."""
+        return [
+            (step, value)
+            for own in self.attempts
+            for step, value in zip(own.steps, own.columns[tag], strict=True)
+            if step < own.end and value == value
+        ]
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
@@ -302,17 +344,3 @@ class RecordedRun:
         """What the latest value of a diagnostic is worth by itself."""
         value = value_of(self.latest, tag)
         return None if value is None else self.bands.level(tag, value)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8").rstrip()
-    except FileNotFoundError:
-        return {}
-    if not text.endswith("}"):
-        return {}  # half written
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}. Restore or remove it.") from error
-    return found if isinstance(found, dict) else {}

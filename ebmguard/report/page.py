@@ -13,12 +13,12 @@ from typing import Any
 import tyro
 
 from ..errors import ConfigError
-from ..sinks import read_jsonl
-from ..sinks.jsonl import parse_line
+from ..printable import printable
 from ..tags import REFERENCE, Tag
 from . import plots
 from .advice import advice, outcome
 from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, value_of
+from .files import GrowingFile
 from .folder import RecordedRun
 from .plots import short_number
 
@@ -50,11 +50,11 @@ def report(config: ReportConfig) -> int:
     text = page(config.runs)
     try:
         config.out.write_text(text, encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{config.out} cannot be written: {error.strerror}. Name another --out."
+            f"{config.out} cannot be written: {error}. Name another --out."
         ) from error
-    print(f"report: {config.out}")
+    print(f"report: {printable(config.out)}")
     return 0
 
 
@@ -81,9 +81,9 @@ def page(folders: Sequence[Path]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": _cell, "note": note}
-    names = [folder.resolve().name for folder in folders]
+    names = [printable(folder.resolve().name) for folder in folders]
     if len(set(names)) < len(names):
-        names = [str(folder) for folder in folders]
+        names = [run.name for run in runs]
     configs = [_flat(run.config) for run in runs]
     results = [_flat(run.results) for run in runs]
     return environment.get_template("report.html").render(
@@ -105,11 +105,11 @@ def _more_charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
     first: dict[str, Any] = {}
     alerts: list[dict[str, Any]] = []
     for folder in folders:
-        if (folder / "metrics.jsonl").is_file():
-            with (folder / "metrics.jsonl").open("rb") as lines:
-                first |= parse_line(lines.readline()) or {}
-        if (folder / "alerts.jsonl").is_file():
-            alerts += read_jsonl(folder / "alerts.jsonl")
+        _, rows = GrowingFile(folder / "metrics.jsonl").read()
+        first |= rows[0] if rows else {}
+        file = GrowingFile(folder / "alerts.jsonl")
+        while records := file.read()[1]:
+            alerts += [record for record in records if isinstance(record.get("tag"), str)]
     weights = [match for tag in first if (match := re.fullmatch("mixture/(.*)/weight", tag))]
     known = {chart.name for chart in (*CHARTS, *MORE_CHARTS)}
     others = dict.fromkeys(alert["tag"].removeprefix(REFERENCE) for alert in alerts)

@@ -10,6 +10,7 @@ from typing import Any
 from ..alerts import Limits
 from ..tags import REFERENCE, Scale, Tag
 from .bins import Bin, BinnedSeries
+from .charts import value_of
 from .folder import RecordedRun
 
 __all__ = ["Axis", "Plot", "draw", "short_number"]
@@ -175,6 +176,7 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     )
     for index, (run, of_run) in enumerate(zip(runs, pieces, strict=True)):
         kept = [own for piece, _ in of_run for own in piece]
+        kept += _last_row(run, chart.name, kept)
         plot.data["runs"].append(
             {
                 "step": [own.step for own in kept],
@@ -191,6 +193,14 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     return plot
 
 
+def _last_row(run: RecordedRun, tag: str, kept: Sequence[Bin]) -> list[Bin]:
+    """The last row as a bin of its own, unless the last stretch shows it."""
+    value, step = value_of(run.latest, tag), run.step
+    if not kept or value is None or step is None or not math.isfinite(value):
+        return []
+    return [] if (step, value) in kept[-1].points() else [Bin.of(step, value)]
+
+
 def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
     for index, alert in enumerate(run.alerts):
         at = _x(x, alert["step"])
@@ -201,6 +211,7 @@ def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
             plot.markers.append((at, height, of, index, alert))
         elif alert["level"] != "INFO":
             plot.moments.append((at, alert["level"]))
+    plot.moments = list(dict.fromkeys(plot.moments))  # of many at one place, one
     lost = run.results.get("diverged_at")
     plot.moments += [(_x(x, lost), "diverged")] if lost is not None else []
     for index, record in enumerate(run.rollbacks):

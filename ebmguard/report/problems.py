@@ -21,6 +21,27 @@ _TOLERANCE = 0.02
 _AMPLIFIED = 10.0
 # Rows after which a chain should have started afresh.
 _LONG = 100
+_MEDIANS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule))
+_FLOORS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
+_NONFINITE = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
+# Every tag that is asked for below.
+_READ = {
+    *(
+        rule.reference_prefix * at + bound.tag
+        for rule in _MEDIANS
+        for bound in rule.bounds
+        for at in (0, 1)
+    ),
+    *(tag for rule in _FLOORS for tag in (rule.tag, rule.reference_tag)),
+    *(f"nonfinite/{name}" for names in _NONFINITE.values() for name in names.split()),
+    "beta_star",
+    "buffer/reinit",
+    "energy_gap",
+    "energy_gap_scaled",
+    "f_neg/std",
+    "optim/amplification",
+    "scaler/skipped",
+}
 # What a median beyond a rule's limit means.
 _MEANINGS = {
     ("ess", "below"): "The effective sample size is {:.1%} of the negatives: a few of them carry "
@@ -44,7 +65,7 @@ def problems_of_run(path: Path) -> list[Problem]:
     Raises:
         ConfigError: it is no run folder, or a file in it is damaged.
     """
-    run = RecordedRun.read(path)
+    run = RecordedRun.read(path, whole=_READ)
     told = (_of_outcome, _of_numbers, _of_alerts, _of_rollbacks)
     measured = (_of_medians, _of_grad_scale, _of_sampler, _of_optimizer)
     return in_order(problem for check in (*told, *measured) for problem in check(run))
@@ -81,8 +102,7 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
 
 
 def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
-    parts = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
-    for what, names in parts.items():
+    for what, names in _NONFINITE.items():
         series = [_known(run, f"nonfinite/{name}") for name in names.split()]
         steps = {step for pairs in series for step, value in pairs if value > 0}
         if steps:
@@ -92,7 +112,8 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
                 f"{what} were NaN or infinite in {len(steps):,} steps, first here.",
                 'a lower learning rate; action="rollback", which replaces such buffer rows too.',
             )
-    share = sum(value > 0 for _, value in _known(run, "scaler/skipped")) / len(run.rows)
+    skipped = [value > 0 for _, value in _known(run, "scaler/skipped")]
+    share = sum(skipped) / max(1, len(skipped))
     if share > _SKIPPED:
         yield warn(
             "scaler_skips",
@@ -154,8 +175,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
 def _of_medians(run: RecordedRun) -> Iterator[Problem]:
     """What a rule's own median at the end is beyond the rule's own limit."""
     beta_star = _late(run, "beta_star", 1)
-    rules = [rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule)]
-    for rule, bound in ((own, bound) for own in rules for bound in own.bounds):
+    for rule, bound in ((own, bound) for own in _MEDIANS for bound in own.bounds):
         tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
         value = _late(run, tag, bound.window)
         if value > bound.limit if bound.side == "above" else value < bound.limit:
@@ -186,7 +206,7 @@ def _late(run: RecordedRun, tag: str, window: int) -> float:
 def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
     """A GradScale that stayed low for as long as makes an ERROR."""
     beta_star = _late(run, "beta_star", 1)
-    for rule in (rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule)):
+    for rule in _FLOORS:
         tag = rule.reference_tag if beta_star == 0 else rule.tag
         stretches: list[list[int]] = [[]]
         for step, value in _known(run, tag):

@@ -72,7 +72,7 @@ def watch(config: WatchConfig) -> int:
             console.print(_frame(RecordedRun.read(config.run, tags), None, console))
         elif console.is_terminal:
             with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-                live.update(f"reading {run.path}", refresh=True)  # some seconds where it is long
+                live.update(f"reading {run.name}", refresh=True)  # some seconds where it is long
                 _follow(run, console, lambda frame: live.update(frame, refresh=True), 0.0)
         else:
             _follow(run, console, lambda frame: console.print(frame, "\n", end=""), _EVERY_AS_TEXT)
@@ -110,7 +110,7 @@ def _frame(run: RecordedRun, rate: float | None, console: Console) -> Renderable
     """The state of a run; the rate is in rows per second, None where it is not known yet."""
     if not run.attempts:
         there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
-        return Group(Text(str(run.path), style="bold"), Text(there, style="dim"))
+        return Group(Text(run.name, style="bold"), Text(there, style="dim"))
     width, height = console.width, console.height if console.is_terminal else _TEXT_HEIGHT
     charts = len(CHARTS) + bool(run.surviving(ACCURACY.name))
     tall = 2 if height >= _TALL else 1
@@ -124,9 +124,9 @@ def _frame(run: RecordedRun, rate: float | None, console: Console) -> Renderable
 
 def _headline(run: RecordedRun, rate: float | None) -> Text:
     step, total = (run.step or 0) + 1, run.setting("iterations")
-    line = Text.assemble((str(run.path), "bold"), f"  step {step:,}")
+    line = Text.assemble((run.name, "bold"), f"  step {step:,}")
     if total:
-        share = min(1.0, step / total)
+        share = max(0.0, min(1.0, step / total))
         done = round(_BAR * share)
         line.append(f" of {total:,} ")
         line.append("━" * done, "green").append("─" * (_BAR - done), "dim").append(f" {share:.0%}")

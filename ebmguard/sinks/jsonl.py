@@ -14,10 +14,10 @@ from ..errors import ConfigError
 from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
 
-__all__ = ["AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
+__all__ = ["NON_FINITE", "AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
 
 # Strings of the proto3 JSON mapping, since not every parser reads the bare NaN that Python writes.
-_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _BEGINNING = b'{"'  # of every line
 _LONGEST = 1 << 20  # bytes; lines have a few thousand
@@ -111,7 +111,7 @@ def _line(record: Record) -> bytes:
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, str):
-        return _NON_FINITE.get(value, value)
+        return NON_FINITE.get(value, value)
     if isinstance(value, dict):
         return {key: _from_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     """The object of one line, with its floats; None if the line is no complete object."""
     try:
         record = _from_json(json.loads(line))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -17,6 +17,7 @@ from ..networks import WideResNet
 from ..precision import set_precision
 from ..progress import Reporter, SilentReporter, default_reporter
 from ..ranks import ONE_RANK, Ranks
+from ..restoring import restoring
 from ..run_folder import RunFolder
 from .config import JemConfig
 from .evaluation import Evaluator, SampleQuality, load_features
@@ -56,7 +57,8 @@ def train(
     network = make_network(config, data)
     evaluator = make_evaluator(config, data, network)
     logbook = Logbook(config, folder, network, data, evaluator, reporter=reporter)
-    folder.cut_rows(state["row_sizes"] if state else {})
+    with restoring(folder.path):
+        folder.cut_rows(state["row_sizes"] if state else {})
     trainer = Trainer(
         config,
         network,
@@ -66,8 +68,9 @@ def train(
         on_alert=logbook.on_alert,
     )
     if state:
-        trainer.load_state_dict(state)
-        logbook.load_state_dict(state["logbook"])
+        with restoring(folder.path):
+            trainer.load_state_dict(state)
+            logbook.load_state_dict(state["logbook"])
     del state
     record = logbook.record
 

@@ -19,6 +19,7 @@ from ..interrupt import DeferredInterrupt
 from ..precision import set_precision
 from ..progress import Reporter, SilentReporter, default_reporter
 from ..ranks import ONE_RANK, Ranks
+from ..restoring import restoring
 from ..run_folder import RunFolder
 from .config import ShortRunConfig
 from .draws import Draws
@@ -56,7 +57,8 @@ def train(
     reporter = (reporter or default_reporter()) if ranks.is_first else SilentReporter()
     data = config.load_data().to(device)
     state = folder.checkpoints.load(device)
-    folder.cut_rows(state["row_sizes"] if state else {})
+    with restoring(folder.path):
+        folder.cut_rows(state["row_sizes"] if state else {})
 
     network = make_network(config, data)
     if config.start_from is not None and state is None:
@@ -147,8 +149,9 @@ def train(
         return torch.stack((gap, outside, x_neg.std())), x_neg, steps
 
     if state is not None:
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
+        with restoring(folder.path):
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
     del state
     reporter.start(f"beta* = {config.beta_star:g}", record.next_step, settings.iterations)
     try:

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from ebmguard.printable import printable
+
 from ..interrupt import INTERRUPTED
 from ..numbers import median
 from .config import ToyConfig
@@ -23,9 +25,9 @@ def run(config: ToyConfig) -> int:
     """
     results = train_run(config)
     if results is None:
-        print(f"stopped; go on with: {config.command()} --resume")
+        print(printable(f"stopped; go on with: {config.command()} --resume"))
         return INTERRUPTED
-    print(f"results in {config.out}, {results['wall_seconds']:.0f} s\n")
+    print(f"results in {printable(config.out)}, {results['wall_seconds']:.0f} s\n")
     print(table(results["members"]))
     return 0
 

@@ -15,6 +15,7 @@ from ..device import describe, find_device
 from ..graphs import graphed_energies
 from ..interrupt import DeferredInterrupt
 from ..progress import Reporter, default_reporter
+from ..restoring import restoring
 from ..run_folder import RunFolder
 from .config import ToyConfig
 from .distributions import DISTRIBUTIONS
@@ -55,7 +56,8 @@ def train(
     evaluator = Evaluator(settings, members, device)
     record = Record(config, folder, len(members), device)
     state = folder.checkpoints.load(device)
-    folder.cut_rows(state["row_sizes"] if state else {})
+    with restoring(folder.path):
+        folder.cut_rows(state["row_sizes"] if state else {})
 
     sample_q = make_training_sampler(settings, device)
     # One guard for the whole ensemble: beta* is a vector over the members, and so is the variant.
@@ -90,11 +92,12 @@ def train(
         )
 
     if state:
-        network.load_state_dict(state["network"])
-        optimizer.load_state_dict(state["optimizer"])
-        draws.load_state_dict(state["draws"])
-        loss_fn.guard.load_state_dict(state["guard"])
-        record.load_state_dict(state["record"])
+        with restoring(folder.path):
+            network.load_state_dict(state["network"])
+            optimizer.load_state_dict(state["optimizer"])
+            draws.load_state_dict(state["draws"])
+            loss_fn.guard.load_state_dict(state["guard"])
+            record.load_state_dict(state["record"])
     reporter.start(config.scenario, record.next_step, settings.iterations)
     try:
         with DeferredInterrupt() as interrupt:

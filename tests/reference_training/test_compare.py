@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.lines import Line2D
 
+from ebmguard.alerts import Alert, Level
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.compare import CompareConfig, compare, draw, load, table
 
@@ -27,9 +28,10 @@ def write_run(path: Path, *, beta_star: float, diverged_at: int | None) -> Path:
     ]
     alerts = []
     if diverged_at is not None:
+        said = ("energy_gap", 1e6, 1e4, 64, ("a lower lr",))
         alerts = [
-            {"level": level, "rule": "energy_blowup", "step": diverged_at - early}
-            for level, early in (("WARN", 3), ("ERROR", 2))
+            Alert("energy_blowup", level, diverged_at - early, *said).record()
+            for level, early in ((Level.WARN, 3), (Level.ERROR, 2))
         ]
     accuracy = [{"step": s, "test_accuracy": 0.1 if lost[s] else 0.975} for s in (30, 0, 10, 20)]
     for name, lines in (("metrics", rows), ("alerts", alerts), ("accuracy", accuracy)):

@@ -24,6 +24,12 @@ def test_lines_come_every_so_many_steps_and_at_the_end(caplog):
     ]
 
 
+def test_what_is_logged_controls_no_terminal():
+    record = logging.LogRecord("ebmguard", logging.INFO, "", 0, "%s", ("a\x1b[31mb\x9bc",), None)
+    shown = progress.PrintableFormatter("%(message)s").format(record)
+    assert shown == "a\ufffd[31mb\ufffdc"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.98765, "0.988"), (123456.0, "1.2e+05"), (-2e9, "-2.0e+09"), (float("nan"), "nan")],

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.report.charts import CHARTS, MORE_CHARTS
-from ebmguard.report.folder import GrowingFile, RecordedRun
+from ebmguard.report.files import GrowingFile
+from ebmguard.report.folder import RecordedRun
 from ebmguard.sinks import read_jsonl, to_json
 
 from .folders import BACK_TO, LOST_AT, record, rows, write
@@ -134,8 +135,8 @@ def test_a_step_that_came_again_counts_once_the_last_time(steps, by_attempt):
     with tempfile.TemporaryDirectory() as folder:
         for name, lines in (("metrics", records), ("accuracy", evaluations)):
             (Path(folder) / f"{name}.jsonl").write_bytes(encoded(lines))
-        whole, binned = RecordedRun.read(Path(folder)), RecordedRun.read(Path(folder), ["x"])
-        assert [(row["step"], row["x"]) for row in whole.rows] == list(counts.items())
+        whole = RecordedRun.read(Path(folder), whole=["x"])
+        binned = RecordedRun.read(Path(folder), ["x"])
         assert whole.series("x") == list(counts.items())
         for run in (whole, binned):
             assert run.row_count == len(steps)
@@ -225,10 +226,11 @@ def test_a_folder_of_the_guard_alone_is_enough(tmp_path):
 def test_damaged_files_are_named(tmp_path):
     path = write(tmp_path / "run")
     (path / "config.json").write_text("{broken}")
-    with pytest.raises(ConfigError, match=r"config\.json is not JSON"):
-        RecordedRun.read(path, TAGS)
-    (path / "config.json").write_text(json.dumps([1]))
-    assert RecordedRun.read(path).config == {}
+    for text in ("{broken}", "[1]"):
+        (path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"config\.json is not a JSON object"):
+            RecordedRun.read(path, TAGS)
+    (path / "config.json").unlink()
     (path / "accuracy.jsonl").write_text('{"step": 3}\n')
     with pytest.raises(ConfigError, match=r"accuracy\.jsonl has no 'test_accuracy'"):
         RecordedRun.read(path, TAGS)

@@ -40,6 +40,7 @@ ALERT = Alert("energy_blowup", Level.ERROR, 200, "energy_gap", 9.0, 3.0, 64, ("o
 ROLLBACK = {
     "step": 200,
     "restored_step": 150,
+    "attempt": 1,
     "rule": "energy_blowup",
     "tag": "energy_gap",
     "value": 9.0,
@@ -47,6 +48,7 @@ ROLLBACK = {
     "relapse": False,
     "changes": {"beta_star": [0.0, 2.0]},
     "budget_left": 4,
+    "message": "Rollback 1 at step 200.",
 }
 
 

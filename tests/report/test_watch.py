@@ -177,6 +177,6 @@ def test_a_sparkline_shows_shares_on_their_own_scale_and_marks_what_is_no_number
     # Every tenth step has a value: it holds in between.
     sparse = BinnedSeries()
     for step in range(0, 100, 10):
-        sparse.add(step, 0.5)
+        sparse.extend([step], [0.5])
     assert sparkline(sparse.bins, "share", 50) == ["▄" * 50]
     assert sparkline([], "log", 3, height=2) == ["   ", "   "]

@@ -1,0 +1,194 @@
+"""What the records of a run folder must hold: no reader stumbles over one that is damaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..alerts import Level
+from ..errors import ConfigError
+from ..printable import printable
+from ..sinks.jsonl import NON_FINITE
+
+__all__ = [
+    "ACCURACY",
+    "ALERT",
+    "RESULTS",
+    "ROLLBACK",
+    "ROW",
+    "Field",
+    "check",
+    "is_step",
+    "number",
+    "numbers",
+    "plain",
+]
+
+_DEEPEST = 40
+_MOST_STEPS = 2**53  # up to which every whole number is a float
+
+
+def is_step(value: Any) -> bool:
+    """Whether it can be the number of a step."""
+    return type(value) is int and 0 <= value <= _MOST_STEPS
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and abs(value) <= _MOST_STEPS
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_changes(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+        for pair in value.values()
+    )
+
+
+Field = tuple[bool, str, Callable[[Any], bool]]  # whether it must be there, what, and the test
+_STEP: Field = (True, "a step", is_step)
+_NUMBER: Field = (True, "a number", _is_number)
+_TEXT: Field = (True, "a text", _is_text)
+_COUNT: Field = (True, "a whole number", _is_count)
+_MAYBE: Field = (False, "a number or null", lambda value: value is None or _is_number(value))
+
+ROW: Mapping[str, Field] = {
+    "step": _STEP,
+    "recovery/attempt": (
+        False,
+        "a count",
+        lambda value: isinstance(value, int | float) and 0 <= value <= _MOST_STEPS,
+    ),
+}
+ALERT: Mapping[str, Field] = {
+    "step": _STEP,
+    "level": (True, "one of INFO, WARN, ERROR", list(Level.__members__).__contains__),
+    "rule": _TEXT,
+    "tag": _TEXT,
+    "value": _NUMBER,
+    "limit": _NUMBER,
+    "message": _TEXT,
+    "remedies": (True, "texts", lambda own: isinstance(own, list) and all(map(_is_text, own))),
+    "follows": (False, "a text", _is_text),
+}
+ROLLBACK: Mapping[str, Field] = {
+    "step": _STEP,
+    "restored_step": _STEP,
+    "attempt": _COUNT,
+    "rule": _TEXT,
+    "tag": _TEXT,
+    "value": _NUMBER,
+    "message": _TEXT,
+    "budget_left": _COUNT,
+    "changes": (True, "pairs of numbers by name", _is_changes),
+    "certified": (False, "true or false", _is_flag),
+    "relapse": (True, "true or false", _is_flag),
+}
+ACCURACY: Mapping[str, Field] = {
+    "step": _STEP,
+    "test_accuracy": _NUMBER,
+    "attempt": (False, "a whole number", _is_count),
+}
+RESULTS: Mapping[str, Field] = {
+    "diverged_at": (False, "a step or null", lambda value: value is None or is_step(value)),
+    **dict.fromkeys(
+        (
+            "wall_seconds",
+            "accuracy",
+            "best_accuracy",
+            "median_abs_gap_last_100",
+            "grad_scale",
+            "reference_grad_scale",
+            "ess",
+            "reference_ess",
+        ),
+        _MAYBE,
+    ),
+}
+
+
+def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -> None:
+    """Refuse a record without what readers need.
+
+    Raises:
+        ConfigError: something is missing, or not what it should be.
+    """
+    for name, (is_needed, expected, is_one) in fields.items():
+        if name not in record and not is_needed:
+            continue
+        problem = f"has no {name!r}"
+        if name in record:
+            if is_one(record[name]):
+                continue
+            problem = f"has {name}={str(record[name])[:40]!r}"
+        raise ConfigError(
+            f"{where} {problem}, expected {expected}, in {str(record)[:80]}. It should be a file "
+            "that the guard or its trainer wrote: restore or remove it."
+        )
+
+
+def plain(value: Any, where: Path, depth: int = 0) -> Any:
+    """A value of JSON with printable texts, and as a float what is beyond every step.
+
+    Raises:
+        ConfigError: it is nested too deeply.
+    """
+    if isinstance(value, str):
+        return NON_FINITE.get(value, printable(value))
+    if isinstance(value, int) and abs(value) > _MOST_STEPS:
+        return _as_float(value)
+    if depth > _DEEPEST:
+        raise ConfigError(f"{where} is nested more than {_DEEPEST} deep. Restore or remove it.")
+    if isinstance(value, dict):
+        return {printable(key): plain(own, where, depth + 1) for key, own in value.items()}
+    if isinstance(value, list):
+        return [plain(own, where, depth + 1) for own in value]
+    return value
+
+
+def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """A row as floats by tag, but for its step; what is null is missing.
+
+    Raises:
+        ConfigError: something is not a number.
+    """
+    found: dict[str, Any] = {
+        printable(tag): own if type(own) is float else number(own, tag, where)
+        for tag, own in row.items()
+        if own is not None
+    }
+    return found | {"step": row["step"]}
+
+
+def number(value: Any, tag: str, where: Path) -> float:
+    """A number of a row as a float.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if isinstance(value, int | float):
+        return _as_float(value)
+    raise ConfigError(
+        f"A row of {where} has {tag}={str(value)[:40]!r}, expected a number. Remove the line or "
+        "restore the file."
+    )
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

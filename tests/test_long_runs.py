@@ -1,0 +1,30 @@
+"""The benchmarks of long runs work, on the smallest of them."""
+
+from __future__ import annotations
+
+import json
+
+from benchmarks import long_run, reading
+from ebmguard.report import RecordedRun
+from ebmguard.sinks import AddScalarSink
+
+
+def test_a_folder_to_read_has_the_rows_that_are_asked_for(tmp_path, capsys):
+    lines = ['"energy_gap": 0.5, "recovery/attempt": 0.0}']
+    run = reading.write_run(tmp_path / "run", 200, lines)
+    found = RecordedRun.read(run, ["energy_gap"])
+    assert (found.row_count, found.step, len(found.attempts)) == (200, 189, 2)
+    reading.measure(["watch", str(run), "--once"])
+    taken = json.loads(capsys.readouterr().out)
+    assert taken["status"] == 0
+    assert min(taken["wall"], taken["cpu"], taken["mib"]) > 0
+
+
+def test_a_long_run_writes_to_every_sink(tmp_path):
+    logger = long_run.CsvLogger(tmp_path / "scalars.csv")
+    training = long_run.Training(tmp_path, AddScalarSink(logger))
+    for _ in range(5):
+        training.step()
+    training.guard.close()
+    sizes = long_run.sizes(tmp_path)
+    assert min(sizes[name] for name in ("metrics.jsonl", "event files", "scalars.csv")) > 0
