@@ -1,0 +1,205 @@
+"""Calls of samplers, found in the evaluations of energies: each loop over one energy is a chain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..measurement import Draw, Evaluation, Measured, measured
+from .graph import DATA
+from .places import Place, Stack
+
+__all__ = ["Chain", "Chains", "Sampler"]
+
+_NEAR = 3.0  # steps between the last evaluation and the samples
+_MOST = 0.9  # of the rows must be as near
+_KEPT = 8  # chains that a loss may use
+_MEASURED = 3  # calls of one sampler
+
+
+@dataclass(eq=False)
+class Chain:
+    """One call of a sampler.
+
+    Attributes:
+        calls: the user's frames at the first evaluation, innermost first.
+        last_calls: at the last one.
+        loop: the innermost frame that the evaluations share; None while there is but one.
+        sampler: whose call it is; None while there is but one.
+    """
+
+    evaluations: list[Evaluation]
+    calls: Stack
+    last_calls: Stack
+    loop: Any = None
+    sampler: Sampler | None = None
+
+
+@dataclass(eq=False)
+class Sampler:
+    """The chains of one energy that one loop makes.
+
+    Attributes:
+        name: of the function with the loop.
+        energy: the module whose output is differentiated.
+        loop: the place of that loop's evaluations.
+        site: the energy's call in the user's code.
+        entry: the expression that calls the sampler, beside the loss; None where it was not seen.
+        is_inline: whether the loop stands where the loss does.
+        lengths: evaluations of each call.
+        measured: of the first calls.
+        buffer: the name of a larger tensor into which samples are written; empty where none is.
+    """
+
+    name: str
+    energy: nn.Module
+    loop: Place
+    site: Place
+    shape: tuple[int, ...]
+    output_shape: tuple[int, ...] = ()
+    entry: Place | None = None
+    is_inline: bool = False
+    lengths: list[int] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    is_scalar: bool = False
+    names_of_energy: list[str] = field(default_factory=list)
+    buffer: str = ""
+
+    @property
+    def best(self) -> Measured:
+        """The most that any call has told."""
+        return next((each for each in self.measured if each.is_exact), self.measured[-1])
+
+
+class Chains:
+    """Groups evaluations as they come.
+
+    Attributes:
+        samplers: by the code and the energy of their loops, in the order of their first call.
+    """
+
+    def __init__(self, draws: list[Draw | None]) -> None:
+        self.samplers: dict[Any, Sampler] = {}
+        self._over: list[Chain] = []
+        self._draws = draws
+        self._open: dict[int, Chain] = {}
+
+    @property
+    def recent(self) -> list[tuple[Chain, Sampler]]:
+        """Chains of this step, those that are under way last."""
+        chains = [*self._over, *self._open.values()]
+        return [(each, each.sampler) for each in chains if each.sampler is not None]
+
+    def is_energy(self, module: nn.Module) -> bool:
+        """Whether a sampler differentiates one number per sample of this module, or a part of it."""
+        known = self.samplers.values()
+        energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
+        return any(
+            module is energy
+            or any(module is part for part in energy.modules())
+            or any(energy is part for part in module.modules())
+            for energy in energies
+        )
+
+    def add(self, evaluation: Evaluation, calls: Stack) -> None:
+        """One more evaluation; ``calls`` are the user's frames when the energy was called."""
+        key = id(evaluation.energy)
+        chain = self._open.get(key)
+        if chain is not None and chain.evaluations[-1].x.shape == evaluation.x.shape:
+            before = [frame for frame, _ in chain.last_calls]
+            shared = next((frame for frame, _ in calls if frame in before), None)
+            if shared is not None and chain.loop in (None, shared):
+                chain.loop = shared
+                chain.evaluations.append(evaluation)
+                chain.last_calls = calls
+                chain.sampler = chain.sampler or self._sampler_of(chain)
+                return
+        self._end(key)
+        self._open[key] = Chain([evaluation], calls, calls)
+
+    def end(self) -> None:
+        """A training step is over, and so are all chains; what they hold is let go of."""
+        for key in list(self._open):
+            self._end(key)
+        self._over.clear()
+
+    def labels(self, x: Tensor) -> list[str]:
+        """For each row of ``x`` the sampler at whose end it lies, or ``DATA``."""
+        labels = [DATA] * len(x)
+        nearest = [math.inf] * len(x)
+        for chain, sampler in self.recent:
+            first, before, last = (chain.evaluations[i].x.detach() for i in (0, -2, -1))
+            if last.shape[1:] != x.shape[1:] or last.device != x.device:
+                continue
+            limit = _NEAR * float(_lengths(last - before).square().mean().sqrt())
+            count = len(last)
+            for at in {*range(0, len(x) - count + 1, count), max(0, len(x) - count)}:
+                rows = x.detach()[at : at + count]
+                near = _lengths(rows - last[: len(rows)])
+                # Data at which the chains have started is no sample.
+                is_end = (near <= limit) & (near < _lengths(rows - first[: len(rows)]))
+                distance = float(near.mean())
+                if is_end.double().mean() > _MOST and distance < nearest[at]:
+                    labels[at : at + count] = [sampler.name] * len(rows)
+                    nearest[at : at + count] = [distance] * len(rows)
+        return labels
+
+    def _end(self, key: int) -> None:
+        chain = self._open.pop(key, None)
+        if chain is None or chain.sampler is None:
+            return
+        sampler = chain.sampler
+        sampler.lengths.append(len(chain.evaluations))
+        if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
+            sampler.measured.append(measured(chain.evaluations, self._draws))
+        self._over = [*self._over[1 - _KEPT :], chain]
+
+    def _sampler_of(self, chain: Chain) -> Sampler:
+        first = chain.evaluations[0]
+        place = next(Place(f.f_code, at) for f, at in chain.calls if f is chain.loop)
+        key = (place.code, id(first.energy), first.x.shape[1:])
+        if key not in self.samplers:
+            name, taken = place.code.co_name, {each.name for each in self.samplers.values()}
+            while name in taken:
+                name += "'"
+            frame, at = chain.calls[0]
+            self.samplers[key] = Sampler(
+                name,
+                first.energy,
+                place,
+                Place(frame.f_code, at),
+                tuple(first.x.shape),
+                first.output_shape,
+                is_scalar=_is_scalar(first.cotangent),
+                names_of_energy=_names(first.energy, chain.calls),
+            )
+        return self.samplers[key]
+
+
+def _lengths(x: Tensor) -> Tensor:
+    return x.double().flatten(1).norm(dim=1)
+
+
+def _is_scalar(cotangent: Tensor | None) -> bool:
+    """Whether one number per sample was differentiated: heads of which the sum is the same."""
+    if cotangent is None:
+        return False
+    total = cotangent.double().reshape(len(cotangent), -1).sum(1) if cotangent.ndim else cotangent
+    return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
+
+
+def _names(module: Any, calls: Sequence[tuple[Any, int]]) -> list[str]:
+    """What the user's frames call a module, from the outermost inwards: x, self.x."""
+    found = []
+    for frame, _ in reversed(calls):
+        spaces = [("", frame.f_locals), ("", frame.f_globals)]
+        if "self" in frame.f_locals:
+            me = frame.f_locals["self"]
+            spaces += [("self.", vars(me) if hasattr(me, "__dict__") else {})]
+            spaces += [("self.", getattr(me, "_modules", {}))]
+        found += [p + name for p, space in spaces for name, v in space.items() if v is module]
+    return list(dict.fromkeys(found))
