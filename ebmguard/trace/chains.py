@@ -52,6 +52,7 @@ class Sampler:
         is_inline: whether the loop stands where the loss does.
         lengths: evaluations of each call.
         measured: of the first calls.
+        names: of the energy, in the code of each frame and in each file.
         buffer: the name of a larger tensor into which samples are written; empty where none is.
     """
 
@@ -66,7 +67,7 @@ class Sampler:
     lengths: list[int] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     is_scalar: bool = False
-    names_of_energy: list[str] = field(default_factory=list)
+    names: dict[Any, list[str]] = field(default_factory=dict)
     buffer: str = ""
 
     @property
@@ -175,7 +176,7 @@ class Chains:
                 tuple(first.x.shape),
                 first.output_shape,
                 is_scalar=_is_scalar(first.cotangent),
-                names_of_energy=_names(first.energy, chain.calls),
+                names=_names(first.energy, chain.calls),
             )
         return self.samplers[key]
 
@@ -192,14 +193,15 @@ def _is_scalar(cotangent: Tensor | None) -> bool:
     return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
 
 
-def _names(module: Any, calls: Sequence[tuple[Any, int]]) -> list[str]:
-    """What the user's frames call a module, from the outermost inwards: x, self.x."""
-    found = []
-    for frame, _ in reversed(calls):
-        spaces = [("", frame.f_locals), ("", frame.f_globals)]
-        if "self" in frame.f_locals:
-            me = frame.f_locals["self"]
-            spaces += [("self.", vars(me) if hasattr(me, "__dict__") else {})]
-            spaces += [("self.", getattr(me, "_modules", {}))]
-        found += [p + name for p, space in spaces for name, v in space.items() if v is module]
-    return list(dict.fromkeys(found))
+def _names(module: object, calls: Stack) -> dict[Any, list[str]]:
+    """What a module is called in the code of each of the user's frames, and in their files."""
+    found: dict[Any, list[str]] = {}
+    for frame, _ in calls:
+        code, me = frame.f_code, frame.f_locals.get("self")
+        spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
+        if me is not None and hasattr(me, "__dict__"):
+            spaces.append((code, "self.", {**vars(me), **vars(me).get("_modules", {})}))
+        for where, prefix, space in spaces:
+            names = [prefix + name for name, each in space.items() if each is module]
+            found[where] = [*found.get(where, []), *names]
+    return found

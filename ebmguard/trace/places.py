@@ -12,7 +12,7 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["Place", "Source", "Stack", "is_users", "stack", "users_frame"]
+__all__ = ["Place", "Source", "Stack", "is_users", "shown", "stack", "users_frame"]
 
 # A frame, and the instruction at which it stood then.
 Stack = tuple[tuple[FrameType, int], ...]
@@ -54,6 +54,7 @@ class Source:
     """
 
     def __init__(self, file: str) -> None:
+        self.file = file
         self.text = Path(file).read_text()
         self.lines = self.text.splitlines(keepends=True)
         self.tree = ast.parse(self.text)

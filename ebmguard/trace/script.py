@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import random
-import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,12 +25,16 @@ class Seen(BaseException):  # noqa: N818  It is no error, and no `except Excepti
 
 
 def run(
-    script: Path, arguments: Sequence[str], is_enough: Callable[[Optimizer], bool]
+    script: Path,
+    arguments: Sequence[str],
+    is_enough: Callable[[Optimizer], bool],
+    text: str | None = None,
 ) -> tuple[str, str]:
     """Run a script with seeds of 0 until an optimizer's step is enough.
 
     Args:
         is_enough: called after each step of an optimizer.
+        text: to run in the place of the script's own.
 
     Returns:
         the hash of all optimizers' parameters and of the random generators when it was enough, empty
@@ -49,9 +53,10 @@ def run(
     hook = register_optimizer_step_post_hook(after_step)
     error = ""
     try:
-        with _as_main(script, arguments):
+        with _as_main(script, arguments) as main:
             _seed()
-            runpy.run_path(str(script), run_name="__main__")
+            text = script.read_text() if text is None else text
+            exec(compile(text, str(script), "exec", dont_inherit=True), vars(main))
     except Seen:
         pass
     except SystemExit as left:
@@ -64,14 +69,16 @@ def run(
 
 
 @contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    argv, path = sys.argv, list(sys.path)
+def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
+    before, argv, path = sys.modules["__main__"], sys.argv, list(sys.path)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = str(script)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
-        yield
+        yield main
     finally:
-        sys.argv, sys.path[:] = argv, path
+        sys.modules["__main__"], sys.argv, sys.path[:] = before, argv, path
 
 
 def _seed() -> None:

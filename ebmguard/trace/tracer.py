@@ -36,12 +36,14 @@ class Side:
     Attributes:
         label: "data", or the name of the sampler.
         expression: the user's for the energies of this side; empty where none was found.
-            shape: of these energies.
+            site: where the module was called that has made them.
+        shape: of these energies.
         cotangent: the sum of the loss's gradient with respect to the outputs of this side.
     """
 
     label: str
     expression: str = ""
+    site: Place | None = None
     shape: tuple[int, ...] = ()
     mean: float = float("nan")
     cotangent: float = float("nan")
@@ -230,6 +232,8 @@ class _Tracer:
         for output in outputs:
             place = output.place
             (label, *others) = set(self._labels(output))
+            for each in difference.sides.values():
+                each.site = place if each.label in (label, *others) else each.site
             if not others and place is not None and place.code is frame.f_code:
                 node = place.node
                 if node is not None and id(node) in inner and label in difference.sides:

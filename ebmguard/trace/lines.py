@@ -1,0 +1,315 @@
+"""The lines that guard a traced trainer, in its own names: two, and an import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..measurement import Measured
+from .chains import Sampler
+from .graph import DATA
+from .places import Place, Source
+from .tracer import Difference, Trace
+
+__all__ = ["BETA_STAR", "Edit", "Plan", "Unclear", "applied", "plans"]
+
+BETA_STAR = "beta_star=0.5"
+_SURE = 1e-3
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+
+
+class Unclear(Exception):  # noqa: N818  It is what the user is told, not a fault.
+    """What could not be told, in words."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Lines of a file that replace others, which may be none.
+
+    Attributes:
+        line: the first that is replaced, or that the new ones come before; from 1.
+    """
+
+    file: str
+    line: int
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Edits that guard a trainer, and whose energies are which."""
+
+    edits: tuple[Edit, ...]
+    sampler: Sampler
+    positive: str
+    negative: str
+
+
+def applied(edits: Sequence[Edit]) -> dict[str, str]:
+    """The text of each file with its edits."""
+    texts: dict[str, list[str]] = {}
+    for edit in sorted(edits, key=lambda edit: -edit.line):
+        lines = texts.setdefault(edit.file, list(Source.of(edit.file).lines))
+        lines[edit.line - 1 : edit.line - 1 + len(edit.old)] = [f"{new}\n" for new in edit.new]
+    return {file: "".join(lines) for file, lines in texts.items()}
+
+
+def plans(found: Trace) -> list[Plan]:
+    """Plans to try, the plainest first: the loss replaced; the energies reweighted before it.
+
+    Raises:
+        Unclear: none could be made, and why.
+    """
+    if not found.samplers:
+        raise Unclear("no module was differentiated with respect to its input in a loop")
+    sided = [each for each in found.differences if _is_contrastive(each)]
+    if not sided:
+        raise Unclear("energies of samples and of data were met in no difference of a loss")
+    difference = sided[0]
+    sampler, positive, negative = _sides(found, difference)
+    options = _options(sampler.best)
+    why = ""
+    for places in (_around, _inside):
+        try:
+            guard_line, loss, extra = places(sampler, difference, options)
+            first = [*guard_line, *extra]
+            found_plans = [
+                Plan((*first, *more), sampler, positive, negative)
+                for more in _losses(difference, positive, negative, loss)
+            ]
+            if found_plans:
+                return found_plans
+            why = why or "the energies have no names where they meet"
+        except Unclear as unclear:
+            why = why or str(unclear)
+    raise Unclear(why)
+
+
+def _is_contrastive(difference: Difference) -> bool:
+    pulls = [side.cotangent for side in difference.sides.values()]
+    return any(a * b < 0 for a in pulls for b in pulls)
+
+
+def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
+    """The sampler of the negatives, and the labels of the positives and the negatives."""
+    by_name = {each.name: each for each in found.samplers}
+    samplers = [by_name[label] for label in difference.sides if label in by_name]
+    known = [each.best.convention for each in samplers if each.best.convention is not None]
+    if len(set(known)) > 1:
+        raise Unclear("the samplers of this difference go up and down: " + ", ".join(known))
+    for sampler in samplers:
+        pull = difference.sides[sampler.name].cotangent
+        others = [s for s in difference.sides.values() if s.cotangent * pull < 0]
+        if not known and len(samplers) == 1:
+            return sampler, others[0].label, sampler.name
+        if known and (pull > 0) == (known[0] == "log_density"):
+            return sampler, others[0].label, sampler.name
+    if not known:
+        raise Unclear("which of the samplers draws the negatives: none of them has told its sign")
+    way, word = ("up", "raises") if known[0] == "log_density" else ("down", "lowers")
+    raise Unclear(f"the sampler goes {way} the output, and the loss {word} the output there")
+
+
+def _options(best: Measured) -> str:
+    words = [BETA_STAR]
+    if best.is_exact and best.noise > 0:
+        words.append(f"output_scale={_rounded(best.output_scale, best.output_scale_error)}")
+    if best.convention == "energy":
+        words.append('convention="energy"')
+    return ", ".join(words)
+
+
+def _rounded(number: float, error: float) -> str:
+    """The shortest number within the error."""
+    for digits in range(1, 8):
+        short = float(f"{number:.{digits}g}")
+        if abs(short - number) <= max(4 * error, 1e-6 * abs(number)):
+            break
+    return f"{short:,.0f}".replace(",", "_") if short == int(short) else f"{short:g}"
+
+
+# -- where the guard is made ------------------------------------------------------------------
+
+_Placed = tuple[list[Edit], str, list[Edit]]
+
+
+def _around(sampler: Sampler, difference: Difference, options: str) -> _Placed:
+    """The sampler wrapped where it is called, beside the loss."""
+    entry, loss = sampler.entry, difference.place
+    call = None if entry is None or sampler.is_inline else entry.node
+    if entry is None or not isinstance(call, ast.Call):
+        raise Unclear("the sampler is no call of a function beside the loss")
+    source, base = entry.source, call.func
+    name = source.segment(call.func)
+    while isinstance(base, ast.Attribute):
+        base = base.value
+    if not isinstance(base, ast.Name):
+        raise Unclear(f"`{name}` is no name that could be bound again")
+    prefix, place, above = "", entry.code, source.around(call)
+    if base.id == "self":
+        owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
+        if owner is None or not _has(owner, loss):
+            raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
+        prefix, (line, indent) = "self.", _after(source, _method(owner, "__init__").body[-1])
+    else:
+        scope: ast.AST = source.tree
+        if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
+            scopes = [each for each in above if isinstance(each, (*_FUNCTIONS, ast.Module))]
+            scope = next(each for each in scopes if base.id in _bound(each))
+        if not _has(scope, loss) or loss.file != entry.file:
+            raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
+        loops = [each for each in above if isinstance(each, _LOOPS) and _owner(source, each) is scope]
+        if loops:
+            line, indent = loops[-1].lineno, loops[-1].col_offset
+        elif isinstance(scope, ast.Module):
+            line, indent = _after(source, _bound(scope)[base.id])
+            place = entry.file  # type: ignore[assignment]
+        else:
+            raise Unclear(f"`{name}` is known only inside of the function that takes a step")
+    energies = sampler.names.get(place, []) or (
+        sampler.names.get(entry.file, []) if place is entry.code else []
+    )
+    model = [f"model={each}" for each in energies if not prefix or each.startswith("self")][:1]
+    if isinstance(place, str) and not _is_bound_before(source, energies[:1], line):
+        model = []
+    words = ", ".join(["None", name, *model, options])
+    made = f"{' ' * indent}{prefix}cd_loss, {name} = ebmguard.guard({words})"
+    return [_import(source), Edit(entry.file, line, (), (made,))], f"{prefix}cd_loss", []
+
+
+def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
+    """The energy tempered inside of the sampler's loop."""
+    site, loss = sampler.site, difference.place
+    if any(side.site == site for side in difference.sides.values()):
+        raise Unclear(f"the sampler and the loss call the energy at the same place, {site}")
+    node = site.node
+    if site.file != loss.file or node is None:
+        raise Unclear(f"the sampler calls the energy at {site}, and the loss is at {loss}")
+    source = site.source
+    made = f"g = ebmguard.guard(None, None, {options})"
+    imports = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+    line, _ = _after(source, imports[-1])
+    tempered = _spliced(site, node, f"g.temper({source.segment(node)})")
+    return [_import(source), Edit(site.file, line, (), (made,))], "g.loss", [tempered]
+
+
+def _has(scope: ast.AST, place: Place) -> bool:
+    return any(each is place.statement for each in ast.walk(scope))
+
+
+def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef:
+    for each in owner.body:
+        if isinstance(each, ast.FunctionDef) and each.name == name:
+            return each
+    raise Unclear(f"the class {owner.name} has no {name}, where a guard could be made")
+
+
+def _owner(source: Source, node: ast.AST) -> ast.AST:
+    return next(e for e in source.around(node) if isinstance(e, (*_FUNCTIONS, ast.Module)))
+
+
+def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
+    """The names that a scope itself binds, each with the last statement that does."""
+    found: dict[str, ast.stmt] = {}
+    if isinstance(scope, _FUNCTIONS):
+        found |= {each.arg: scope for each in ast.walk(scope.args) if isinstance(each, ast.arg)}  # type: ignore[misc]
+    for statement in _statements(getattr(scope, "body", [])):
+        names: list[str] = []
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names = [statement.name]
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names = [(a.asname or a.name).partition(".")[0] for a in statement.names]
+        elif not isinstance(statement, _LOOPS):
+            names = [
+                each.id
+                for each in ast.walk(statement)
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            ]
+        found |= dict.fromkeys(names, statement)
+    return found
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those of a scope, blocks opened, functions and classes not."""
+    for each in body if isinstance(body, list) else []:
+        inner = [s for name in ("body", "orelse", "finalbody") for s in getattr(each, name, [])]
+        if inner and not isinstance(each, (ast.ClassDef, *_FUNCTIONS)):
+            yield from _statements(inner)
+        else:
+            yield each
+
+
+def _is_bound_before(source: Source, names: list[str], line: int) -> bool:
+    bound = _bound(source.tree)
+    return all(name in bound and bound[name].lineno < line for name in names)
+
+
+def _after(source: Source, statement: ast.stmt) -> tuple[int, int]:
+    return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
+
+
+def _import(source: Source) -> Edit:
+    for each in source.tree.body:
+        if isinstance(each, ast.Import | ast.ImportFrom) and (
+            getattr(each, "module", "") != "__future__"
+        ):
+            return Edit(source.file, each.lineno, (), ("import ebmguard",))
+    raise Unclear(f"{source.file} imports nothing")
+
+
+# -- the loss ---------------------------------------------------------------------------------
+
+
+def _losses(
+    difference: Difference, positive: str, negative: str, loss: str
+) -> Iterator[list[Edit]]:
+    pos, neg = (difference.sides[label].expression for label in (positive, negative))
+    node, factor = difference.place.node, difference.factor(positive, negative)
+    if not (pos and neg):
+        return
+    if node is not None and abs(abs(factor) - 1) < _SURE:
+        source = difference.place.source
+        for above in source.around(node):
+            if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
+                node, factor = above, -factor
+            elif _is_mean(above, node):
+                node = above  # type: ignore[assignment]
+            elif not isinstance(above, ast.Attribute) or above.attr != "mean":
+                break
+        minus = "-" if factor < 0 else ""
+        yield [_spliced(difference.place, node, f"{minus}{loss}({pos}, {neg})")]
+    if pos.isidentifier() and neg.isidentifier() and pos != neg:
+        statement = difference.place.statement
+        scope = _owner(difference.place.source, statement)
+        bound = [
+            each
+            for each in ast.walk(scope)
+            if isinstance(each, ast.Assign)
+            and each.lineno < statement.lineno
+            and any(isinstance(n, ast.Name) and n.id in (pos, neg) for n in ast.walk(each) if isinstance(getattr(n, "ctx", None), ast.Store))
+        ]
+        if bound:
+            last = max(bound, key=lambda each: each.lineno)
+            line, indent = _after(difference.place.source, last)
+            guard = "g" if loss == "g.loss" else f"{loss}.guard"
+            new = f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})"
+            yield [Edit(difference.place.file, line, (), (new,))]
+
+
+def _is_mean(above: ast.AST, node: ast.expr) -> bool:
+    """Whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
+    if not isinstance(above, ast.Call) or not isinstance(above.func, ast.Attribute):
+        return False
+    return above.func.attr == "mean" and (above.func.value is node or node in above.args[:1])
+
+
+def _spliced(place: Place, node: ast.expr, text: str) -> Edit:
+    """The lines of an expression with another in its place."""
+    first, last = node.lineno, node.end_lineno or node.lineno
+    old = [line.rstrip("\n") for line in place.source.lines[first - 1 : last]]
+    head = old[0].encode()[: node.col_offset].decode()
+    tail = old[-1].encode()[node.end_col_offset :].decode()
+    return Edit(place.file, first, tuple(old), (head + text + tail,))
