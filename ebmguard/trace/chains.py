@@ -91,9 +91,10 @@ class Chains:
 
     @property
     def recent(self) -> list[tuple[Chain, Sampler]]:
-        """Chains of this step, those that are under way last."""
+        """The last chains of energies, those that are under way last."""
         chains = [*self._over, *self._open.values()]
-        return [(each, each.sampler) for each in chains if each.sampler is not None]
+        known = [(each, each.sampler) for each in chains if each.sampler is not None]
+        return [pair for pair in known if pair[1].is_scalar] or known
 
     def is_energy(self, module: nn.Module) -> bool:
         """Whether a sampler differentiates one number per sample of this module, or a part of it."""
@@ -123,10 +124,10 @@ class Chains:
         self._open[key] = Chain([evaluation], calls, calls)
 
     def end(self) -> None:
-        """A training step is over, and so are all chains; what they hold is let go of."""
+        """A training step is over, and so are all chains."""
         for key in list(self._open):
             self._end(key)
-        self._over.clear()
+        self._draws[:] = [None] * len(self._draws)
 
     def labels(self, x: Tensor) -> list[str]:
         """For each row of ``x`` the sampler at whose end it lies, or ``DATA``."""
@@ -157,6 +158,7 @@ class Chains:
         sampler.lengths.append(len(chain.evaluations))
         if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
             sampler.measured.append(measured(chain.evaluations, self._draws))
+        chain.evaluations = [chain.evaluations[i] for i in (0, -2, -1)]
         self._over = [*self._over[1 - _KEPT :], chain]
 
     def _sampler_of(self, chain: Chain) -> Sampler:
@@ -165,8 +167,9 @@ class Chains:
         key = (place.code, id(first.energy), first.x.shape[1:])
         if key not in self.samplers:
             name, taken = place.code.co_name, {each.name for each in self.samplers.values()}
-            while name in taken:
-                name += "'"
+            names = _names(first.energy, chain.calls)
+            if name in taken:
+                name += f" of {next((n for group in names.values() for n in group), len(taken))}"
             frame, at = chain.calls[0]
             self.samplers[key] = Sampler(
                 name,
@@ -176,7 +179,7 @@ class Chains:
                 tuple(first.x.shape),
                 first.output_shape,
                 is_scalar=_is_scalar(first.cotangent),
-                names=_names(first.energy, chain.calls),
+                names=names,
             )
         return self.samplers[key]
 

@@ -75,7 +75,7 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
             for file, text in applied(plan.edits).items()
         }
         done = replay(config.script, config.arguments, found.steps, at_zero)
-        why = _objection(found, done)
+        why = _objection(found, done, plan)
         if not why:
             print("\nto guard it:\n" + "\n".join(_diff(plan.edits)))
             print(
@@ -94,11 +94,12 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     return UNPROVEN
 
 
-def _objection(found: Trace, done: Replay) -> str:
+def _objection(found: Trace, done: Replay, plan: Plan) -> str:
     """Why a guarded run proves nothing; empty where it proves."""
     if done.error or not done.state:
         return f"the guarded run stopped: {done.error or 'it ended before as many steps'}"
-    if done.guards != 1 or not (done.losses and done.sampler_calls):
+    sees_sampler = done.sampler_calls > 0 or plan.is_inline
+    if done.guards != 1 or not (done.losses and sees_sampler):
         return (
             f"{done.guards} guards were made, which saw {done.sampler_calls} sampler calls and "
             f"{done.losses} losses"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ..measurement import Measured
 from .chains import Sampler
-from .graph import DATA
 from .places import Place, Source
 from .tracer import Difference, Trace
 
@@ -40,12 +39,10 @@ class Edit:
 
 @dataclass(frozen=True)
 class Plan:
-    """Edits that guard a trainer, and whose energies are which."""
+    """Edits that guard a trainer, and whether the energy is tempered inside of the sampler."""
 
     edits: tuple[Edit, ...]
-    sampler: Sampler
-    positive: str
-    negative: str
+    is_inline: bool
 
 
 def applied(edits: Sequence[Edit]) -> dict[str, str]:
@@ -70,15 +67,16 @@ def plans(found: Trace) -> list[Plan]:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
     difference = sided[0]
     sampler, positive, negative = _sides(found, difference)
-    options = _options(sampler.best)
+    is_energy = difference.sides[negative].cotangent < 0
+    options = _options(sampler.best, is_energy=is_energy)
     why = ""
     for places in (_around, _inside):
         try:
             guard_line, loss, extra = places(sampler, difference, options)
             first = [*guard_line, *extra]
             found_plans = [
-                Plan((*first, *more), sampler, positive, negative)
-                for more in _losses(difference, positive, negative, loss)
+                Plan((*first, *more), is_inline=places is _inside)
+                for more in _losses(difference, positive, negative, loss, is_energy)
             ]
             if found_plans:
                 return found_plans
@@ -113,11 +111,11 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     raise Unclear(f"the sampler goes {way} the output, and the loss {word} the output there")
 
 
-def _options(best: Measured) -> str:
+def _options(best: Measured, *, is_energy: bool) -> str:
     words = [BETA_STAR]
     if best.is_exact and best.noise > 0:
         words.append(f"output_scale={_rounded(best.output_scale, best.output_scale_error)}")
-    if best.convention == "energy":
+    if is_energy:
         words.append('convention="energy"')
     return ", ".join(words)
 
@@ -264,10 +262,11 @@ def _import(source: Source) -> Edit:
 
 
 def _losses(
-    difference: Difference, positive: str, negative: str, loss: str
+    difference: Difference, positive: str, negative: str, loss: str, is_energy: bool
 ) -> Iterator[list[Edit]]:
     pos, neg = (difference.sides[label].expression for label in (positive, negative))
-    node, factor = difference.place.node, difference.factor(positive, negative)
+    node = difference.place.node
+    factor = difference.factor(positive, negative) * (-1 if is_energy else 1)
     if not (pos and neg):
         return
     if node is not None and abs(abs(factor) - 1) < _SURE:
@@ -312,4 +311,6 @@ def _spliced(place: Place, node: ast.expr, text: str) -> Edit:
     old = [line.rstrip("\n") for line in place.source.lines[first - 1 : last]]
     head = old[0].encode()[: node.col_offset].decode()
     tail = old[-1].encode()[node.end_col_offset :].decode()
+    if head.endswith((" (", "((")) and tail.startswith(")"):
+        head, tail = head[:-1], tail[1:]
     return Edit(place.file, first, tuple(old), (head + text + tail,))

@@ -38,6 +38,7 @@ class Side:
         expression: the user's for the energies of this side; empty where none was found.
             site: where the module was called that has made them.
         shape: of these energies.
+        mean: over samples, of the sum over heads.
         cotangent: the sum of the loss's gradient with respect to the outputs of this side.
     """
 
@@ -55,7 +56,7 @@ class Difference:
 
     Attributes:
         sides: by their labels.
-        value: mean of the expression's value, when the sides were read.
+        value: of the expression, when the sides were read; over samples its mean, over heads its sum.
         times: how often it was met.
     """
 
@@ -193,6 +194,7 @@ class _Tracer:
         return calls
 
     def _evaluated(self, evaluation: Evaluation) -> None:
+        self._recording.evaluations.clear()
         if evaluation.noted:
             self.chains.add(evaluation, evaluation.noted)
 
@@ -225,7 +227,6 @@ class _Tracer:
         """What the two sides are called where they meet, and who called the samplers."""
         known: dict[Any, Rows] = {}
         behind(result.grad_fn, 0, known)
-        difference.value = float(result.detach().double().mean())
         here = difference.place.node
         inner = set() if here is None else {id(each) for each in ast.walk(here)}
         outputs = {output for output, _ in known[result.grad_fn]}
@@ -249,7 +250,9 @@ class _Tracer:
                 (output, *others) = {output for output, _ in rows}
                 if side is not None and not others and output in outputs and len(value) == of_label:
                     side.expression, side.shape = name, tuple(value.shape)
-                    side.mean = float(value.detach().double().mean())
+                    side.mean = _per_sample(value)
+        counts = {side.shape[:1] for side in difference.sides.values()}
+        difference.value = _per_sample(result, is_batch=result.shape[:1] in counts)
         self._see_entries(stack(frame))
 
     def _see_entries(self, now: Stack) -> None:
@@ -286,6 +289,11 @@ class _Tracer:
             self._in_this_step.add(place)
             found.append((difference, [output for output, _ in known[node]]))
         return found
+
+
+def _per_sample(x: Tensor, *, is_batch: bool = True) -> float:
+    """Mean over samples of the sum over heads."""
+    return float(x.detach().double().sum()) / (len(x) if is_batch and x.ndim else 1)
 
 
 def _keep_cotangent(output: Output, gradient: Tensor) -> None:
