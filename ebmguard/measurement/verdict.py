@@ -16,7 +16,7 @@ from .steps import Step, solve
 
 __all__ = ["Measured", "measured"]
 
-_EXACT = "exact"
+EXACT = "exact"
 _FEW = 8  # draws before the first evaluation that may belong to the chain
 _SAME = 0.01  # sizes that differ by less are one
 _SURE = 4.0  # standard errors
@@ -64,7 +64,7 @@ class Measured:
     @property
     def is_exact(self) -> bool:
         """Whether the numbers hold to rounding."""
-        return self.verdict == _EXACT
+        return self.verdict == EXACT
 
     def __str__(self) -> str:
         notes = "".join(f"; {note}" for note in self.notes)
@@ -142,25 +142,24 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
     size, size_error = _mean([(step.step, step.step_error) for step in steps])
     size, size_error = size * factor, size_error * abs(factor)
     noise, noise_error = _mean([(step.noise, step.noise_error) for step in steps])
-    changes = any(
-        abs(s - noise) > _SAME * noise
-        or abs(a - size) > max(_SAME * abs(size), _SURE * abs(factor) * step.step_error)
-        for step, (a, s) in zip(steps, sizes, strict=True)
-    )
-    verdict = _EXACT
-    if abs(size) <= _SURE * size_error:
+    moved = [a * float(seen.point[1].norm()) for (a, _), (seen, _) in zip(sizes, told, strict=True)]
+    is_sure = abs(size) > _SURE * size_error
+    # A step that rounding blurs says nothing of a change.
+    blurred = any(_SURE * step.step_error > _SAME * abs(step.step) for step in steps)
+    varies = 0.0 if blurred else _spread([a for a, _ in sizes])
+    changes = max(varies, _spread([s for _, s in sizes])) > _SAME
+    scales = [_scale(*each) for each in sizes]
+    verdict = EXACT
+    if not is_sure:
         verdict = "not identifiable yet: the gradient is lost in rounding"
+    elif varies > _ALIKE and _spread(moved) < 0.1 * varies:
+        verdict = "gradient clipped by the norm of the batch"
+    elif changes and _spread(scales) > _SAME:
+        verdict = f"sizes change along the chain (o = {scales[0]:.4g} to {scales[-1]:.4g})"
     elif changes:
         size, noise = sizes[0]
-        scales = sorted(_scale(*each) for each in sizes)
-        if scales[-1] > (1 + _SAME) * scales[0]:
-            verdict = f"sizes change along the chain (o = {scales[0]:.4g} to {scales[-1]:.4g})"
-            norms = [float(seen.point[1].norm()) * step.step for seen, step in told]
-            if math.isclose(max(norms), min(norms), rel_tol=_ALIKE):
-                verdict = "gradient clipped by the norm of the batch"
     scale = _scale(size, noise)
     relative = math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
-    is_sure = verdict == _EXACT
     return Measured(
         verdict,
         step=size,
@@ -169,7 +168,7 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
         step_error=size_error,
         noise_error=noise_error,
         output_scale_error=scale * relative,
-        convention=("log_density" if size > 0 else "energy") if is_sure else None,
+        convention=("log_density" if size > 0 else "energy") if verdict == EXACT else None,
         share=min(step.exact for step in steps),
         sizes=tuple(sizes) if changes else (),
         clamp=steps[-1].clamp,
@@ -177,6 +176,12 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
         decay=statistics.median(step.decay for step in steps),
         notes=notes,
     )
+
+
+def _spread(values: Sequence[float]) -> float:
+    """By how much the largest of some numbers of one sign exceeds the smallest, as a share."""
+    low, high = sorted((min(values), max(values)), key=abs)
+    return abs(high / low - 1) if low else math.inf
 
 
 def _scale(size: float, noise: float) -> float:
