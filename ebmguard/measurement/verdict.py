@@ -125,7 +125,9 @@ def _steps(
             before = None
             if earlier is not None and not seen.follows_gap and earlier.leaf.shape == x.shape:
                 before = earlier.point[0]
-            yield seen, solve(x, gradient, end, [d for d in near if d is not None], before)
+            # A chain that starts from noise: where it stands is no noise of the step.
+            noise = [d for d in near if d is not None and not torch.equal(d.values, x)]
+            yield seen, solve(x, gradient, end, noise, before)
         earlier = seen
 
 

@@ -166,7 +166,8 @@ class Chains:
         place = next(Place(f.f_code, at) for f, at in chain.calls if f is chain.loop)
         key = (place.code, id(first.energy), first.x.shape[1:])
         if key not in self.samplers:
-            name, taken = place.code.co_name, {each.name for each in self.samplers.values()}
+            taken = {each.name for each in self.samplers.values()}
+            name = place.code.co_name if place.code.co_name != "<module>" else "the script"
             names = _names(first.energy, chain.calls)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"

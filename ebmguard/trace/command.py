@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ import tyro
 from ..errors import ConfigError
 from .chains import Sampler
 from .graph import DATA
-from .lines import BETA_STAR, Edit, Plan, Unclear, applied, plans
-from .places import shown
+from .lines import BETA_STAR, Plan, Unclear, plans
+from .places import Source, shown
 from .proof import Replay, replay
 from .tracer import Difference, Trace, trace_script
 
@@ -72,12 +73,14 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     for plan in tried:
         at_zero = {
             file: text.replace(BETA_STAR, "beta_star=0.0")
-            for file, text in applied(plan.edits).items()
+            for file, text in plan.texts().items()
         }
         done = replay(config.script, config.arguments, found.steps, at_zero)
         why = _objection(found, done, plan)
         if not why:
-            print("\nto guard it:\n" + "\n".join(_diff(plan.edits)))
+            if "output_scale" not in plan.options:
+                print("\nno output scale could be told: beta_star acts through the weights alone")
+            print("\nto guard it:\n" + "\n".join(_diff(plan)))
             print(
                 f"\nproven: with these lines at beta_star=0 it ran again for {found.steps} optimizer "
                 "steps; parameters and random states are the same bit for bit, and the guard saw "
@@ -85,7 +88,7 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
             )
             return 0
         outcomes.append(why)
-    print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0].edits)))
+    print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
     print(f"\nbut {outcomes[0]}")
     if not outcomes[0].startswith("the guarded run stopped"):
         plain = replay(config.script, config.arguments, found.steps, {})
@@ -145,6 +148,8 @@ def _sampler(each: Sampler) -> Iterator[str]:
     if each.buffer:
         yield f"  samples are written into {each.buffer}"
     yield f"  {measured}"
+    if "discrete" in measured.verdict:
+        yield "  where its moves are right for exp(f), as Gibbs' and Metropolis' are, output_scale=1"
 
 
 def _difference(each: Difference) -> Iterator[str]:
@@ -156,8 +161,9 @@ def _difference(each: Difference) -> Iterator[str]:
         yield f"  {of}: {what}; the loss {way} the output there ({side.cotangent:+.4g})"
 
 
-def _diff(edits: tuple[Edit, ...]) -> Iterator[str]:
-    for edit in sorted(edits, key=lambda edit: (edit.file, edit.line)):
-        yield f"  {shown(edit.file)}:{edit.line}"
-        yield from (f"    - {line.strip()}" for line in edit.old)
-        yield from (f"    + {line.strip()}" for line in edit.new)
+def _diff(plan: Plan) -> Iterator[str]:
+    for file, text in sorted(plan.texts().items()):
+        before = Source.of(file).text.splitlines()
+        changes = difflib.unified_diff(before, text.splitlines(), n=0, lineterm="")
+        yield f"  {shown(file)}"
+        yield from (f"    {line}" for line in changes if not line.startswith(("---", "+++")))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..measurement import Measured
@@ -11,7 +12,7 @@ from .chains import Sampler
 from .places import Place, Source
 from .tracer import Difference, Trace
 
-__all__ = ["BETA_STAR", "Edit", "Plan", "Unclear", "applied", "plans"]
+__all__ = ["BETA_STAR", "Edit", "Plan", "Unclear", "plans"]
 
 BETA_STAR = "beta_star=0.5"
 _SURE = 1e-3
@@ -25,33 +26,34 @@ class Unclear(Exception):  # noqa: N818  It is what the user is told, not a faul
 
 @dataclass(frozen=True)
 class Edit:
-    """Lines of a file that replace others, which may be none.
-
-    Attributes:
-        line: the first that is replaced, or that the new ones come before; from 1.
-    """
+    """Bytes of a file that another text replaces; none, where it is put in between."""
 
     file: str
-    line: int
-    old: tuple[str, ...]
-    new: tuple[str, ...]
+    start: int
+    end: int
+    text: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Edits that guard a trainer, and whether the energy is tempered inside of the sampler."""
+    """Edits that guard a trainer.
+
+    Attributes:
+        options: of the guard, as they are written.
+        is_inline: whether the sampler stays as it is, or is tempered inside of its loop.
+    """
 
     edits: tuple[Edit, ...]
+    options: str
     is_inline: bool
 
-
-def applied(edits: Sequence[Edit]) -> dict[str, str]:
-    """The text of each file with its edits."""
-    texts: dict[str, list[str]] = {}
-    for edit in sorted(edits, key=lambda edit: -edit.line):
-        lines = texts.setdefault(edit.file, list(Source.of(edit.file).lines))
-        lines[edit.line - 1 : edit.line - 1 + len(edit.old)] = [f"{new}\n" for new in edit.new]
-    return {file: "".join(lines) for file, lines in texts.items()}
+    def texts(self) -> dict[str, str]:
+        """The text of each file with its edits."""
+        found: dict[str, bytes] = {}
+        for edit in sorted(self.edits, key=lambda edit: -edit.start):
+            text = found.get(edit.file, Source.of(edit.file).text.encode())
+            found[edit.file] = text[: edit.start] + edit.text.encode() + text[edit.end :]
+        return {file: text.decode() for file, text in found.items()}
 
 
 def plans(found: Trace) -> list[Plan]:
@@ -67,20 +69,22 @@ def plans(found: Trace) -> list[Plan]:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
     difference = sided[0]
     sampler, positive, negative = _sides(found, difference)
+    if not sampler.is_scalar:
+        made_by = sampler.site.code.co_qualname
+        raise Unclear(f"the module called at {sampler.site} gives no energies; {made_by} does")
     is_energy = difference.sides[negative].cotangent < 0
     options = _options(sampler.best, is_energy=is_energy)
     why = ""
     for places in (_around, _inside):
         try:
-            guard_line, loss, extra = places(sampler, difference, options)
-            first = [*guard_line, *extra]
+            first, loss = places(sampler, difference, options)
             found_plans = [
-                Plan((*first, *more), is_inline=places is _inside)
+                Plan((*first, *more), options, is_inline=places is _inside)
                 for more in _losses(difference, positive, negative, loss, is_energy)
             ]
             if found_plans:
                 return found_plans
-            why = why or "the energies have no names where they meet"
+            why = why or "the loss is no difference of two means that could be replaced"
         except Unclear as unclear:
             why = why or str(unclear)
     raise Unclear(why)
@@ -131,7 +135,7 @@ def _rounded(number: float, error: float) -> str:
 
 # -- where the guard is made ------------------------------------------------------------------
 
-_Placed = tuple[list[Edit], str, list[Edit]]
+_Placed = tuple[list[Edit], str]
 
 
 def _around(sampler: Sampler, difference: Difference, options: str) -> _Placed:
@@ -175,7 +179,7 @@ def _around(sampler: Sampler, difference: Difference, options: str) -> _Placed:
         model = []
     words = ", ".join(["None", name, *model, options])
     made = f"{' ' * indent}{prefix}cd_loss, {name} = ebmguard.guard({words})"
-    return [_import(source), Edit(entry.file, line, (), (made,))], f"{prefix}cd_loss", []
+    return [_import(source), _line(source, line, made)], f"{prefix}cd_loss"
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
@@ -190,8 +194,10 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
     made = f"g = ebmguard.guard(None, None, {options})"
     imports = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
     line, _ = _after(source, imports[-1])
-    tempered = _spliced(site, node, f"g.temper({source.segment(node)})")
-    return [_import(source), Edit(site.file, line, (), (made,))], "g.loss", [tempered]
+    edits = [_import(source), _line(source, line, made)]
+    if "output_scale" in options:  # without one nothing is tempered
+        edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
+    return edits, "g.loss"
 
 
 def _has(scope: ast.AST, place: Place) -> bool:
@@ -249,12 +255,32 @@ def _after(source: Source, statement: ast.stmt) -> tuple[int, int]:
     return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
 
 
+def _line(source: Source, line: int, text: str) -> Edit:
+    """A new line before the one of this number, from 1."""
+    start = sum(len(each.encode()) for each in source.lines[: line - 1])
+    return Edit(source.file, start, start, f"{text}\n")
+
+
+def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
+    """Another expression in the place of one."""
+    before = [sum(len(each.encode()) for each in source.lines[: n - 1]) for n in _ends(node)]
+    start, end = before[0] + node.col_offset, before[1] + (node.end_col_offset or 0)
+    whole = source.text.encode()
+    if whole[start - 2 : start] in (b" (", b"((") and whole[end : end + 1] == b")":
+        start, end = start - 1, end + 1
+    return Edit(source.file, start, end, text)
+
+
+def _ends(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.end_lineno or node.lineno
+
+
 def _import(source: Source) -> Edit:
     for each in source.tree.body:
         if isinstance(each, ast.Import | ast.ImportFrom) and (
             getattr(each, "module", "") != "__future__"
         ):
-            return Edit(source.file, each.lineno, (), ("import ebmguard",))
+            return _line(source, each.lineno, "import ebmguard")
     raise Unclear(f"{source.file} imports nothing")
 
 
@@ -264,13 +290,22 @@ def _import(source: Source) -> Edit:
 def _losses(
     difference: Difference, positive: str, negative: str, loss: str, is_energy: bool
 ) -> Iterator[list[Edit]]:
-    pos, neg = (difference.sides[label].expression for label in (positive, negative))
-    node = difference.place.node
+    """The expression replaced by the guarded loss; or its energies reweighted before it."""
+    place, source = difference.place, difference.place.source
+    named: list[Edit] = []
+    words = []
+    for label, new in ((positive, "pos_all"), (negative, "neg_all")):
+        side = difference.sides[label]
+        words.append(side.expression or new)
+        call = side.site.node if side.site is not None and side.site.code is place.code else None
+        if not side.expression and call is None:
+            raise Unclear(f"no name for the energies of {label} where they meet, at {place}")
+        if not side.expression and call is not None:
+            named.append(_spliced(source, call, f"({new} := {source.segment(call)})"))
+    pos, neg = words
+    node = place.node
     factor = difference.factor(positive, negative) * (-1 if is_energy else 1)
-    if not (pos and neg):
-        return
-    if node is not None and abs(abs(factor) - 1) < _SURE:
-        source = difference.place.source
+    if node is not None and (math.isnan(factor) or abs(abs(factor) - 1) < _SURE):
         for above in source.around(node):
             if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
                 node, factor = above, -factor
@@ -279,23 +314,20 @@ def _losses(
             elif not isinstance(above, ast.Attribute) or above.attr != "mean":
                 break
         minus = "-" if factor < 0 else ""
-        yield [_spliced(difference.place, node, f"{minus}{loss}({pos}, {neg})")]
-    if pos.isidentifier() and neg.isidentifier() and pos != neg:
-        statement = difference.place.statement
-        scope = _owner(difference.place.source, statement)
+        yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
+    if not named and pos.isidentifier() and neg.isidentifier() and pos != neg:
+        statement = place.statement
         bound = [
             each
-            for each in ast.walk(scope)
+            for each in ast.walk(_owner(source, statement))
             if isinstance(each, ast.Assign)
             and each.lineno < statement.lineno
-            and any(isinstance(n, ast.Name) and n.id in (pos, neg) for n in ast.walk(each) if isinstance(getattr(n, "ctx", None), ast.Store))
+            and {pos, neg} & {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         ]
         if bound:
-            last = max(bound, key=lambda each: each.lineno)
-            line, indent = _after(difference.place.source, last)
+            line, indent = _after(source, max(bound, key=lambda each: each.lineno))
             guard = "g" if loss == "g.loss" else f"{loss}.guard"
-            new = f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})"
-            yield [Edit(difference.place.file, line, (), (new,))]
+            yield [_line(source, line, f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})")]
 
 
 def _is_mean(above: ast.AST, node: ast.expr) -> bool:
@@ -303,14 +335,3 @@ def _is_mean(above: ast.AST, node: ast.expr) -> bool:
     if not isinstance(above, ast.Call) or not isinstance(above.func, ast.Attribute):
         return False
     return above.func.attr == "mean" and (above.func.value is node or node in above.args[:1])
-
-
-def _spliced(place: Place, node: ast.expr, text: str) -> Edit:
-    """The lines of an expression with another in its place."""
-    first, last = node.lineno, node.end_lineno or node.lineno
-    old = [line.rstrip("\n") for line in place.source.lines[first - 1 : last]]
-    head = old[0].encode()[: node.col_offset].decode()
-    tail = old[-1].encode()[node.end_col_offset :].decode()
-    if head.endswith((" (", "((")) and tail.startswith(")"):
-        head, tail = head[:-1], tail[1:]
-    return Edit(place.file, first, tuple(old), (head + text + tail,))
