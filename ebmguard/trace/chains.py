@@ -48,7 +48,8 @@ class Sampler:
         energy: the module whose output is differentiated.
         loop: the place of that loop's evaluations.
         site: the energy's call in the user's code.
-        entry: the expression that calls the sampler, beside the loss; None where it was not seen.
+        entries: the calls that lead from beside the loss to the loop, the outermost first; empty
+            where they were not seen.
         is_inline: whether the loop stands where the loss does.
         lengths: evaluations of each call.
         measured: of the first calls.
@@ -62,7 +63,7 @@ class Sampler:
     site: Place
     shape: tuple[int, ...]
     output_shape: tuple[int, ...] = ()
-    entry: Place | None = None
+    entries: tuple[Place, ...] = ()
     is_inline: bool = False
     lengths: list[int] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
@@ -142,10 +143,10 @@ class Chains:
             for at in {*range(0, len(x) - count + 1, count), max(0, len(x) - count)}:
                 rows = x.detach()[at : at + count]
                 near = _lengths(rows - last[: len(rows)])
+                distance, to_start = float(near.mean()), _lengths(rows - first[: len(rows)]).mean()
                 # Data at which the chains have started is no sample.
-                is_end = (near <= limit) & (near < _lengths(rows - first[: len(rows)]))
-                distance = float(near.mean())
-                if is_end.double().mean() > _MOST and distance < nearest[at]:
+                is_end = (near <= limit).double().mean() > _MOST and distance < to_start
+                if is_end and distance < nearest[at]:
                     labels[at : at + count] = [sampler.name] * len(rows)
                     nearest[at : at + count] = [distance] * len(rows)
         return labels

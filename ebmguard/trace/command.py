@@ -72,8 +72,7 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     outcomes = []
     for plan in tried:
         at_zero = {
-            file: text.replace(BETA_STAR, "beta_star=0.0")
-            for file, text in plan.texts().items()
+            file: text.replace(BETA_STAR, "beta_star=0.0") for file, text in plan.texts().items()
         }
         done = replay(config.script, config.arguments, found.steps, at_zero)
         why = _objection(found, done, plan)
@@ -137,8 +136,8 @@ def _sampler(each: Sampler) -> Iterator[str]:
     yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
     if each.is_inline:
         yield f"  its loop stands beside the loss: {each.loop}"
-    elif each.entry is not None:
-        yield f"  called at {each.entry}: {each.entry.text}"
+    for entry in each.entries:
+        yield f"  called at {entry}: {entry.text}"
     kind = type(each.energy)
     names = list(dict.fromkeys(n for group in each.names.values() for n in group))
     called = f", called {', '.join(names[:3])}" if names else ""

@@ -8,10 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from .places import Place, Stack
 
-__all__ = ["DATA", "Output", "Rows", "behind", "label_of", "meetings", "place_of", "remember"]
+__all__ = [
+    "DATA",
+    "Output",
+    "Rows",
+    "behind",
+    "edges",
+    "label_of",
+    "meetings",
+    "place_of",
+    "remember",
+]
 
 DATA = "data"
 _KEY = "ebmguard.trace"
@@ -62,6 +73,22 @@ def place_of(node: Any) -> Place | None:
     """The expression that has made a node."""
     place: Place | None = node.metadata.get(_KEY, {}).get(Place)
     return place
+
+
+def edges(root: Any) -> dict[Output, GradientEdge]:
+    """The outputs behind a node, as edges of the graph that gradients can be asked for."""
+    found: dict[Output, GradientEdge] = {}
+    todo, seen = [root], set()
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        outputs = _outputs(node)
+        found |= {output: GradientEdge(node, number) for number, output in outputs.items()}
+        if not outputs:
+            todo += [child for child, _ in node.next_functions if child is not None]
+    return found
 
 
 def label_of(rows: Rows, labels: _Labels) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,20 +73,22 @@ def plans(found: Trace) -> list[Plan]:
         raise Unclear(f"the module called at {sampler.site} gives no energies; {made_by} does")
     is_energy = difference.sides[negative].cotangent < 0
     options = _options(sampler.best, is_energy=is_energy)
-    why = ""
-    for places in (_around, _inside):
+    why, tried = "", []
+    for entry in (*sampler.entries, None):
         try:
-            first, loss = places(sampler, difference, options)
-            found_plans = [
-                Plan((*first, *more), options, is_inline=places is _inside)
+            if entry is None:
+                first, loss = _inside(sampler, difference, options)
+            else:
+                first, loss = _around(sampler, entry, difference, options)
+            tried += [
+                Plan((*first, *more), options, is_inline=entry is None)
                 for more in _losses(difference, positive, negative, loss, is_energy)
             ]
-            if found_plans:
-                return found_plans
-            why = why or "the loss is no difference of two means that could be replaced"
         except Unclear as unclear:
             why = why or str(unclear)
-    raise Unclear(why)
+    if not tried:
+        raise Unclear(why or "the loss is no difference of two means that could be replaced")
+    return tried
 
 
 def _is_contrastive(difference: Difference) -> bool:
@@ -138,13 +139,12 @@ def _rounded(number: float, error: float) -> str:
 _Placed = tuple[list[Edit], str]
 
 
-def _around(sampler: Sampler, difference: Difference, options: str) -> _Placed:
+def _around(sampler: Sampler, entry: Place, difference: Difference, options: str) -> _Placed:
     """The sampler wrapped where it is called, beside the loss."""
-    entry, loss = sampler.entry, difference.place
-    call = None if entry is None or sampler.is_inline else entry.node
-    if entry is None or not isinstance(call, ast.Call):
-        raise Unclear("the sampler is no call of a function beside the loss")
-    source, base = entry.source, call.func
+    call, source, loss = entry.node, entry.source, difference.place
+    if not isinstance(call, ast.Call):
+        raise Unclear(f"the sampler is no call of a function at {entry}")
+    base = call.func
     name = source.segment(call.func)
     while isinstance(base, ast.Attribute):
         base = base.value
@@ -163,11 +163,14 @@ def _around(sampler: Sampler, difference: Difference, options: str) -> _Placed:
             scope = next(each for each in scopes if base.id in _bound(each))
         if not _has(scope, loss) or loss.file != entry.file:
             raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
-        loops = [each for each in above if isinstance(each, _LOOPS) and _owner(source, each) is scope]
+        loops = [
+            each for each in above if isinstance(each, _LOOPS) and _owner(source, each) is scope
+        ]
+        binds = _bound(scope)[base.id]
         if loops:
             line, indent = loops[-1].lineno, loops[-1].col_offset
-        elif isinstance(scope, ast.Module):
-            line, indent = _after(source, _bound(scope)[base.id])
+        elif binds is not scope and scope is not _owner(source, call):
+            line, indent = _after(source, binds)
             place = entry.file  # type: ignore[assignment]
         else:
             raise Unclear(f"`{name}` is known only inside of the function that takes a step")
@@ -304,8 +307,9 @@ def _losses(
             named.append(_spliced(source, call, f"({new} := {source.segment(call)})"))
     pos, neg = words
     node = place.node
-    factor = difference.factor(positive, negative) * (-1 if is_energy else 1)
-    if node is not None and (math.isnan(factor) or abs(abs(factor) - 1) < _SURE):
+    factor = difference.sides[negative].weight * (-1 if is_energy else 1)
+    other = difference.sides[positive].weight * (1 if is_energy else -1)
+    if node is not None and abs(abs(factor) - 1) < _SURE and abs(factor - other) < _SURE:
         for above in source.around(node):
             if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
                 node, factor = above, -factor
@@ -322,12 +326,15 @@ def _losses(
             for each in ast.walk(_owner(source, statement))
             if isinstance(each, ast.Assign)
             and each.lineno < statement.lineno
-            and {pos, neg} & {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            and {pos, neg}
+            & {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         ]
         if bound:
             line, indent = _after(source, max(bound, key=lambda each: each.lineno))
             guard = "g" if loss == "g.loss" else f"{loss}.guard"
-            yield [_line(source, line, f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})")]
+            yield [
+                _line(source, line, f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})")
+            ]
 
 
 def _is_mean(above: ast.AST, node: ast.expr) -> bool:

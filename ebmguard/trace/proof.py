@@ -38,9 +38,7 @@ class Replay:
     losses: int = 0
 
 
-def replay(
-    script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str]
-) -> Replay:
+def replay(script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str]) -> Replay:
     """Run a script for a number of optimizer steps, some of its files with another text."""
     with tempfile.TemporaryDirectory() as folder:
         task, told = Path(folder) / "task.json", Path(folder) / "told.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..measurement import Evaluation, Recording
 from .chains import Chains, Sampler
-from .graph import DATA, Output, Rows, behind, label_of, meetings, place_of, remember
+from .graph import DATA, Output, Rows, behind, edges, label_of, meetings, place_of, remember
 from .places import Place, Stack, stack, users_frame
 from .script import run
 
@@ -35,10 +37,12 @@ class Side:
 
     Attributes:
         label: "data", or the name of the sampler.
-        expression: the user's for the energies of this side; empty where none was found.
-            site: where the module was called that has made them.
+        expression: the user's for the energies of this side, one for each sample, high where the
+            module's output is; empty where they have no name.
+        site: where the module was called that has made them.
         shape: of these energies.
-        mean: over samples, of the sum over heads.
+        weight: the derivative of the difference by their mean, of the sum over heads; NaN where
+            they enter unequally.
         cotangent: the sum of the loss's gradient with respect to the outputs of this side.
     """
 
@@ -46,8 +50,8 @@ class Side:
     expression: str = ""
     site: Place | None = None
     shape: tuple[int, ...] = ()
-    mean: float = float("nan")
-    cotangent: float = float("nan")
+    weight: float = math.nan
+    cotangent: float = math.nan
 
 
 @dataclass(eq=False)
@@ -56,20 +60,12 @@ class Difference:
 
     Attributes:
         sides: by their labels.
-        value: of the expression, when the sides were read; over samples its mean, over heads its sum.
         times: how often it was met.
     """
 
     place: Place
     sides: dict[str, Side]
-    value: float = float("nan")
     times: int = 0
-
-    def factor(self, positive: str, negative: str) -> float:
-        """The expression as a multiple of mean(negative) - mean(positive); NaN where unclear."""
-        gap = self.sides[negative].mean - self.sides[positive].mean
-        size = abs(self.sides[negative].mean) + abs(self.sides[positive].mean)
-        return self.value / gap if abs(gap) > _SURE * size else float("nan")
 
 
 @dataclass(eq=False)
@@ -174,9 +170,7 @@ class _Tracer:
         self.found.steps += 1
         self._with_difference += bool(self._in_this_step)
         self._in_this_step.clear()
-        return (
-            self._with_difference >= self._steps or self._all_steps >= _PATIENCE * self._steps
-        )
+        return self._with_difference >= self._steps or self._all_steps >= _PATIENCE * self._steps
 
     # -- what the recording tells -----------------------------------------------------------
 
@@ -200,15 +194,13 @@ class _Tracer:
 
     # -- what is computed -------------------------------------------------------------------
 
-    def _computed(
-        self, func: Any, args: tuple[Any, ...], result: Any, frame: FrameType
-    ) -> None:
+    def _computed(self, func: Any, args: tuple[Any, ...], result: Any, frame: FrameType) -> None:
         """Before the first ``backward`` nothing is known; later, a known difference is read."""
         if getattr(func, "__name__", "") == "__setitem__":
             self._see_buffer(args, frame)
         difference = self._meets_here.get(Place.of(frame))
         if difference is not None and isinstance(result, Tensor) and result.grad_fn is not None:
-            self._read(difference, result, frame)
+            self._read(difference, args, result, frame)
 
     def _see_buffer(self, args: tuple[Any, ...], frame: FrameType) -> None:
         into, _, value = args
@@ -223,46 +215,53 @@ class _Tracer:
                 names = [name for name, each in frame.f_locals.items() if each is into]
                 sampler.buffer = f"{names[0] if names else 'a tensor'} {tuple(into.shape)}"
 
-    def _read(self, difference: Difference, result: Tensor, frame: FrameType) -> None:
+    def _read(
+        self, difference: Difference, args: tuple[Any, ...], result: Tensor, frame: FrameType
+    ) -> None:
         """What the two sides are called where they meet, and who called the samplers."""
-        known: dict[Any, Rows] = {}
-        behind(result.grad_fn, 0, known)
-        here = difference.place.node
-        inner = set() if here is None else {id(each) for each in ast.walk(here)}
-        outputs = {output for output, _ in known[result.grad_fn]}
-        for output in outputs:
-            place = output.place
+        self._see_entries(stack(frame))
+        found, known = edges(result.grad_fn), dict[Any, Rows]()
+        counts = [sum(self._labels(o).count(label) for o in found) for label in difference.sides]
+        is_batch = result.ndim > 0 and len(result) in counts
+        total = result.sum() / (len(result) if is_batch else 1)
+        here, source = difference.place.node, difference.place.source
+        inner = [] if here is None else list(ast.walk(here))
+        for output, edge in found.items():
             (label, *others) = set(self._labels(output))
-            for each in difference.sides.values():
-                each.site = place if each.label in (label, *others) else each.site
-            if not others and place is not None and place.code is frame.f_code:
-                node = place.node
-                if node is not None and id(node) in inner and label in difference.sides:
-                    side = difference.sides[label]
-                    side.expression, side.shape = place.source.segment(node), output.shape
-        for name, value in frame.f_locals.items():
+            side = difference.sides.get(label)
+            if side is not None and not others:
+                side.site, side.shape, side.expression = output.place, output.shape, ""
+                side.weight = _weight(total, edge, output.shape)
+                node = output.place.node if output.place is not None else None
+                if any(node is each for each in inner):
+                    side.expression = source.segment(node)  # type: ignore[arg-type]
+        operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
+        named = [(source.segment(each), v) for each, v in zip(operands, args, strict=False)]
+        for text, value in [*named, *frame.f_locals.items()]:
             if not isinstance(value, Tensor) or value.grad_fn is None or value.ndim == 0:
                 continue
             rows = behind(value.grad_fn, value.output_nr, known)
-            for label in label_of(rows, self._labels):
-                side = difference.sides.get(label)
-                of_label = sum(len(chosen) for _, chosen in rows)
-                (output, *others) = {output for output, _ in rows}
-                if side is not None and not others and output in outputs and len(value) == of_label:
-                    side.expression, side.shape = name, tuple(value.shape)
-                    side.mean = _per_sample(value)
-        counts = {side.shape[:1] for side in difference.sides.values()}
-        difference.value = _per_sample(result, is_batch=result.shape[:1] in counts)
-        self._see_entries(stack(frame))
+            if len(rows) != 1:
+                continue
+            ((output, chosen),) = rows
+            side = difference.sides.get(next(iter(label_of(rows, self._labels)), ""))
+            if side is None or output not in found or len(value) != len(chosen):
+                continue
+            weight = _weight(total, GradientEdge(value.grad_fn, value.output_nr), value.shape)
+            sign = _sign(value, found[output], chosen)
+            if sign and not math.isnan(weight):
+                side.expression = text if sign > 0 else f"-{text}"
+                side.weight, side.shape = sign * weight, tuple(value.shape)
 
     def _see_entries(self, now: Stack) -> None:
         alive = {id(frame) for frame, _ in now}
         for chain, sampler in self.chains.recent:
             shared = [i for i, (frame, _) in enumerate(chain.calls) if id(frame) in alive]
             if shared:
-                frame, at = chain.calls[shared[0]]
-                sampler.entry = Place(frame.f_code, at)
-                sampler.is_inline = chain.loop is frame
+                loop = next(i for i, (frame, _) in enumerate(chain.calls) if frame is chain.loop)
+                calls = chain.calls[loop + 1 : shared[0] + 1]
+                sampler.entries = tuple(Place(f.f_code, at) for f, at in reversed(calls))
+                sampler.is_inline = not calls
 
     # -- the loss ---------------------------------------------------------------------------
 
@@ -282,7 +281,9 @@ class _Tracer:
                 continue
             difference = self._meets_here.get(place)
             if difference is None:
-                sides = {label: Side(label) for label in sorted(label_of(known[node], self._labels))}
+                sides = {
+                    label: Side(label) for label in sorted(label_of(known[node], self._labels))
+                }
                 difference = self._meets_here[place] = Difference(place, sides)
                 self.found.differences.append(difference)
             difference.times += 1
@@ -291,9 +292,28 @@ class _Tracer:
         return found
 
 
-def _per_sample(x: Tensor, *, is_batch: bool = True) -> float:
-    """Mean over samples of the sum over heads."""
-    return float(x.detach().double().sum()) / (len(x) if is_batch and x.ndim else 1)
+def _weight(total: Tensor, energies: GradientEdge, shape: Sequence[int]) -> float:
+    """The derivative by the mean of energies, of which all enter alike; NaN where they do not."""
+    (found,) = torch.autograd.grad(total, energies, retain_graph=True, allow_unused=True)
+    if found is None or not shape:
+        return math.nan
+    mean = float(found.double().mean())
+    is_alike = float((found.double() - mean).abs().max()) <= _SURE * abs(mean)
+    return mean * shape[0] if is_alike and mean else math.nan
+
+
+def _sign(value: Tensor, output: GradientEdge, rows: Sequence[int]) -> int:
+    """1 where values are the outputs of these rows, -1 where their negatives, 0 else.
+
+    Several heads may enter as their sum, or with weights that add up to one, as in a logsumexp.
+    """
+    (found,) = torch.autograd.grad(value.sum(), output, retain_graph=True)
+    each = found.double().reshape(len(found), -1)[list(rows)]
+    for sign in (1, -1):
+        for of_rows in (each, each.sum(1)):
+            if float((of_rows - sign).abs().max()) <= _SURE:
+                return sign
+    return 0
 
 
 def _keep_cotangent(output: Output, gradient: Tensor) -> None:

@@ -382,4 +382,6 @@ for step in range(100):
 WRONG_SIGN = PLAIN.replace("f(x_q).mean() - f(x_p).mean()", "f(x_p).mean() - f(x_q).mean()")
 NOT_SEEDED_TWICE = PLAIN.replace("return 2 + ", "return 2 + ")
 ENDS = PLAIN.replace("for step in range(100):", "for step in range(3):")
-FAILS = PLAIN.replace("    optim.step()\n", "    optim.step()\n    if step == 2:\n        raise KeyError('x')\n")
+FAILS = PLAIN.replace(
+    "    optim.step()\n", "    optim.step()\n    if step == 2:\n        raise KeyError('x')\n"
+)
