@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,7 +97,7 @@ class Chains:
         return [pair for pair in known if pair[1].is_scalar] or known
 
     def is_energy(self, module: nn.Module) -> bool:
-        """Whether a sampler differentiates one number per sample of this module, or a part of it."""
+        """Whether a sampler differentiates one number per sample of this module."""
         known = self.samplers.values()
         energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
         return any(

@@ -81,9 +81,9 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
                 print("\nno output scale could be told: beta_star acts through the weights alone")
             print("\nto guard it:\n" + "\n".join(_diff(plan)))
             print(
-                f"\nproven: with these lines at beta_star=0 it ran again for {found.steps} optimizer "
-                "steps; parameters and random states are the same bit for bit, and the guard saw "
-                f"{done.sampler_calls} sampler calls and {done.losses} losses."
+                f"\nproven: with these lines at beta_star=0 it ran again for {found.steps} "
+                "optimizer steps; parameters and random states are the same bit for bit, and the "
+                f"guard saw {done.sampler_calls} sampler calls and {done.losses} losses."
             )
             return 0
         outcomes.append(why)
@@ -141,14 +141,15 @@ def _sampler(each: Sampler) -> Iterator[str]:
     kind = type(each.energy)
     names = list(dict.fromkeys(n for group in each.names.values() for n in group))
     called = f", called {', '.join(names[:3])}" if names else ""
-    yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}, at {each.site}: {each.site.text}"
+    yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
+    yield f"  at {each.site}: {each.site.text}"
     heads = "" if each.is_scalar else ": not one number per sample is differentiated"
     yield f"  input {each.shape}, output {each.output_shape}{heads}"
     if each.buffer:
         yield f"  samples are written into {each.buffer}"
     yield f"  {measured}"
     if "discrete" in measured.verdict:
-        yield "  where its moves are right for exp(f), as Gibbs' and Metropolis' are, output_scale=1"
+        yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"
 
 
 def _difference(each: Difference) -> Iterator[str]:

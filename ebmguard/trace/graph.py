@@ -1,4 +1,4 @@
-"""The autograd graph of a loss: which outputs are behind a node, and where two kinds of them meet."""
+"""The autograd graph of a loss: the outputs behind a node, and where two kinds of them meet."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
-class Unclear(Exception):  # noqa: N818  It is what the user is told, not a fault.
+class Unclear(Exception):
     """What could not be told, in words."""
 
 
@@ -155,7 +155,7 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
         owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
         if owner is None or not _has(owner, loss):
             raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
-        prefix, (line, indent) = "self.", _after(source, _method(owner, "__init__").body[-1])
+        prefix, (line, indent) = "self.", _after(_method(owner, "__init__").body[-1])
     else:
         scope: ast.AST = source.tree
         if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
@@ -170,7 +170,7 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
         if loops:
             line, indent = loops[-1].lineno, loops[-1].col_offset
         elif binds is not scope and scope is not _owner(source, call):
-            line, indent = _after(source, binds)
+            line, indent = _after(binds)
             place = entry.file  # type: ignore[assignment]
         else:
             raise Unclear(f"`{name}` is known only inside of the function that takes a step")
@@ -196,7 +196,7 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
     source = site.source
     made = f"g = ebmguard.guard(None, None, {options})"
     imports = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
-    line, _ = _after(source, imports[-1])
+    line, _ = _after(imports[-1])
     edits = [_import(source), _line(source, line, made)]
     if "output_scale" in options:  # without one nothing is tempered
         edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
@@ -254,7 +254,7 @@ def _is_bound_before(source: Source, names: list[str], line: int) -> bool:
     return all(name in bound and bound[name].lineno < line for name in names)
 
 
-def _after(source: Source, statement: ast.stmt) -> tuple[int, int]:
+def _after(statement: ast.stmt) -> tuple[int, int]:
     return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
 
 
@@ -330,7 +330,7 @@ def _losses(
             & {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         ]
         if bound:
-            line, indent = _after(source, max(bound, key=lambda each: each.lineno))
+            line, indent = _after(max(bound, key=lambda each: each.lineno))
             guard = "g" if loss == "g.loss" else f"{loss}.guard"
             yield [
                 _line(source, line, f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})")

@@ -63,7 +63,7 @@ def _main(task: Path) -> None:
         guards.append(make(*args, **kwargs))
         return guards[-1]
 
-    def is_enough(optimizer: Optimizer) -> bool:
+    def is_enough(_: Optimizer) -> bool:
         nonlocal taken
         taken += 1
         return taken >= steps

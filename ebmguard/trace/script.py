@@ -20,8 +20,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 __all__ = ["Seen", "run"]
 
 
-class Seen(BaseException):  # noqa: N818  It is no error, and no `except Exception` may catch it.
-    """Enough has been seen."""
+class Seen(BaseException):
+    """Enough has been seen: no error, and nothing that ``except Exception`` may catch."""
 
 
 def run(
@@ -37,13 +37,13 @@ def run(
         text: to run in the place of the script's own.
 
     Returns:
-        the hash of all optimizers' parameters and of the random generators when it was enough, empty
-        where the script ended before; and the error that ended it, empty where none did.
+        the hash of all optimizers' parameters and of the random generators when it was enough,
+        empty where the script ended before; and the error that ended it, empty where none did.
     """
     optimizers: list[Optimizer] = []
     states: list[str] = []
 
-    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def after_step(optimizer: Optimizer, *_: Any) -> None:
         if not any(optimizer is each for each in optimizers):
             optimizers.append(optimizer)
         if states or is_enough(optimizer):
@@ -61,7 +61,7 @@ def run(
         pass
     except SystemExit as left:
         error = f"SystemExit: {left}" if left.code else ""
-    except Exception as failed:  # of the user's code: it is told, with its place
+    except Exception as failed:  # noqa: BLE001  Of the user's code: it is told, with its place.
         error = _told(failed, script)
     finally:
         hook.remove()

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..measurement import Evaluation, Recording
 from .chains import Chains, Sampler
-from .graph import DATA, Output, Rows, behind, edges, label_of, meetings, place_of, remember
+from .graph import Output, Rows, behind, edges, label_of, meetings, place_of, remember
 from .places import Place, Stack, stack, users_frame
 from .script import run
 
