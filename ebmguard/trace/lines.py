@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..measurement import Measured
 from .chains import Sampler
-from .places import Place, Source
+from .places import Place, Source, shown
 from .tracer import Difference, Trace
 
 __all__ = ["BETA_STAR", "Edit", "Plan", "Unclear", "plans"]
@@ -160,13 +160,16 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
         scope: ast.AST = source.tree
         if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
             scopes = [each for each in above if isinstance(each, (*_FUNCTIONS, ast.Module))]
-            scope = next(each for each in scopes if base.id in _bound(each))
+            scope = next((each for each in scopes if base.id in _bound(each)), source.tree)
         if not _has(scope, loss) or loss.file != entry.file:
             raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
         loops = [
             each for each in above if isinstance(each, _LOOPS) and _owner(source, each) is scope
         ]
-        binds = _bound(scope)[base.id]
+        bound = _bound(scope)
+        binds = bound.get(base.id) or bound.get("*")
+        if binds is None:
+            raise Unclear(f"where `{name}` is bound in {shown(entry.file)}")
         if loops:
             line, indent = loops[-1].lineno, loops[-1].col_offset
         elif binds is not scope and scope is not _owner(source, call):

@@ -380,8 +380,25 @@ for step in range(100):
 """
 
 WRONG_SIGN = PLAIN.replace("f(x_q).mean() - f(x_p).mean()", "f(x_p).mean() - f(x_q).mean()")
-NOT_SEEDED_TWICE = PLAIN.replace("return 2 + ", "return 2 + ")
-ENDS = PLAIN.replace("for step in range(100):", "for step in range(3):")
-FAILS = PLAIN.replace(
-    "    optim.step()\n", "    optim.step()\n    if step == 2:\n        raise KeyError('x')\n"
+ENDS = PLAIN.replace("range(100)", "range(3)")
+FAILS = PLAIN.replace("    optim.step()\n", "    optim.step()\n    raise KeyError('data')\n")
+# What a run from anew does not repeat: a counter on the disk.
+ONCE = PLAIN.replace(
+    "for step in range(100):",
+    "from pathlib import Path\n\ncount = Path('count')\n"
+    "count.write_text('x' + (count.read_text() if count.exists() else ''))\n"
+    "torch.manual_seed(len(count.read_text()))\nfor step in range(100):",
+)
+
+# Energies that are the negated output of the module that the sampler differentiates.
+NEGATED = MALA.replace(
+    "pos, neg = model(data()), model(chains)\n    loss = pos.mean() - neg.mean()",
+    "e_pos, e_neg = -model(data()), -model(chains)\n    loss = e_neg.mean() - e_pos.mean()",
+)
+MAXIMISED = PLAIN.replace(
+    "loss = f(x_q).mean() - f(x_p).mean()",
+    "fp, fq = f(x_p), f(x_q)\n    value = fp.mean() - fq.mean()\n    loss = -value",
+)
+SQUARED = PLAIN.replace(
+    "f(x_q).mean() - f(x_p).mean()", "((f(x_q) - 1) ** 2).mean() + (f(x_p) ** 2).mean()"
 )
