@@ -155,7 +155,12 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
         owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
         if owner is None or not _has(owner, loss):
             raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
-        prefix, (line, indent) = "self.", _after(_method(owner, "__init__").body[-1])
+        init = _method(owner, "__init__")
+        prefix, (line, indent) = "self.", _after(init.body[-1])
+        mine = [each for each in sampler.names.get(place, []) if each.startswith("self.")]
+        loops = [each for each in above if isinstance(each, _LOOPS)]
+        if loops and mine and f"{mine[0]} =" not in source.segment(init):
+            line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
     else:
         scope: ast.AST = source.tree
         if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
@@ -180,7 +185,7 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
     energies = sampler.names.get(place, []) or (
         sampler.names.get(entry.file, []) if place is entry.code else []
     )
-    model = [f"model={each}" for each in energies if not prefix or each.startswith("self")][:1]
+    model = [f"model={each}" for each in energies if not prefix or each.startswith("self.")][:1]
     if isinstance(place, str) and not _is_bound_before(source, energies[:1], line):
         model = []
     words = ", ".join(["None", name, *model, options])

@@ -1,4 +1,4 @@
-"""`ebmguard trace` on small trainers in many styles: what it prints is right, or it says why not."""
+"""`ebmguard trace` on small trainers in many styles: right, or it says what it cannot tell."""
 
 from __future__ import annotations
 
