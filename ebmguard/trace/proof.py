@@ -70,7 +70,7 @@ def _main(task: Path) -> None:
 
     ebmguard.guard = guard
     _replace_sources(texts)
-    state, error = run(Path(script), arguments, is_enough, texts.get(script))
+    state, error = run(Path(script), arguments, is_enough, texts.get(str(Path(script).resolve())))
     states = [each.state_dict() for each in guards]
     seen = Replay(
         state,

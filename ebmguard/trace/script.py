@@ -56,7 +56,7 @@ def run(
         with _as_main(script, arguments) as main:
             _seed()
             text = script.read_text() if text is None else text
-            exec(compile(text, str(script), "exec", dont_inherit=True), vars(main))
+            exec(compile(text, main.__file__ or "", "exec", dont_inherit=True), vars(main))
     except Seen:
         pass
     except SystemExit as left:
@@ -72,7 +72,7 @@ def run(
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
     before, argv, path = sys.modules["__main__"], sys.argv, list(sys.path)
     main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__file__ = str(script)
+    main.__file__ = str(script.resolve())
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
@@ -115,7 +115,7 @@ def _told(error: Exception, script: Path) -> str:
     where = error.__traceback__
     line = None
     while where is not None:
-        if where.tb_frame.f_code.co_filename == str(script):
+        if where.tb_frame.f_code.co_filename == str(script.resolve()):
             line = where.tb_lineno
         where = where.tb_next
     return f"{type(error).__name__}: {error}" + (f" ({script}:{line})" if line else "")
