@@ -41,7 +41,7 @@ def may_import(room: str) -> set[str]:
         room = "cli"  # It names what a user of the library needs: all but the command line.
     if room == OUTSIDE:
         # It runs trainers, and the command line alone runs it.
-        return {*LAYERS[0], "measurement", FACADE}
+        return {*LAYERS[0], "measurement"}
     (height,) = (height for height, floor in enumerate(LAYERS) if room in floor)
     before = LAYERS[0][: LAYERS[0].index(room)] if height == 0 else ()
     return {name for floor in LAYERS[:height] for name in floor} | set(before)

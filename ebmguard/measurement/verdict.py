@@ -88,10 +88,10 @@ def measured(
         draws: ``recording.draws.log`` of the recording that they are from.
         reduce: how heads ``(B, K)`` become one energy, "sum" or "mean".
     """
+    if evaluations and all(torch.equal(x, x.round()) for x, _ in (e.point for e in evaluations)):
+        return Measured("discrete samples")
     if len(evaluations) < 3:
         return Measured(f"fewer than three differentiated calls ({len(evaluations)})")
-    if all(torch.equal(seen.point[0], seen.point[0].round()) for seen in evaluations):
-        return Measured("discrete samples")
     pairs = [(seen, step) for seen, step in _steps(evaluations, draws) if step.moved > 0]
     if not pairs:
         return Measured("nothing moves between its calls, or their shapes change")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.machinery
 import json
 import subprocess
@@ -53,11 +54,10 @@ def replay(script: Path, arguments: Sequence[str], steps: int, texts: Mapping[st
 
 
 def _main(task: Path) -> None:
-    import ebmguard
-
+    facade: Any = importlib.import_module("ebmguard")
     script, arguments, steps, texts, told = json.loads(task.read_text())
     guards: list[Any] = []
-    make, taken = ebmguard.guard, 0
+    make, taken = facade.guard, 0
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         guards.append(make(*args, **kwargs))
@@ -68,7 +68,7 @@ def _main(task: Path) -> None:
         taken += 1
         return taken >= steps
 
-    ebmguard.guard = guard
+    facade.guard = guard
     _replace_sources(texts)
     state, error = run(Path(script), arguments, is_enough, texts.get(str(Path(script).resolve())))
     states = [each.state_dict() for each in guards]
