@@ -36,7 +36,6 @@ class Step:
         exact: share of the free entries that obey to rounding.
         momentum, decay: factors of the move before this one, and of -x, in the same update.
         moved: share of the samples that moved.
-        free: share of entries that moved and lie at no clamp.
         clamp: the ends at which many entries lie.
         clip: how the gradient is clipped, in words.
         why: why the step is not what it should be, in words; empty where it is.
@@ -50,7 +49,6 @@ class Step:
     momentum: float = 0.0
     decay: float = 0.0
     moved: float = 1.0
-    free: float = 1.0
     clamp: tuple[float | None, float | None] = (None, None)
     clip: str = ""
     why: str = ""
@@ -77,11 +75,9 @@ def solve(
         moves &= (y != back).any(1)  # a rejected proposal is left again
     at_end, clamp = _at_ends(y)
     free = ~at_end & moves[:, None]
-    known: dict[str, Any] = {
-        "moved": float(moves.double().mean()),
-        "free": float(free.double().mean()),
-        "clamp": clamp,
-    }
+    known: dict[str, Any] = {"moved": float(moves.double().mean()), "clamp": clamp}
+    if not all(bool(each.isfinite().all()) for each in (start, g, y)):
+        return Step(why="values that are not finite", **known)
     if not bool(moves.any()):
         return Step(why="nothing moved", **known)
     noises, stds = _noises(pick, draws, x, dx, g, free)
@@ -137,12 +133,12 @@ class _Pick:
         size = max(x[0].numel(), 1)
         self.rows = min(len(x), max(_ENTRIES // size, _ROWS))
         width = max(min(size, _ENTRIES // self.rows), 1)
-        chance = torch.Generator().manual_seed(0)
-        self.columns = torch.randperm(size, generator=chance)[:width].to(x.device)
+        chance = torch.Generator("cpu").manual_seed(0)
+        self.columns = torch.randperm(size, generator=chance, device="cpu")[:width]
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x.reshape(self.shape)[: self.rows].reshape(self.rows, -1)
-        return flat[:, self.columns].double().cpu()
+        return flat[:, self.columns.to(x.device)].cpu().double()
 
 
 def _noises(
@@ -201,9 +197,9 @@ class _Data:
         a = torch.stack([column[self.free] for column in columns], 1)
         size = a.square().mean(0).sqrt().clamp(min=1e-300)
         a, y, k = a / size, self.y, len(columns)
-        chance = torch.Generator().manual_seed(0)
-        chosen = torch.randint(self.count, (_TRIALS, k), generator=chance)
-        judges = torch.randint(self.count, (min(self.count, 4096),), generator=chance)
+        chance = torch.Generator("cpu").manual_seed(0)
+        chosen = torch.randint(self.count, (_TRIALS, k), generator=chance, device="cpu")
+        judges = torch.randint(self.count, (min(self.count, 4096),), generator=chance, device="cpu")
         tried = torch.linalg.lstsq(a[chosen], y[chosen].unsqueeze(-1)).solution.squeeze(-1)
         loose = 1e-3 * y.abs().mean() + self.limit.mean()
         misses = (y[judges] - tried @ a[judges].T).abs()
@@ -270,12 +266,12 @@ def _why(data: _Data, g: Tensor, noises: Sequence[Tensor]) -> str:
     drift = data.y - a[:, 1:] @ values[1:]
     slope = a[:, 0] * values[0]
     alike = (drift * slope > 0)[drift.abs() > drift.abs().median()].double().mean()
-    if alike > 0.9 and torch.corrcoef(torch.stack([drift, slope]))[0, 1] < 0.99:
+    if noises and alike > 0.9 and torch.corrcoef(torch.stack([drift, slope]))[0, 1] < 0.99:
         return "preconditioned gradient"
     without = data.y - a[:, 0] * (a[:, 0] @ data.y) / (a[:, 0] @ a[:, 0])
     if noises and (drift - slope).square().mean() < 0.5 * without.square().mean():
         return "more than the gradient and the noise"
     z = without / without.square().mean().sqrt()
     if abs(float(z.pow(4).mean()) - 3) > max(0.3, 6 * math.sqrt(24 / len(z))):
-        return "non-Gaussian noise"
+        return "preconditioned gradient" if alike > 0.9 else "non-Gaussian noise"
     return "noise that torch did not draw in Python"

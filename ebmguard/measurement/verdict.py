@@ -20,6 +20,7 @@ EXACT = "exact"
 _FEW = 8  # draws before the first evaluation that may belong to the chain
 _SAME = 0.01  # sizes that differ by less are one
 _SURE = 4.0  # standard errors
+_ROUNDING = 1e-6
 _ALIKE = 1e-4  # of numbers that are the same but for rounding
 _MOST = 0.7  # of the steps must agree
 
@@ -117,7 +118,7 @@ def _steps(
     earlier: Evaluation | None = None
     for seen, after in pairwise(evaluations):
         (x, gradient), (end, _) = seen.point, after.point
-        if not after.follows_gap and x.shape == end.shape and x.dtype == end.dtype:
+        if x.numel() and not after.follows_gap and x.shape == end.shape and x.dtype == end.dtype:
             begin = start if earlier is None else earlier.draws_before
             near = draws[begin : after.draws_before]
             # The noise of all steps may have been drawn before the first one.
@@ -161,15 +162,15 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
     elif changes:
         size, noise = sizes[0]
     scale = _scale(size, noise)
-    relative = math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
+    error = scale * math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
     return Measured(
         verdict,
         step=size,
         noise=noise,
-        output_scale=scale,
+        output_scale=_typed(scale, max(_SURE * error, _ROUNDING * scale)),
         step_error=size_error,
         noise_error=noise_error,
-        output_scale_error=scale * relative,
+        output_scale_error=error,
         convention=("log_density" if size > 0 else "energy") if verdict == EXACT else None,
         share=min(step.exact for step in steps),
         sizes=tuple(sizes) if changes else (),
@@ -178,6 +179,12 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
         decay=statistics.median(step.decay for step in steps),
         notes=notes,
     )
+
+
+def _typed(value: float, tolerance: float) -> float:
+    """The shortest number in reach of the value: what its author would have typed."""
+    near = (float(f"{value:.{digits}g}") for digits in range(1, 17))
+    return next((each for each in near if abs(each - value) <= tolerance), value)
 
 
 def _spread(values: Sequence[float]) -> float:
@@ -195,7 +202,7 @@ def _factor(seen: Evaluation, reduce: str) -> float:
     cotangent = seen.cotangent
     if cotangent is None or not cotangent.numel():
         return math.nan
-    each = cotangent.double().reshape(len(cotangent) if cotangent.ndim else 1, -1)
+    each = cotangent.cpu().double().reshape(len(cotangent) if cotangent.ndim else 1, -1)
     # Heads that are all taken alike are one energy, their sum or mean; others are weighted (a
     # logsumexp, one column), and the weights add up to the factor.
     first = each[:, :1]

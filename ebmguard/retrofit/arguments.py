@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from os import PathLike
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ def guard(
     beta_star: Schedulable | None = None,
     beta: Schedulable | None = None,
     beta_stars: Sequence[Schedulable] | None = None,
-    output_scale: float | None = None,
+    output_scale: float | Literal["measure"] | None = None,
     sampler_scale: Schedulable | None = None,
     methods: Sequence[str] = (),
     convention: Convention = "log_density",
@@ -79,7 +79,8 @@ def guard(
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
             randn``, and taken from these two where they are given here. The sampler then runs on
-            (1 - β*/o) f.
+            (1 - β*/o) f. "measure" has the first sampler call, which runs on f itself, tell o; see
+            :attr:`Guard.measured`.
         beta: β = β*/o instead of ``beta_star``; needs the output scale.
         beta_stars: several exponents whose losses are averaged, each as ``beta_star``; needs
             ``sampler_scale``.
@@ -170,6 +171,11 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if sampler is not None:
         check_sampler(sampler, methods)
+    if output_scale == "measure" and sampler is None:
+        raise ConfigError(
+            'output_scale="measure" measures the sampler that guard() is given, and there is none. '
+            "Pass it, or the number: 2 * step_size / noise_std**2."
+        )
     trainer = check_told(Trainer(), told, sampler, process_group)
     strength = Strength.of(
         beta_star=beta_star,
@@ -202,7 +208,6 @@ def guard(
         variant=variant if isinstance(variant, str) else tuple(variant),
         reduce=reduce,
         models=strength.models,
-        output_scale=strength.output_scale,
         reference_beta_star=float(reference_beta_star),
         action=action,
         judge_in_loss=judge_in_loss,

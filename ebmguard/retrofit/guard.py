@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError
+from ..measurement import Measured
 from ..objective import trusted
 from ..tempering import scale
 from ..trainer import Clamp
@@ -26,7 +27,7 @@ from .settings import check_told
 
 __all__ = ["Guard"]
 
-_STATE_VERSION = 6
+_STATE_VERSION = 7
 
 
 class Guard(Loop):
@@ -59,6 +60,14 @@ class Guard(Loop):
     def step(self) -> int:
         """Number of the current step."""
         return self._rows.step
+
+    @property
+    def measured(self) -> Measured | None:
+        """What the sampler does, from its first calls: step, noise, output scale, direction.
+
+        None before the first one; its ``verdict`` is "exact", or says why nothing can be told.
+        """
+        return self._measuring.result
 
     @property
     def attempt(self) -> int:
@@ -302,7 +311,7 @@ class Guard(Loop):
             model=self.trainer.model,
             has_sampler=self.sampler is not None or self._is_inline,
             beta_star=strength.numbers[0],
-            output_scale=settings.output_scale,
+            output_scale=strength.output_scale,
             tempers=self._strength.tempers,
             factor=strength.numbers[1],
             sign=settings.sign,
@@ -355,7 +364,7 @@ class Guard(Loop):
             ConfigError: not the state of a guard of this version.
         """
         keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "measure", "judge"}
-        keys |= {"recovery", "steps", "beta", "advised"}
+        keys |= {"recovery", "steps", "beta", "advised", "measured"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
             raise ConfigError(
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "

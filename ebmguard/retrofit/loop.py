@@ -22,6 +22,7 @@ from .actions import Actions, single_number
 from .callables import wrap_sampler
 from .loss_fn import CallerLoss
 from .measure import Measure
+from .measuring import Measuring
 from .optimizer import OptimizerHooks
 from .rows import Row, Rows, StepRow
 from .sampling import Sampling
@@ -69,6 +70,7 @@ class Loop:
         self._now: tuple[object, StrengthAt] | None = None
         self._caller_loss = caller_loss
         self._sampling = Sampling(settings.models, tempers=strength.tempers)
+        self._measuring = Measuring(settings)
         self._measure = Measure(settings)
         self._rows = Rows(settings.models, settings.judge_in_loss)
         self._judge = judge
@@ -159,6 +161,7 @@ class Loop:
                 "bound to the original one?), or pass sampler=None."
             )
         self._caller_loss.check(f_pos, f_neg)
+        self._measuring.check_direction(f_neg)
         if begins:
             self._follow(self._rows.end_step())
             return self._strength_at(self._rows.step)  # which that row may have steered
@@ -197,9 +200,14 @@ class Loop:
             steps = self._actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
         remember = slow and self.trainer.knows_steps
+        model = self.trainer.model
+        recording = self._measuring.recording((call, model, *args, *kwargs.values()))
         result, tempering = self._sampling.run(
-            call, args, kwargs, self.trainer.model, strength.factor, remember=remember
+            call, args, kwargs, model, strength.factor, remember=remember, recording=recording
         )
+        if recording is not None:
+            self._measuring.take(recording, tempering)
+            self._compare()
         self._measure.samples(
             self.trainer,
             tempering,
@@ -213,6 +221,24 @@ class Loop:
             self._has_warned = True
             _log.warning(_UNUSED, self._sampling.calls)
         return result
+
+    def _compare(self) -> None:
+        """Take the output scale that was measured, or hold the one that was given against it."""
+        found, step = self._measuring.result, self._rows.step
+        if not self._strength.awaits_scale:
+            alerts = self._measuring.alert(self._strength.output_scale, step)
+            self.alerts += alerts
+            self._writer.write_alerts([alert.record() for alert in alerts])
+            self._actions.report(alerts)
+        elif found is not None and found.is_exact:
+            self._strength = self._strength.with_scale(found.output_scale, step)
+            self._now = None
+            _log.info("%s", found)
+        elif not self._measuring.calls_left:
+            raise SamplerError(
+                f'output_scale="measure": {found} Pass a number, 2 * step_size / noise_std**2, or '
+                "leave it out: the weights then act, and the sampler stays as it is."
+            )
 
     def _begin_sampling(self) -> None:
         if is_capturing():
@@ -282,6 +308,7 @@ class Loop:
         return {
             **self._rows.state_dict(is_over=is_over),
             "measure": self._measure.state_dict(),
+            "measured": self._measuring.state_dict(),
             "judge": self._judge.state_dict(),
             **self._actions.steering_state(),
         }
@@ -290,6 +317,11 @@ class Loop:
         self._judge.load_state_dict(state["judge"])  # which may refuse it
         self._measure.load_state_dict(state["measure"])
         self._rows.load_state_dict(state)
+        self._measuring.load_state_dict(state["measured"])
+        if self._strength.awaits_scale and self._measuring.result is not None:
+            self._strength = self._strength.with_scale(
+                self._measuring.result.output_scale, self._rows.step
+            )
         self._actions.load_steering(state)
         self._now = None
 

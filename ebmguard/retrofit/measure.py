@@ -160,8 +160,8 @@ class Measure:
                 pos, neg, stars, numbers, group, groups, log_q
             )
         self._grad_scale = self._in_force(weights["grad_scale"], strength)
-        if settings.output_scale is not None:
-            numbers["energy_gap_scaled"] = numbers["energy_gap"] * settings.output_scale
+        if strength.output_scale is not None:
+            numbers["energy_gap_scaled"] = numbers["energy_gap"] * strength.output_scale
         if self._parts:
             at = numbers["beta_star"]
             weights |= mixture_weights(pos, neg, self._parts, at, groups, log_q, group)

@@ -20,6 +20,7 @@ from ..diagnostics import (
 )
 from ..energies import has_models
 from ..errors import SamplerError
+from ..measurement import Recording
 from ..tempering import DifferentiatedCall, Tempering, find_module
 from ..trainer import Trainer
 from .callables import refuse_deferred
@@ -53,6 +54,7 @@ class Sampling:
         factor: float | Tensor,
         *,
         remember: bool,
+        recording: Recording | None = None,
     ) -> tuple[Any, Tempering | None]:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
@@ -60,6 +62,7 @@ class Sampling:
             call, args, kwargs: the sampler as it was given, and its arguments.
             module: the energy module; None finds it among the arguments.
             factor, remember: as for :meth:`Tempering.active`.
+            recording: gets the call's draws and its differentiated calls of the module.
 
         Raises:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
@@ -79,10 +82,17 @@ class Sampling:
         try:
             if tempering is None:
                 result = call(*args, **kwargs)
-            else:
+            elif recording is None:
                 result = tempering.run(call, args, kwargs, factor, remember=remember)
+            else:
+                with recording.draws:
+                    result = tempering.run(
+                        call, args, kwargs, factor, remember=remember, record=recording.call
+                    )
         finally:
             self.is_running = False
+            if recording is not None:
+                recording.close()
         if not isinstance(result, Tensor):
             refuse_deferred(result)
         if tempering is not None and not tempering.reached and self._tempers:

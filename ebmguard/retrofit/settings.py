@@ -28,7 +28,6 @@ class Settings:
         sign: 1 where the network's output is high on data, -1 where it is low.
         variant, reduce: of the objective.
         models: model dimensions of an ensemble; none for a single model.
-        output_scale: o, or None where it is unknown.
         reference_beta_star: exponent of the diagnostics under ``ref/``.
         action: what an ERROR leads to.
         judge_in_loss: whether a step is judged inside its loss; None: on a CPU.
@@ -39,7 +38,6 @@ class Settings:
     variant: Variants
     reduce: Reduce
     models: torch.Size
-    output_scale: float | None
     reference_beta_star: float
     action: Action
     judge_in_loss: bool | None

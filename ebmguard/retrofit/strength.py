@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,10 +38,12 @@ class StrengthAt:
         beta_star: exponent(s) on raw outputs; of a tuple, whose entries all have the model
             dimensions or none has, the losses are averaged.
         factor: what multiplies the energy during sampling; the number 1.0 leaves it untouched.
+        output_scale: o, or None where it is unknown.
     """
 
     beta_star: float | Tensor | tuple[float | Tensor, ...]
     factor: float | Tensor
+    output_scale: float | None = None
 
     @property
     def models(self) -> torch.Size:
@@ -68,6 +70,7 @@ class Strength:
         given: it; of ``beta_stars`` several.
         output_scale: o, or None where it is unknown.
         sampler_scale: the sampler's factor, where it is set apart.
+        is_measured: whether o is to be measured, and is unknown until then.
         models: model dimensions of the energies, the same at every step; none for one model.
     """
 
@@ -75,13 +78,14 @@ class Strength:
     given: tuple[Schedulable, ...]
     output_scale: float | None
     sampler_scale: Schedulable | None
+    is_measured: bool = False
     models: torch.Size = ONE_MODEL
 
     @classmethod
     def of(
         cls,
         *,
-        output_scale: float | None = None,
+        output_scale: float | Literal["measure"] | None = None,
         step_size: float | None = None,
         noise_std: float | None = None,
         sampler_scale: Schedulable | None = None,
@@ -101,7 +105,8 @@ class Strength:
                 "exponent on raw outputs (0.5 to 4 for JEM); beta = beta_star / output_scale."
             )
         ((name, value),) = given.items()
-        scale = _output_scale(output_scale, step_size, noise_std)
+        is_measured = output_scale == "measure"
+        scale = None if is_measured else _output_scale(output_scale, step_size, noise_std)
         if name == "beta" and scale is None:
             raise ConfigError(
                 "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= "
@@ -115,7 +120,8 @@ class Strength:
                 "beta_stars= averages several exponents and so has no single factor for the "
                 "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
             )
-        strength = cls(name, tuple(value) if several else (value,), scale, sampler_scale)
+        values = tuple(value) if several else (value,)
+        strength = cls(name, values, scale, sampler_scale, is_measured)
         star = strength._beta_star(0)
         strength._factor(star, 0)
         return replace(strength, models=model_dimensions(star))
@@ -123,7 +129,13 @@ class Strength:
     @property
     def tempers(self) -> bool:
         """Whether the sampler's side is defined at all (otherwise it is left as it is)."""
-        return self.output_scale is not None or self.sampler_scale is not None
+        known = self.output_scale is not None or self.sampler_scale is not None
+        return known or self.is_measured
+
+    @property
+    def awaits_scale(self) -> bool:
+        """Whether the output scale is still to be measured."""
+        return self.is_measured and self.output_scale is None
 
     @property
     def most_raised(self) -> float:
@@ -159,7 +171,13 @@ class Strength:
                 f"{tuple(self.models)} at step 0; a schedule must keep them. Return a tensor of "
                 "that shape."
             )
-        return StrengthAt(star, self._factor(star, step))
+        return StrengthAt(star, self._factor(star, step), self.output_scale)
+
+    def with_scale(self, output_scale: float, step: int) -> Strength:
+        """The same with the output scale that was measured; ConfigError if β* is above it."""
+        strength = replace(self, output_scale=output_scale)
+        strength.at(step)
+        return strength
 
     def check_measured(self, step: int, beta_star: float) -> None:
         """Refuse the β* that a row shows, where a schedule on a device gave it unread."""

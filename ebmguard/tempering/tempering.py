@@ -19,7 +19,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ from ..errors import SamplerError
 from .gradients import DifferentiatedCall, GradientWatcher
 
 __all__ = ["Tempering", "find_module", "is_capturing", "scale"]
+
+Record: TypeAlias = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 def scale(output: object, factor: float | Tensor) -> Tensor:
@@ -100,6 +102,7 @@ class Tempering:
         self._seen = GradientWatcher(models)
         self._given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
+        self._record: Record | None = None
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
 
@@ -159,12 +162,13 @@ class Tempering:
         factor: float | Tensor,
         *,
         remember: bool = False,
+        record: Record | None = None,
     ) -> Any:
         """``call(*args, **kwargs)`` inside :meth:`active`.
 
         An argument ``module.forward`` was bound before the override, and is bound anew.
         """
-        with self.active(factor, remember=remember):
+        with self.active(factor, remember=remember, record=record):
             return call(
                 *map(self._rebound, args),
                 **{name: self._rebound(value) for name, value in kwargs.items()},
@@ -174,10 +178,17 @@ class Tempering:
         return self._forward if callable(value) and value == self._inner else value
 
     @contextmanager
-    def active(self, factor: float | Tensor, *, remember: bool = False) -> Iterator[None]:
+    def active(
+        self,
+        factor: float | Tensor,
+        *,
+        remember: bool = False,
+        record: Record | None = None,
+    ) -> Iterator[None]:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
-        `remember` keeps :attr:`last_step`, at the price of copies of each call's samples.
+        `remember` keeps :attr:`last_step`, at the price of copies of each call's samples. `record`
+        makes the module's calls, given ``(module, call, args, kwargs)``.
 
         Raises:
             SamplerError: another guard is sampling from the same module, or a CUDA graph has
@@ -194,6 +205,7 @@ class Tempering:
         compiled = attributes.get("_compiled_call_impl")
         self._set(factor, is_compiled=compiled is not None)
         self._inner = module.forward
+        self._record = record
         self.reached = self._captured is not None
         self._seen.start(remember=remember)
         attributes["forward"] = self._forward
@@ -210,6 +222,7 @@ class Tempering:
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
             del self._inner
+            self._record = None
             self._seen.stop()
             if self._captured is not None:
                 self._captured.fill_(1.0)
@@ -233,7 +246,10 @@ class Tempering:
             # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
             self._factor = self._captured
         x = self._seen.enter(args, kwargs)
-        output = call(*args, **kwargs)
+        if self._record is None:
+            output = call(*args, **kwargs)
+        else:
+            output = self._record(self.module, call, args, kwargs)
         self._seen.leave(x, output)
         return output
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from ebmguard.samplers import annealed, mala, sgld
 from tests.parts import gradient_at
 
-__all__ = ["LOOPS", "SHAPE", "Loop", "network"]
+__all__ = ["LOOPS", "SHAPE", "Loop", "network", "starts"]
 
 SHAPE, STEPS = (1, 8, 8), 6
 STEP, NOISE = 0.5, 0.05  # o = 400
@@ -31,10 +31,13 @@ class Loop:
         clamp: the ends of the samples.
         decay: of -x in the update.
         clip: part of what has to be said of a clipped gradient.
-        scale: other than 2 |step| / noise².
+        heads, shape, dtype: of the network and the samples.
+        reduce: how heads become one energy.
+        tolerance: relative, of the numbers.
+        start: the start points, of their shape.
     """
 
-    sample: Callable[[Any, Tensor], Tensor]
+    sample: Callable[[Any, Tensor], Tensor] | None = None
     step: float | None = STEP
     noise: float = NOISE
     why: str = ""
@@ -47,6 +50,14 @@ class Loop:
     dtype: torch.dtype = torch.float32
     tolerance: float = 1e-4
     start: Callable[..., Tensor] = torch.rand
+
+    @classmethod
+    def of(cls, step: float, noise: float) -> Loop:
+        return cls(step=step, noise=noise)
+
+    @classmethod
+    def refused(cls, why: str, sample: Any = None) -> Loop:
+        return cls(sample, step=None, why=why)
 
     @property
     def scale(self) -> float:
@@ -72,6 +83,11 @@ class Heads(nn.Module):
 
 def network(loop: Loop) -> nn.Module:
     return Heads(loop.heads, loop.shape, loop.dtype)
+
+
+def starts(loop: Loop) -> Tensor:
+    """Start points of 32 chains."""
+    return loop.start(32, *loop.shape).to(loop.dtype)
 
 
 def stepping(update: Callable[[Tensor, Tensor, int], Tensor], **options: Any) -> Any:
@@ -276,8 +292,8 @@ def plain(x: Tensor, g: Tensor, t: int) -> Tensor:
     return x + STEP * g + noise(x)
 
 
-def refused(sample: Any, why: str, **options: Any) -> Loop:
-    return Loop(sample, step=None, why=why, **options)
+def refused(sample: Any, why: str) -> Loop:
+    return Loop.refused(why, sample)
 
 
 LOOPS = {
@@ -359,6 +375,9 @@ LOOPS = {
     "discrete": refused(gibbs_with_gradients, "discrete samples"),
     "two steps a call": refused(short, "fewer than three"),
     "torch.func.grad": refused(functional, "fewer than three"),
+    "NaN on the way": refused(
+        stepping(lambda x, g, t: torch.where(x > 0.99, torch.nan, plain(x, g, t))), "not finite"
+    ),
     "lost in rounding": refused(
         stepping(lambda x, g, t: x + 1e-9 * g + 1e-9 * torch.randn_like(x)), "rounding hides"
     ),

@@ -1,0 +1,132 @@
+"""Measures the first sampler calls, and compares the guard's arguments with them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..alerts import Alert, Level
+from ..errors import ConfigError
+from ..measurement import Measured, Recording, measured
+from ..tempering import Tempering
+from .settings import Settings
+
+__all__ = ["Measuring"]
+
+_CALLS = 5  # that are tried
+_SAME = 0.01
+_SURE = 4.0  # standard errors
+_COMPILED = Measured("it is compiled by torch.compile, where draws cannot be seen")
+
+
+class Measuring:
+    """Records sampler calls until one is measured exactly, or a handful was not.
+
+    Attributes:
+        result: of the latest call that was recorded; None before. Of several ranks, the first's.
+        calls_left: how many more are recorded at most.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.result: Measured | None = None
+        self.calls_left = _CALLS
+        self._settings = settings
+        # The latest of the module's, until the first loss.
+        self._outputs = deque[Tensor](maxlen=8)
+        self._hook: RemovableHandle | None = None
+
+    def recording(self, parts: Iterable[object]) -> Recording | None:
+        """For the sampler call that comes; None where it should not be recorded.
+
+        Args:
+            parts: the sampler, its arguments and the energy module.
+        """
+        if not self.calls_left:
+            return None
+        if any(map(_is_compiled, parts)):
+            self.result, self.calls_left = _COMPILED, 0
+            return None
+        return Recording(is_short=True)
+
+    def take(self, recording: Recording, tempering: Tempering | None) -> Measured:
+        """What the recorded call was."""
+        found = measured(recording.evaluations, recording.draws.log, reduce=self._settings.reduce)
+        found = self._settings.ranks.from_all(found)[0]
+        assert isinstance(found, Measured)
+        self.result = found
+        self.calls_left = 0 if found.is_exact else self.calls_left - 1
+        if found.is_exact and tempering is not None:
+            outputs = self._outputs
+
+            # A function of its own: a copy of the module must not copy the guard.
+            def keep(_: nn.Module, __: object, output: object) -> None:
+                if isinstance(output, Tensor) and output.requires_grad:
+                    outputs.append(output.detach().clone())
+
+            self._hook = tempering.module.register_forward_hook(keep)
+        return found
+
+    def alert(self, output_scale: float | None, step: int) -> list[Alert]:
+        """A WARN where the output scale that was given is not the measured one."""
+        found = self.result
+        if output_scale is None or found is None or not found.is_exact:
+            return []
+        scale, error = found.output_scale, found.output_scale_error
+        if abs(scale - output_scale) <= max(_SAME * output_scale, _SURE * error):
+            return []
+        fix = f"output_scale={scale:.6g}, as step {found.step:.4g} and noise {found.noise:.4g} say"
+        what = ("output_scale", Level.WARN, step, "output_scale")
+        return [Alert(*what, value=output_scale, limit=scale, window=0, remedies=(fix,))]
+
+    def check_direction(self, f_neg: Tensor) -> None:
+        """Refuse energies of the first loss whose sampler goes the other way.
+
+        Only where the loss gets the very numbers that the module has returned, or their negatives.
+
+        Raises:
+            ConfigError: the sampler's direction contradicts ``convention=``.
+        """
+        if self._hook is None or self.result is None:
+            return
+        self._hook.remove()
+        self._hook = None
+        given = f_neg.detach().cpu().double()
+        returned = [output.cpu().double().flatten() for output in self._outputs]
+        self._outputs.clear()
+        if not returned or not given.numel():
+            return
+        same, turned = (bool(torch.isin(x, torch.cat(returned)).all()) for x in (given, -given))
+        if same == turned:
+            return  # another function of them
+        goes_up = (self.result.convention == "log_density") == same
+        if goes_up == (self._settings.sign > 0):
+            return
+        told, right = (
+            ("log_density", "energy") if self._settings.sign > 0 else ("energy", "log_density")
+        )
+        raise ConfigError(
+            f"convention={told!r} contradicts the sampler, whose steps go "
+            f"{'up' if goes_up else 'down'} the energies that the loss gets. Such a trainer would "
+            f"push data and samples the wrong way. Pass convention={right!r}; or turn the step of "
+            "the sampler round if that is wrong."
+        )
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What was measured, if exactly."""
+        return asdict(self.result) if self.result is not None and self.result.is_exact else None
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore what :meth:`state_dict` returned; None leaves what is known."""
+        if state is not None:
+            self.result, self.calls_left = Measured(**state), 0
+
+
+def _is_compiled(part: object) -> bool:
+    is_function = hasattr(part, "_torchdynamo_orig_callable")
+    return is_function or getattr(part, "_compiled_call_impl", None) is not None

@@ -1,0 +1,99 @@
+"""The guard measures its sampler, and holds what it was told against it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard import guard
+from ebmguard.errors import ConfigError, SamplerError
+from tests.measurement.loops import LOOPS, network, starts
+from tests.parts import get_sample_q
+from tests.runs import Run, begin, frozen, train
+
+EXACT = [name for name, loop in LOOPS.items() if loop.step is not None]
+
+
+def trained(n: int = 4, state: Any = None, sampler: Any = None, **options: Any) -> Run:
+    run = begin()
+    g = run.guard(None, sampler or run.sampler, **{"beta_star": 0.5, **options})
+    if state is not None:
+        g.load_state_dict(state)
+    run.loss_fn, run.sampler = g
+    return train(run, n)
+
+
+def test_the_measured_scale_gives_the_run_of_the_number() -> None:
+    run = trained(output_scale="measure")
+    found = run.guards[0].measured
+    assert found is not None
+    assert found.output_scale == 20_000
+    # Its first sampler call is the untempered one; all else is that of output_scale=20_000.
+    told = trained(sampler_scale=lambda step: 1.0 if step == 0 else 1 - 0.5 / 20_000)
+    assert run.final == told.final
+
+
+def test_a_measured_scale_is_kept_in_the_state() -> None:
+    state = json.loads(json.dumps(trained(output_scale="measure").guards[0].state_dict()))
+    run = trained(1, state, output_scale="measure")
+    known = trained(1, sampler_scale=1 - 0.5 / 20_000)
+    assert run.guards[0].measured.output_scale == 20_000
+    assert frozen(run.model) == frozen(known.model)
+
+
+@pytest.mark.parametrize(("given", "warns"), [(20_000, False), (20_150, False), (800, True)])
+def test_a_number_that_was_given_is_checked_once(given: float, warns: bool) -> None:
+    run = trained(output_scale=given)
+    messages = [alert.message for alert in run.guards[0].alerts if alert.rule == "output_scale"]
+    assert len(messages) == warns
+    assert not warns or "output_scale=20000" in messages[0]
+    assert [record["rule"] for record in run.memories[0].alerts].count("output_scale") == warns
+
+
+def test_a_sampler_that_cannot_be_measured_is_refused_after_a_handful_of_calls() -> None:
+    quiet = get_sample_q(noise_std=0.0)
+    with pytest.raises(SamplerError, match=r"gradient steps without noise.*Pass a number"):
+        trained(9, sampler=quiet, output_scale="measure")
+    assert not trained(9, sampler=quiet).guards[0].alerts
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sampler": None, "beta_star": 0.5}, "there is none"),
+        ({"sampler": get_sample_q(), "beta": 0.1}, "needs the output scale"),
+    ],
+)
+def test_what_measuring_needs(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        guard(None, output_scale="measure", **options)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_convention_that_the_sampler_contradicts_is_an_error(name: str, is_right: bool) -> None:
+    loop = LOOPS[name]
+    torch.manual_seed(0)
+    f, x = network(loop), starts(loop)
+    assert loop.step is not None
+    convention: Any = "log_density" if (loop.step > 0) == is_right else "energy"
+    cd_loss, sample = guard(
+        None, loop.sample, beta_star=0.0, convention=convention, reduce=loop.reduce, model=f
+    )
+    x_neg = sample(f, x)
+    if is_right:
+        cd_loss(f(x), f(x_neg))
+    else:
+        with pytest.raises(ConfigError, match=rf"convention='{convention}' contradicts"):
+            cd_loss(f(x), f(x_neg))
+    assert not f._forward_hooks
+
+
+def test_energies_that_the_trainer_turns_round_are_no_contradiction() -> None:
+    run = begin()
+    g = run.guard(None, run.sampler, beta_star=0.5, output_scale="measure", convention="energy")
+    run.loss_fn, run.sampler = g
+    assert train(run, 2, negate=True).guards[0].measured.is_exact
