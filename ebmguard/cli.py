@@ -80,9 +80,12 @@ watch
 report
     runs as one HTML file: charts, alerts, rollbacks, what to do next
     report page:ReportConfig page:report
-doctor
-    every problem of a trainer's file or of a run, each with its fix
-    doctor command:DoctorConfig command:doctor
+check
+    every problem of a run, each with its fix
+    report check:CheckConfig check:check
+trace
+    run a trainer for a few steps: its sampler measured, the two lines that guard it, proven
+    trace command:TraceConfig command:trace
 compare
     draw runs side by side
     reference_training compare:CompareConfig compare:compare
@@ -130,7 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS[name]
     try:
         prog = " ".join(("ebmguard", *words[:taken]))
-        config = tyro.cli(load(command.config), prog=prog, args=words[taken:])
+        options = _apart(words[taken:]) if name == ("trace",) else words[taken:]
+        config = tyro.cli(load(command.config), prog=prog, args=options)
         status: int = load(command.run)(config)
     except (EbmguardError, ImportError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
@@ -139,6 +143,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return status
+
+
+def _apart(words: Sequence[str]) -> list[str]:
+    """Options of the command, then all that is a script's and its own arguments' behind "--"."""
+    end = 0
+    while end < len(words) and words[end].startswith("-") and words[end] not in ("-h", "--help"):
+        end += 1 if "=" in words[end] or words[end] == "--" else 2
+    is_help = words[end : end + 1] in (["-h"], ["--help"])
+    return [*words] if is_help or "--" in words[:end] else [*words[:end], "--", *words[end:]]
 
 
 def load(location: str) -> Any:

@@ -28,7 +28,7 @@ LAYERS = (
     ("report",),
     ("cli",),
 )
-FACADE, MAIN, OUTSIDE = "__init__", "__main__", "doctor"
+FACADE, MAIN, OUTSIDE = "__init__", "__main__", "trace"
 
 Arrow = tuple[str, str]
 
@@ -40,8 +40,8 @@ def may_import(room: str) -> set[str]:
     if room == FACADE:
         room = "cli"  # It names what a user of the library needs: all but the command line.
     if room == OUTSIDE:
-        # It reads the source of trainers, and the command line alone runs it.
-        return {*LAYERS[0], "alerts", "check", "sinks", "report"}
+        # It runs trainers, and the command line alone runs it.
+        return {*LAYERS[0], "measurement"}
     (height,) = (height for height, floor in enumerate(LAYERS) if room in floor)
     before = LAYERS[0][: LAYERS[0].index(room)] if height == 0 else ()
     return {name for floor in LAYERS[:height] for name in floor} | set(before)

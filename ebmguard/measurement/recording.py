@@ -84,6 +84,7 @@ class Evaluation:
         leaf, leaf_gradient: the tensor that ``x`` was computed from, and the same with respect to
             it. ``x`` and None where it was computed from none, or from several.
         follows_gap: whether evaluations before it were dropped.
+        noted: what the recording's ``on_call`` has returned for it.
     """
 
     energy: Any
@@ -95,6 +96,7 @@ class Evaluation:
     cotangent: Tensor | None = None
     leaf_gradient: Tensor | None = None
     follows_gap: bool = False
+    noted: Any = None
 
     @property
     def point(self) -> tuple[Tensor, Tensor]:
@@ -115,7 +117,8 @@ class Recording:
     Args:
         module: the energy; None records the outermost call of every module.
         on_evaluation: called with each evaluation, once it has been differentiated.
-        on_call: called with ``(energy, args, kwargs, output)`` after each outermost call.
+        on_call: called with ``(energy, args, kwargs, output)`` after each outermost call; what it
+            returns is the ``noted`` of the evaluation.
         is_short: keep only the first and the last four evaluations, and the draws around them.
 
     Attributes:
@@ -187,7 +190,9 @@ class Recording:
 
             self._hook(seen, output, arrive)
         if self._on_call is not None:
-            self._on_call(energy, args, kwargs, output)
+            noted = self._on_call(energy, args, kwargs, output)
+            if seen is not None:
+                seen.noted = noted
         return output
 
     def _begin(

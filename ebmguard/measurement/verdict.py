@@ -89,10 +89,10 @@ def measured(
         draws: ``recording.draws.log`` of the recording that they are from.
         reduce: how heads ``(B, K)`` become one energy, "sum" or "mean".
     """
+    if evaluations and all(torch.equal(x, x.round()) for x, _ in (e.point for e in evaluations)):
+        return Measured("discrete samples")
     if len(evaluations) < 3:
         return Measured(f"fewer than three differentiated calls ({len(evaluations)})")
-    if all(torch.equal(seen.point[0], seen.point[0].round()) for seen in evaluations):
-        return Measured("discrete samples")
     pairs = [(seen, step) for seen, step in _steps(evaluations, draws) if step.moved > 0]
     if not pairs:
         return Measured("nothing moves between its calls, or their shapes change")
@@ -126,7 +126,9 @@ def _steps(
             before = None
             if earlier is not None and not seen.follows_gap and earlier.leaf.shape == x.shape:
                 before = earlier.point[0]
-            yield seen, solve(x, gradient, end, [d for d in near if d is not None], before)
+            # A chain that starts from noise: where it stands is no noise of the step.
+            noise = [d for d in near if d is not None and not torch.equal(d.values, x)]
+            yield seen, solve(x, gradient, end, noise, before)
         earlier = seen
 
 

@@ -1,4 +1,4 @@
-"""`ebmguard doctor RUN`: every problem of a run, with its fix. Limits are those of the rules."""
+"""`ebmguard check RUN`: every problem of a run, with its fix. Limits are those of the rules."""
 
 from __future__ import annotations
 

@@ -98,9 +98,8 @@ class Strength:
         scale = None if is_measured else _output_scale(output_scale, step_size, noise_std)
         if name == "beta" and scale is None:
             raise ConfigError(
-                "beta= needs the output scale as a number: add output_scale= (20_000 for JEM), or "
-                "step_size= and noise_std= of the sampler, or give "
-                "beta_star= = beta * output_scale instead."
+                "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= "
+                "and noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
             )
         several = name == "beta_stars"
         if several and (not isinstance(value, list | tuple) or not value):

@@ -65,7 +65,7 @@ def test_a_sampler_that_cannot_be_measured_is_refused_after_a_handful_of_calls()
     ("options", "said"),
     [
         ({"sampler": None, "beta_star": 0.5}, "there is none"),
-        ({"sampler": get_sample_q(), "beta": 0.1}, "as a number"),
+        ({"sampler": get_sample_q(), "beta": 0.1}, "needs the output scale"),
     ],
 )
 def test_what_measuring_needs(options: dict[str, Any], said: str) -> None:

@@ -1,0 +1,1 @@
+"""`ebmguard trace`: runs a trainer for a few steps, and says where and how to guard it."""

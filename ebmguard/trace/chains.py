@@ -1,0 +1,212 @@
+"""Calls of samplers, found in the evaluations of energies: each loop over one energy is a chain."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..measurement import Draw, Evaluation, Measured, measured
+from .graph import DATA
+from .places import Place, Stack
+
+__all__ = ["Chain", "Chains", "Sampler"]
+
+_NEAR = 3.0  # steps between the last evaluation and the samples
+_MOST = 0.9  # of the rows must be as near
+_KEPT = 8  # chains that a loss may use
+_MEASURED = 3  # calls of one sampler
+
+
+@dataclass(eq=False)
+class Chain:
+    """One call of a sampler.
+
+    Attributes:
+        calls: the user's frames at the first evaluation, innermost first.
+        last_calls: at the last one.
+        loop: the innermost frame that the evaluations share; None while there is but one.
+        sampler: whose call it is; None while there is but one.
+    """
+
+    evaluations: list[Evaluation]
+    calls: Stack
+    last_calls: Stack
+    loop: Any = None
+    sampler: Sampler | None = None
+
+
+@dataclass(eq=False)
+class Sampler:
+    """The chains of one energy that one loop makes.
+
+    Attributes:
+        name: of the function with the loop.
+        energy: the module whose output is differentiated.
+        loop: the place of that loop's evaluations.
+        site: the energy's call in the user's code.
+        entries: the calls that lead from beside the loss to the loop, the outermost first; empty
+            where they were not seen.
+        is_inline: whether the loop stands where the loss does.
+        lengths: evaluations of each call.
+        measured: of the first calls.
+        names: of the energy, in the code of each frame and in each file.
+        buffer: the name of a larger tensor into which samples are written; empty where none is.
+    """
+
+    name: str
+    energy: nn.Module
+    loop: Place
+    site: Place
+    shape: tuple[int, ...]
+    output_shape: tuple[int, ...] = ()
+    entries: tuple[Place, ...] = ()
+    is_inline: bool = False
+    lengths: list[int] = field(default_factory=list)
+    measured: list[Measured] = field(default_factory=list)
+    is_scalar: bool = False
+    names: dict[Any, list[str]] = field(default_factory=dict)
+    buffer: str = ""
+
+    @property
+    def best(self) -> Measured:
+        """The most that any call has told."""
+        return next((each for each in self.measured if each.is_exact), self.measured[-1])
+
+
+class Chains:
+    """Groups evaluations as they come.
+
+    Attributes:
+        samplers: by the code and the energy of their loops, in the order of their first call.
+    """
+
+    def __init__(self, draws: list[Draw | None]) -> None:
+        self.samplers: dict[Any, Sampler] = {}
+        self._over: list[Chain] = []
+        self._draws = draws
+        self._open: dict[int, Chain] = {}
+
+    @property
+    def recent(self) -> list[tuple[Chain, Sampler]]:
+        """The last chains of energies, those that are under way last."""
+        chains = [*self._over, *self._open.values()]
+        known = [(each, each.sampler) for each in chains if each.sampler is not None]
+        return [pair for pair in known if pair[1].is_scalar] or known
+
+    def is_energy(self, module: nn.Module) -> bool:
+        """Whether a sampler differentiates one number per sample of this module."""
+        known = self.samplers.values()
+        energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
+        return any(
+            module is energy
+            or any(module is part for part in energy.modules())
+            or any(energy is part for part in module.modules())
+            for energy in energies
+        )
+
+    def add(self, evaluation: Evaluation, calls: Stack) -> None:
+        """One more evaluation; ``calls`` are the user's frames when the energy was called."""
+        key = id(evaluation.energy)
+        chain = self._open.get(key)
+        if chain is not None and chain.evaluations[-1].x.shape == evaluation.x.shape:
+            before = [frame for frame, _ in chain.last_calls]
+            shared = next((frame for frame, _ in calls if frame in before), None)
+            if shared is not None and chain.loop in (None, shared):
+                chain.loop = shared
+                chain.evaluations.append(evaluation)
+                chain.last_calls = calls
+                chain.sampler = chain.sampler or self._sampler_of(chain)
+                return
+        self._end(key)
+        self._open[key] = Chain([evaluation], calls, calls)
+
+    def end(self) -> None:
+        """A training step is over, and so are all chains."""
+        for key in list(self._open):
+            self._end(key)
+        self._draws[:] = [None] * len(self._draws)
+
+    def labels(self, x: Tensor) -> list[str]:
+        """For each row of ``x`` the sampler at whose end it lies, or ``DATA``."""
+        labels = [DATA] * len(x)
+        nearest = [math.inf] * len(x)
+        for chain, sampler in self.recent:
+            first, before, last = (chain.evaluations[i].x.detach() for i in (0, -2, -1))
+            if last.shape[1:] != x.shape[1:] or last.device != x.device:
+                continue
+            limit = _NEAR * float(_lengths(last - before).square().mean().sqrt())
+            count = len(last)
+            for at in {*range(0, len(x) - count + 1, count), max(0, len(x) - count)}:
+                rows = x.detach()[at : at + count]
+                near = _lengths(rows - last[: len(rows)])
+                distance, to_start = float(near.mean()), _lengths(rows - first[: len(rows)]).mean()
+                # Data at which the chains have started is no sample.
+                is_end = (near <= limit).double().mean() > _MOST and distance < to_start
+                if is_end and distance < nearest[at]:
+                    labels[at : at + count] = [sampler.name] * len(rows)
+                    nearest[at : at + count] = [distance] * len(rows)
+        return labels
+
+    def _end(self, key: int) -> None:
+        chain = self._open.pop(key, None)
+        if chain is None or chain.sampler is None:
+            return
+        sampler = chain.sampler
+        sampler.lengths.append(len(chain.evaluations))
+        if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
+            sampler.measured.append(measured(chain.evaluations, self._draws))
+        chain.evaluations = [chain.evaluations[i] for i in (0, -2, -1)]
+        self._over = [*self._over[1 - _KEPT :], chain]
+
+    def _sampler_of(self, chain: Chain) -> Sampler:
+        first = chain.evaluations[0]
+        place = next(Place(f.f_code, at) for f, at in chain.calls if f is chain.loop)
+        key = (place.code, id(first.energy), first.x.shape[1:])
+        if key not in self.samplers:
+            taken = {each.name for each in self.samplers.values()}
+            name = place.code.co_name if place.code.co_name != "<module>" else "the script"
+            names = _names(first.energy, chain.calls)
+            if name in taken:
+                name += f" of {next((n for group in names.values() for n in group), len(taken))}"
+            frame, at = chain.calls[0]
+            self.samplers[key] = Sampler(
+                name,
+                first.energy,
+                place,
+                Place(frame.f_code, at),
+                tuple(first.x.shape),
+                first.output_shape,
+                is_scalar=_is_scalar(first.cotangent),
+                names=names,
+            )
+        return self.samplers[key]
+
+
+def _lengths(x: Tensor) -> Tensor:
+    lengths: Tensor = x.double().flatten(1).norm(dim=1)
+    return lengths
+
+
+def _is_scalar(cotangent: Tensor | None) -> bool:
+    """Whether one number per sample was differentiated: heads of which the sum is the same."""
+    if cotangent is None:
+        return False
+    total = cotangent.double().reshape(len(cotangent), -1).sum(1) if cotangent.ndim else cotangent
+    return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
+
+
+def _names(module: object, calls: Stack) -> dict[Any, list[str]]:
+    """What a module is called in the code of each of the user's frames, and in their files."""
+    found: dict[Any, list[str]] = {}
+    for frame, _ in calls:
+        code, me = frame.f_code, frame.f_locals.get("self")
+        spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
+        if me is not None and hasattr(me, "__dict__"):
+            spaces.append((code, "self.", {**vars(me), **vars(me).get("_modules", {})}))
+        for where, prefix, space in spaces:
+            names = [prefix + name for name, each in space.items() if each is module]
+            found[where] = [*found.get(where, []), *names]
+    return found

@@ -1,0 +1,169 @@
+"""`ebmguard trace`."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from ..errors import ConfigError
+from .chains import Sampler
+from .graph import DATA
+from .lines import BETA_STAR, Plan, Unclear, plans
+from .places import Source, shown
+from .proof import Replay, replay
+from .tracer import Difference, Trace, trace_script
+
+__all__ = ["TraceConfig", "trace"]
+
+UNPROVEN = 1
+
+
+@dataclass(frozen=True)
+class TraceConfig:
+    """Run a trainer for a few steps and say where and how to guard it.
+
+    The script runs as it would by itself, with seeds of 0, until some optimizer steps are done, and
+    again with the lines that guard it. What it writes, it writes. The exit status is 1 where no
+    lines could be proven.
+    """
+
+    script: tyro.conf.Positional[Path]
+    """The Python file of a trainer."""
+
+    arguments: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Its own arguments, all that follows."""
+
+    steps: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
+    """Optimizer steps to look at, of those whose loss compares samples with data; 2 or more."""
+
+
+def trace(config: TraceConfig) -> int:
+    """Trace, print and prove.
+
+    Returns:
+        exit status: 0 where the lines that are printed were proven, else 1.
+
+    Raises:
+        ConfigError: no such file, or too few steps.
+    """
+    if not config.script.is_file():
+        raise ConfigError(f"{config.script} does not exist; name the Python file of a trainer.")
+    if config.steps < 2:
+        raise ConfigError(f"--steps is {config.steps}; expected 2 or more: the first one finds.")
+    with contextlib.redirect_stdout(sys.stderr):
+        found = trace_script(config.script, config.arguments, config.steps)
+    print("\n".join(_text(found)))
+    try:
+        tried = plans(found)
+    except (Unclear, OSError, SyntaxError) as unclear:
+        print(f"\ncould not tell how to guard it: {unclear}")
+        return UNPROVEN
+    return _prove(config, found, tried)
+
+
+def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
+    outcomes = []
+    for plan in tried:
+        at_zero = {
+            file: text.replace(BETA_STAR, "beta_star=0.0") for file, text in plan.texts().items()
+        }
+        done = replay(config.script, config.arguments, found.steps, at_zero)
+        why = _objection(found, done, plan)
+        if not why:
+            if "output_scale" not in plan.options:
+                print("\nno output scale could be told: beta_star acts through the weights alone")
+            print("\nto guard it:\n" + "\n".join(_diff(plan)))
+            print(
+                f"\nproven: with these lines at beta_star=0 it ran again for {found.steps} "
+                "optimizer steps; parameters and random states are the same bit for bit, and the "
+                f"guard saw {done.sampler_calls} sampler calls and {done.losses} losses."
+            )
+            return 0
+        outcomes.append(why)
+    print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
+    print(f"\nbut {outcomes[0]}")
+    if not outcomes[0].startswith("the guarded run stopped"):
+        plain = replay(config.script, config.arguments, found.steps, {})
+        if plain.state != found.state:
+            print("Two runs without these lines differ as well: the script cannot be repeated.")
+    return UNPROVEN
+
+
+def _objection(found: Trace, done: Replay, plan: Plan) -> str:
+    """Why a guarded run proves nothing; empty where it proves."""
+    if done.error or not done.state:
+        return f"the guarded run stopped: {done.error or 'it ended before as many steps'}"
+    sees_sampler = done.sampler_calls > 0 or plan.is_inline
+    if done.guards != 1 or not (done.losses and sees_sampler):
+        return (
+            f"{done.guards} guards were made, which saw {done.sampler_calls} sampler calls and "
+            f"{done.losses} losses"
+        )
+    if done.state != found.state:
+        return "parameters or random states differ from those of the run without them"
+    return ""
+
+
+# -- what was seen, as text ---------------------------------------------------------------------
+
+
+def _text(found: Trace) -> Iterator[str]:
+    trained = ", ".join(found.optimizers) or "none"
+    yield f"traced {found.steps} optimizer steps ({trained}) in {found.seconds:.1f} s"
+    if found.error:
+        yield f"  the script stopped: {found.error}"
+    for each in found.samplers:
+        yield from _sampler(each)
+    if not found.samplers:
+        yield "no sampler: no module was differentiated with respect to its input in a loop"
+    for difference in found.differences:
+        yield from _difference(difference)
+    if found.samplers and not found.differences:
+        yield "no difference of energies of samples and of data in what backward() was called on"
+
+
+def _sampler(each: Sampler) -> Iterator[str]:
+    measured = each.best
+    counts = sorted(set(each.lengths))
+    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
+    if each.is_inline:
+        yield f"  its loop stands beside the loss: {each.loop}"
+    for entry in each.entries:
+        yield f"  called at {entry}: {entry.text}"
+    kind = type(each.energy)
+    names = list(dict.fromkeys(n for group in each.names.values() for n in group))
+    called = f", called {', '.join(names[:3])}" if names else ""
+    yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
+    yield f"  at {each.site}: {each.site.text}"
+    heads = "" if each.is_scalar else ": not one number per sample is differentiated"
+    yield f"  input {each.shape}, output {each.output_shape}{heads}"
+    if each.buffer:
+        yield f"  samples are written into {each.buffer}"
+    yield f"  {measured}"
+    if "discrete" in measured.verdict:
+        yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"
+
+
+def _difference(each: Difference) -> Iterator[str]:
+    yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
+    for side in each.sides.values():
+        of = "data" if side.label == DATA else f"samples of `{side.label}`"
+        way = "raises" if side.cotangent < 0 else "lowers"
+        what = f"`{side.expression}` {side.shape}" if side.expression else "no expression found"
+        yield f"  {of}: {what}; the loss {way} the output there ({side.cotangent:+.4g})"
+
+
+def _diff(plan: Plan) -> Iterator[str]:
+    for file, text in sorted(plan.texts().items()):
+        before = Source.of(file).text.splitlines()
+        changes = difflib.unified_diff(before, text.splitlines(), n=0, lineterm="")
+        yield f"  {shown(file)}"
+        yield from (f"    {line}" for line in changes if not line.startswith(("---", "+++")))

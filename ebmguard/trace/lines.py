@@ -1,0 +1,354 @@
+"""The lines that guard a traced trainer, in its own names: two, and an import."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+
+from ..measurement import Measured
+from .chains import Sampler
+from .places import Place, Source, shown
+from .tracer import Difference, Trace
+
+__all__ = ["BETA_STAR", "Edit", "Plan", "Unclear", "plans"]
+
+BETA_STAR = "beta_star=0.5"
+_SURE = 1e-3
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+
+
+class Unclear(Exception):
+    """What could not be told, in words."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Bytes of a file that another text replaces; none, where it is put in between."""
+
+    file: str
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Edits that guard a trainer.
+
+    Attributes:
+        options: of the guard, as they are written.
+        is_inline: whether the sampler stays as it is, or is tempered inside of its loop.
+    """
+
+    edits: tuple[Edit, ...]
+    options: str
+    is_inline: bool
+
+    def texts(self) -> dict[str, str]:
+        """The text of each file with its edits."""
+        found: dict[str, bytes] = {}
+        for edit in sorted(self.edits, key=lambda edit: -edit.start):
+            text = found.get(edit.file, Source.of(edit.file).text.encode())
+            found[edit.file] = text[: edit.start] + edit.text.encode() + text[edit.end :]
+        return {file: text.decode() for file, text in found.items()}
+
+
+def plans(found: Trace) -> list[Plan]:
+    """Plans to try, the plainest first: the loss replaced; the energies reweighted before it.
+
+    Raises:
+        Unclear: none could be made, and why.
+    """
+    if not found.samplers:
+        raise Unclear("no module was differentiated with respect to its input in a loop")
+    sided = [each for each in found.differences if _is_contrastive(each)]
+    if not sided:
+        raise Unclear("energies of samples and of data were met in no difference of a loss")
+    difference = sided[0]
+    sampler, positive, negative = _sides(found, difference)
+    if not sampler.is_scalar:
+        made_by = sampler.site.code.co_qualname
+        raise Unclear(f"the module called at {sampler.site} gives no energies; {made_by} does")
+    is_energy = difference.sides[negative].cotangent < 0
+    options = _options(sampler.best, is_energy=is_energy)
+    why, tried = "", []
+    for entry in (*sampler.entries, None):
+        try:
+            if entry is None:
+                first, loss = _inside(sampler, difference, options)
+            else:
+                first, loss = _around(sampler, entry, difference, options)
+            tried += [
+                Plan((*first, *more), options, is_inline=entry is None)
+                for more in _losses(difference, positive, negative, loss, is_energy)
+            ]
+        except Unclear as unclear:
+            why = why or str(unclear)
+    if not tried:
+        raise Unclear(why or "the loss is no difference of two means that could be replaced")
+    return tried
+
+
+def _is_contrastive(difference: Difference) -> bool:
+    pulls = [side.cotangent for side in difference.sides.values()]
+    return any(a * b < 0 for a in pulls for b in pulls)
+
+
+def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
+    """The sampler of the negatives, and the labels of the positives and the negatives."""
+    by_name = {each.name: each for each in found.samplers}
+    samplers = [by_name[label] for label in difference.sides if label in by_name]
+    known = [each.best.convention for each in samplers if each.best.convention is not None]
+    if len(set(known)) > 1:
+        raise Unclear("the samplers of this difference go up and down: " + ", ".join(known))
+    for sampler in samplers:
+        pull = difference.sides[sampler.name].cotangent
+        others = [s for s in difference.sides.values() if s.cotangent * pull < 0]
+        if not known and len(samplers) == 1:
+            return sampler, others[0].label, sampler.name
+        if known and (pull > 0) == (known[0] == "log_density"):
+            return sampler, others[0].label, sampler.name
+    if not known:
+        raise Unclear("which of the samplers draws the negatives: none of them has told its sign")
+    way, word = ("up", "raises") if known[0] == "log_density" else ("down", "lowers")
+    raise Unclear(f"the sampler goes {way} the output, and the loss {word} the output there")
+
+
+def _options(best: Measured, *, is_energy: bool) -> str:
+    words = [BETA_STAR]
+    if best.is_exact and best.noise > 0:
+        words.append(f"output_scale={_rounded(best.output_scale, best.output_scale_error)}")
+    if is_energy:
+        words.append('convention="energy"')
+    return ", ".join(words)
+
+
+def _rounded(number: float, error: float) -> str:
+    """The shortest number within the error."""
+    for digits in range(1, 8):
+        short = float(f"{number:.{digits}g}")
+        if abs(short - number) <= max(4 * error, 1e-6 * abs(number)):
+            break
+    return f"{short:,.0f}".replace(",", "_") if short == int(short) else f"{short:g}"
+
+
+# -- where the guard is made ------------------------------------------------------------------
+
+_Placed = tuple[list[Edit], str]
+
+
+def _around(sampler: Sampler, entry: Place, difference: Difference, options: str) -> _Placed:
+    """The sampler wrapped where it is called, beside the loss."""
+    call, source, loss = entry.node, entry.source, difference.place
+    if not isinstance(call, ast.Call):
+        raise Unclear(f"the sampler is no call of a function at {entry}")
+    base = call.func
+    name = source.segment(call.func)
+    while isinstance(base, ast.Attribute):
+        base = base.value
+    if not isinstance(base, ast.Name):
+        raise Unclear(f"`{name}` is no name that could be bound again")
+    place: CodeType | str = entry.code
+    prefix, above = "", source.around(call)
+    if base.id == "self":
+        owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
+        if owner is None or not _has(owner, loss):
+            raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
+        init = _method(owner, "__init__")
+        prefix, (line, indent) = "self.", _after(init.body[-1])
+        mine = [each for each in sampler.names.get(place, []) if each.startswith("self.")]
+        loops = [each for each in above if isinstance(each, _LOOPS)]
+        if loops and mine and f"{mine[0]} =" not in source.segment(init):
+            line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
+    else:
+        scope: ast.AST = source.tree
+        if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
+            scopes = [each for each in above if isinstance(each, (*_FUNCTIONS, ast.Module))]
+            scope = next((each for each in scopes if base.id in _bound(each)), source.tree)
+        if not _has(scope, loss) or loss.file != entry.file:
+            raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
+        loops = [
+            each for each in above if isinstance(each, _LOOPS) and _owner(source, each) is scope
+        ]
+        bound = _bound(scope)
+        binds = bound.get(base.id) or bound.get("*")
+        if binds is None:
+            raise Unclear(f"where `{name}` is bound in {shown(entry.file)}")
+        if loops:
+            line, indent = loops[-1].lineno, loops[-1].col_offset
+        elif binds is not scope and scope is not _owner(source, call):
+            line, indent = _after(binds)
+            place = entry.file
+        else:
+            raise Unclear(f"`{name}` is known only inside of the function that takes a step")
+    energies = sampler.names.get(place, []) or (
+        sampler.names.get(entry.file, []) if place is entry.code else []
+    )
+    model = [f"model={each}" for each in energies if not prefix or each.startswith("self.")][:1]
+    if isinstance(place, str) and not _is_bound_before(source, energies[:1], line):
+        model = []
+    words = ", ".join(["None", name, *model, options])
+    made = f"{' ' * indent}{prefix}cd_loss, {name} = ebmguard.guard({words})"
+    return [_import(source), _line(source, line, made)], f"{prefix}cd_loss"
+
+
+def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
+    """The energy tempered inside of the sampler's loop."""
+    site, loss = sampler.site, difference.place
+    if any(side.site == site for side in difference.sides.values()):
+        raise Unclear(f"the sampler and the loss call the energy at the same place, {site}")
+    node = site.node
+    if site.file != loss.file or node is None:
+        raise Unclear(f"the sampler calls the energy at {site}, and the loss is at {loss}")
+    source = site.source
+    made = f"g = ebmguard.guard(None, None, {options})"
+    imports = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+    line, _ = _after(imports[-1])
+    edits = [_import(source), _line(source, line, made)]
+    if "output_scale" in options:  # without one nothing is tempered
+        edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
+    return edits, "g.loss"
+
+
+def _has(scope: ast.AST, place: Place) -> bool:
+    return any(each is place.statement for each in ast.walk(scope))
+
+
+def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef:
+    for each in owner.body:
+        if isinstance(each, ast.FunctionDef) and each.name == name:
+            return each
+    raise Unclear(f"the class {owner.name} has no {name}, where a guard could be made")
+
+
+def _owner(source: Source, node: ast.AST) -> ast.AST:
+    return next(e for e in source.around(node) if isinstance(e, (*_FUNCTIONS, ast.Module)))
+
+
+def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
+    """The names that a scope itself binds, each with the last statement that does."""
+    found: dict[str, ast.stmt] = {}
+    if isinstance(scope, _FUNCTIONS):
+        found |= {each.arg: scope for each in ast.walk(scope.args) if isinstance(each, ast.arg)}  # type: ignore[misc]
+    for statement in _statements(getattr(scope, "body", [])):
+        names: list[str] = []
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names = [statement.name]
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names = [(a.asname or a.name).partition(".")[0] for a in statement.names]
+        elif not isinstance(statement, _LOOPS):
+            names = [
+                each.id
+                for each in ast.walk(statement)
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            ]
+        found |= dict.fromkeys(names, statement)
+    return found
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those of a scope, blocks opened, functions and classes not."""
+    for each in body if isinstance(body, list) else []:
+        inner = [s for name in ("body", "orelse", "finalbody") for s in getattr(each, name, [])]
+        if inner and not isinstance(each, (ast.ClassDef, *_FUNCTIONS)):
+            yield from _statements(inner)
+        else:
+            yield each
+
+
+def _is_bound_before(source: Source, names: list[str], line: int) -> bool:
+    bound = _bound(source.tree)
+    return all(name in bound and bound[name].lineno < line for name in names)
+
+
+def _after(statement: ast.stmt) -> tuple[int, int]:
+    return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
+
+
+def _line(source: Source, line: int, text: str) -> Edit:
+    """A new line before the one of this number, from 1."""
+    start = sum(len(each.encode()) for each in source.lines[: line - 1])
+    return Edit(source.file, start, start, f"{text}\n")
+
+
+def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
+    """Another expression in the place of one."""
+    before = [sum(len(each.encode()) for each in source.lines[: n - 1]) for n in _ends(node)]
+    start, end = before[0] + node.col_offset, before[1] + (node.end_col_offset or 0)
+    whole = source.text.encode()
+    if whole[start - 2 : start] in (b" (", b"((") and whole[end : end + 1] == b")":
+        start, end = start - 1, end + 1
+    return Edit(source.file, start, end, text)
+
+
+def _ends(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.end_lineno or node.lineno
+
+
+def _import(source: Source) -> Edit:
+    for each in source.tree.body:
+        if isinstance(each, ast.Import | ast.ImportFrom) and (
+            getattr(each, "module", "") != "__future__"
+        ):
+            return _line(source, each.lineno, "import ebmguard")
+    raise Unclear(f"{source.file} imports nothing")
+
+
+# -- the loss ---------------------------------------------------------------------------------
+
+
+def _losses(
+    difference: Difference, positive: str, negative: str, loss: str, is_energy: bool
+) -> Iterator[list[Edit]]:
+    """The expression replaced by the guarded loss; or its energies reweighted before it."""
+    place, source = difference.place, difference.place.source
+    named: list[Edit] = []
+    words = []
+    for label, new in ((positive, "pos_all"), (negative, "neg_all")):
+        side = difference.sides[label]
+        words.append(side.expression or new)
+        call = side.site.node if side.site is not None and side.site.code is place.code else None
+        if not side.expression and call is None:
+            raise Unclear(f"no name for the energies of {label} where they meet, at {place}")
+        if not side.expression and call is not None:
+            named.append(_spliced(source, call, f"({new} := {source.segment(call)})"))
+    pos, neg = words
+    node = place.node
+    factor = difference.sides[negative].weight * (-1 if is_energy else 1)
+    other = difference.sides[positive].weight * (1 if is_energy else -1)
+    if node is not None and abs(abs(factor) - 1) < _SURE and abs(factor - other) < _SURE:
+        for above in source.around(node):
+            if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
+                node, factor = above, -factor
+            elif _is_mean(above, node):
+                node = above  # type: ignore[assignment]
+            elif not isinstance(above, ast.Attribute) or above.attr != "mean":
+                break
+        minus = "-" if factor < 0 else ""
+        yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
+    if not named and pos.isidentifier() and neg.isidentifier() and pos != neg:
+        statement = place.statement
+        bound = [
+            each
+            for each in ast.walk(_owner(source, statement))
+            if isinstance(each, ast.Assign)
+            and each.lineno < statement.lineno
+            and {pos, neg}
+            & {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        ]
+        if bound:
+            line, indent = _after(max(bound, key=lambda each: each.lineno))
+            guard = "g" if loss == "g.loss" else f"{loss}.guard"
+            yield [
+                _line(source, line, f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})")
+            ]
+
+
+def _is_mean(above: ast.AST, node: ast.expr) -> bool:
+    """Whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
+    if not isinstance(above, ast.Call) or not isinstance(above.func, ast.Attribute):
+        return False
+    return above.func.attr == "mean" and (above.func.value is node or node in above.args[:1])

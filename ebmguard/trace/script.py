@@ -1,0 +1,121 @@
+"""A user's script, run as `python script.py` runs it, until somebody has seen enough."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+__all__ = ["Seen", "run"]
+
+
+class Seen(BaseException):
+    """Enough has been seen: no error, and nothing that ``except Exception`` may catch."""
+
+
+def run(
+    script: Path,
+    arguments: Sequence[str],
+    is_enough: Callable[[Optimizer], bool],
+    text: str | None = None,
+) -> tuple[str, str]:
+    """Run a script with seeds of 0 until an optimizer's step is enough.
+
+    Args:
+        is_enough: called after each step of an optimizer.
+        text: to run in the place of the script's own.
+
+    Returns:
+        the hash of all optimizers' parameters and of the random generators when it was enough,
+        empty where the script ended before; and the error that ended it, empty where none did.
+    """
+    optimizers: list[Optimizer] = []
+    states: list[str] = []
+
+    def after_step(optimizer: Optimizer, *_: Any) -> None:
+        if not any(optimizer is each for each in optimizers):
+            optimizers.append(optimizer)
+        if states or is_enough(optimizer):
+            states.append(_state(optimizers))
+            raise Seen
+
+    hook = register_optimizer_step_post_hook(after_step)
+    error = ""
+    try:
+        with _as_main(script, arguments) as main:
+            _seed()
+            text = script.read_text() if text is None else text
+            exec(compile(text, main.__file__ or "", "exec", dont_inherit=True), vars(main))
+    except Seen:
+        pass
+    except SystemExit as left:
+        error = f"SystemExit: {left}" if left.code else ""
+    except Exception as failed:  # noqa: BLE001  Of the user's code: it is told, with its place.
+        error = _told(failed, script)
+    finally:
+        hook.remove()
+    return (states[0] if states else ""), ("" if states else error)
+
+
+@contextmanager
+def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
+    before, argv, path = sys.modules["__main__"], sys.argv, list(sys.path)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = str(script.resolve())
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        yield main
+    finally:
+        sys.modules["__main__"], sys.argv, sys.path[:] = before, argv, path
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+
+
+def _state(optimizers: Sequence[Optimizer]) -> str:
+    """A hash of parameters and random states."""
+    found = hashlib.sha256()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                found.update(_bytes(parameter))
+    found.update(_bytes(torch.get_rng_state()))
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for state in torch.cuda.get_rng_state_all():
+            found.update(_bytes(state))
+    found.update(repr(random.getstate()).encode())
+    if (numpy := sys.modules.get("numpy")) is not None:
+        _, keys, *rest = numpy.random.get_state()
+        found.update(keys.tobytes() + repr(rest).encode())
+    return found.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
+
+
+def _told(error: Exception, script: Path) -> str:
+    where = error.__traceback__
+    line = None
+    while where is not None:
+        if where.tb_frame.f_code.co_filename == str(script.resolve()):
+            line = where.tb_lineno
+        where = where.tb_next
+    return f"{type(error).__name__}: {error}" + (f" ({script}:{line})" if line else "")

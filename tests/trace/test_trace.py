@@ -1,0 +1,125 @@
+"""`ebmguard trace` on small trainers in many styles: right, or it says what it cannot tell."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ebmguard import cli
+from ebmguard.trace import proof, tracer
+from tests.trace import trainers
+
+PROVEN = {
+    "PLAIN": (
+        "cd_loss, sample_q = ebmguard.guard(None, sample_q, model=f, "
+        "beta_star=0.5, output_scale=100)",
+        "+    loss = cd_loss(f(x_p), f(x_q))",
+        "samples are written into",
+    ),
+    "JEM": (
+        "sampler `sample_q`",
+        "called at train.py:59: x_q = sample_q(f, replay_buffer)",
+        "samples are written into replay_buffer (200, 4)",
+        "loss at train.py:64 (4 times): l_p_x = -(fp - fq)",
+        "cd_loss, sample_q = ebmguard.guard(None, sample_q, model=f, beta_star=0.5, "
+        "output_scale=20_000)",
+        "l_p_x = cd_loss(fp_all, fq_all)",
+    ),
+    "INLINE": (
+        "its loop stands beside the loss",
+        'g = ebmguard.guard(None, None, beta_star=0.5, output_scale=100, convention="energy")',
+        "neg_out = g.temper(model(neg_img))",
+        "loss = loss + g.loss(pos_out, neg_out)",
+    ),
+    "LATENT": (
+        "sampler `sample_langevin_prior_z`",
+        "samples of `sample_langevin_post_z of netE`",
+        'beta_star=0.5, output_scale=1, convention="energy")',
+        "loss_e = cd_loss(pos_all, neg_all)",
+    ),
+    "COOP": (
+        "self.cd_loss, self.langevin_dynamics_descriptor = ebmguard.guard(None, "
+        "self.langevin_dynamics_descriptor, model=self.descriptor, beta_star=0.5, output_scale=1)",
+        "des_loss = self.cd_loss(obs_feature, revised_feature).sum()",
+    ),
+    "MALA": (
+        "cd_loss, model.sample = ebmguard.guard(None, model.sample, model=model, beta_star=0.5, "
+        'output_scale=1, convention="energy")',
+        "loss = cd_loss(pos, neg)",
+    ),
+    "CLASS": (
+        "self.cd_loss, self.negatives = ebmguard.guard(None, self.negatives, model=self.energy, "
+        'beta_star=0.5, output_scale=1, convention="energy")',
+        "return self.cd_loss(e_pos, e_neg) + 0.1 *",
+    ),
+    "CHUNK": ("input (16, 4), output (16, 3)", "loss = cd_loss(pos, neg) / 2"),
+    "NEGATED": ("cd_loss(-e_pos, -e_neg)",),
+    "MAXIMISED": ("value = -cd_loss(fp, fq)",),
+}
+NOT = {
+    "METHOD": "gives no energies; Net.energy does",
+    "NO_SAMPLER": "no sampler: no module was differentiated with respect to its input in a loop",
+    "WRONG_SIGN": "the sampler goes up the output, and the loss raises the output there",
+    "FAILS": "the script stopped: KeyError: 'data' (train.py:",
+    "ONCE": "Two runs without these lines differ as well: the script cannot be repeated.",
+    "SQUARED": "energies of samples and of data were met in no difference of a loss",
+}
+
+
+def written(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    path = Path("train.py")
+    path.write_text(trainers.HEAD + textwrap.dedent(getattr(trainers, name)))
+    return path
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_lines_that_are_printed_are_right_and_proven(name, tmp_path, monkeypatch, capsys):
+    written(tmp_path, name, monkeypatch)
+    assert cli.main(["trace", "train.py", "--of-the-script", "3"]) == 0
+    out = capsys.readouterr().out
+    for words in PROVEN[name]:
+        assert words in out
+    assert "the same bit for bit" in out
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_what_it_cannot_tell_it_says(name, tmp_path, monkeypatch, capsys):
+    written(tmp_path, name, monkeypatch)
+    assert cli.main(["trace", "-n", "2", "train.py"]) == 1
+    out = capsys.readouterr().out
+    assert NOT[name] in out
+    assert "\nproven" not in out
+
+
+def test_a_discrete_sampler_gets_no_output_scale(tmp_path, monkeypatch, capsys):
+    written(tmp_path, "GIBBS", monkeypatch)
+    cli.main(["trace", "-n", "2", "train.py"])
+    out = capsys.readouterr().out
+    assert "discrete samples" in out
+    assert "output_scale=" not in out.partition("to guard it")[2]
+
+
+@pytest.mark.parametrize("name", ["PLAIN", "LATENT"])
+def test_a_traced_run_ends_as_a_plain_one(name, tmp_path, monkeypatch):
+    path = written(tmp_path, name, monkeypatch)
+    found = tracer.trace_script(path, [], 3)
+    plain = proof.replay(path, [], found.steps, {})
+    assert not found.error
+    assert found.state
+    assert plain.state == found.state
+
+
+def test_a_script_that_ends_first_is_no_error_of_its_own(tmp_path, monkeypatch):
+    found = tracer.trace_script(written(tmp_path, "ENDS", monkeypatch), [], 9)
+    assert (found.steps, found.error, found.state) == (3, "", "")
+
+
+def test_settings_that_cannot_be_meant(tmp_path, capsys):
+    assert cli.main(["trace", str(tmp_path / "none.py")]) == cli.USAGE_ERROR
+    assert "does not exist" in capsys.readouterr().err
+    (tmp_path / "some.py").touch()
+    assert cli.main(["trace", "-n", "1", str(tmp_path / "some.py")]) == cli.USAGE_ERROR
+    assert "expected 2 or more" in capsys.readouterr().err
