@@ -223,7 +223,7 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
         )
     elif models:
         return
-    elif f.ndim > 2 or len(f) != n:
+    elif len(f) != n or (f.ndim > 2 and f.numel() != n):  # trainers squeeze (B, 1, 1, 1)
         yield _error(
             "shape",
             f"It has shape {tuple(f.shape)} for {n} samples; expected (B,), (B, 1), (B, heads).",

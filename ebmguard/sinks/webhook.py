@@ -178,4 +178,10 @@ def _host(url: str) -> str:
             "url= of a WebhookSink is no web address. Pass https://host/path whole, as the "
             "settings of an incoming webhook show it (not repeated here: it holds a secret)."
         )
+    if "@" in urllib.parse.urlsplit(url).netloc:
+        raise ConfigError(
+            "url= of a WebhookSink has a user name or a password before its host, which would "
+            "never be sent. Pass an address whose secret is in its path or query (not repeated "
+            "here)."
+        )
     return host
