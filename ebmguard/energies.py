@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import accumulate, groupby
 from numbers import Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, EnergyTypeError, ShapeError
+from .errors import ConfigError, EnergyTypeError, ShapeError, typed
 
 __all__ = [
     "ONE_MODEL",
@@ -32,6 +33,7 @@ __all__ = [
     "exponents",
     "has_models",
     "model_dimensions",
+    "of_tensors",
     "per_sample",
     "variant_runs",
 ]
@@ -43,11 +45,39 @@ Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
 Variants: TypeAlias = Variant | Sequence[Variant]
 Reduce: TypeAlias = Literal["sum", "mean"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 ONE_MODEL = torch.Size()
 """Model dimensions of a single model: none."""
 
 SMALLEST = 1e-35
 """Below this β* counts as 0: 1/β* would overflow float32."""
+
+
+def of_tensors(function: F) -> F:
+    """A pure function of tensors: what it does not declare, or torch cannot compute, is refused.
+
+    Raises:
+        ConfigError: from its calls, see :func:`ebmguard.errors.typed`.
+        ShapeError: tensors whose shapes, dtypes or devices do not fit.
+    """
+    checked = typed(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return checked(*args, **kwargs)
+        except (IndexError, RuntimeError) as error:
+            if type(error) not in (IndexError, RuntimeError):
+                raise  # out of memory, a lost rank, an error of ours
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            shapes = ", ".join(f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in given)
+            raise ShapeError(
+                f"{function.__name__} got tensors that do not fit what it expects ({shapes}); see "
+                f"the shapes that it documents. PyTorch says: {error}"
+            ) from error
+
+    return cast("F", call)
 
 
 def check_energies(

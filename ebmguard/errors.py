@@ -7,7 +7,12 @@ callers expect (``ValueError``, ``TypeError``); errors about the run derive from
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
     "BudgetSpentError",
@@ -23,7 +28,10 @@ __all__ = [
     "SamplerFailingError",
     "ShapeError",
     "WeightsDegenerateError",
+    "typed",
 ]
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 class EbmguardError(Exception):
@@ -104,3 +112,65 @@ class SamplerFailingError(DivergenceError):
 
 class WeightsDegenerateError(DivergenceError):
     """The weights of the negatives were carried by a few samples for a whole window."""
+
+
+def typed(called: T) -> T:
+    """The function or class itself, which refuses arguments that are not what it declares.
+
+    Numbers of NumPy are numbers, True and False are none, and text is no sequence. What is declared
+    otherwise than by a class, a union, a literal or a container of these is not checked.
+
+    Raises:
+        ConfigError: from every call with such an argument, which has then done nothing.
+    """
+    function: Any = called.__init__ if inspect.isclass(called) else called  # type: ignore[misc]
+    names = [*inspect.signature(function).parameters]
+    expected: dict[str, Any] = {}  # read at the first call: later classes may be named
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not expected:
+            expected.update({"return": None} | get_type_hints(function))
+        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+            if name in expected and not _is(expected[name], value):
+                words = function.__annotations__[name]
+                wanted = words if isinstance(words, str) else inspect.formatannotation(words)
+                raise ConfigError(
+                    f"{called.__qualname__}: {name}= is {_words(value)}; expected {wanted}."
+                )
+        return function(*args, **kwargs)
+
+    if inspect.isclass(called):
+        called.__init__ = checked  # type: ignore[misc]
+        return called
+    return cast("T", checked)
+
+
+def _is(kind: Any, value: object) -> bool:
+    """Whether a value is of the kind that an annotation names; True where that is unknown."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is(each, value) for each in inner)
+    if origin is Literal:
+        return any(value is each or (type(value) is str and value == each) for each in inner)
+    if kind in (float, int):
+        numbers = Real if kind is float else Integral
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    kind = origin or kind
+    if kind is Any or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
+        return True
+    if not isinstance(value, kind):
+        return False
+    if issubclass(kind, str | bytes) or not issubclass(kind, Sequence):
+        return True
+    if isinstance(value, str | bytes):
+        return False
+    if kind is tuple and inner[-1:] != (...,):
+        return not inner or (len(value) == len(inner) and all(map(_is, inner, value)))
+    return not inner or all(map(partial(_is, inner[0]), value))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return repr(value) if isinstance(value, str | float | NoneType) else f"a {type(value).__name__}"

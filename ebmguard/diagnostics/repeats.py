@@ -5,14 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..energies import of_tensors
+
 __all__ = ["fingerprint", "repeated"]
 
 
+@of_tensors
 def fingerprint(samples: Tensor) -> Tensor:
     """Sum and extremes of samples ``(..., B, d)``, which identify them: ``(..., B, 3)``."""
     return torch.stack((samples.sum(-1), samples.amin(-1), samples.amax(-1)), -1)
 
 
+@of_tensors
 def repeated(now: Tensor, before: Tensor) -> Tensor:
     """Share of the samples that equal those at the same place of the sampler's previous call.
 

@@ -13,9 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..energies import of_tensors
+
 __all__ = ["ChainState", "clamped", "drift_to_noise", "metropolis_acceptance", "oriented"]
 
 
+@of_tensors
 def drift_to_noise(
     grad_norm: Tensor, *, entries: int, step_size: float, noise_std: float
 ) -> Tensor:
@@ -28,6 +31,7 @@ def drift_to_noise(
     return grad_norm * (step_size / noise if noise else math.nan)
 
 
+@of_tensors
 def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
     """Share of the entries of samples ``(..., B, d)`` at an end of the clamp or beyond, float32."""
     at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
@@ -42,6 +46,7 @@ class ChainState(NamedTuple):
     gradient: Tensor  # ∇h, (..., d)
 
 
+@of_tensors
 def metropolis_acceptance(
     start: ChainState, end: ChainState, *, step_size: float, noise_std: float
 ) -> Tensor:
@@ -73,6 +78,7 @@ def metropolis_acceptance(
     return log_ratio.clamp(max=0.0).exp()
 
 
+@of_tensors
 def oriented(
     x: Tensor, output: Tensor, cotangent: Tensor, gradient: Tensor, *, sign: int
 ) -> ChainState:

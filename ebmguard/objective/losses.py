@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..energies import BetaStar, LogQ, Reduce, check_energies, check_log_q, per_sample
+from ..energies import BetaStar, LogQ, Reduce, check_energies, check_log_q, of_tensors, per_sample
 from . import trusted
 from ._anchor import Anchor
 from ._terms import Terms
@@ -35,6 +35,7 @@ contrastive_loss = _checked(trusted.contrastive_loss)
 coefficients = _checked(trusted.coefficients)
 
 
+@of_tensors
 def weights(
     f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None, reduce: Reduce = "sum"
 ) -> Tensor:
@@ -62,6 +63,7 @@ def weights(
     return torch.softmax(torch.where(valid, exponent, lowest(exponent)), -1) * valid
 
 
+@of_tensors
 @_checked
 def positive_weights(
     f_pos: Tensor,
@@ -83,6 +85,7 @@ def positive_weights(
     return torch.where(terms.valid_pos, torch.sigmoid(-terms.margin), torch.nan)
 
 
+@of_tensors
 @_checked
 def grad_scale(
     f_pos: Tensor,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, ShapeError
+from ..errors import ConfigError, ShapeError, typed
 
 __all__ = ["Chains", "Proposal", "check_count", "check_noise", "start_chains"]
 
@@ -46,6 +46,7 @@ class Proposal(NamedTuple):
     divergent: Tensor
 
 
+@typed
 def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> Chains:
     """Evaluate f and its gradient at the start points.
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 
 __all__ = ["ReplayBuffer"]
 
 
+@typed
 class ReplayBuffer:
     """Chains that persist between training steps; a share of each draw starts afresh.
 
@@ -77,6 +78,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self.samples.shape[0]
 
+    @typed
     def sample(self, n: int, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draw `n` start points, with replacement.
 
@@ -112,6 +114,7 @@ class ReplayBuffer:
         restart = restart.view(n, *(1 for _ in self._sample_shape))
         return torch.where(restart, self._fresh(n), self.samples[indices]), indices
 
+    @typed
     def write(self, indices: Tensor, samples: Tensor) -> None:
         """Store the ends of the chains in their rows. Of a row drawn twice, the last one stays.
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, ShapeError
+from ..errors import ConfigError, ShapeError, typed
 from .chains import Chains, Proposal, check_count, check_noise, start_chains
 
 __all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
@@ -18,6 +18,7 @@ __all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
 Shape: TypeAlias = Literal["linear", "geometric", "cosine"]
 
 
+@typed
 def sgld_step(
     f: Callable[[Tensor], Tensor],
     chains: Chains,
@@ -59,6 +60,7 @@ def sgld_step(
     return end, Proposal(end, one, one.bool(), ~torch.isfinite(end.f))
 
 
+@typed
 def sgld(
     f: Callable[[Tensor], Tensor],
     x0: Tensor,
@@ -113,6 +115,7 @@ def sgld(
     return x
 
 
+@typed
 def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric") -> list[float]:
     """A number for each step of a chain, from `first` down or up to `last`.
 
@@ -148,6 +151,7 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
     return [(1 - way) * first + way * last for way in ways]
 
 
+@typed
 def random_steps(low: int, high: int, generator: torch.Generator) -> int:
     """Number of steps of a chain, uniform on {low, ..., high}.
 

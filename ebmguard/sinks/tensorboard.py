@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .protocol import (
     LEVEL_NUMBERS,
     MARKER_PREFIX,
@@ -74,6 +74,7 @@ LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+@typed
 class TensorBoardSink:
     """Writes one event file into a folder.
 

@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Literal
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .jsonl import to_json
 from .protocol import LEVEL_NUMBERS, Histograms, Record, Scalars
 
@@ -39,6 +39,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
+@typed
 class WebhookSink:
     """POSTs every alert from a level on, and every rollback, as JSON to an address.
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from ..tags import BETA_STAR, ESS, GRAD_SCALE
 from .steps import check_keys, is_count
 
@@ -24,6 +24,7 @@ __all__ = ["BetaController", "SteerBeta"]
 _SAME = 1e-5
 
 
+@typed
 @dataclass(frozen=True)
 class SteerBeta:
     """Settings of the steered β*; all default values are those measured.

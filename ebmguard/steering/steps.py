@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
 
 __all__ = ["AdaptiveSteps", "StepsController", "check_keys", "is_count"]
@@ -37,6 +37,7 @@ def check_keys(owner: str, state: Mapping[str, Any], expected: Iterable[str]) ->
         )
 
 
+@typed
 @dataclass(frozen=True)
 class AdaptiveSteps:
     """Settings of the adaptive number of SGLD steps; all default values are those measured.
