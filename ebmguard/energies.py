@@ -47,6 +47,9 @@ Reduce: TypeAlias = Literal["sum", "mean"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# What torch and Python raise of tensors that do not fit; not their subclasses.
+_UNTYPED = (AttributeError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError)
+
 ONE_MODEL = torch.Size()
 """Model dimensions of a single model: none."""
 
@@ -67,14 +70,14 @@ def of_tensors(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return checked(*args, **kwargs)
-        except (IndexError, RuntimeError) as error:
-            if type(error) not in (IndexError, RuntimeError):
+        except _UNTYPED as error:
+            if type(error) not in _UNTYPED:
                 raise  # out of memory, a lost rank, an error of ours
             given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
             shapes = ", ".join(f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in given)
             raise ShapeError(
-                f"{function.__name__} got tensors that do not fit what it expects ({shapes}); see "
-                f"the shapes that it documents. PyTorch says: {error}"
+                f"{function.__name__} got what does not fit ({shapes or 'no tensor'}); see the "
+                f"shapes and ranges that it documents. The error was: {error}"
             ) from error
 
     return cast("F", call)
@@ -132,7 +135,7 @@ def check_energies(
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
     variants = check_variants(variant, models)
-    if reduce not in get_args(Reduce):
+    if not isinstance(reduce, str) or reduce not in get_args(Reduce):
         raise ConfigError(f"reduce={reduce!r}; expected one of {', '.join(get_args(Reduce))}.")
     n, m = f_pos.shape[len(models)], f_neg.shape[len(models)]
     if "true" in variants and n < 2:
@@ -142,7 +145,8 @@ def check_energies(
             raise ConfigError(
                 f'groups are defined for variant="default" and "no_pos", not for {name!r}.'
             )
-        if len(groups) != 2 or not all(isinstance(labels, Tensor) for labels in groups):
+        is_pair = isinstance(groups, tuple | list) and len(groups) == 2
+        if not is_pair or not all(isinstance(labels, Tensor) for labels in groups):
             raise ShapeError("groups must be a pair (y_pos, y_neg) of tensors of labels.")
         for name, labels, count in (("y_pos", groups[0], n), ("y_neg", groups[1], m)):
             if labels.shape != (count,):
@@ -221,7 +225,7 @@ def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[st
     several = not isinstance(variant, str) and isinstance(variant, Sequence)
     names: tuple[Any, ...] = tuple(variant) if several else (variant,)
     for name in names:
-        if name not in get_args(Variant):
+        if not isinstance(name, str) or name not in get_args(Variant):
             raise ConfigError(f"variant={name!r}; expected one of {', '.join(get_args(Variant))}.")
     if several and not models:
         raise ConfigError(

@@ -7,9 +7,11 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..energies import BetaStar, LogQ, Reduce, check_energies, check_log_q, of_tensors, per_sample
+from ..errors import ConfigError
 from . import trusted
 from ._anchor import Anchor
 from ._terms import Terms
@@ -24,6 +26,11 @@ def _checked(function: F) -> F:
     # As a function of this module, so that it can be pickled beside the unchecked one.
     @wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
     def checked(f_pos: Tensor, f_neg: Tensor, beta_star: Any, **options: Any) -> Any:
+        group = options.get("process_group")
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ConfigError(
+                f"process_group= is a {type(group).__name__}; expected a ProcessGroup."
+            )
         of_energies = {name: x for name, x in options.items() if name != "process_group"}
         check_energies(f_pos, f_neg, beta_star, **of_energies)
         return function(f_pos, f_neg, beta_star, **options)

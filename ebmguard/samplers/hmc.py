@@ -34,6 +34,8 @@ def leapfrog(
         the ends of the trajectories, the momenta there, and H(start) - H(end) for each chain,
         float64 (float32 on MPS).
     """
+    _check_settings(steps, step_size, noise_std)
+    check_noise(momentum, chains.x.shape, None)
     kick = step_size / noise_std
     dim = chains.f.ndim - 1
     wide = torch.float32 if chains.x.device.type == "mps" else torch.float64

@@ -135,6 +135,10 @@ class ReplayBuffer:
                 f"{tuple(indices.shape)}, expected (n, {', '.join(map(str, self._sample_shape))}) "
                 "and (n,)"
             )
+        if indices.dtype != torch.int64:
+            raise ConfigError(
+                f"indices have dtype {indices.dtype}, expected int64, as from sample()"
+            )
         # Duplicate rows: which write lands last is undefined on several threads or a GPU, so every
         # duplicate writes the value of the last one.
         order = torch.arange(indices.shape[0], device=indices.device)

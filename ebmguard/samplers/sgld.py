@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, ShapeError, typed
-from .chains import Chains, Proposal, check_count, check_noise, start_chains
+from .chains import (
+    Chains,
+    Proposal,
+    check_count,
+    check_noise,
+    check_start,
+    check_values,
+    start_chains,
+)
 
 __all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
 
@@ -100,6 +108,7 @@ def sgld(
         ShapeError: `noise` has another shape.
     """
     move = _update(steps, step_size, noise_std, generator, clamp, grad_clip)
+    check_start(x0)
     check_noise(noise, (steps, *x0.shape), generator)
     if noise is not None and (noise.ndim != x0.ndim + 1 or noise.shape[0] != steps):
         raise ShapeError(
@@ -110,7 +119,7 @@ def sgld(
     for step in range(steps):
         x.requires_grad_()
         with torch.enable_grad():
-            (grad,) = torch.autograd.grad(f(x).sum(), x)
+            (grad,) = torch.autograd.grad(check_values(f(x)).sum(), x)
         x = move(step, x.detach(), grad, None if noise is None else noise[step])
     return x
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .protocol import Histograms, Record, Scalars
 
 __all__ = ["AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
@@ -19,6 +19,7 @@ __all__ = ["AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+@typed
 class JsonlSink:
     """Writes ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` into a folder.
 
@@ -61,6 +62,7 @@ class JsonlSink:
             lines.flush()
 
 
+@typed
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a file that :class:`JsonlSink` wrote, oldest first, with their floats.
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .jsonl import JsonlSink
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink
@@ -220,6 +220,7 @@ def as_sink(obj: Any) -> Sink:
     )
 
 
+@typed
 def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
     """The sinks behind ``log_dir=``: JSON lines and TensorBoard in one folder, made if missing.
 
