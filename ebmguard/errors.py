@@ -8,7 +8,8 @@ callers expect (``ValueError``, ``TypeError``); errors about the run derive from
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -29,6 +30,7 @@ __all__ = [
     "ShapeError",
     "WeightsDegenerateError",
     "typed",
+    "undamaged",
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -123,7 +125,7 @@ def typed(called: T) -> T:
     Raises:
         ConfigError: from every call with such an argument, which has then done nothing.
     """
-    function: Any = called.__init__ if inspect.isclass(called) else called  # type: ignore[misc]
+    function: Any = called.__init__ if inspect.isclass(called) else called
     names = [*inspect.signature(function).parameters]
     expected: dict[str, Any] = {}  # read at the first call: later classes may be named
 
@@ -141,12 +143,26 @@ def typed(called: T) -> T:
         return function(*args, **kwargs)
 
     if inspect.isclass(called):
-        called.__init__ = checked  # type: ignore[misc]
+        called.__init__ = checked  # type: ignore[method-assign]
         return called
     return cast("T", checked)
 
 
-def _is(kind: Any, value: object) -> bool:
+@contextmanager
+def undamaged(owner: str) -> Iterator[None]:
+    """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if isinstance(e, EbmguardError):
+            raise
+        raise ConfigError(
+            f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
+            "returned."
+        ) from e
+
+
+def _is(kind: Any, value: Any) -> bool:
     """Whether a value is of the kind that an annotation names; True where that is unknown."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
 import inspect
 import io
@@ -28,9 +29,9 @@ from ebmguard import (
     sinks,
     steering,
 )
-from ebmguard.errors import EbmguardError
+from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.retrofit import Guard, guard
-from tests.parts import Energy
+from tests.parts import Energy, climb
 
 ROOMS = (alerts, check, diagnostics, faults, objective, recovery, samplers, sinks, steering)
 # What these hand out to be read, and what only the guard calls.
@@ -228,3 +229,54 @@ def test_wrong_values_end_in_a_typed_error_or_an_answer(name, tmp_path, monkeypa
             except Exception as error:  # noqa: BLE001 - that there is none is the claim
                 untyped.append(f"{argument}={value!r}: {type(error).__name__}: {error}"[:300])
     assert not untyped, "\n".join(untyped)
+
+
+def owners() -> dict[str, Any]:
+    """What has a state to load."""
+    torch.manual_seed(0)
+    net = Energy()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    known: dict[str, Any] = {"step_size": 0.1, "noise_std": 0.1, "steer": steering.SteerBeta()}
+    g = guard(None, climb, beta_star=0.5, optimizer=optimizer, **known)
+    for _ in range(3):
+        x = g.sampler(net, torch.randn(30, 2))
+        g.loss_fn(net(torch.randn(30, 2)), net(x)).backward()
+        optimizer.step()
+    rng = torch.Generator()
+    return {
+        "guard": g,
+        "buffer": samplers.ReplayBuffer(8, (2,), reinit_rate=0.1, generator=rng),
+        "steps": steering.AdaptiveSteps().start(5),
+        "beta": steering.SteerBeta().start(0.5),
+    }
+
+
+def damaged(state: Any) -> Iterator[Any]:
+    """The state without one of its parts, or with another value there."""
+    for value in (None, "x", [], [None], object(), ...):
+        for place in list(state) if isinstance(state, dict) else range(len(state)):
+            changed = copy.copy(state)
+            if value is not ...:
+                changed[place] = value
+            else:
+                del changed[place]
+            yield changed
+    for place, part in state.items() if isinstance(state, dict) else enumerate(state):
+        if isinstance(part, dict | list):
+            for other in damaged(part):
+                changed = copy.copy(state)
+                changed[place] = other
+                yield changed
+
+
+@pytest.mark.parametrize("name", ["guard", "buffer", "steps", "beta"])
+def test_a_damaged_state_is_refused_and_changes_nothing(name):
+    owner = owners()[name]
+    state = copy.deepcopy(owner.state_dict())
+    for wrong in (None, 3, "x", [], {}, *damaged(state)):
+        try:
+            owner.load_state_dict(wrong)
+        except ConfigError:
+            assert repr(owner.state_dict()) == repr(state)
+        else:
+            owner.load_state_dict(state)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, typed, undamaged
 
 __all__ = ["ReplayBuffer"]
 
@@ -136,9 +136,7 @@ class ReplayBuffer:
                 "and (n,)"
             )
         if indices.dtype != torch.int64:
-            raise ConfigError(
-                f"indices have dtype {indices.dtype}, expected int64, as from sample()"
-            )
+            raise ConfigError(f"indices have dtype {indices.dtype}, expected int64")
         # Duplicate rows: which write lands last is undefined on several threads or a GPU, so every
         # duplicate writes the value of the last one.
         order = torch.arange(indices.shape[0], device=indices.device)
@@ -177,6 +175,7 @@ class ReplayBuffer:
             "generator": self.generator.get_state(),
         }
 
+    @undamaged("a replay buffer")
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved state, generator included; ConfigError if it is of another buffer."""
         if set(state) != {"samples", "ages", "generator"}:
@@ -185,15 +184,16 @@ class ReplayBuffer:
                 "generator, as state_dict() returns them (of a buffer saved before it had ages the "
                 "samples alone can be used)"
             )
-        if state["samples"].shape != self.samples.shape:
+        if state["samples"].shape != self.samples.shape or state["ages"].shape != self.ages.shape:
             raise ConfigError(
-                f"the state holds samples of shape {tuple(state['samples'].shape)}, this buffer "
+                f"the state holds samples of shape {tuple(state['samples'].shape)} and ages of "
+                f"{tuple(state['ages'].shape)}, this buffer samples of "
                 f"{tuple(self.samples.shape)}; build the buffer with the settings of the saved run"
             )
+        self.generator.set_state(state["generator"].cpu())
         self.samples.copy_(state["samples"])
         self.ages.copy_(state["ages"])
         self._draw = None
-        self.generator.set_state(state["generator"].cpu())
 
     def _fresh(self, n: int) -> Tensor:
         rng, shape = self.generator, (n, *self._sample_shape)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, typed, undamaged
 from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
 
 __all__ = ["AdaptiveSteps", "StepsController", "check_keys", "is_count"]
@@ -108,6 +108,7 @@ class AdaptiveSteps:
         return StepsController(self, base)
 
 
+@typed
 @dataclass
 class _State:
     """What the decision on the next row rests on, all of it saved."""
@@ -185,6 +186,7 @@ class StepsController:
         """The state as JSON-able data."""
         return asdict(self._state)
 
+    @undamaged("AdaptiveSteps")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
