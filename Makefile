@@ -15,7 +15,7 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-adapters lint format demo \
+.PHONY: help test test-slow test-adapters test-matrix lint format demo \
   bench-digits bench-overhead bench-long bench-toy bench-jem bench-shortrun \
   bench-population bench-remedies bench-rollback bench-steering \
   screenshots figures sweep-toy fuzz clean
@@ -24,6 +24,7 @@ help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
 	@echo "make test-slow       the tests that train for minutes or build the wheel"
 	@echo "make test-adapters   the adapters against the real frameworks, in .venv-adapters"
+	@echo "make test-matrix     the suite under other instruction sets, threads, Pythons and versions: hours"
 	@echo "make lint            format check, lint and types alone"
 	@echo "make format          format the code and sort its imports"
 	@echo "make demo            the same training run without and with the guard, one picture"
@@ -85,6 +86,10 @@ test-adapters: $(FRAMEWORKS)/.ready
 	  --cov=./adapters --cov-config=tests/frameworks/coverage.ini \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=95
 
+# MATRIX="--only aten-default torch-lowest" chooses; python -m tests.matrix --help lists.
+test-matrix: $(VENV)/.dev
+	$(BIN)/python -m tests.matrix $(MATRIX)
+
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -138,6 +143,6 @@ sweep-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy_settings
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(FRAMEWORKS) .venv-matrix build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
 	  .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

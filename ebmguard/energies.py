@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import accumulate, groupby
 from numbers import Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, EnergyTypeError, ShapeError
+from .errors import ConfigError, EnergyTypeError, ShapeError, typed
 
 __all__ = [
     "ONE_MODEL",
@@ -32,6 +33,7 @@ __all__ = [
     "exponents",
     "has_models",
     "model_dimensions",
+    "of_tensors",
     "per_sample",
     "variant_runs",
 ]
@@ -43,11 +45,42 @@ Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
 Variants: TypeAlias = Variant | Sequence[Variant]
 Reduce: TypeAlias = Literal["sum", "mean"]
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What torch and Python raise of tensors that do not fit; not their subclasses.
+_UNTYPED = (AttributeError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError)
+
 ONE_MODEL = torch.Size()
 """Model dimensions of a single model: none."""
 
 SMALLEST = 1e-35
 """Below this β* counts as 0: 1/β* would overflow float32."""
+
+
+def of_tensors(function: F) -> F:
+    """A pure function of tensors: what it does not declare, or torch cannot compute, is refused.
+
+    Raises:
+        ConfigError: from its calls, see :func:`ebmguard.errors.typed`.
+        ShapeError: tensors whose shapes, dtypes or devices do not fit.
+    """
+    checked = typed(function)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return checked(*args, **kwargs)
+        except _UNTYPED as error:
+            if type(error) not in _UNTYPED:
+                raise  # out of memory, a lost rank, an error of ours
+            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+            shapes = ", ".join(f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in given)
+            raise ShapeError(
+                f"{function.__name__} got what does not fit ({shapes or 'no tensor'}); see the "
+                f"shapes and ranges that it documents. The error was: {error}"
+            ) from error
+
+    return cast("F", call)
 
 
 def check_energies(
@@ -102,7 +135,7 @@ def check_energies(
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
     variants = check_variants(variant, models)
-    if reduce not in get_args(Reduce):
+    if not isinstance(reduce, str) or reduce not in get_args(Reduce):
         raise ConfigError(f"reduce={reduce!r}; expected one of {', '.join(get_args(Reduce))}.")
     n, m = f_pos.shape[len(models)], f_neg.shape[len(models)]
     if "true" in variants and n < 2:
@@ -112,7 +145,8 @@ def check_energies(
             raise ConfigError(
                 f'groups are defined for variant="default" and "no_pos", not for {name!r}.'
             )
-        if len(groups) not in (2, 3) or not all(isinstance(x, Tensor) for x in groups):
+        is_known = isinstance(groups, tuple | list) and len(groups) in (2, 3)
+        if not is_known or not all(isinstance(x, Tensor) for x in groups):
             raise ShapeError(
                 "groups must be a pair (y_pos, y_neg) of tensors of labels, or these and the "
                 "output scale of each positive's group."
@@ -198,7 +232,7 @@ def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[st
     several = not isinstance(variant, str) and isinstance(variant, Sequence)
     names: tuple[Any, ...] = tuple(variant) if several else (variant,)
     for name in names:
-        if name not in get_args(Variant):
+        if not isinstance(name, str) or name not in get_args(Variant):
             raise ConfigError(f"variant={name!r}; expected one of {', '.join(get_args(Variant))}.")
     if several and not models:
         raise ConfigError(

@@ -8,8 +8,13 @@ callers expect (``ValueError``, ``TypeError``); errors about the run derive from
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
     "BudgetSpentError",
@@ -27,7 +32,11 @@ __all__ = [
     "ShapeError",
     "WeightsDegenerateError",
     "check_keys",
+    "typed",
+    "undamaged",
 ]
+
+T = TypeVar("T", bound=Callable[..., Any])
 
 
 class EbmguardError(Exception):
@@ -129,3 +138,80 @@ def check_keys(what: str, state: Mapping[str, Any], expected: Iterable[str]) -> 
         raise ConfigError(
             f"Not {what}: expected the keys {', '.join(names)}; got {', '.join(found)}."
         )
+
+
+def typed(called: T) -> T:
+    """The function or class itself, which refuses arguments that are not what it declares.
+
+    Numbers of NumPy are numbers, True and False are none, and text is no sequence. What is declared
+    otherwise than by a class, a union, a literal or a container of these is not checked.
+
+    Raises:
+        ConfigError: from every call with such an argument, which has then done nothing.
+    """
+    function: Any = called.__init__ if inspect.isclass(called) else called
+    names = [*inspect.signature(function).parameters]
+    expected: dict[str, Any] = {}  # read at the first call: later classes may be named
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not expected:
+            expected.update({"return": None} | get_type_hints(function))
+        for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+            if name in expected and not _is(expected[name], value):
+                words = function.__annotations__[name]
+                wanted = words if isinstance(words, str) else inspect.formatannotation(words)
+                raise ConfigError(
+                    f"{called.__qualname__}: {name}= is {_words(value)}; expected {wanted}."
+                )
+        return function(*args, **kwargs)
+
+    if inspect.isclass(called):
+        called.__init__ = checked  # type: ignore[method-assign]
+        return called
+    return cast("T", checked)
+
+
+@contextmanager
+def undamaged(owner: str) -> Iterator[None]:
+    """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if isinstance(e, EbmguardError):
+            raise
+        raise ConfigError(
+            f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
+            "returned."
+        ) from e
+
+
+def _is(kind: Any, value: Any) -> bool:
+    """Whether a value is of the kind that an annotation names; True where that is unknown."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_is(each, value) for each in inner)
+    if origin is Literal:
+        return any(value is each or (type(value) is str and value == each) for each in inner)
+    if kind in (float, int):
+        numbers = Real if kind is float else Integral
+        return isinstance(value, numbers) and not isinstance(value, bool)
+    kind = origin or kind
+    if kind is Any or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
+        return True
+    if not isinstance(value, kind):
+        return False
+    if issubclass(kind, str | bytes) or not issubclass(kind, Sequence):
+        return True
+    if isinstance(value, str | bytes):
+        return False
+    items: Any = value
+    if kind is tuple and inner[-1:] != (...,):
+        return not inner or (len(items) == len(inner) and all(map(_is, inner, items)))
+    return not inner or all(map(partial(_is, inner[0]), items))
+
+
+def _words(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return repr(value) if isinstance(value, str | float | NoneType) else f"a {type(value).__name__}"

@@ -13,9 +13,8 @@ import torch
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci")
 
-# One thread per test process: pytest-xdist already fills the cores, and sums over threads differ
-# in their last digits.
-torch.set_num_threads(1)
+# One thread per test process where nothing else is asked for: pytest-xdist fills the cores.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
 @pytest.fixture(autouse=True)

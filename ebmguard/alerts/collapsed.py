@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CollapsedError, ConfigError, DivergenceError
+from ..errors import CollapsedError, ConfigError, DivergenceError, typed
 from ..tags import ENERGY_GAP
 from .alert import Level
 from .remedies import COLLAPSED, Remedies
@@ -16,6 +16,7 @@ from .rule import CALM, NOT_CALM, UNKNOWN, Reading
 __all__ = ["CollapsedRule"]
 
 
+@typed
 @dataclass(frozen=True)
 class CollapsedRule:
     """ERROR when f no longer tells one sample from another, as where all of its units are dead.

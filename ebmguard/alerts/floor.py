@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, SamplerFailingError
+from ..errors import ConfigError, DivergenceError, SamplerFailingError, typed
 from .alert import Level
 from .remedies import SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
@@ -15,6 +15,7 @@ from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
 __all__ = ["FloorRule"]
 
 
+@typed
 @dataclass(frozen=True)
 class FloorRule:
     """WARN, then ERROR, while GradScale stays under its floor.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, EnergyBlowupError
+from ..errors import ConfigError, DivergenceError, EnergyBlowupError, typed
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
 from .alert import Level
 from .remedies import ABOVE_DATA_ERROR, ABOVE_DATA_WARN, BLOWUP_ERROR, BLOWUP_WARN, Remedies
@@ -23,6 +23,7 @@ _OVERLAP, _MEDIAN, _SPREAD = "energy_overlap", "f_pos/median", "f_pos/std"
 _NAN = math.nan
 
 
+@typed
 @dataclass(frozen=True)
 class GrowthRule:
     """WARN and ERROR when the energies outgrow the run's own past by factors.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ConfigError, DivergenceError
+from ..errors import ConfigError, DivergenceError, typed
 from .alert import Level
 from .remedies import Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
@@ -16,6 +16,7 @@ from .statistics import RollingWindow
 __all__ = ["Bound", "MedianRule"]
 
 
+@typed
 @dataclass(frozen=True)
 class Bound:
     """A limit that the median of one diagnostic over a window should keep to.
@@ -51,6 +52,7 @@ class Bound:
         return value > limit if self.side == "above" else value < limit
 
 
+@typed
 @dataclass(frozen=True)
 class MedianRule:
     """WARN or INFO while a median over a window is out of bounds.

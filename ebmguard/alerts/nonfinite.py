@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DivergenceError, NonFiniteError
+from ..errors import DivergenceError, NonFiniteError, typed
 from .alert import Level
 from .remedies import NONFINITE, Remedies
 from .rule import CALM, UNKNOWN, Limits, Reading
@@ -15,6 +15,7 @@ from .rule import CALM, UNKNOWN, Limits, Reading
 __all__ = ["NonFiniteRule"]
 
 
+@typed
 @dataclass(frozen=True)
 class NonFiniteRule:
     """ERROR at once when anything is not finite.

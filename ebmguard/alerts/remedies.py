@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ..errors import typed
+
 __all__ = ["MOVES", "Remedies", "Remedy", "Situation", "contradict"]
 
 
@@ -111,6 +113,7 @@ class Situation:
         return tuple(x if math.isfinite(x) else 0.0 for x in known)
 
 
+@typed
 @dataclass(frozen=True)
 class Remedies:
     """What helps, likeliest first and as many as there are, by the sign of beta*."""

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from ..alerts import Level
+from ..errors import typed
 from ..printable import printable
 
 __all__ = ["Problem", "error", "in_order", "info", "show", "some", "to_text", "warn"]
@@ -67,6 +68,7 @@ def to_text(problems: Sequence[Problem]) -> str:
     return "\n".join(line for line, _ in _lines(problems, _WIDTH))
 
 
+@typed
 def show(problems: Sequence[Problem]) -> None:
     """Print the problems: in colour where rich is installed and the output is a terminal."""
     try:

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..energies import Groups, LogQ
+from ..energies import Groups, LogQ, of_tensors
 from ..objective import trusted
 from ..ranks import summed
 
 __all__ = ["mixture_gaps", "mixture_weights"]
 
 
+@of_tensors
 def mixture_weights(
     f_pos: Tensor,
     f_neg: Tensor,
@@ -50,6 +51,7 @@ def mixture_weights(
     return {f"mixture/{name}/weight": x / total for name, x in zip(parts, found, strict=True)}
 
 
+@of_tensors
 def mixture_gaps(
     f_pos: Tensor,
     f_neg: Tensor,

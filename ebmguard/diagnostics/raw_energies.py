@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..energies import LogQ
+from ..energies import LogQ, of_tensors
 from ..objective import usable
 
 __all__ = ["energy_diagnostics", "nonfinite_diagnostics"]
@@ -17,6 +17,7 @@ _QUANTILES = {"q05": 0.05, "median": 0.5, "q95": 0.95}
 _SUMMARIES = ("mean", "std", "min", *_QUANTILES, "max")
 
 
+@of_tensors
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     """Summaries of detached negative energies, ``(N,)`` and ``(M,)``, or ``(*models, N or M)``.
 
@@ -48,6 +49,7 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     }
 
 
+@of_tensors
 def nonfinite_diagnostics(
     f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, log_q: LogQ | None = None
 ) -> dict[str, Tensor]:

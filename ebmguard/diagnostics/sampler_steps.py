@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..energies import of_tensors
+
 __all__ = [
     "ChainState",
     "clamped",
@@ -24,6 +26,7 @@ __all__ = [
 ]
 
 
+@of_tensors
 def drift_to_noise(
     grad_norm: Tensor, *, entries: int, step_size: float, noise_std: float
 ) -> Tensor:
@@ -35,17 +38,20 @@ def drift_to_noise(
     return grad_norm * (step_size / noise if noise else math.nan)
 
 
+@of_tensors
 def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
     """Share of the entries of samples ``(..., B, d)`` at an end of the clamp or beyond, float32."""
     at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
     return at_an_end.mean((-2, -1), dtype=torch.float32)
 
 
+@of_tensors
 def fingerprint(samples: Tensor) -> Tensor:
     """Sum and extremes of samples ``(..., B, d)``, which identify them: ``(..., B, 3)``."""
     return torch.stack((samples.sum(-1), samples.amin(-1), samples.amax(-1)), -1)
 
 
+@of_tensors
 def repeated(now: Tensor, before: Tensor) -> Tensor:
     """Share of the samples that equal those at the same place of the sampler's previous call.
 
@@ -66,6 +72,7 @@ class ChainState(NamedTuple):
     gradient: Tensor  # ∇h, (..., d)
 
 
+@of_tensors
 def metropolis_acceptance(
     start: ChainState, end: ChainState, *, step_size: float, noise_std: float
 ) -> Tensor:
@@ -97,6 +104,7 @@ def metropolis_acceptance(
     return log_ratio.clamp(max=0.0).exp()
 
 
+@of_tensors
 def oriented(
     x: Tensor, output: Tensor, cotangent: Tensor, gradient: Tensor, *, sign: int
 ) -> ChainState:

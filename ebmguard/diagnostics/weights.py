@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import Groups, LogQ
+from ..energies import Groups, LogQ, of_tensors
 from ..objective.finite_samples import log_q_at
 
 __all__ = ["Shares", "log_weights", "named", "weight_diagnostics", "weight_diagnostics_at"]
 
 
+@of_tensors
 def weight_diagnostics(
     f_pos: Tensor,
     f_neg: Tensor,
@@ -42,6 +43,7 @@ def weight_diagnostics(
     return found
 
 
+@of_tensors
 def weight_diagnostics_at(
     f_pos: Tensor,
     f_neg: Tensor,
@@ -133,6 +135,7 @@ def named(
     }
 
 
+@of_tensors
 def log_weights(
     f: Tensor, beta_stars: Sequence[float | Tensor], log_q: Tensor | None = None
 ) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..energies import SMALLEST
+from ..energies import SMALLEST, of_tensors
 
 __all__ = ["log_q_at", "lowest", "masked", "usable"]
 
@@ -13,6 +13,7 @@ __all__ = ["log_q_at", "lowest", "masked", "usable"]
 _LARGEST = 1e30
 
 
+@of_tensors
 def usable(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
     """Which samples ``(..., samples)`` the objective uses: finite energies and ``|β* f| <= 1e30``.
 

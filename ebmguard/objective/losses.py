@@ -7,9 +7,11 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ..energies import BetaStar, LogQ, Reduce, check_energies, check_log_q, per_sample
+from ..energies import BetaStar, LogQ, Reduce, check_energies, check_log_q, of_tensors, per_sample
+from ..errors import ConfigError
 from . import trusted
 from ._terms import Anchor, Terms
 from .finite_samples import log_q_at, lowest, masked
@@ -23,6 +25,11 @@ def _checked(function: F) -> F:
     # As a function of this module, so that it can be pickled beside the unchecked one.
     @wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
     def checked(f_pos: Tensor, f_neg: Tensor, beta_star: Any, **options: Any) -> Any:
+        group = options.get("process_group")
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ConfigError(
+                f"process_group= is a {type(group).__name__}; expected a ProcessGroup."
+            )
         of_energies = {name: x for name, x in options.items() if name != "process_group"}
         check_energies(f_pos, f_neg, beta_star, **of_energies)
         return function(f_pos, f_neg, beta_star, **options)
@@ -34,6 +41,7 @@ contrastive_loss = _checked(trusted.contrastive_loss)
 coefficients = _checked(trusted.coefficients)
 
 
+@of_tensors
 def weights(
     f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None, reduce: Reduce = "sum"
 ) -> Tensor:
@@ -61,6 +69,7 @@ def weights(
     return torch.softmax(torch.where(valid, exponent, lowest(exponent)), -1) * valid
 
 
+@of_tensors
 @_checked
 def positive_weights(
     f_pos: Tensor,
@@ -82,6 +91,7 @@ def positive_weights(
     return torch.where(terms.valid_pos, torch.sigmoid(-terms.margin), torch.nan)
 
 
+@of_tensors
 @_checked
 def grad_scale(
     f_pos: Tensor,

@@ -9,11 +9,12 @@ from os import PathLike
 from typing import Any
 
 from ..alerts import Alert, Remedy, Situation
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 
 __all__ = ["BY_CAUSE", "FALLBACK", "Change", "Recovery", "Rollback"]
 
 
+@typed
 @dataclass(frozen=True)
 class Change:
     """What one rollback changes in the run, or all of them so far, beside the random numbers.
@@ -56,6 +57,7 @@ FALLBACK = (Remedy.LOWER_LR, Remedy.RAISE_BETA, Remedy.MORE_STEPS)
 """What is tried, in this order, where the run can follow none of those."""
 
 
+@typed
 @dataclass(frozen=True)
 class Recovery:
     """Settings of ``action="rollback"``. The defaults are those measured in docs/recovery.md.

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..alerts.statistics import RollingWindow
-from ..errors import BudgetSpentError, ConfigError, check_keys
+from ..errors import BudgetSpentError, ConfigError, check_keys, undamaged
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -285,6 +285,7 @@ class Recoverer:
             **vars(self.effect),
         }
 
+    @undamaged("a recovery")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
@@ -292,10 +293,11 @@ class Recoverer:
             ConfigError: it is of another version.
         """
         check_keys("a recovery's state of this version", state, self.state_dict())
-        self.attempt, self._rung = int(state["attempt"]), int(state["rung"])
-        self._restored, self._broke = state["restored"], int(state["broke"])
+        attempt, rung, broke = (int(state[name]) for name in ("attempt", "rung", "broke"))
+        effect = Change(**{name: state[name] for name in vars(self.effect)})
         self._tried = list(state["tried"])
-        self.effect = Change(**{name: state[name] for name in vars(self.effect)})
+        self.attempt, self._rung, self._broke, self.effect = attempt, rung, broke, effect
+        self._restored = state["restored"]
         self._rate.factor = self.effect.lr
         self._forget()
         self._has_begun = True

@@ -157,10 +157,12 @@ def guard(
         value = arguments[name]
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}= is a {type(value).__name__}; expected {wanted}.")
-    if not isinstance(sinks, list | tuple):
-        raise ConfigError(f"sinks= is a {type(sinks).__name__}; expected a list of sinks.")
+    for name in ("sinks", "methods"):
+        if not isinstance(arguments[name], list | tuple):
+            kind = type(arguments[name]).__name__
+            raise ConfigError(f"{name}= is a {kind}; expected a list of {name}.")
     for name, choices in (("convention", Convention), ("reduce", Reduce), ("action", Action)):
-        if arguments[name] not in get_args(choices):
+        if not isinstance(arguments[name], str) or arguments[name] not in get_args(choices):
             expected = ", ".join(get_args(choices))
             raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
     if isinstance(loss_fn, GuardedLoss):
@@ -171,6 +173,8 @@ def guard(
         raise ConfigError("reference_beta_star=0 has uniform weights, which say nothing.")
     if sampler is None and methods:
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
+    if not all(isinstance(name, str) for name in methods):
+        raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
     if sampler is not None:
         check_sampler(sampler, methods)
     if output_scale == "measure" and sampler is None:

@@ -178,5 +178,6 @@ def _is_function(sampler: object) -> bool:
 
 def _public_methods(sampler: object) -> str:
     names = (name for name in dir(sampler) if not name.startswith("_"))
-    found = [name for name in names if inspect.ismethod(getattr(sampler, name, None))]
+    # Of the class: a property may raise.
+    found = [name for name in names if inspect.isroutine(getattr(type(sampler), name, None))]
     return ", ".join(found) or "none"

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
-from ..errors import ConfigError, SamplerError
+from ..errors import ConfigError, SamplerError, undamaged
 from ..measurement import Measured
 from ..objective import trusted
 from ..tempering import scale
@@ -352,8 +352,18 @@ class Guard(Loop):
         """Continue from :meth:`state_dict`. Schedules and options are the constructor's.
 
         Raises:
-            ConfigError: not the state of a guard of this version.
+            ConfigError: not the state of a guard of this version, or damaged. The guard is then as
+                it was.
         """
+        before = self._own_state()
+        try:
+            self._load(state)
+        except ConfigError:
+            self._load_own_state(before)
+            raise
+
+    @undamaged("a guard")
+    def _load(self, state: Mapping[str, Any]) -> None:
         keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "measure", "judge"}
         keys |= {"recovery", "steps", "beta", "advised", "measured"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
@@ -361,10 +371,11 @@ class Guard(Loop):
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
                 f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
             )
+        calls = int(state["sampler_calls"])
         self._load_own_state(state)
         if self._actions.recoverer is not None and state["recovery"] is not None:
             self._actions.recoverer.load_state_dict(state["recovery"])
-        self._sampling.calls = int(state["sampler_calls"])
+        self._sampling.calls = calls
 
     def flush(self) -> None:
         """Flush the sinks now."""

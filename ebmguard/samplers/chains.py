@@ -8,9 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, ShapeError
+from ..errors import ConfigError, ShapeError, typed
 
-__all__ = ["Chains", "Proposal", "check_count", "check_noise", "start_chains"]
+__all__ = [
+    "Chains",
+    "Proposal",
+    "check_count",
+    "check_noise",
+    "check_start",
+    "check_values",
+    "start_chains",
+]
 
 
 class Chains(NamedTuple):
@@ -46,6 +54,7 @@ class Proposal(NamedTuple):
     divergent: Tensor
 
 
+@typed
 def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> Chains:
     """Evaluate f and its gradient at the start points.
 
@@ -57,9 +66,10 @@ def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> 
     Raises:
         ShapeError: what f returns. Each chain has one energy, so heads have to be joined first.
     """
+    check_start(x0)
     x = x0.detach().requires_grad_()
     with torch.enable_grad():
-        values = f(x)
+        values = check_values(f(x))
         if values.shape != x.shape[: dim + 1]:
             raise ShapeError(
                 f"f returned shape {tuple(values.shape)}; expected one number for each sample: "
@@ -74,6 +84,20 @@ def check_count(name: str, count: int, least: int) -> None:
     """Refuse a number of steps that is not whole, or too small."""
     if not isinstance(count, int) or count < least:
         raise ConfigError(f"{name} is {count}, expected a whole number, {least} or more")
+
+
+def check_start(x0: Tensor) -> None:
+    """Refuse start points that have no gradient."""
+    if not x0.is_floating_point():
+        raise ConfigError(f"x0 has dtype {x0.dtype}, expected floating-point start points")
+
+
+def check_values(values: object) -> Tensor:
+    """What f returned; refused if it is no tensor."""
+    if not isinstance(values, Tensor) or not values.requires_grad:
+        found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)[:50]
+        raise ShapeError(f"f returned {found}; expected a tensor of energies that depend on x")
+    return values
 
 
 def check_noise(

@@ -8,12 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .chains import Chains, Proposal, check_count, check_noise, start_chains
 
 __all__ = ["hmc", "hmc_step", "leapfrog", "mala", "mala_step"]
 
 
+@typed
 def leapfrog(
     f: Callable[[Tensor], Tensor],
     chains: Chains,
@@ -33,6 +34,8 @@ def leapfrog(
         the ends of the trajectories, the momenta there, and H(start) - H(end) for each chain,
         float64 (float32 on MPS).
     """
+    _check_settings(steps, step_size, noise_std)
+    check_noise(momentum, chains.x.shape, None)
     kick = step_size / noise_std
     dim = chains.f.ndim - 1
     wide = torch.float32 if chains.x.device.type == "mps" else torch.float64
@@ -54,6 +57,7 @@ def leapfrog(
     return chains, momentum, 2 * step_size / noise_std**2 * gained
 
 
+@typed
 def hmc_step(
     f: Callable[[Tensor], Tensor],
     chains: Chains,
@@ -109,6 +113,7 @@ def hmc_step(
     return moved, Proposal(end, acceptance, accepted, divergent)
 
 
+@typed
 def mala_step(
     f: Callable[[Tensor], Tensor],
     chains: Chains,
@@ -135,6 +140,7 @@ def mala_step(
     )
 
 
+@typed
 def hmc(
     f: Callable[[Tensor], Tensor],
     x0: Tensor,
@@ -173,6 +179,7 @@ def hmc(
     return chains.x
 
 
+@typed
 def mala(
     f: Callable[[Tensor], Tensor],
     x0: Tensor,

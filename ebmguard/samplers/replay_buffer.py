@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed, undamaged
 
 __all__ = ["ReplayBuffer"]
 
 
+@typed
 class ReplayBuffer:
     """Chains that persist between training steps; a share of each draw starts afresh.
 
@@ -77,6 +78,7 @@ class ReplayBuffer:
     def __len__(self) -> int:
         return self.samples.shape[0]
 
+    @typed
     def sample(self, n: int, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Draw `n` start points, with replacement.
 
@@ -112,6 +114,7 @@ class ReplayBuffer:
         restart = restart.view(n, *(1 for _ in self._sample_shape))
         return torch.where(restart, self._fresh(n), self.samples[indices]), indices
 
+    @typed
     def write(self, indices: Tensor, samples: Tensor) -> None:
         """Store the ends of the chains in their rows. Of a row drawn twice, the last one stays.
 
@@ -132,6 +135,8 @@ class ReplayBuffer:
                 f"{tuple(indices.shape)}, expected (n, {', '.join(map(str, self._sample_shape))}) "
                 "and (n,)"
             )
+        if indices.dtype != torch.int64:
+            raise ConfigError(f"indices have dtype {indices.dtype}, expected int64")
         # Duplicate rows: which write lands last is undefined on several threads or a GPU, so every
         # duplicate writes the value of the last one.
         order = torch.arange(indices.shape[0], device=indices.device)
@@ -169,6 +174,7 @@ class ReplayBuffer:
             "generator": self.generator.get_state(),
         }
 
+    @undamaged("a replay buffer")
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a saved state, generator included; ConfigError if it is of another buffer."""
         if set(state) != {"samples", "ages", "generator"}:
@@ -177,15 +183,16 @@ class ReplayBuffer:
                 "generator, as state_dict() returns them (of a buffer saved before it had ages the "
                 "samples alone can be used)"
             )
-        if state["samples"].shape != self.samples.shape:
+        if state["samples"].shape != self.samples.shape or state["ages"].shape != self.ages.shape:
             raise ConfigError(
-                f"the state holds samples of shape {tuple(state['samples'].shape)}, this buffer "
+                f"the state holds samples of shape {tuple(state['samples'].shape)} and ages of "
+                f"{tuple(state['ages'].shape)}, this buffer samples of "
                 f"{tuple(self.samples.shape)}; build the buffer with the settings of the saved run"
             )
+        self.generator.set_state(state["generator"].cpu())
         self.samples.copy_(state["samples"])
         self.ages.copy_(state["ages"])
         self._draw = None
-        self.generator.set_state(state["generator"].cpu())
 
     def _fresh(self, n: int) -> Tensor:
         rng, shape = self.generator, (n, *self._sample_shape)

@@ -10,14 +10,23 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, ShapeError
-from .chains import Chains, Proposal, check_count, check_noise, start_chains
+from ..errors import ConfigError, ShapeError, typed
+from .chains import (
+    Chains,
+    Proposal,
+    check_count,
+    check_noise,
+    check_start,
+    check_values,
+    start_chains,
+)
 
 __all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
 
 Shape: TypeAlias = Literal["linear", "geometric", "cosine"]
 
 
+@typed
 def sgld_step(
     f: Callable[[Tensor], Tensor],
     chains: Chains,
@@ -59,6 +68,7 @@ def sgld_step(
     return end, Proposal(end, one, one.bool(), ~torch.isfinite(end.f))
 
 
+@typed
 def sgld(
     f: Callable[[Tensor], Tensor],
     x0: Tensor,
@@ -98,6 +108,7 @@ def sgld(
         ShapeError: `noise` has another shape.
     """
     move = _update(steps, step_size, noise_std, generator, clamp, grad_clip)
+    check_start(x0)
     check_noise(noise, (steps, *x0.shape), generator)
     if noise is not None and (noise.ndim != x0.ndim + 1 or noise.shape[0] != steps):
         raise ShapeError(
@@ -108,11 +119,12 @@ def sgld(
     for step in range(steps):
         x.requires_grad_()
         with torch.enable_grad():
-            (grad,) = torch.autograd.grad(f(x).sum(), x)
+            (grad,) = torch.autograd.grad(check_values(f(x)).sum(), x)
         x = move(step, x.detach(), grad, None if noise is None else noise[step])
     return x
 
 
+@typed
 def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric") -> list[float]:
     """A number for each step of a chain, from `first` down or up to `last`.
 
@@ -148,6 +160,7 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
     return [(1 - way) * first + way * last for way in ways]
 
 
+@typed
 def random_steps(low: int, high: int, generator: torch.Generator) -> int:
     """Number of steps of a chain, uniform on {low, ..., high}.
 

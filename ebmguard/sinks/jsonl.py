@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
 
@@ -23,6 +23,7 @@ _BEGINNING = b'{"'  # of every line
 _LONGEST = 1 << 20  # bytes; lines have a few thousand
 
 
+@typed
 class JsonlSink:
     """Writes ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` into a folder.
 
@@ -71,6 +72,7 @@ class JsonlSink:
             lines.flush()
 
 
+@typed
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a file that :class:`JsonlSink` wrote, oldest first, with their floats.
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .protocol import (
     LEVEL_NUMBERS,
     MARKER_PREFIX,
@@ -77,6 +77,7 @@ LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+@typed
 class TensorBoardSink:
     """Writes one event file into a folder.
 

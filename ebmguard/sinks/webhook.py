@@ -15,7 +15,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Literal
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .jsonl import to_json
 from .protocol import LEVEL_NUMBERS, Histograms, Record, Scalars
 
@@ -39,6 +39,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
+@typed
 class WebhookSink:
     """POSTs every alert from a level on, and every rollback, as JSON to an address.
 
@@ -177,5 +178,11 @@ def _host(url: str) -> str:
         raise ConfigError(
             "url= of a WebhookSink is no web address. Pass https://host/path whole, as the "
             "settings of an incoming webhook show it (not repeated here: it holds a secret)."
+        )
+    if "@" in urllib.parse.urlsplit(url).netloc:
+        raise ConfigError(
+            "url= of a WebhookSink has a user name or a password before its host, which would "
+            "never be sent. Pass an address whose secret is in its path or query (not repeated "
+            "here)."
         )
     return host

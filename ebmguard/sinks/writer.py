@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 from .jsonl import JsonlSink
 from .lock import FolderLock, lock_folder
 from .protocol import Histograms, Record, Scalars, Sink
@@ -228,6 +228,7 @@ def as_sink(obj: Any) -> Sink:
     )
 
 
+@typed
 def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
     """The sinks behind ``log_dir=``: JSON lines and TensorBoard in one folder, made if missing.
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, check_keys
+from ..errors import ConfigError, check_keys, typed, undamaged
 from ..tags import BETA_STAR, ESS, GRAD_SCALE
 from .steps import is_count
 
@@ -24,6 +24,7 @@ __all__ = ["BetaController", "SteerBeta"]
 _SAME = 1e-5
 
 
+@typed
 @dataclass(frozen=True)
 class SteerBeta:
     """Settings of the steered β*; all default values are those measured.
@@ -154,6 +155,7 @@ class BetaController:
         """The state as JSON-able data."""
         return {"beta_star": self.value, "ess": [*self._ess], "grad_scale": [*self._grad_scale]}
 
+    @undamaged("SteerBeta")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
@@ -167,5 +169,5 @@ class BetaController:
                 f"The state of SteerBeta is at beta_star={beta_star:g}, outside the bounds "
                 f"{least:g} to {most:g}; start the run with the settings of the saved one."
             )
-        self.value = beta_star
         self._ess, self._grad_scale = ([float(x) for x in state[k]] for k in ("ess", "grad_scale"))
+        self.value = beta_star

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import ConfigError, check_keys
+from ..errors import ConfigError, check_keys, typed, undamaged
 from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
 
 __all__ = ["AdaptiveSteps", "StepsController", "is_count"]
@@ -25,6 +25,7 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
+@typed
 @dataclass(frozen=True)
 class AdaptiveSteps:
     """Settings of the adaptive number of SGLD steps; all default values are those measured.
@@ -94,6 +95,7 @@ class AdaptiveSteps:
         return StepsController(self, base)
 
 
+@typed
 @dataclass
 class _State:
     """What the decision on the next row rests on, all of it saved."""
@@ -171,6 +173,7 @@ class StepsController:
         """The state as JSON-able data."""
         return asdict(self._state)
 
+    @undamaged("AdaptiveSteps")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 

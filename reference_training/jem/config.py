@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import math
 import os
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 
@@ -177,6 +179,25 @@ class JemConfig(RunConfig):
         names = {field.name for field in dataclasses.fields(Scenario)}
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
         return replace(scenario, **{k: v for k, v in given.items() if v is not None})
+
+    def resumed(self, stored: Mapping[str, Any]) -> Self:
+        """These settings over those of the run; features that run code are never the folder's.
+
+        Raises:
+            ConfigError: the settings contradict the run's, or its features are a TorchScript file
+                or a Python module, and are not given on the command line as well.
+        """
+        resumed = super().resumed(stored)
+        if self.features != resumed.features:
+            from .evaluation.features import runs_code
+
+            if runs_code(resumed.features):
+                raise ConfigError(
+                    f"the run in {self.out} has the features {resumed.features!r}, which run code "
+                    "of their own: a folder may not say so alone. Resume it with --features "
+                    f"{shlex.quote(str(resumed.features))} if you trust them"
+                )
+        return resumed
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, or not be divided among the processes.

@@ -270,6 +270,16 @@ def test_what_is_no_address_is_refused_without_repeating_it(url: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "url", ["http://user:password@host/x", "https://password@host/", "http://password:@host:80/"]
+)
+def test_a_password_before_the_host_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="before its host") as caught:
+        WebhookSink(url)
+    assert "password@" not in str(caught.value)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
     ("option", "message"),
     [
         ({"timeout": 0}, "expected seconds above 0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import os
 import pickle
 import warnings
 from collections.abc import Callable
@@ -75,6 +76,16 @@ class ClassifierFeatures:
         features = self.network.features(x)
         logits: Tensor = self.network.head(features)
         return features, logits
+
+
+def runs_code(spec: object) -> bool:
+    """Whether loading `spec` runs code: that of a TorchScript file or of a Python module."""
+    name = str(spec)
+    return not (
+        name == "own"
+        or name.startswith(INCEPTION_PREFIX)
+        or os.path.isfile(os.path.join(name, CONFIG))  # False, and no error, for any text
+    )
 
 
 def load_features(

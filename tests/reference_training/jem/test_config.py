@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,37 @@ def test_data_may_lie_elsewhere_when_a_run_is_resumed():
     stored = at(data="cifar10", data_root="/old").to_json()
     assert at(data_root="/new", resume=True).resumed(stored).data_root == "/new"
     assert at(resume=True).resumed(stored).data_root == "/old"
+
+
+@pytest.mark.parametrize("spec", ["foreign_features:make", "features.pt"])
+def test_a_run_folder_cannot_name_code_that_resuming_runs(spec, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign_features.py").write_text("from torch.nn import Identity as make")
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
+        torch.jit.script(torch.nn.Identity()).save("features.pt")
+    opened = []
+    load = torch.jit.load
+
+    def opening(*args, **kwargs):
+        opened.append(args)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(torch.jit, "load", opening)
+    stored = at(features=spec, quality_samples=8).to_json()
+    with pytest.raises(ConfigError, match=f"--features {spec} if you trust them"):
+        at(resume=True).resumed(stored).check()
+    assert not opened
+    assert "foreign_features" not in sys.modules
+    at(resume=True, features=spec).resumed(stored).check()
+    assert opened or "foreign_features" in sys.modules
+    sys.modules.pop("foreign_features", None)
+
+
+def test_features_that_run_no_code_come_with_the_folder(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for spec in ("own", "inception:weights.pth", str(tmp_path)):
+        assert at(resume=True).resumed(at(features=spec).to_json()).features == spec
 
 
 def test_the_command_of_a_run_leaves_out_what_was_not_given():

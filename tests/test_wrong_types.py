@@ -1,0 +1,282 @@
+"""Every public callable, wrong values for each of its arguments: a typed error or an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import enum
+import inspect
+import io
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ebmguard
+from ebmguard import (
+    alerts,
+    check,
+    diagnostics,
+    faults,
+    objective,
+    recovery,
+    samplers,
+    sinks,
+    steering,
+)
+from ebmguard.errors import ConfigError, EbmguardError
+from ebmguard.retrofit import Guard, guard
+from tests.parts import Energy, climb
+
+ROOMS = (alerts, check, diagnostics, faults, objective, recovery, samplers, sinks, steering)
+# What these hand out to be read, and what only the guard calls.
+NOT_CALLED = {
+    *("Alert", "Limits", "Reading", "Situation", "Judge", "Bands", "error_for"),
+    *(
+        "Problem",
+        "Setup",
+        "find_problems",
+        "in_order",
+        "ChainState",
+        "diagnostics_of_ranks",
+        "Injected",
+    ),
+    *("Recoverer", "Rollback", "load_durably", "save_durably", "Chains", "Proposal"),
+    *("PatientSink", "Writer", "alert_markdown", "marker_tag", "recovery_markdown", "to_json"),
+    *("BetaController", "StepsController"),
+}
+# Functions of the caller's, whose own errors are right.
+CALLED_BACK = {"beta_star", "sampler_scale", "on_step"}
+VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 0, 3, 0.5, math.nan, math.inf, 1j, "x", "", b"x", object(), type, abs),
+    *([], ["x"], [None], (1, 2, 3), {}, {"x": 1}, {1}, np.float32(1), np.ones(2)),
+    *(torch.tensor(1.0), torch.ones(0), torch.ones(3), torch.ones(2, 3), torch.ones(3).long()),
+    *(
+        torch.tensor([math.nan] * 4),
+        torch.Generator(),
+        nn.Linear(2, 1),
+    ),
+)
+
+
+def f(x: Tensor) -> Tensor:
+    return -x.square().sum(-1)
+
+
+def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """What can be called, by name, with arguments that are right."""
+    pos, neg, log_q = torch.randn(6), torch.randn(4), (torch.zeros(6), torch.zeros(4))
+    x, rng, energy = torch.randn(4, 2), torch.Generator(), Energy()
+    steps: dict[str, Any] = {"step_size": 0.1, "noise_std": 0.1, "generator": rng}
+    chains = samplers.start_chains(f, x)
+    sides = {"f_pos": pos, "f_neg": neg}
+    groups = (torch.zeros(6), torch.zeros(4))
+    loss = {**sides, "beta_star": 0.5, "variant": "default", "reduce": "sum", "log_q": log_q}
+    state = diagnostics.ChainState(x, f(x), -2 * x)
+    bound = alerts.Bound("ess", "below", 0.1, 0.2, 5, alerts.Remedies((), (), ()))
+    remedies = {"zero": (), "positive": (), "negative": ()}
+    buffer = samplers.ReplayBuffer(8, (2,), reinit_rate=0.1, generator=rng)
+    optimizer = torch.optim.SGD(energy.parameters(), lr=0.1)
+    injector = faults.FaultInjector(lambda: 0)
+    slices = {"a": slice(0, 1), "b": slice(1, 4)}
+    shares = {**sides, "groups": groups, "log_q": log_q}
+    rules: dict[str, Any] = {
+        name: (getattr(alerts, name), {})
+        for name in ("CollapsedRule", "FloorRule", "GrowthRule", "NonFiniteRule")
+    }
+    return rules | {
+        "guard": (guard, {"sampler": lambda f, x: x, "beta_star": 0.5, "output_scale": 20.0}),
+        "Guard.attach": (guard(None, lambda f, x: x, beta_star=0.5).attach, {}),
+        "Guard.loss": (guard(beta_star=0.5).loss, shares),
+        "Guard.check": (guard(beta_star=0.5).check, {}),
+        "contrastive_loss": (objective.contrastive_loss, loss | {"groups": groups}),
+        "coefficients": (objective.coefficients, loss | {"groups": groups}),
+        "grad_scale": (objective.grad_scale, {**sides, "beta_star": 0.5, "log_q": log_q}),
+        "positive_weights": (
+            objective.positive_weights,
+            {**sides, "beta_star": 0.5, "log_q": log_q},
+        ),
+        "weights": (objective.weights, {"f_neg": neg, "beta_star": 0.5, "log_q": log_q[1]}),
+        "usable": (objective.usable, {"f": neg, "beta": 0.5, "log_q": log_q[1]}),
+        "Change": (recovery.Change, {}),
+        "Recovery": (recovery.Recovery, {}),
+        "MedianRule": (alerts.MedianRule, {"name": "x", "bounds": (bound,)}),
+        "Bound": (alerts.Bound, {k: v for k, v in vars(bound).items() if k != "level"}),
+        "Remedies": (alerts.Remedies, remedies),
+        "AdaptiveSteps": (steering.AdaptiveSteps, {}),
+        "SteerBeta": (steering.SteerBeta, {}),
+        "show": (check.show, {"problems": []}),
+        "sgld": (samplers.sgld, {"f": f, "x0": x, "steps": 2, **steps}),
+        "sgld_step": (samplers.sgld_step, {"f": f, "chains": chains, **steps}),
+        "mala": (samplers.mala, {"f": f, "x0": x, "steps": 2, **steps}),
+        "mala_step": (samplers.mala_step, {"f": f, "chains": chains, **steps}),
+        "hmc": (samplers.hmc, {"f": f, "x0": x, "steps": 2, "leapfrog_steps": 2, **steps}),
+        "hmc_step": (samplers.hmc_step, {"f": f, "chains": chains, "leapfrog_steps": 2, **steps}),
+        "leapfrog": (
+            samplers.leapfrog,
+            {"f": f, "chains": chains, "momentum": x, "steps": 2, **steps, "generator": ...},
+        ),
+        "start_chains": (samplers.start_chains, {"f": f, "x0": x}),
+        "annealed": (samplers.annealed, {"first": 1.0, "last": 0.1, "steps": 3}),
+        "random_steps": (samplers.random_steps, {"low": 1, "high": 3, "generator": rng}),
+        "Mixture": (samplers.Mixture, {"samplers": {"a": f, "b": f}}),
+        "ReplayBuffer": (
+            samplers.ReplayBuffer,
+            {"size": 8, "sample_shape": (2,), "reinit_rate": 0.1, "generator": rng},
+        ),
+        "ReplayBuffer.sample": (buffer.sample, {"n": 4}),
+        "ReplayBuffer.write": (buffer.write, {"indices": torch.arange(4), "samples": x}),
+        "AddScalarSink": (sinks.AddScalarSink, {"logger": sinks_logger()}),
+        "JsonlSink": (sinks.JsonlSink, {"folder": "runs"}),
+        "TensorBoardSink": (sinks.TensorBoardSink, {"folder": "runs"}),
+        "WebhookSink": (sinks.WebhookSink, {"url": "http://localhost/"}),
+        "as_sink": (sinks.as_sink, {"obj": sinks_logger()}),
+        "open_log_dir": (sinks.open_log_dir, {"path": "runs"}),
+        "read_jsonl": (sinks.read_jsonl, {"path": "rows.jsonl"}),
+        "FaultInjector": (faults.FaultInjector, {}),
+        "FaultInjector.sampler": (injector.sampler, {"sampler": f}),
+        "FaultInjector.nan_sample": (injector.nan_sample, {"at": 3}),
+        "FaultInjector.frozen_sampler": (injector.frozen_sampler, {"at": 3}),
+        "FaultInjector.energy_spike": (injector.energy_spike, {"at": 3, "model": energy}),
+        "FaultInjector.corrupt_buffer": (injector.corrupt_buffer, {"at": 3, "buffer": x}),
+        "FaultInjector.exploding_lr": (injector.exploding_lr, {"at": 3, "optimizer": optimizer}),
+        "amplification": (diagnostics.amplification, {"relative_update": pos, "grad_scale": 0.5}),
+        "buffer_diagnostics": (diagnostics.buffer_diagnostics, {"buffer": x}),
+        "clamped": (diagnostics.clamped, {"samples": x, "clamp": (-1.0, 1.0)}),
+        "drift_to_noise": (
+            diagnostics.drift_to_noise,
+            {"grad_norm": pos, "entries": 2, "step_size": 0.1, "noise_std": 0.1},
+        ),
+        "energy_diagnostics": (diagnostics.energy_diagnostics, sides),
+        "fingerprint": (diagnostics.fingerprint, {"samples": x}),
+        "repeated": (diagnostics.repeated, {"now": pos, "before": pos}),
+        "log_weights": (
+            diagnostics.log_weights,
+            {"f": neg, "beta_stars": [0.5], "log_q": log_q[1]},
+        ),
+        "metropolis_acceptance": (
+            diagnostics.metropolis_acceptance,
+            {"start": state, "end": state, "step_size": 0.1, "noise_std": 0.1},
+        ),
+        "mixture_gaps": (diagnostics.mixture_gaps, {**sides, "parts": slices}),
+        "mixture_weights": (
+            diagnostics.mixture_weights,
+            {**shares, "parts": slices, "beta_star": 0.5},
+        ),
+        "nonfinite_diagnostics": (
+            diagnostics.nonfinite_diagnostics,
+            {**sides, "beta_star": 0.5, "log_q": log_q},
+        ),
+        "oriented": (
+            diagnostics.oriented,
+            {"x": x, "output": x, "cotangent": x, "gradient": x, "sign": 1},
+        ),
+        "pareto_k": (diagnostics.pareto_k, {"log_weights": torch.randn(30)}),
+        "total_norm": (diagnostics.total_norm, {"tensors": [x]}),
+        "weight_diagnostics": (diagnostics.weight_diagnostics, {**shares, "beta_star": 0.5}),
+        "weight_diagnostics_at": (
+            diagnostics.weight_diagnostics_at,
+            {**shares, "beta_stars": [0.5]},
+        ),
+    }
+
+
+class sinks_logger:
+    def add_scalar(self, tag: str, value: float, step: int) -> None: ...
+
+
+def public() -> Iterator[str]:
+    """The names that are to be called: those of the facade and of the rooms."""
+    for home in (ebmguard, *ROOMS):
+        for name in home.__all__:
+            found = getattr(home, name)
+            is_data = inspect.isclass(found) and (
+                issubclass(found, Exception | enum.Enum) or getattr(found, "_is_protocol", False)
+            )
+            if callable(found) and not is_data and found is not Guard:
+                yield name
+
+
+def test_every_public_callable_is_called():
+    assert set(public()) - NOT_CALLED <= set(calls())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", calls())
+def test_wrong_values_end_in_a_typed_error_or_an_answer(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text("{}\n")
+    call, right = calls()[name]
+    right = {key: value for key, value in right.items() if value is not ...}
+    call(**right)
+    untyped = []
+    for argument in inspect.signature(call).parameters:
+        call, right = calls()[name]
+        given = {key: value for key, value in right.items() if value is not ...}
+        for value in VALUES:
+            if argument in CALLED_BACK and callable(value):
+                continue
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    call(**{**given, argument: value})
+            except (EbmguardError, OSError):  # OSError: what a path leads to
+                pass
+            except Exception as error:  # noqa: BLE001 - that there is none is the claim
+                untyped.append(f"{argument}={value!r}: {type(error).__name__}: {error}"[:300])
+    assert not untyped, "\n".join(untyped)
+
+
+def owners() -> dict[str, Any]:
+    """What has a state to load."""
+    torch.manual_seed(0)
+    net = Energy()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    known: dict[str, Any] = {"step_size": 0.1, "noise_std": 0.1, "steer": steering.SteerBeta()}
+    g = guard(None, climb, beta_star=0.5, optimizer=optimizer, **known)
+    for _ in range(3):
+        x = g.sampler(net, torch.randn(30, 2))
+        g.loss_fn(net(torch.randn(30, 2)), net(x)).backward()
+        optimizer.step()
+    rng = torch.Generator()
+    return {
+        "guard": g,
+        "buffer": samplers.ReplayBuffer(8, (2,), reinit_rate=0.1, generator=rng),
+        "steps": steering.AdaptiveSteps().start(5),
+        "beta": steering.SteerBeta().start(0.5),
+    }
+
+
+def damaged(state: Any) -> Iterator[Any]:
+    """The state without one of its parts, or with another value there."""
+    for value in (None, "x", [], [None], object(), ...):
+        for place in list(state) if isinstance(state, dict) else range(len(state)):
+            changed = copy.copy(state)
+            if value is not ...:
+                changed[place] = value
+            else:
+                del changed[place]
+            yield changed
+    for place, part in state.items() if isinstance(state, dict) else enumerate(state):
+        if isinstance(part, dict | list):
+            for other in damaged(part):
+                changed = copy.copy(state)
+                changed[place] = other
+                yield changed
+
+
+@pytest.mark.parametrize("name", ["guard", "buffer", "steps", "beta"])
+def test_a_damaged_state_is_refused_and_changes_nothing(name):
+    owner = owners()[name]
+    state = copy.deepcopy(owner.state_dict())
+    for wrong in (None, 3, "x", [], {}, *damaged(state)):
+        try:
+            owner.load_state_dict(wrong)
+        except ConfigError:
+            assert repr(owner.state_dict()) == repr(state)
+        else:
+            owner.load_state_dict(state)
