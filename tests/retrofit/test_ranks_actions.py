@@ -80,8 +80,8 @@ def test_all_change_the_same_and_draw_numbers_of_their_own(ranks):
     for _, found in of_kind(ranks, "climbs"):
         check_all_were_told_the_same(found)
         first, second = found[0]["rollbacks"]
-        assert first["changes"] == {"lr": [0.01, pytest.approx(0.01 / 3)]}
-        assert second["changes"] == {"lr": [pytest.approx(0.01 / 3), pytest.approx(0.01 / 9)]}
+        assert first["changes"] == {"lr": [0.01, pytest.approx(0.01 / 10)]}
+        assert second["changes"] == {"lr": [pytest.approx(0.01 / 10), pytest.approx(0.01 / 100)]}
         assert (first["relapse"], second["relapse"]) == (False, True)
         assert [rank["beta_star"] for rank in found] == [0.7] * len(found)
         # The first rank's row alone, counted for all.
