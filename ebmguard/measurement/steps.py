@@ -80,6 +80,8 @@ def solve(
         return Step(why="values that are not finite", **known)
     if not bool(moves.any()):
         return Step(why="nothing moved", **known)
+    if not bool(free.any()):
+        return Step(why="too few entries are free", **known)
     noises, stds = _noises(pick, draws, x, dx, g, free)
     # The rounding of x + a g + s n.
     eps = torch.finfo(x.dtype).eps
@@ -161,7 +163,12 @@ def _noises(
                 found.append((column, std))
     rest, by = dx[free], g[free]
     rest = rest - by * (by @ rest) / (by @ by).clamp(min=1e-300)
-    found.sort(key=lambda one: -abs(float(one[0][free] @ rest) / float(one[0][free].norm())))
+
+    def likeness(one: tuple[Tensor, float]) -> float:
+        column = one[0][free]
+        return abs(float(column @ rest)) / max(float(column.norm()), 1e-300)
+
+    found.sort(key=likeness, reverse=True)
     return [n for n, _ in found[:_MOST_DRAWS]], [std for _, std in found[:_MOST_DRAWS]]
 
 
