@@ -117,7 +117,7 @@ def test_rates_that_differ_are_said_so() -> None:
     run.scheduler.base_lrs.append(1e-3)
     (found,) = changes_of(run, 20)
     assert found == {"largest_lr": (0.009, 0.0009)}
-    assert "largest learning rate 0.009 -> 0.003" in run.guard.rollbacks[0].message
+    assert "largest learning rate 0.009 -> 0.0009" in run.guard.rollbacks[0].message
 
 
 def test_what_was_tried_goes_through_a_checkpoint() -> None:
