@@ -8,6 +8,7 @@ callers expect (``ValueError``, ``TypeError``); errors about the run derive from
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -135,10 +136,9 @@ def typed(called: T) -> T:
             expected.update({"return": None} | get_type_hints(function))
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
             if name in expected and not _is(expected[name], value):
-                words = function.__annotations__[name]
-                wanted = words if isinstance(words, str) else inspect.formatannotation(words)
                 raise ConfigError(
-                    f"{called.__qualname__}: {name}= is {_words(value)}; expected {wanted}."
+                    f"{called.__qualname__}: {name}= is {_words(value)}; expected "
+                    f"{_wanted(expected[name])}."
                 )
         return function(*args, **kwargs)
 
@@ -184,6 +184,17 @@ def _is(kind: Any, value: Any) -> bool:
     if kind is tuple and inner[-1:] != (...,):
         return not inner or (len(value) == len(inner) and all(map(_is, inner, value)))
     return not inner or all(map(partial(_is, inner[0]), value))
+
+
+def _wanted(kind: Any) -> str:
+    """What an annotation asks for, in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_wanted, inner))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    known = {float: "a number", int: "a whole number", NoneType: "None", str: "a text"}
+    return known.get(kind) or re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
 
 
 def _words(value: object) -> str:

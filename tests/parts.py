@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from ebmguard import Alert, Level
 from ebmguard.alerts import DEFAULT_RULES
 
+PATIENCE = 3600.0
+"""Seconds after which a process hangs: on a busy machine everything may take minutes."""
+
 CLASSES, BATCH, CHAINS, SHAPE = 3, 6, 30, (2, 6, 6)
 
 # -- energies -----------------------------------------------------------------------------------
