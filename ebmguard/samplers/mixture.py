@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, SamplerError, typed
+from ..errors import ConfigError, SamplerError
 
 __all__ = ["Mixture"]
 
 
-@typed
 class Mixture:
     """A sampler that asks several samplers, and puts their samples side by side.
 
