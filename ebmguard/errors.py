@@ -181,9 +181,10 @@ def _is(kind: Any, value: Any) -> bool:
         return True
     if isinstance(value, str | bytes):
         return False
+    items = cast("Sequence[Any]", value)
     if kind is tuple and inner[-1:] != (...,):
-        return not inner or (len(value) == len(inner) and all(map(_is, inner, value)))
-    return not inner or all(map(partial(_is, inner[0]), value))
+        return not inner or (len(items) == len(inner) and all(map(_is, inner, items)))
+    return not inner or all(map(partial(_is, inner[0]), items))
 
 
 def _wanted(kind: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError
 from . import _kinds
 
 __all__ = ["FaultInjector", "Injected"]
@@ -34,7 +34,6 @@ class Injected:
     what: str
 
 
-@typed
 class FaultInjector:
     """Arms faults on a training loop, and lets each happen once, at its step.
 
@@ -75,7 +74,6 @@ class FaultInjector:
         """Names of the faults that have not happened, oldest first."""
         return [fault.name for fault in self._faults if not fault.has_acted]
 
-    @typed
     def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
         """The sampler with room for faults: same arguments, same results.
 
@@ -142,13 +140,11 @@ class FaultInjector:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    @typed
     def nan_sample(self, at: int, *, row: int = 0) -> None:
         """An entry of sample ``row`` is NaN, in the result of one sampler call."""
         self._check(at, row=row)
         self._faults.append(_kinds.NanSample(at, row))
 
-    @typed
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
         """The sampler hangs: what it returned at the step comes again in ``steps`` calls after it.
 
@@ -158,7 +154,6 @@ class FaultInjector:
         self._check(at, steps=steps)
         self._faults.append(_kinds.FrozenSampler(at, steps))
 
-    @typed
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
         """The outputs of the energy module, and their gradients, are multiplied in one step.
 
@@ -179,7 +174,6 @@ class FaultInjector:
         self._undo.append(model.register_forward_hook(after).remove)
         self._faults.append(fault)
 
-    @typed
     def corrupt_buffer(
         self, at: int, buffer: Any, *, row: int = 0, value: float = math.nan
     ) -> None:
@@ -200,7 +194,6 @@ class FaultInjector:
             )
         self._faults.append(_kinds.CorruptBuffer(at, buffer, row, value))
 
-    @typed
     def exploding_lr(
         self, at: int, optimizer: Optimizer, *, factor: float = 1e3, steps: int = 1
     ) -> None:

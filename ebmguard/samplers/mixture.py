@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, SamplerError
+from ..errors import ConfigError, SamplerError, typed
 
 __all__ = ["Mixture"]
 
 
+@typed
 class Mixture:
     """A sampler that asks several samplers, and puts their samples side by side.
 

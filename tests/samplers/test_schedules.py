@@ -61,7 +61,7 @@ class Elsewhere(torch.Generator):
         (lambda: random_steps(-1, 3, torch.Generator()), "low is -1 and high is 3"),
         (lambda: random_steps(4, 3, torch.Generator()), "low is 4 and high is 3"),
         # One that would have to be waited for.
-        (lambda: random_steps(1, 2, Elsewhere()), "generator is on cuda:0"),  # type: ignore[arg-type]
+        (lambda: random_steps(1, 2, Elsewhere()), "generator is on cuda:0"),
     ],
 )
 def test_refuses(call, message):
