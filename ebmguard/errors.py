@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -159,10 +160,9 @@ def typed(called: T) -> T:
             expected.update({"return": None} | get_type_hints(function))
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
             if name in expected and not _is(expected[name], value):
-                words = function.__annotations__[name]
-                wanted = words if isinstance(words, str) else inspect.formatannotation(words)
                 raise ConfigError(
-                    f"{called.__qualname__}: {name}= is {_words(value)}; expected {wanted}."
+                    f"{called.__qualname__}: {name}= is {_words(value)}; expected "
+                    f"{_wanted(expected[name])}."
                 )
         return function(*args, **kwargs)
 
@@ -205,10 +205,21 @@ def _is(kind: Any, value: Any) -> bool:
         return True
     if isinstance(value, str | bytes):
         return False
-    items: Any = value
+    items = cast("Sequence[Any]", value)
     if kind is tuple and inner[-1:] != (...,):
         return not inner or (len(items) == len(inner) and all(map(_is, inner, items)))
     return not inner or all(map(partial(_is, inner[0]), items))
+
+
+def _wanted(kind: Any) -> str:
+    """What an annotation asks for, in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_wanted, inner))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, inner))}"
+    known = {float: "a number", int: "a whole number", NoneType: "None", str: "a text"}
+    return known.get(kind) or re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
 
 
 def _words(value: object) -> str:

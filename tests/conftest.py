@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +16,14 @@ hypothesis.settings.load_profile("ci")
 
 # One thread per test process where nothing else is asked for: pytest-xdist fills the cores.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+# A shell ignores these for what it starts in the background, and so would all that tests start.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @pytest.fixture(autouse=True)

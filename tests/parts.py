@@ -13,6 +13,9 @@ from ebmguard import Alert, Level
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.energies import Groups
 
+PATIENCE = 3600.0
+"""Seconds after which a process hangs: on a busy machine everything may take minutes."""
+
 CLASSES, BATCH, CHAINS, SHAPE = 3, 6, 30, (2, 6, 6)
 
 # -- energies -----------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from tests.parts import PATIENCE
+
 if TYPE_CHECKING:
     import pytest
 
@@ -25,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
     """Start ``python -m MODULE RANK FOLDER WORLD`` for every rank.
 
-    Ranks that wait for each other for ever are an error after five minutes.
+    Ranks that wait for each other for ever are an error in the end.
 
     Returns:
         what each saved as FOLDER/RANK.pt.
@@ -41,10 +43,12 @@ def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
         for rank in range(world)
     ]
     try:
-        output = [process.communicate(timeout=300)[0] for process in processes]
+        output = [process.communicate(timeout=PATIENCE)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+            with process:  # which closes its pipe
+                pass
     assert not any(process.returncode for process in processes), "\n".join(output)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 

@@ -13,6 +13,7 @@ import pytest
 from ebmguard import errors
 from ebmguard.alerts import Alert, Level
 from ebmguard.errors import BudgetSpentError, DivergenceError, EbmguardError
+from tests.parts import PATIENCE
 
 ALERT = Alert("energy_blowup", Level.ERROR, 7, "energy_gap", 9.0, 0.5, 64, ("a", "b"), member=2)
 
@@ -58,7 +59,7 @@ def test_it_comes_out_of_a_process_pool():
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
         for cls in (errors.EnergyBlowupError, BudgetSpentError, errors.ConfigError):
             with pytest.raises(cls) as caught:
-                pool.submit(fail, cls).result(timeout=120)
+                pool.submit(fail, cls).result(timeout=PATIENCE)
             expected = an_error(cls)
             assert (str(caught.value), vars(caught.value)) == (str(expected), vars(expected))
 

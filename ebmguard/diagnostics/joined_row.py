@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import Groups, LogQ, of_tensors
+from ..energies import Groups, LogQ
 from ..objective.joined import join
 from ..ranks import gathered
 from ..tags import TAGS, Join
@@ -26,7 +26,6 @@ from .weights import Shares, log_weights, named, weight_diagnostics_at
 __all__ = ["diagnostics_of_ranks"]
 
 
-@of_tensors
 def diagnostics_of_ranks(
     f_pos: Tensor,
     f_neg: Tensor,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError
 
 __all__ = ["FaultInjector", "Injected"]
 
@@ -53,7 +53,6 @@ class _Fault:
     has_acted: bool = False
 
 
-@typed
 class FaultInjector:
     """Arms faults on a training loop, and lets each happen once, at its step.
 
@@ -94,7 +93,6 @@ class FaultInjector:
         """Names of the faults that have not happened, oldest first."""
         return [fault.name for fault in self._faults if not fault.has_acted]
 
-    @typed
     def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
         """The sampler with room for faults: same arguments, same results.
 
@@ -161,7 +159,6 @@ class FaultInjector:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    @typed
     def nan_sample(self, at: int, *, row: int = 0) -> None:
         """An entry of sample ``row`` is NaN, in the result of one sampler call."""
         self._check(at, row=row)
@@ -183,7 +180,6 @@ class FaultInjector:
         fault = _Fault("nan_sample", at, on_result=spoil)
         self._faults.append(fault)
 
-    @typed
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
         """The sampler hangs: what it returned at the step comes again in ``steps`` calls after it.
 
@@ -207,7 +203,6 @@ class FaultInjector:
 
         self._faults.append(_Fault("frozen_sampler", at, on_result=hang))
 
-    @typed
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
         """The outputs of the energy module, and their gradients, are multiplied in one step.
 
@@ -239,7 +234,6 @@ class FaultInjector:
         self._undo.append(model.register_forward_hook(after).remove)
         self._faults.append(fault)
 
-    @typed
     def corrupt_buffer(
         self, at: int, buffer: Any, *, row: int = 0, value: float = math.nan
     ) -> None:
@@ -266,7 +260,6 @@ class FaultInjector:
 
         self._faults.append(_Fault("corrupt_buffer", at, begin=overwrite))
 
-    @typed
     def exploding_lr(
         self, at: int, optimizer: Optimizer, *, factor: float = 1e3, steps: int = 1
     ) -> None:

@@ -19,6 +19,7 @@ from ebmguard.diagnostics import (
     weight_diagnostics_at,
 )
 from ebmguard.objective import joined as joined_batch
+from tests.parts import PATIENCE
 
 Batch = tuple[Tensor, Tensor]
 Row = dict[str, Tensor]
@@ -32,7 +33,7 @@ class Meeting:
     """Stands in for process groups: threads that wait for each other."""
 
     def __init__(self, world: int) -> None:
-        self.barrier = Barrier(world, timeout=30)
+        self.barrier = Barrier(world, timeout=PATIENCE)
         self.slots: list[tuple[Tensor, ...]] = [()] * world
 
     def gathered(self, rank: Any, *tensors: Tensor) -> list[Tensor]:

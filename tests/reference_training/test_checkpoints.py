@@ -23,6 +23,7 @@ from ebmguard.reference_training import checkpoints as checkpoints_module
 from ebmguard.reference_training.checkpoints import Checkpoints, load_all_ranks
 from ebmguard.reference_training.ranks import Ranks
 from tests.full_disk import small_disk
+from tests.parts import PATIENCE
 from tests.reference_training import checkpoints_process
 
 CPU = torch.device("cpu")
@@ -224,7 +225,7 @@ def test_a_kill_while_it_is_written_leaves_one_that_loads(tmp_path):
         [sys.executable, "-m", checkpoints_process.__name__, str(tmp_path), "40"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -252,7 +253,7 @@ def test_parts_of_a_killed_run_do_not_mix_with_those_of_the_resumed_one(tmp_path
 
     class Met(Ranks):  # type: ignore[misc]  # mypy cannot follow the mapped package
         def wait(self):
-            met.wait(30)
+            met.wait(PATIENCE)
 
     first, second = (Checkpoints(tmp_path, Met(rank, 2)) for rank in (0, 1))
 
@@ -270,7 +271,7 @@ def test_parts_of_a_killed_run_do_not_mix_with_those_of_the_resumed_one(tmp_path
 
         def save_durably(file, state):
             if f"rank{rank}of2" in file.name:
-                other.wait(30)
+                other.wait(PATIENCE)
                 met.abort()
                 raise InterruptedError
             written(file, state)

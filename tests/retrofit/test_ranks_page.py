@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts import PATIENCE
 from tests.ranks import ROOT
 
 PAGE = (ROOT / "docs" / "ranks.md").read_text()
@@ -36,7 +37,7 @@ def printed(source: str, file: Path) -> list[float]:
         [*torchrun, "--nproc-per-node", "2", str(file)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

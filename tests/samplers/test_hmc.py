@@ -264,7 +264,7 @@ def test_refuses_energies_that_are_not_one_number_for_each_sample(shape, returne
     ("settings", "message"),
     [
         ({"leapfrog_steps": 0}, "leapfrog_steps is 0"),
-        ({"leapfrog_steps": 1.5}, "leapfrog_steps is 1.5, expected a whole number"),
+        ({"leapfrog_steps": 1.5}, "leapfrog_steps= is 1.5; expected a whole number"),
         ({"noise_std": 0.0}, "noise_std is 0.0"),
     ],
 )

@@ -46,7 +46,7 @@ def test_the_numbers_of_each_shape(arguments, shape, expected):
         assert annealed(*arguments) == pytest.approx(expected)
 
 
-class Elsewhere:
+class Elsewhere(torch.Generator):
     device = torch.device("cuda:0")
 
 
@@ -57,11 +57,11 @@ class Elsewhere:
         (lambda: annealed(1.0, math.inf, 3, shape="linear"), "last is inf"),
         (lambda: annealed(1.0, 0.0, 3), "geometric shape is for numbers above 0"),
         (lambda: annealed(-1.0, -2.0, 3), "geometric shape"),
-        (lambda: annealed(1.0, 0.1, 3, shape="step"), "'step'; expected one of linear, geom"),  # type: ignore[arg-type]
+        (lambda: annealed(1.0, 0.1, 3, shape="step"), "'step'; expected one of 'linear', 'geom"),  # type: ignore[arg-type]
         (lambda: random_steps(-1, 3, torch.Generator()), "low is -1 and high is 3"),
         (lambda: random_steps(4, 3, torch.Generator()), "low is 4 and high is 3"),
         # One that would have to be waited for.
-        (lambda: random_steps(1, 2, Elsewhere()), "generator is on cuda:0"),  # type: ignore[arg-type]
+        (lambda: random_steps(1, 2, Elsewhere()), "generator is on cuda:0"),
     ],
 )
 def test_refuses(call, message):

@@ -44,7 +44,10 @@ def test_step_without_noise_draws_nothing_and_says_where_the_energy_is_lost():
         ({"step_size": [0.1, -0.1]}, "step_size is -0.1"),
         ({"noise_std": [0.1]}, "noise_std has 1 entries for 2 steps"),
         ({"step_size": (0.1, 0.1, 0.1)}, "step_size has 3 entries for 2 steps"),
-        ({"step_size": torch.full((2,), 0.1)}, r"of a tensor or an array, its tolist\(\)"),
+        (
+            {"step_size": torch.full((2,), 0.1)},
+            "is a Tensor; expected a number or Seq",
+        ),
         ({"clamp": (1.0, -1.0)}, "low < high"),
         ({"grad_clip": 0.0}, "grad_clip is 0.0"),
         ({"grad_clip": float("inf")}, "grad_clip is inf"),

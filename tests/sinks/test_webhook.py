@@ -17,9 +17,10 @@ import pytest
 
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import WebhookSink, webhook
+from tests.parts import PATIENCE
 from tests.sinks.parts import ALERT, RECOVERY
 
-LONG = 60.0  # seconds; only a test that fails waits for so long
+LONG = PATIENCE
 
 
 class Server(http.server.ThreadingHTTPServer):

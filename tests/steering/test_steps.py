@@ -173,7 +173,7 @@ def test_a_plant_whose_grad_scale_follows_the_steps_settles(need):
     [
         ({"most": 12}, "power of two"),
         ({"most": 0}, "most=0"),
-        ({"rise_after": 1.5}, "rise_after=1.5"),
+        ({"rise_after": 1.5}, "rise_after= is 1.5; expected a whole number"),
         ({"floor": 0.9, "clear": 0.8}, "0 < floor <= clear < 1"),
         ({"floor": math.nan}, "floor=nan"),
         ({"fall_after": 100, "longest": 50}, "longest=50"),

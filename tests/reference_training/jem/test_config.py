@@ -184,14 +184,14 @@ def test_a_run_folder_cannot_name_code_that_resuming_runs(spec, tmp_path, monkey
     (tmp_path / "foreign_features.py").write_text("from torch.nn import Identity as make")
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         torch.jit.script(torch.nn.Identity()).save("features.pt")
-    opened = []
+    opened: list[str] = []
     load = torch.jit.load
 
-    def opening(*args, **kwargs):
-        opened.append(args)
-        return load(*args, **kwargs)
+    def noted(file, **options):
+        opened.append(file)
+        return load(file, **options)
 
-    monkeypatch.setattr(torch.jit, "load", opening)
+    monkeypatch.setattr(torch.jit, "load", noted)
     stored = at(features=spec, quality_samples=8).to_json()
     with pytest.raises(ConfigError, match=f"--features {spec} if you trust them"):
         at(resume=True).resumed(stored).check()

@@ -19,6 +19,7 @@ from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.reference_training.ranks import Ranks
 from ebmguard.sinks import read_jsonl
+from tests.parts import PATIENCE
 from tests.ranks import ranks_of
 from tests.reference_training.jem import ranks_train_process
 from tests.reference_training.jem.parts import (
@@ -217,14 +218,14 @@ def test_a_run_that_loses_a_rank_ends_and_resumes_to_the_same_bits(tmp_path):
 
     first, second = start(config_for(cut, iterations=100_000, **RUN))
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE
         while len(list((cut / "checkpoints").glob("step-*.pt"))) < 2:
             assert first.poll() is second.poll() is None, log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(0.3)
         second.kill()
-        assert first.wait(120) not in (0, None)  # it does not wait for ever
+        assert first.wait(PATIENCE) not in (0, None)  # it does not wait for ever
     finally:
         first.kill()
         second.kill()
@@ -234,7 +235,7 @@ def test_a_run_that_loses_a_rank_ends_and_resumes_to_the_same_bits(tmp_path):
     done = Checkpoints(cut / "checkpoints", Ranks(0, WORLD)).steps()[-1]
     longer = {**RUN, "iterations": done + 5}
     for config in (config_for(cut, resume=True, **longer), config_for(whole, **longer)):
-        assert [process.wait(300) for process in start(config)] == [0, 0], log.read_text()
+        assert [process.wait(PATIENCE) for process in start(config)] == [0, 0], log.read_text()
     for rank in range(WORLD):
         assert_same_run(whole, cut, f".rank{rank}of2")
     assert steps_of(cut, "metrics.jsonl") == list(range(done + 5))

@@ -16,6 +16,7 @@ import pytest
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
 from ebmguard.sinks import read_jsonl
+from tests.parts import PATIENCE
 from tests.reference_training.jem.parts import (
     assert_same_run,
     config_for,
@@ -53,7 +54,7 @@ def finished(config: JemConfig, log: Path) -> float:
     """Run to the end; the seconds that it took."""
     began = time.monotonic()
     process = start(config, log)
-    assert process.wait(600) == 0, log.read_text()
+    assert process.wait(PATIENCE) == 0, log.read_text()
     return time.monotonic() - began
 
 
@@ -90,7 +91,7 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path, data
     config = config_for(cut, iterations=100_000, **settings)
     process = start(config, log)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while not list((cut / "checkpoints").glob("step-*.pt")):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline

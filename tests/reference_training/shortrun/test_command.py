@@ -15,6 +15,7 @@ import pytest
 from ebmguard.cli import main
 from ebmguard.reference_training.shortrun import train as train_module
 from ebmguard.reference_training.shortrun.command import summary
+from tests.parts import PATIENCE
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.runs import Silent, newest
 
@@ -73,7 +74,7 @@ def test_a_process_of_its_own(tmp_path):
         [sys.executable, "-m", "ebmguard", *words(tmp_path / "run", beta_star=0.0)],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training import interrupt
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.sinks import read_jsonl
+from tests.parts import PATIENCE
 from tests.reference_training.jem.parts import results_of, steps_of
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.runs import Silent, assert_same_run, go, newest, saved
@@ -164,7 +165,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + PATIENCE
         while not list((cut / "checkpoints").glob("step-*.pt")):
             assert child.poll() is None
             assert time.monotonic() < deadline

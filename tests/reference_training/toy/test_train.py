@@ -24,6 +24,7 @@ from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.record import Record
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
+from tests.parts import PATIENCE
 from tests.reference_training.toy.parts import (
     Silent,
     config_for,
@@ -251,7 +252,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
         stderr=subprocess.DEVNULL,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not list((cut / "checkpoints").glob("step-*.pt")):
             assert child.poll() is None
             assert time.monotonic() < deadline

@@ -54,7 +54,7 @@ def main():
         sys.exit(3)
     if does == "refuse":
         sys.exit(2)
-    ends = time.monotonic() + 300  # in any case, should its test have failed
+    ends = time.monotonic() + 3600  # in any case, should its test have failed
     while does in ("wait", "stubborn") and not (grid / "release").exists():
         if INTERRUPTS and does == "wait":
             time.sleep(0.3)  # a second signal would arrive while the checkpoint is written

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.parts import PATIENCE
+
 FAKE = Path(__file__).with_name("fake_trainer.py")
 TRAINER = (sys.executable, "-I", "-S", str(FAKE))
 SWEEP = f"""
@@ -23,7 +25,6 @@ sweep.page = lambda runs: "table"
 if __name__ == "__main__":
     sys.exit(command.run(tyro.cli(SweepConfig)))
 """
-PATIENCE = 120.0
 
 
 def plan(grid: Path, **does: str) -> None:

@@ -18,8 +18,8 @@ from ebmguard.reference_training.jem.sweep import attempt, command, sweep
 from ebmguard.reference_training.jem.sweep.config import SweepConfig
 from ebmguard.reference_training.jem.table import command as table_command
 from ebmguard.reference_training.jem.table.config import TableConfig
+from tests.parts import PATIENCE
 from tests.reference_training.jem.sweep.parts import (
-    PATIENCE,
     TRAINER,
     calls,
     names,
