@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,10 @@ def test_a_loop_is_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "options", "loop"), OF_CODEBASES)
-def test_a_codebase_is_what_it_is(name: str, options: Mapping[str, Any], loop: Loop) -> None:
+def test_a_codebase_is_what_it_is(
+    name: str, options: Mapping[str, Any], loop: Loop, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)  # trainers log there
     found, run = measure_codebase(name, options)
     assert agrees(loop, found), found
     assert not any(alert.rule == "output_scale" for g in run.guards for alert in g.alerts)
