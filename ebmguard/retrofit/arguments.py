@@ -177,7 +177,7 @@ def guard(
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
     if sampler is not None:
         check_sampler(sampler, methods)
-    if output_scale == "measure" and sampler is None:
+    if isinstance(output_scale, str) and sampler is None:
         raise ConfigError(
             'output_scale="measure" measures the sampler that guard() is given, and there is none. '
             "Pass it, or the number: 2 * step_size / noise_std**2."

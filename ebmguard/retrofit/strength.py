@@ -94,7 +94,7 @@ class Strength:
                 "exponent on raw outputs (0.5 to 4 for JEM); beta = beta_star / output_scale."
             )
         ((name, value),) = given.items()
-        is_measured = output_scale == "measure"
+        is_measured = isinstance(output_scale, str) and output_scale == "measure"
         scale = None if is_measured else _output_scale(output_scale, step_size, noise_std)
         if name == "beta" and scale is None:
             raise ConfigError(

@@ -70,11 +70,6 @@ class WebhookSink:
         timeout: float = 10.0,
     ) -> None:
         self._host = _host(url)
-        if min_level not in LEVEL_NUMBERS:
-            raise ConfigError(
-                f"min_level= is {min_level!r}, but expected one of {', '.join(LEVEL_NUMBERS)}. "
-                'Pass min_level="WARN" for warnings and errors.'
-            )
         if not timeout > 0:
             raise ConfigError(f"timeout={timeout!r}; expected seconds above 0, such as 10.")
         self.min_level = min_level
