@@ -355,7 +355,7 @@ class Guard(Loop):
             ConfigError: not the state of a guard of this version, or damaged. The guard is then as
                 it was.
         """
-        before = self._own_state()
+        before = self.state_dict()
         try:
             self._load(state)
         except ConfigError:
