@@ -137,6 +137,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "WebhookSink": (sinks.WebhookSink, {"url": "http://localhost/"}),
         "as_sink": (sinks.as_sink, {"obj": sinks_logger()}),
         "open_log_dir": (sinks.open_log_dir, {"path": "runs"}),
+        "lock_folder": (sinks.lock_folder, {"folder": Path("runs")}),
         "read_jsonl": (sinks.read_jsonl, {"path": "rows.jsonl"}),
         "FaultInjector": (faults.FaultInjector, {}),
         "FaultInjector.sampler": (injector.sampler, {"sampler": f}),

@@ -225,7 +225,7 @@ MISUSES: list[tuple[Any, ...]] = [
     (
         "methods as a string",
         lambda w: w.guard(None, Chains(w.f), methods="sample_new"),
-        r"expected a sequence of names, e.g. \('sample_new',\)",
+        "methods= is a str; expected a list of methods",
     ),
     (
         "methods of a function",
