@@ -97,6 +97,9 @@ class CsvLogger:
     def flush(self) -> None:
         self.file.flush()
 
+    def close(self) -> None:
+        self.file.close()
+
 
 class Training:
     """A guarded loop with everything attached, whose guard writes to ``run`` and to the sinks."""
@@ -208,6 +211,7 @@ def main() -> None:
         alerts = [alert.rule for alert in training.guard.alerts]
         training.guard.close()
         webhook.wait(10.0)
+        logger.close()
         wall, cpu = time.perf_counter() - start, time.process_time() - cpu
         print(f"\n{wall:.0f} s, {cpu:.0f} s of CPU; {len(alerts)} alerts, of them ", end="")
         print(f"{alerts.count('every_now')} on purpose; {_Taken.count} posted; ", end="")

@@ -26,5 +26,6 @@ def test_a_long_run_writes_to_every_sink(tmp_path):
     for _ in range(5):
         training.step()
     training.guard.close()
+    logger.close()
     sizes = long_run.sizes(tmp_path)
     assert min(sizes[name] for name in ("metrics.jsonl", "event files", "scalars.csv")) > 0

@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ..errors import ConfigError
+from ..errors import ConfigError, typed
 
 __all__ = ["LOCK", "FolderLock", "lock_folder", "unwritable", "without_links"]
 
@@ -55,6 +55,7 @@ class FolderLock:
                 os.write(descriptor, _whoami())
 
 
+@typed
 def lock_folder(folder: Path) -> FolderLock:
     """Let no other process lock this folder, which is made if missing.
 

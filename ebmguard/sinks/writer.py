@@ -58,7 +58,12 @@ class PatientSink:
         self._pass_on(partial(self.sink.write_recovery, record), is_row=False)
 
     def flush(self) -> None:
-        """Flush the sink, and pass on what has been kept."""
+        """Flush the sink, and pass on what has been kept.
+
+        One that has all is left alone: after the guard's ``close`` its owner may have closed it.
+        """
+        if not self._unflushed and not self._kept:
+            return
         try:
             self.sink.flush()
             self._unflushed = 0

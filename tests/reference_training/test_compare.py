@@ -20,6 +20,7 @@ def write_run(path: Path, *, beta_star: float, diverged_at: int | None) -> Path:
     rows = [
         {
             "step": step,
+            "beta_star": beta_star,
             "energy_gap": "NaN" if gone and step > 35 else (1e6 if gone else 0.1),
             "grad_scale": 0.98,
             "ref/grad_scale": 0.0 if gone else 0.97,

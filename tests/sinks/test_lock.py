@@ -64,10 +64,8 @@ FORKS = """
     from pathlib import Path
     from ebmguard.sinks import lock_folder
     held = lock_folder(Path(sys.argv[1]))
-    child = os.fork()
-    if child == 0:
-        time.sleep(600)
-    print(child, flush=True)
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # it has let go of the lock by now
     time.sleep(600)
 """
 
