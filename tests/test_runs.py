@@ -170,7 +170,7 @@ def test_folders_of_all_three_trainers(tmp_path):
         subprocess.run([*command, *options.split()], cwd=tmp_path, check=True)
     found = load(tmp_path / "*")
     by_run = found.rows.groupby(level="run").size().tolist()
-    assert by_run == found.runs.steps.astype(int).tolist() == [40, 10, 60]
+    assert by_run == found.runs.iterations.tolist() == [40, 10, 60]
     assert found.evaluations.loc[str(tmp_path / "jem")].index.tolist() == [0, 20, 40]
     toys = found.evaluations.loc[str(tmp_path / "toy")]
     assert sorted(toys.member.unique()) == [0, 1]
