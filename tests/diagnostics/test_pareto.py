@@ -44,6 +44,30 @@ def test_agrees_with_arviz_stats(name: str, n: int) -> None:
         )
 
 
+# What arviz 0.23.4 has for the weights below: ``arviz.stats.psislw(log_weights)[1]``.
+CLASSIC = {
+    24: 0.5838813971409598,
+    25: 0.5838813971409598,
+    64: 0.6175872595386727,
+    128: 0.5698454382399727,
+    225: 0.6911917414306507,
+    226: 0.69653988415158,
+    1000: 0.7732654467491328,
+    1024: 0.7718007559029667,
+}
+
+
+@pytest.mark.parametrize("n", CLASSIC)
+def test_differs_from_arviz_before_1_by_the_rounding_of_the_tail_alone(n: int) -> None:
+    weights = (1 - np.modf(np.arange(1, n + 1) * 0.6180339887498949)[0]) ** -0.8
+    share = min(n / 5, 3 * math.sqrt(n))
+    upper = np.sort(weights)[-math.ceil(share) - 1 :]
+    rounded_up = array_stats._gpdfit(upper[1:] - upper[0])[0]
+    assert rounded_up == pytest.approx(CLASSIC[n], rel=1e-9)
+    found = float(pareto_k(torch.from_numpy(np.log(weights))))
+    assert (found == pytest.approx(CLASSIC[n], rel=1e-9)) == share.is_integer()
+
+
 @pytest.mark.parametrize("k", [-0.3, 0.0, 0.3, 0.7, 1.0, 1.5])
 def test_recovers_the_shape_of_a_generalised_pareto_tail(k: float) -> None:
     generator = torch.Generator().manual_seed(1)
