@@ -1,4 +1,7 @@
-"""The default loss is a softmax classification: which of 1 + M samples is the real one (App. C)."""
+"""The default loss is a softmax classification: which of 1 + M samples is the real one (App. C).
+
+And it is a bound of the loss without that one (App. D).
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,16 @@ def test_one_negative_is_logistic_regression_on_the_difference():
     pos, neg = energies(6, 1)
     logistic = F.binary_cross_entropy_with_logits(2.0 * (pos - neg), torch.ones(6).double()) / 2.0
     torch.testing.assert_close(contrastive_loss(pos, neg, 2.0), logistic, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 1), (6, 4), (3, 16)], ids=str)
+@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0, 6.0])
+def test_the_default_is_a_bound_of_no_pos(beta, sizes):
+    """Eq. 28: log sigmoid is concave, so that Eq. 8 is never above it of Eq. 7's objective."""
+    pos, neg = energies(*sizes)
+    without = contrastive_loss(pos, neg, beta, variant="no_pos")
+    bound = F.softplus(beta * without) / beta
+    loss = contrastive_loss(pos, neg, beta)
+    assert (loss > bound) if len(pos) > 1 else (loss >= bound - 1e-12)
+    alike = pos.mean().expand_as(pos)
+    torch.testing.assert_close(contrastive_loss(alike, neg, beta), bound, rtol=1e-12, atol=1e-15)

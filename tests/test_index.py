@@ -1,0 +1,163 @@
+"""The index of claims: every row has a verdict and a command that is there; none is left out."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import tyro
+
+from ebmguard import cli
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results" / "index.md"
+HEAD = ["claim", "command", "ours", "theirs", "verdict", "seeds"]
+VERDICT = re.compile(r"\*\*(holds|holds in part|not seen|not run)\*\*")
+COMMAND = re.compile(r"`([^`]+)`")
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    """The rows of all tables, as cells by the column's name."""
+    found, names = [], []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            names = []
+            continue
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not names:
+            names = cells
+        elif set(line) - set("|-: "):
+            assert len(cells) == len(names), line
+            found.append(dict(zip(names, cells, strict=True)))
+    return found
+
+
+TEXT = PAGE.read_text(encoding="utf-8")
+ROWS = rows(TEXT)
+COMMANDS = sorted({row["command"].strip("`") for row in ROWS})
+
+
+def problem(row: dict[str, str]) -> str:
+    """What is wrong with a row; empty where nothing is."""
+    if list(row) != HEAD:
+        return "other columns"
+    verdict = VERDICT.match(row["verdict"])
+    if not row["claim"] or not row["theirs"] or not COMMAND.fullmatch(row["command"]):
+        return "a claim, a command or the paper's side is missing"
+    if not verdict:
+        return "no verdict"
+    if verdict[1] == "not run":
+        after = row["verdict"][verdict.end() :]
+        return "" if re.match(r"(:| with) \w", after) else "does not say why it was not run"
+    return "" if row["ours"] and row["seeds"] else "a verdict without a number or its seeds"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["claim"][:50])
+def test_a_row_is_whole(row):
+    assert not problem(row)
+
+
+GOOD = dict(zip(HEAD, ["Figure 2", "`ebmguard figure 2`", "4", "5", "**holds**", "3"], strict=True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"verdict": ""},
+        {"verdict": "holds"},
+        {"verdict": "**not run**"},
+        {"command": ""},
+        {"ours": ""},
+        {"seeds": ""},
+    ],
+    ids=str,
+)
+def test_a_row_that_lacks_something_is_seen(change):
+    assert not problem(GOOD)
+    assert problem(GOOD | change)
+
+
+def is_a_command(words: list[str]) -> bool:
+    """Whether `ebmguard` takes them: parsed in full, and nothing run."""
+    found, taken = cli.find(words)
+    if len(found) != 1 or taken < len(found[0]):
+        return False
+    taken -= cli.ALTERNATIVES in found[0][-1]
+    try:
+        tyro.cli(cli.load(cli.COMMANDS[found[0]].config), args=words[taken:])
+    except SystemExit:
+        return False
+    return True
+
+
+def is_a_module(words: list[str]) -> bool:
+    """Whether `python -m` finds it, it can be imported, and its source names the options."""
+    spec = importlib.util.find_spec(words[0])
+    if spec is not None and spec.submodule_search_locations:
+        spec = importlib.util.find_spec(f"{words[0]}.__main__")
+    if spec is None or spec.origin is None:
+        return False
+    importlib.import_module(spec.name)
+    source = Path(spec.origin).read_text(encoding="utf-8")
+    return all(f'"{word}"' in source for word in words[1:] if word.startswith("-"))
+
+
+def is_a_test(words: list[str]) -> bool:
+    path, _, name = words[0].partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return not name or name in functions
+
+
+def parses(command: str) -> bool:
+    """Whether the words name something that is there, with options that it takes."""
+    for start, check in (
+        ("ebmguard ", is_a_command),
+        ("python -m ", is_a_module),
+        ("pytest ", is_a_test),
+    ):
+        if command.startswith(start):
+            return check(shlex.split(command.removeprefix(start)))
+    return False
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_there(command):
+    assert parses(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ebmguard fly",
+        "ebmguard figure 99",
+        "ebmguard figure 2 --speed 3",
+        "ebmguard train toy --scenario moon",
+        "python -m benchmarks.no_such",
+        "python -m benchmarks.digits --speed",
+        "pytest tests/test_index.py::test_no_such",
+        "make it so",
+    ],
+)
+def test_a_command_that_is_not_there_is_seen(command):
+    assert not parses(command)
+
+
+def test_nothing_of_the_paper_and_the_response_is_left_out():
+    claims = "\n".join(row["claim"] for row in ROWS)
+    named = {f"Figure {i}" for i in range(1, 26)}
+    named |= {f"Appendix {letter}" for letter in "ABCDEFGHIJKM"}  # L is Figures 12 to 15
+    named |= {"Table 1", "Algorithm 1", *(f"Table 2, line {i}" for i in range(1, 8))}
+    named |= {f"Reviewer {who}, Q{i}" for who in (2, 3, 4) for i in (1, 2, 3)}
+    missing = [name for name in named if not re.search(rf"{name}\b", claims)]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", ["toys", "shortrun", "training"])
+def test_the_guides_lead_to_it(page):
+    assert "](results/index.md" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
