@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,19 @@ def cells() -> Iterator[Cell]:
         for share in (0.25, 0.5, 1.0):
             changed = dataclasses.replace(shifted, init_mean=2 * share * shifted.init_std)
             yield Cell(f"shift of Figure 6, {data}", f"{share:g} std", changed)
+    figure_9, known = SCENARIOS["circles-degenerate"], SCENARIOS["circles-proposal"]
+    negatives = {"n_neg": known.n_neg}
+    decay = {"lr": known.lr, "lr_end": known.lr_end}
+    yield Cell("Figure 9, circles", "as it is", figure_9)
+    for label, change in (
+        ("100 negatives", negatives),
+        ("output scale 200", {"noise_std": known.noise_std}),
+        ("lr 0.003 to 3e-05", decay),
+        ("negatives and lr", negatives | decay),
+        ("40,000 updates", {"iterations": known.iterations}),
+        ("all four", dataclasses.asdict(known)),
+    ):
+        yield Cell("Figure 9, circles", label, dataclasses.replace(figure_9, **change))
 
 
 def train_cell(cell: Cell, out: Path, threads: int) -> dict[str, Any]:
@@ -100,9 +114,9 @@ def train_cell(cell: Cell, out: Path, threads: int) -> dict[str, Any]:
 
 def line(cell: Cell, results: dict[str, Any]) -> str:
     columns = [f"| {cell.sweep} | {cell.label}"]
-    for metric in ("kl", "kl_sgld"):
+    for metric in ("kl", "kl_sgld", "oracle_r2"):
         for beta in BETAS:
-            same = [float(m[metric]) for m in results["members"] if m["beta"] == beta]
+            same = [float(m.get(metric, math.nan)) for m in results["members"] if m["beta"] == beta]
             columns.append(f"{median(same):.3g}")
     lost = sum(m["diverged_at"] is not None for m in results["members"])
     return " | ".join([*columns, f"{lost} of {len(results['members'])}"]) + " |"
@@ -115,7 +129,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     arguments = parser.parse_args()
     head = ["| sweep | setting", *(f"KL, β = {b}" for b in BETAS)]
-    head += [*(f"KL(SGLD), β = {b}" for b in BETAS), "diverged |"]
+    head += [f"{name}, β = {b}" for name in ("KL(SGLD)", "R² to the optimum") for b in BETAS]
+    head.append("diverged |")
     lines = [" | ".join(head), "|---" * (len(head) - 1) + "|---|"]
     for cell in cells():
         if arguments.only in cell.sweep:

@@ -240,3 +240,18 @@ def test_samples_depend_on_the_seed_and_the_step_alone(monkeypatch):
     training = Draws(together.distribution, together.settings, alone.members, [4], CPU)
     started = evaluator_of("gmm-degenerate", seeds=(4,)).samples(same, 0)
     assert not torch.equal(training.chains(100)[0], started[:, :100])
+
+
+@pytest.mark.parametrize(
+    ("scenario", "flat", "optimum"),
+    [("gmm-degenerate", 1.384, 0.370), ("circles-degenerate", 0.914, 0.660)],
+)
+def test_a_flat_density_and_the_optimum_are_as_far_off_as_the_page_says(scenario, flat, optimum):
+    evaluator = evaluator_of(scenario)
+    points = evaluator.grid.points
+    distribution = DISTRIBUTIONS[evaluator.settings.data]
+    log_q = -points.square().sum(-1) / (2 * evaluator.settings.init_std**2)
+    best = (distribution.log_density(points) - log_q) / 0.5
+    for log_density, expected in ((torch.zeros(len(points)).double(), flat), (best, optimum)):
+        (row,) = evaluator.measure(log_density.reshape(1, -1))
+        assert row["kl"] == pytest.approx(expected, abs=5e-4)
