@@ -12,6 +12,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
 
+from .rules import rules_version, stamp
+
 
 class Cell(Protocol):
     """One cell of a grid."""
@@ -61,7 +63,7 @@ def run_cells(
                 failed.append(f"{cell.name}: exit status {status}, see {log}")
                 print(failed[-1], file=sys.stderr, flush=True)
                 return
-            write_json(root / f"{cell.name}.done", {"commit": commit()})
+            write_json(root / f"{cell.name}.done", {"commit": commit(), "rules": rules_version()})
             print(f"{cell.name}: done", flush=True)
             after()
 
@@ -79,6 +81,11 @@ def is_done(cell: Cell, root: Path) -> bool:
 def commits(root: Path) -> list[str]:
     """Of the cells that are done."""
     return sorted({read_json(file)["commit"] for file in root.glob("*.done")})
+
+
+def rules(root: Path) -> str:
+    """The line of a page about the rules under which its cells were run."""
+    return stamp(read_json(file).get("rules") for file in root.glob("*.done"))
 
 
 def commit() -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cells import commits, number, percent, read_json, run_cells, write_page
+from .cells import commits, number, percent, read_json, rules, run_cells, write_page
 
 BETA_STARS = (0.0, 0.1, 0.5, 2.0)
 SEEDS = range(5)
@@ -171,6 +171,8 @@ def write_table(root: Path, target: Path, words: list[str]) -> None:
         "",
         f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
         f"one thread a run, `{' '.join(words)}`; {done} of {len(GRID) + len(LONG)} runs done.",
+        "",
+        rules(root),
         "",
         "Settings are the defaults of `ebmguard train jem`: WRN-10-1 without normalisation, 64 "
         "positives and negatives, Adam 3e-3, 5 SGLD steps of step size 1.0 and noise 0.01. A run "

@@ -20,7 +20,7 @@ from typing import Any
 
 from ebmguard.reference_training.jem.scenarios import DIGITS
 
-from .cells import commits, is_done, number, percent, read_json, run_cells, write_page
+from .cells import commits, is_done, number, percent, read_json, rules, run_cells, write_page
 from .remedies_cell import (
     CLIP_NORM,
     COMMAND,
@@ -140,6 +140,8 @@ def write_results(
         f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
         f"one thread a run, {workers} runs at a time on two cores that others use too, "
         f"`python -m {COMMAND}`; {done} of {len(every)} runs done.",
+        "",
+        rules(root),
         "",
         "Settings are the defaults of `ebmguard train jem` (WRN-10-1, 64 positives and negatives, "
         f"Adam {DIGITS.lr:g}, {DIGITS.sgld_steps} SGLD steps of step size {DIGITS.step_size:g} and "

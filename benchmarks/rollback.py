@@ -28,7 +28,17 @@ from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import JsonlSink, read_jsonl
 
-from .cells import commits, is_done, number, percent, read_json, run_cells, write_json, write_page
+from .cells import (
+    commits,
+    is_done,
+    number,
+    percent,
+    read_json,
+    rules,
+    run_cells,
+    write_json,
+    write_page,
+)
 
 STEPS = 2000
 BUDGET = 5
@@ -203,6 +213,8 @@ def page(root: Path) -> list[str]:
         "",
         f"Commit {', '.join(commits(root))}, x86_64 CPU, one thread a run, two at a time, "
         f"`python -m benchmarks.rollback`; {len(results)} of {len(GRID)} runs done.",
+        "",
+        rules(root),
         "",
         "Digits with the defaults of `ebmguard train jem` at β* = 0, which diverges. A plain loop "
         f'of {STEPS} steps under `action="rollback"`, at most {BUDGET} rollbacks. Saved is a run '

@@ -24,7 +24,7 @@ from ebmguard.reference_training.shortrun.evaluation import EVALUATION, evaluate
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl, to_json
 
-from .cells import commits, is_done, number, read_json, run_cells, write_json, write_page
+from .cells import commits, is_done, number, read_json, rules, run_cells, write_json, write_page
 
 WORDS = ("python", "-m", "benchmarks.shortrun_beta")
 BETA_STARS = (0.0, 0.02, 0.2, 2.0, 20.0, 200.0, 2000.0)
@@ -120,6 +120,8 @@ def page(root: Path) -> list[str]:
         "",
         "How far β* can go up before training stops, on two small data sets. Written by",
         f"`{' '.join(WORDS)}`, commits {', '.join(commits(root)) or 'none yet'}.",
+        "",
+        rules(root),
         "",
         f"β = β*/20,000. Medians over the last {LAST} updates; at β* = 0, where weights are",
         "uniform, GradScale and ESS are those of the reference exponent 0.5. FID: of",

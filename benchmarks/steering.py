@@ -31,7 +31,17 @@ from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.evaluation import Evaluator
 from ebmguard.steering import AdaptiveSteps, SteerBeta
 
-from .cells import commits, is_done, number, percent, read_json, run_cells, write_json, write_page
+from .cells import (
+    commits,
+    is_done,
+    number,
+    percent,
+    read_json,
+    rules,
+    run_cells,
+    write_json,
+    write_page,
+)
 
 SEEDS = range(3)
 LOST_AT = 300
@@ -286,6 +296,8 @@ def write_table(root: Path, target: Path) -> None:
         f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
         "one thread a run on a machine shared with other work, "
         f"`{' '.join(WORDS)}`; {done} of {len(GRID)} runs done.",
+        "",
+        rules(root),
         "",
         "JEM on digits as `ebmguard train jem` has it (WRN-10-1, 64 positives and negatives, Adam "
         "3e-3, step size 1.0 and noise 0.01).",

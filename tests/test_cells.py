@@ -39,7 +39,7 @@ def test_cells_that_are_done_are_kept_and_failed_ones_are_run_again(tmp_path):
     assert len(tables) == 2  # one for each that is done
     assert [is_done(cell, root) for cell in cells] == [True, False, True]
     assert (root / "a.log").read_text().strip() == "said"
-    assert read_json(root / "a.done").keys() == {"commit"}
+    assert read_json(root / "a.done").keys() == {"commit", "rules"}
     assert len(commits(root)) == 1
     run_cells([Fake("a"), Fake("b"), Fake("c")], root, workers=1)
     assert [times(root, name) for name in "abc"] == [1, 2, 1]

@@ -23,7 +23,8 @@ COMMAND = re.compile(r"`([^`]+)`")
 
 def rows(text: str) -> list[dict[str, str]]:
     """The rows of all tables, as cells by the column's name."""
-    found, names = [], []
+    found: list[dict[str, str]] = []
+    names: list[str] = []
     for line in text.splitlines():
         if not line.startswith("|"):
             names = []

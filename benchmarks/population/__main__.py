@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cells import write_page
+from benchmarks.rules import rules_version, stamp
 
 from .families import FAMILIES, LAST_FAMILIES, Run, population
 from .judged import Recorded, errors_of, load, verdict
@@ -119,6 +120,8 @@ def page(_: argparse.Namespace) -> None:
         "# The population: what alerts are worth on runs that die, and on runs that live",
         "",
         f"`{COMMAND} page`; what its words mean stands in [alerts.md](../alerts.md).",
+        "",
+        stamp([rules_version()]),
         "",
         "## The runs",
         "",

@@ -1,0 +1,47 @@
+"""The version of the rules that are shipped, as a page of results quotes it.
+
+python -m benchmarks.rules
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from ebmguard.alerts import DEFAULT_RULES, Judge
+
+from .population.families import FAMILIES, LAST_FAMILIES, population
+from .population.judged import load
+
+ROWS = Path(__file__).parent / "population" / "rows"
+
+
+@cache
+def rules_version() -> str:
+    """Eight hex digits of the thresholds, and of all alerts on one recorded run of each family.
+
+    Words of the code may change and leave it; a threshold, or an alert that comes at another step,
+    changes it.
+    """
+    digest = hashlib.sha256(repr(DEFAULT_RULES).encode())
+    runs = [run for run in population(FAMILIES | LAST_FAMILIES) if run.number == 0]
+    for recorded in load(runs, ROWS):
+        judge = Judge(DEFAULT_RULES)
+        for step, row in enumerate(recorded.rows):
+            for alert in judge.observe(step, row):
+                digest.update(f"{recorded.run.name} {step} {alert.rule} {alert.level}\n".encode())
+    return digest.hexdigest()[:8]
+
+
+def stamp(versions: Iterable[str | None]) -> str:
+    """The line of a page about the rules that its runs had; None is of a run that kept none."""
+    found = set(versions)
+    if len(found) == 1 and None not in found:
+        return f"Rules of the alerts: `{found.pop()}`."
+    return "Rules of the alerts: older, as these runs kept no version of them, or several."
+
+
+if __name__ == "__main__":
+    print(rules_version())
