@@ -29,5 +29,5 @@ def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | 
     what = "the loss" if sampler is None else f"the loss and {named}"
     given = ", ".join("a schedule" if callable(each) else f"{each}" for each in strength.given)
     scale = strength.output_scale or ("to be measured" if strength.is_measured else "unknown")
-    watch = "log_dir=None keeps no rows" if folder is None else f"ebmguard watch {folder}"
+    watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
     _log.info("guards %s, %s=%s, output_scale=%s; %s", what, strength.name, given, scale, watch)

@@ -60,5 +60,5 @@ def test_a_silenced_log_stays_silent(tmp_path):
     assert said(setting, "runs/a", tmp_path) == []
 
 
-def test_says_that_no_rows_are_kept(tmp_path):
-    assert said("", None, tmp_path)[0].endswith("log_dir=None keeps no rows")
+def test_says_what_is_missing_to_watch_it(tmp_path):
+    assert said("", None, tmp_path)[0].endswith("pass log_dir= to watch it")
