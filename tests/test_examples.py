@@ -38,7 +38,7 @@ TABLE = {
     "read_runs": (
         (sys.executable,),
         ("run",),
-        r"run: 100 rows, energy gap .*\n  step 7: WARN .*\n",
+        r"(?s).*\nrun +0\.5 +0\.9\n.*7 +WARN +overshoot\n",
     ),
 }
 
@@ -71,7 +71,8 @@ def test_runs_and_says_what_it_did(name, tmp_path):
         (tmp_path / "run").mkdir()
         rows = "".join(f'{{"step":{i},"energy_gap":0.5,"grad_scale":0.9}}\n' for i in range(100))
         (tmp_path / "run" / "metrics.jsonl").write_text(rows)
-        alert = '{"step":7,"level":"WARN","rule":"overshoot","remedies":["fewer SGLD steps"]}\n'
+        alert = '{"step":7,"level":"WARN","rule":"overshoot","remedies":["fewer SGLD steps"],'
+        alert += '"tag":"energy_overlap","value":1.0,"limit":0.95,"window":50,"message":"m"}\n'
         (tmp_path / "run" / "alerts.jsonl").write_text(alert)
     assert re.fullmatch(TABLE[name][2], run(name, tmp_path))
 
