@@ -1,4 +1,4 @@
-"""What a newcomer does: a wheel in a fresh environment, and all that the README shows, from elsewhere."""
+"""What a newcomer does: a wheel in a fresh environment, and what the README shows, from there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def newcomer(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
     python = folder / "env" / "bin" / "python"
     (extra,) = re.findall(r'^    pip install "ebmguard(\[\w+\])"$', README, re.MULTILINE)
-    pinned = ["--no-compile", "-c", ROOT / "constraints.txt", f"{wheel}{extra}"]
+    pinned = ["--no-compile", "-c", str(ROOT / "constraints.txt"), f"{wheel}{extra}"]
     subprocess.run([python, *pip, "install", *pinned], check=True, cwd=folder)
     return folder
 

@@ -72,9 +72,9 @@ def _group(name: str) -> Any:
             choices = get_args(kind)
             said["metavar"] = f"{{{','.join(choices)}}}" if choices else kind.__name__.upper()
             said["help_behavior_hint"] = f"(default: {_default(own)})"
-        described = Annotated[kinds[own], tyro.conf.arg(**said)]
+        described = Annotated[kinds[own], tyro.conf.arg(**said)]  # type: ignore[valid-type]
         made.append((own, described, dataclasses.field(default=fields[own].default)))
-    return tyro.conf.OmitArgPrefixes[dataclasses.make_dataclass(name, made)]
+    return tyro.conf.OmitArgPrefixes[dataclasses.make_dataclass(name, made)]  # type: ignore[misc]
 
 
 def from_words(**groups: Any) -> JemConfig:
