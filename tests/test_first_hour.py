@@ -64,11 +64,15 @@ def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
     assert go(newcomer, "ebmguard", "--version").startswith("ebmguard ")
     assert "usage" in go(newcomer, "ebmguard", "--help")
     (code, shown), *_ = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
-    (newcomer / "train.py").write_text(code)
-    printed = go(newcomer, "python", "train.py")
+    (newcomer / "ring.py").write_text(code)
+    printed = go(newcomer, "python", "ring.py")
     assert re.sub(r"[\d.-]+", "#", printed) == re.sub(r"[\d.-]+", "#", shown)
     for name in "AB":
         write_run(newcomer / name, beta_star=2.0, diverged_at=None)
+    # The same trainer before there was a guard in it: what `ebmguard trace` is for.
+    plain = re.sub(r"(?s)loss_fn, sample = g = guard\(.*?\n\)\n", "sample = langevin\n", code)
+    plain = re.sub(r"loss_fn\(.*\)", "energy(data).mean() - energy(chains).mean()", plain)
+    (newcomer / "train.py").write_text(re.sub(r"(?s)    if step % 100.*", "", plain))
     commands = re.findall(
         r"^    ebmguard (.+?)(?:  |$)|`ebmguard (trace [^`]+)`", README, re.MULTILINE
     )
