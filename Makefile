@@ -82,7 +82,7 @@ $(FRAMEWORKS)/.ready: $(VENV)/.created $(PROJECT)
 	@touch $@
 
 test-adapters: $(FRAMEWORKS)/.ready
-	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/adapters tests/frameworks \
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/adapters tests/frameworks tests/test_examples.py \
 	  --cov=./adapters --cov-config=tests/frameworks/coverage.ini \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=95
 
