@@ -113,7 +113,12 @@ def test_a_chain_is_warmed_up_by_its_first_steps(stand_ins):
 
 def test_what_other_threads_ask_does_not_break_a_capture(stand_ins, monkeypatch):
     asked = []
-    monkeypatch.setattr("torch.cuda.graph", lambda graph, **told: asked.append(told) or graph)
+
+    def captured(graph, **told):
+        asked.append(told)
+        return graph
+
+    monkeypatch.setattr("torch.cuda.graph", captured)
     graphed(chain, CPU)(Members(), samples(M, 0), draws(0))
     assert [told["capture_error_mode"] for told in asked] == ["thread_local"]
 

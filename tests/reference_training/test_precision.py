@@ -1,5 +1,7 @@
 """The arithmetic of a trainer is that of its settings."""
 
+from typing import Any
+
 import torch
 
 from ebmguard.reference_training.precision import autocast_type, set_precision
@@ -7,7 +9,7 @@ from ebmguard.reference_training.precision import autocast_type, set_precision
 
 def test_precision_is_that_of_the_settings():
     assert torch.get_float32_matmul_precision() == "highest"
-    cudnn = torch.backends.cudnn
+    cudnn: Any = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit
     try:
         set_precision("tf32")
