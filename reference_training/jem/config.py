@@ -16,6 +16,7 @@ import torch
 
 from ebmguard.errors import ConfigError
 
+from ..compiling import CompileName
 from ..data import ROOT_VARIABLE, ImageData, load_data
 from ..networks import ActivationName
 from ..precision import PrecisionName
@@ -128,8 +129,8 @@ class JemConfig(RunConfig):
     precision: PrecisionName = "float32"
     """Arithmetic of the convolutions, with tf32 of the logits' product too; energies and logits are
     float32 numbers in any case. tf32 and the speed of bfloat16 need a GPU."""
-    compile: bool = False
-    """Compile the network with torch.compile."""
+    compile: CompileName = "auto"
+    """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
     checkpoint_every: int = 500
     """Steps between checkpoints; the last step and Ctrl-C write one too."""
     threads: int = 1
@@ -211,6 +212,7 @@ class JemConfig(RunConfig):
                 ("scenario", self.scenario_name, ScenarioName),
                 ("variant", self.variant, VariantName),
                 ("precision", self.precision, PrecisionName),
+                ("compile", self.compile, CompileName),
                 ("action", self.action, ActionName),
                 ("activation", self.activation, ActivationName),
             )

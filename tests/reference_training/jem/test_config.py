@@ -115,7 +115,7 @@ def test_output_scale_is_that_of_jem():
     [
         {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
         {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
-        {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": True},
+        {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": "yes"},
         {"data": "mnist", "image_size": 14},
         {"action": "rollback"},
         {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu"},
