@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -150,10 +151,15 @@ class Chains:
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
-            first, before, last = (chain.evaluations[i].x.detach() for i in (0, -2, -1))
+            first, *ends = (
+                each.x.detach() for each in chain.evaluations[:1] + chain.evaluations[-3:]
+            )
+            last = ends[-1]
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
-            limit = _NEAR * float(_lengths(last - before).square().mean().sqrt())
+            # The last gradient may be taken where the one before it was.
+            steps = [float(_lengths(b - a).square().mean()) for a, b in pairwise(ends)]
+            limit = _NEAR * math.sqrt(max(steps))
             count = len(last)
             for at in {*range(0, len(x) - count + 1, count), max(0, len(x) - count)}:
                 rows = x.detach()[at : at + count]
@@ -174,7 +180,7 @@ class Chains:
         sampler.lengths.append(len(chain.evaluations))
         if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
             sampler.measured.append(measured(chain.evaluations, self._draws))
-        chain.evaluations = [chain.evaluations[i] for i in (0, -2, -1)]
+        chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 
     def _sampler_of(self, chain: Chain) -> Sampler:

@@ -83,6 +83,13 @@ def plans(found: Trace) -> list[Plan]:
     if not (of_one_call and are_alike):
         places = " and ".join(str(each.place) for each in losses)
         raise Unclear(f"`{negative}` draws for losses at {places}: a guard and a call for each")
+    if sampler.method:
+        for side in (side for each in losses for side in each.sides.values()):
+            if side.energy != (sampler.energy, sampler.method):
+                called = f"{type(sampler.energy).__name__}.{sampler.method}"
+                raise Unclear(
+                    f"the sampler differentiates {called}, and the loss has another output"
+                )
     options = _options(sampler, is_energy=is_energy)
     why, tried = "", []
     for entry in (*sampler.entries, None):

@@ -41,6 +41,7 @@ class Side:
         expression: the user's for the energies of this side, one for each sample, high where the
             module's output is; empty where they have no name.
         site: where the module was called that has made them.
+        energy: that module, and its method; empty for its own call.
         shape: of these energies.
         weight: the derivative of the difference by their mean, of the sum over heads; NaN where
             they enter unequally.
@@ -50,6 +51,7 @@ class Side:
     label: str
     expression: str = ""
     site: Place | None = None
+    energy: tuple[object, str] = (None, "")
     shape: tuple[int, ...] = ()
     weight: float = math.nan
     cotangent: float = math.nan
@@ -205,7 +207,7 @@ class _Tracer:
         From here on its calls are recorded, in the place of those of the parts.
         """
         frames = [frame for frame, _ in chain.last_calls]
-        for frame in reversed(frames[: frames.index(chain.loop)]):
+        for frame in frames[: frames.index(chain.loop)]:
             code, name = frame.f_code, frame.f_code.co_name
             owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             is_energy = sampler.is_scalar and sampler.is_linear and name != "forward"
@@ -259,6 +261,7 @@ class _Tracer:
             side = difference.sides.get(label)
             if side is not None and not others:
                 side.site, side.shape, side.expression = output.place, output.shape, ""
+                side.energy = output.module, output.method
                 side.weight = _weight(total, edge, output.shape)
                 node = output.place.node if output.place is not None else None
                 if any(node is each for each in inner):
@@ -322,7 +325,11 @@ class _Tracer:
 
 def _recorded(original: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
     def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return recording.call(module, functools.partial(original, module), args, kwargs)
+        result = recording.call(module, functools.partial(original, module), args, kwargs)
+        for output in edges(getattr(result, "grad_fn", None)):
+            if output.module is module:
+                output.method = original.__name__.removeprefix("forward")
+        return result
 
     return method
 

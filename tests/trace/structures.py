@@ -209,3 +209,16 @@ trainer = Trainer()
 for step in range(100):
     trainer.step()
 """
+
+# The sampler's energy has a term more than that of the loss.
+CONDITIONAL = (
+    METHODS.replace("energy(self, x):", "log_prob(self, x):")
+    .replace(
+        "return -self(x).logsumexp(1)", "return -self(x).logsumexp(1) + 0.5 * x.square().sum(1)"
+    )
+    .replace("model.energy(x).sum()", "model.log_prob(x).sum()")
+    .replace(
+        "model.energy(data()).mean() - model.energy(x).mean()",
+        "model(x).logsumexp(1).mean() - model(data()).logsumexp(1).mean()",
+    )
+)

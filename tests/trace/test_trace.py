@@ -92,6 +92,7 @@ PROVEN = {
     "MAXIMISED": ("value = -cd_loss(fp, fq)",),
 }
 NOT = {
+    "CONDITIONAL": "the sampler differentiates Net.log_prob, and the loss has another output",
     "TWO_TERMS": "draws for losses at train.py:",
     "NO_SAMPLER": "no sampler: no module with an output per sample was differentiated by its",
     "WRONG_SIGN": "the sampler goes up the output, and the loss raises the output there",
