@@ -207,7 +207,8 @@ class _Tracer:
         From here on its calls are recorded, in the place of those of the parts.
         """
         frames = [frame for frame, _ in chain.last_calls]
-        for frame in frames[: frames.index(chain.loop)]:
+        inside = frames[: frames.index(chain.loop)]
+        for frame in sorted(inside, key=lambda each: each.f_code.co_name != "forward"):
             code, name = frame.f_code, frame.f_code.co_name
             owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             is_energy = sampler.is_scalar and sampler.is_linear and name != "forward"
