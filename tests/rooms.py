@@ -26,7 +26,7 @@ LAYERS = (
     ("diagnostics", "recovery", "check", "likelihood"),
     ("retrofit",),
     ("report",),
-    ("cli",),
+    ("runs", "cli"),
 )
 FACADE, MAIN, OUTSIDE = "__init__", "__main__", "trace"
 

@@ -1,4 +1,4 @@
-"""Links between the pages lead somewhere."""
+"""Links between the pages lead somewhere, and a page quotes another as it is."""
 
 from __future__ import annotations
 
@@ -36,3 +36,16 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_the_alerts_page_quotes_the_population_as_it_is():
+    def rows(page: str) -> dict[str, list[str]]:
+        lines = (ROOT / page).read_text().splitlines()
+        found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        starts = ("dying", "healthy", "median steps")
+        return {cells[0]: cells[1:4] for cells in found if cells[0].startswith(starts)}
+
+    measured, quoted = rows("docs/results/population.md"), rows("docs/alerts.md")
+    assert len(quoted) == 6
+    for name, cells in quoted.items():
+        assert cells == [cell.split(" (")[0] for cell in measured[name]]

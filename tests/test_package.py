@@ -28,7 +28,7 @@ MAPPED = {
 }
 HOUSE = House()
 # The guard as people import it: without what stands above it and beside it.
-LINES, LINES_OF_A_FILE = 16_400, 400
+LINES, LINES_OF_A_FILE = 16_600, 400
 CORE = House(without=(FACADE, MAIN, OUTSIDE))
 EXTRAS_ONLY = (
     "tensorboard",
@@ -117,8 +117,8 @@ def test_a_room_imports_only_what_stands_below_it(module: Module) -> None:
 def test_the_house_is_small() -> None:
     assert HOUSE.circles() == set()
     assert max(HOUSE.heights().values()) <= len(LAYERS)
-    assert len(CORE.rooms) <= 22
-    assert len(CORE.arrows) <= 55
+    assert len(CORE.rooms) <= 23
+    assert len(CORE.arrows) <= 57
     lines = {module.name: module.lines for module in CORE.modules}
     assert sum(lines.values()) <= LINES
     assert max(lines.values()) <= LINES_OF_A_FILE, max(lines, key=lambda name: lines[name])

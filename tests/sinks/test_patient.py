@@ -93,20 +93,21 @@ def test_a_second_failure_is_said_again(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_disk_that_fills_up_again_in_the_middle_keeps_the_order() -> None:
     disk = Disk()
     sink = PatientSink(disk)
+    row(sink, 0)
     disk.full = {"flush"}
     sink.flush()
-    for step in range(3):
+    for step in range(1, 4):
         row(sink, step)
     sink.write_alert(ALERT)
-    row(sink, 3)
+    row(sink, 4)
     disk.full = {"write_alert"}
     sink.flush()
-    assert disk.steps == [0, 1, 2]
+    assert disk.steps == [0, 1, 2, 3]
     disk.full = set()
     sink.flush()
-    assert disk.steps == [0, 1, 2, 3]
+    assert disk.steps == [0, 1, 2, 3, 4]
     assert disk.alerts == [ALERT]
-    assert disk.on_disk == 4
+    assert disk.on_disk == 5
 
 
 def test_what_is_kept_has_a_bound_and_alerts_stay(
@@ -163,5 +164,18 @@ def test_other_errors_are_bugs_and_are_raised() -> None:
         def flush(self) -> None:
             raise ValueError("a bug")
 
+    sink = PatientSink(Wrong())
+    row(sink, 0)
     with pytest.raises(ValueError, match="a bug"):
-        PatientSink(Wrong()).flush()
+        sink.flush()
+
+
+def test_a_sink_that_has_all_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk()
+    sink = PatientSink(disk)
+    row(sink, 0)
+    sink.flush()
+    disk.full = {"flush"}  # as of a logger that its owner has closed
+    sink.flush()
+    sink.close()
+    assert not errors(caplog)
