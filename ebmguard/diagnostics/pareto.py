@@ -32,13 +32,11 @@ _NEGLIGIBLE = 10 * torch.finfo(torch.float64).eps
 def pareto_k(log_weights: Tensor) -> Tensor:
     """Shape k of the generalised Pareto distribution fitted to the upper tail of the weights.
 
-    The fit is to the largest ``min(n / 5, 3 sqrt(n))`` weights, rounded down as arviz-stats does,
-    with the next largest as threshold. (arviz before 1.0 and R's posterior round up: one weight
-    more in the tail, by which single values of k differ by up to 0.7 at n = 64. Where the number is
-    whole, as for 16 batches of 64, they agree.) The prior draws k towards 0.5, so that even a
-    bounded tail gives about 0.2. Below 0.7 the weights have a variance to trust; above, averages
-    under them do not settle; above 1 they have no mean. At n = 64 the standard deviation of k is
-    0.2 to 0.4: pool the weights of several steps before acting on it.
+    The fit is to the largest ``min(n / 5, 3 sqrt(n))`` weights, rounded down as arviz-stats does
+    (arviz before 1.0 rounds up: at n = 64 single k differ by up to 0.7, at 16 times 64 none), with
+    the next largest as threshold. The prior draws k towards 0.5, so that even a bounded tail gives
+    about 0.2. Below 0.7 the weights have a variance to trust; above, averages do not settle; above
+    1 they have no mean. At n = 64 the standard deviation of k is 0.2 to 0.4: pool several steps.
 
     Args:
         log_weights: unnormalised log weights, β* f of the negatives, ``(n,)`` or ``(*models, n)``.
