@@ -116,7 +116,8 @@ class Chains:
 
     def replace(self, sampler: Sampler, energy: object, method: str) -> None:
         """A sampler of parts is one of ``energy`` by ``method``, which is called from here on."""
-        self._methods[id(energy)] = method
+        if self._methods.get(id(energy)) != "":  # its own call, in which that method is called
+            self._methods[id(energy)] = method
         self.samplers = {k: each for k, each in self.samplers.items() if each is not sampler}
         self._over = [each for each in self._over if each.sampler is not sampler]
         self._open = {k: each for k, each in self._open.items() if each.sampler is not sampler}

@@ -69,6 +69,10 @@ def plans(found: Trace) -> list[Plan]:
     sided = [each for each in found.differences if _is_contrastive(each)]
     if not sided:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
+    for each in (each for each in found.samplers if each.method and each.name in sided[0].sides):
+        if any(s.energy != (each.energy, each.method) for s in sided[0].sides.values()):
+            called = f"{type(each.energy).__name__}.{each.method}"
+            raise Unclear(f"the sampler differentiates {called}, and the loss has another output")
     sampler, positive, negative = _sides(found, sided[0])
     if not sampler.is_scalar:
         made_by = sampler.site.code.co_qualname
@@ -83,13 +87,6 @@ def plans(found: Trace) -> list[Plan]:
     if not (of_one_call and are_alike):
         places = " and ".join(str(each.place) for each in losses)
         raise Unclear(f"`{negative}` draws for losses at {places}: a guard and a call for each")
-    if sampler.method:
-        for side in (side for each in losses for side in each.sides.values()):
-            if side.energy != (sampler.energy, sampler.method):
-                called = f"{type(sampler.energy).__name__}.{sampler.method}"
-                raise Unclear(
-                    f"the sampler differentiates {called}, and the loss has another output"
-                )
     options = _options(sampler, is_energy=is_energy)
     why, tried = "", []
     for entry in (*sampler.entries, None):
