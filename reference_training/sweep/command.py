@@ -48,8 +48,8 @@ def run(grid: Grid) -> int:
         sweep = Sweep(grid, cells, view)
         with sweep.connected(), Stop() as stop:
             sweep.run(stop)
-    for cell, why in sweep.failures:
-        print(f"FAILED {cell.title}: {why}")
+    for number, why in sorted(sweep.failures.items()):
+        print(f"FAILED {cells[number].title}: {why}")
     if sweep.unfinished:
         print(f"stopped; go on with: {grid.command()}")
         return INTERRUPTED

@@ -11,6 +11,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
+from ..run_folder import CONFIG
 from .cell import Cell, outcome
 from .grid import Grid
 from .stop import Stop
@@ -34,12 +35,12 @@ class Sweep:
     """A grid on its way.
 
     Attributes:
-        failures: the cells that failed, each with why.
+        failures: why cells failed, by their number.
         unfinished: cells that were stopped, or not begun when the sweep was.
     """
 
     def __init__(self, grid: Grid, cells: Sequence[Cell], view: View) -> None:
-        self.failures: list[tuple[Cell, str]] = []
+        self.failures: dict[int, str] = {}
         self.unfinished: list[Cell] = []
         self._grid = grid
         self._cells = cells
@@ -153,8 +154,8 @@ class Sweep:
         remote = ray.remote(train_cell).options(
             **self._need, max_retries=RETRIES, retry_exceptions=True
         )
-        out, log = cell.config.out.absolute(), cell.log.absolute()
-        task = remote.remote(self._board, number, words, out, log, os.getcwd())
+        begun, log = (cell.config.out / CONFIG).absolute(), cell.log.absolute()
+        task = remote.remote(self._board, number, words, begun, log, os.getcwd())
         self._tasks[task] = number
 
     def _stop(self, level: int, ray: Any) -> None:
@@ -195,7 +196,7 @@ class Sweep:
         self._write_table()
 
     def _fail(self, number: int, why: str) -> None:
-        self.failures.append((self._cells[number], why))
+        self.failures[number] = why
         self._view.ended(number, f"FAILED, {why}")
 
     def _write_table(self) -> None:

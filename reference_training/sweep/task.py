@@ -1,4 +1,7 @@
-"""One cell as a task of Ray: the plain command of a single run, watched until its end."""
+"""One cell as a task of Ray: the plain command of a single run, watched until its end.
+
+Ray's workers import this file, so that it needs nothing that takes long to import.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
-
-from ..run_folder import CONFIG
 
 ASK, KILL = 1, 2
 """What the runs are asked: to write a checkpoint and to stop; not even that."""
@@ -62,7 +63,7 @@ class Board:
 
 
 def train_cell(
-    board: Any, number: int, words: Sequence[str], out: Path, log_file: Path, directory: str
+    board: Any, number: int, words: Sequence[str], begun: Path, log_file: Path, directory: str
 ) -> tuple[str, str]:
     """Train one cell to its end, on whatever node this runs.
 
@@ -70,7 +71,7 @@ def train_cell(
         board: handle of the :class:`Board`.
         number: of the cell.
         words: what this node's Python is to run, without --resume.
-        out: the run's folder.
+        begun: a file that is there when there is a run to go on with.
         log_file: the cell's log and lock.
         directory: where the command is run.
 
@@ -99,7 +100,7 @@ def train_cell(
             time.sleep(POLL_SECONDS)  # a worker was killed, and its run writes a checkpoint
         if call("level"):
             return STOPPED, ""
-        resumed = (out / CONFIG).is_file()
+        resumed = begun.is_file()
         command = [*words, *(["--resume"] if resumed else [])]
         log.write(f"$ {shlex.join([sys.executable, *command])}\n".encode())
         log.flush()
