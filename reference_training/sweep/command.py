@@ -58,7 +58,7 @@ def run(grid: Grid) -> int:
 
 def shell_words(grid: Grid, cell: Cell) -> Sequence[str]:
     """The command of a cell for a shell."""
-    words = ("ebmguard",)
+    words: tuple[str, ...] = ("ebmguard",)
     if grid.gpus_per_cell > 1:
         words = ("torchrun", "--standalone", f"--nproc-per-node={grid.gpus_per_cell}", "-m", *words)
     own = "train", grid.trainer.words[-1], *cell.words

@@ -26,8 +26,8 @@ class Grid(abc.ABC):
     """Settings that the grids of all trainers share; a trainer's are a subclass, its command line."""
 
     out: Path
-    """Folder of the grid, in which each run has a folder and a log beside it. Finished runs are kept,
-    unfinished ones resumed. The machines of a cluster share it."""
+    """Folder of the grid, in which each run has a folder and a log beside it. Finished runs are
+    kept, unfinished ones resumed. The machines of a cluster share it."""
     seeds: tuple[int, ...] = (0,)
     """Seeds, --seed of the runs."""
     address: str = "local"

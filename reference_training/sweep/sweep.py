@@ -87,7 +87,7 @@ class Sweep:
                 ray.get_runtime_context().get_node_id(), soft=False
             )
             actor = ray.remote(Board).options(num_cpus=0, scheduling_strategy=here)
-            self._board = actor.remote()
+            self._board: Any = actor.remote()
             yield
         finally:
             if self._tasks:  # something went wrong here: nothing goes on unwatched
@@ -100,7 +100,9 @@ class Sweep:
         import ray
 
         kind = "GPU" if "num_gpus" in self._need else "core"
-        each = f"one {kind}" if self._grid.gpus_per_cell == 1 else f"{self._grid.gpus_per_cell} GPUs"
+        each = (
+            f"one {kind}" if self._grid.gpus_per_cell == 1 else f"{self._grid.gpus_per_cell} GPUs"
+        )
         self._view.say(f"{len(self._cells)} runs in {self._grid.out}, {each} each")
         most = self._grid.workers or len(self._cells)
         level = 0
@@ -128,7 +130,9 @@ class Sweep:
         most = int(max(node.get("GPU", 0) for node in nodes))
         if device == "cpu" or (most == 0 and count == 1 and device == "auto"):
             if count > 1:
-                raise ConfigError(f"gpus_per_cell is {count} with device cpu; leave one of them out")
+                raise ConfigError(
+                    f"gpus_per_cell is {count} with device cpu; leave one of them out"
+                )
             return {"num_cpus": 1}
         if most < count:
             raise ConfigError(

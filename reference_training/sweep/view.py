@@ -1,4 +1,4 @@
-"""What a person sees of a grid: one table that changes, or plain lines where there is no terminal."""
+"""What a person sees of a grid: a table that changes, or lines where there is no terminal."""
 
 from __future__ import annotations
 

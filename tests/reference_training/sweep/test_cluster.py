@@ -1,4 +1,4 @@
-"""Sweeps of real runs: on this machine, on two nodes of which one is killed, by printed commands."""
+"""Sweeps of real runs: here, on two nodes of which one is killed, and by printed commands."""
 
 from __future__ import annotations
 
@@ -42,13 +42,17 @@ def two_nodes(gpus):
         env=environment(**LOOPBACK, OMP_NUM_THREADS="1"),
     )
 
+    given, said = process.stdin, process.stdout
+    assert given is not None
+    assert said is not None
+
     def kill():
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert next(line for line in process.stdout if line == "killed\n")
+        given.write("\n")
+        given.flush()
+        assert next(line for line in said if line == "killed\n")
 
     try:
-        line = next(line for line in process.stdout if line.startswith("address "))
+        line = next(line for line in said if line.startswith("address "))
         yield line.split()[1], kill
     finally:
         process.communicate("\n\n", timeout=PATIENCE)
