@@ -37,8 +37,8 @@ def run(grid: Grid) -> int:
         return 0
     if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
         raise ConfigError(
-            "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once, without torchrun, and "
-            "give --address for a Ray cluster of several machines (docs/training.md)"
+            "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once, without torchrun, "
+            "and give --address for a Ray cluster of several machines (docs/training.md)"
         )
     try:
         grid.out.mkdir(parents=True, exist_ok=True)

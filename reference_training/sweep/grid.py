@@ -23,7 +23,7 @@ PREFIXES = {"scenario": "s", "data": "", "beta_star": "b", "seed": "seed"}
 
 @dataclass(frozen=True, kw_only=True)
 class Grid(abc.ABC):
-    """Settings that the grids of all trainers share; a trainer's are a subclass, its command line."""
+    """Settings that all grids share; those of a trainer are a subclass, its command line."""
 
     out: Path
     """Folder of the grid, in which each run has a folder and a log beside it. Finished runs are

@@ -48,6 +48,7 @@ class Sweep:
         self._waiting = deque(range(len(cells)))
         self._tasks: dict[Any, int] = {}
         self._begun: set[int] = set()
+        self._board: Any = None
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -87,7 +88,7 @@ class Sweep:
                 ray.get_runtime_context().get_node_id(), soft=False
             )
             actor = ray.remote(Board).options(num_cpus=0, scheduling_strategy=here)
-            self._board: Any = actor.remote()
+            self._board = actor.remote()
             yield
         finally:
             if self._tasks:  # something went wrong here: nothing goes on unwatched
@@ -104,9 +105,9 @@ class Sweep:
             f"one {kind}" if self._grid.gpus_per_cell == 1 else f"{self._grid.gpus_per_cell} GPUs"
         )
         self._view.say(f"{len(self._cells)} runs in {self._grid.out}, {each} each")
-        most = self._grid.workers or len(self._cells)
         level = 0
         while self._tasks or (self._waiting and not stop.asked):
+            most = self._grid.workers or self._room(ray)
             while self._waiting and len(self._tasks) < most and not stop.asked:
                 self._submit(self._waiting.popleft(), ray)
             wanted = KILL if stop.insists else ASK if stop.asked else 0
@@ -140,6 +141,12 @@ class Sweep:
                 "fewer, by --gpus-per-cell, or `-- --device cpu`"
             )
         return {"num_cpus": 0, "num_gpus": count}
+
+    def _room(self, ray: Any) -> int:
+        """Cells that the machines have room for now; Ray would take more in an order of its own."""
+        kind, count = ("GPU", self._grid.gpus_per_cell) if "num_gpus" in self._need else ("CPU", 1)
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return max(1, sum(int(node.get(kind, 0) // count) for node in alive))
 
     def _submit(self, number: int, ray: Any) -> None:
         cell, count = self._cells[number], self._grid.gpus_per_cell
