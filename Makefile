@@ -17,7 +17,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow test-adapters test-matrix lint format demo \
   bench-digits bench-overhead bench-long bench-toy bench-jem bench-shortrun \
-  bench-population bench-remedies bench-rollback bench-steering \
+  bench-population bench-remedies bench-rollback bench-steering gpu \
   screenshots figures sweep-toy fuzz clean
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
 	@echo "make bench-shortrun  the short-run trainer on a GPU: speed, memory, a training of minutes"
+	@echo "make gpu             the first hour on a GPU, part by part; PART=toys runs one, MINUTES=8 each has"
 	@echo "make screenshots     pictures of TensorBoard and of a report for docs/, with a headless Chromium"
 	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
 	@echo "make sweep-toy       what the paper leaves open on its toys, swept: about an hour"
@@ -82,7 +83,7 @@ $(FRAMEWORKS)/.ready: $(VENV)/.created $(PROJECT)
 	@touch $@
 
 test-adapters: $(FRAMEWORKS)/.ready
-	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/adapters tests/frameworks \
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/adapters tests/frameworks tests/test_examples.py \
 	  --cov=./adapters --cov-config=tests/frameworks/coverage.ini \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=95
 
@@ -132,6 +133,10 @@ bench-jem: $(VENV)/.train
 
 bench-shortrun: $(VENV)/.train
 	$(BIN)/python -m benchmarks.shortrun_gpu
+
+# PART=tests, overhead, waits, jem, shortrun, toys or train; each writes its lines of docs/results/gpu.md.
+gpu: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.gpu_hour --part $(or $(PART),all) --minutes $(or $(MINUTES),8)
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.screenshots

@@ -49,7 +49,7 @@ def check_term(weights: Mapping[str, float], term: str | None) -> None:
             "its own. Under one guard its samples would be tempered and its loss left as it is. "
             "Make a guard for each term that is on, each with a sampler of its own: "
             + ", ".join(f"settings(args, {name!r})" for name in weights if weights[name] > 0)
-            + "; docs/retrofit.md shows the lines."
+            + ", passed on as guard(None, sampler, **those)."
         )
     chosen = usual if term is None else term
     if chosen not in weights:

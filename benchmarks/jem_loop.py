@@ -117,7 +117,7 @@ def config_of(
 ) -> JemConfig:
     """Settings of a run; bfloat16 where the options say nothing else."""
     is_real = size.real and os.environ.get(ROOT_VARIABLE)
-    chosen: dict[str, Any] = {"precision": "bfloat16", "compile": size.compile}
+    chosen: dict[str, Any] = {"precision": "bfloat16", "compile": "yes" if size.compile else "no"}
     return (JemConfig if is_real else RandomImages)(
         out=out,
         data="cifar10",

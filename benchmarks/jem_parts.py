@@ -55,7 +55,7 @@ VARIANTS = {
     "loop, TF32": Variant(False, {"precision": "tf32"}),
     "loop, float32": Variant(False, {"precision": "float32"}),
     "ours, TF32": Variant(True, {"precision": "tf32"}),
-    "ours, bfloat16, not compiled": Variant(True, {"precision": "bfloat16", "compile": False}),
+    "ours, bfloat16, not compiled": Variant(True, {"precision": "bfloat16", "compile": "no"}),
     "ours, float32": Variant(True, {"precision": "float32"}),
 }
 OURS, LOOPS = "ours, bfloat16", ("loop, TF32", "loop, float32")
@@ -90,7 +90,7 @@ class Bench:
         variant = VARIANTS[name]
         options = dict(variant.options)
         if not self.size.compile:
-            options["compile"] = False
+            options["compile"] = "no"
         config = self.config(name.replace(", ", "-").replace(" ", "-"), **options)
         return (Engine if variant.is_ours else PublishedLoop)(config, self.device)
 
@@ -331,7 +331,7 @@ def compared(engine: Engine, title: str, batch: int, count: int) -> Iterator[str
     images, chains = data.scale(data.test_x[:count]), engine.trainer.chains(count)
     sides: dict[str, tuple[Tensor, Tensor]] = {}
     for precision in ("float32", "tf32", "bfloat16"):
-        own = replace(config, precision=precision, compile=False)
+        own = replace(config, precision=precision, compile="no")
         set_precision(own.precision)
         network = make_network(own, data)
         network.load_state_dict(engine.trainer.network.state_dict())

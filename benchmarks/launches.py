@@ -1,24 +1,27 @@
-"""How many kernels the guard adds to a training step: a JEM step with and without it, on `meta`.
+"""How many kernels a training step launches on a GPU, counted without one (:mod:`.gpu_on_meta`).
 
     python -m benchmarks.launches
 
-Tensors of the device `meta` have shapes and no values, so that nothing is computed, and whatever
-would wait for a device raises. An operation counts as a launch unless its result shares the memory
-of an argument (a view) or it only makes a tensor. The lag is that of a GPU; bringing the row to the
-host at the end of the step, one copy, is left out.
+First what the guard adds to a JEM step without graphs: a sampler call, loss and backward pass, with
+and without it. Bringing the row to the host at the end of the step, one copy, is left out. Then the
+steps of the trainers themselves (:mod:`.meta_steps`), whose chains are CUDA graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import guard
+from ebmguard.measurement import Measured
 from ebmguard.samplers import sgld
+
+from .gpu_on_meta import gpu_on_meta
+from .meta_steps import CASES, of_guard, steps_of
 
 BATCH, STEPS = 8, 5
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -26,22 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "steps of the sampler known": {"step_size": 1.0, "noise_std": 0.01},
     "and the clamp": {"step_size": 1.0, "noise_std": 0.01, "clamp": (-1.0, 1.0)},
 }
-_NO_LAUNCH = ("empty", "detach", "alias", "new_empty", "_to_copy")
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that run a kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: int = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::")
-        aliases = [x.alias_info for x in func._schema.returns]
-        is_view = any(x is not None and not x.is_write for x in aliases)
-        self.count += not (is_view or name.startswith(_NO_LAUNCH))
-        return func(*args, **(kwargs or {}))
 
 
 class Energy(nn.Module):
@@ -68,19 +55,21 @@ def launches(told: dict[str, Any] | None, *, slow: bool = False) -> int:
         return f_neg.mean() - f_pos.mean()
 
     loss_fn: Callable[[Tensor, Tensor], Tensor] = plain
-    if told is not None:
-        g = guard(None, sample_q, beta_star=0.5, output_scale=20_000, judge_in_loss=False)
-        loss_fn, sample_q = g.attach(**told)
-        fresh = g.state_dict() | {"step": 0 if slow else 1}
-        g.load_state_dict(fresh)
-    x = torch.zeros(BATCH, 3, 8, 8, device="meta")
-    with Launches() as found:
+    with gpu_on_meta() as gpu:
+        if told is not None:
+            g = guard(None, sample_q, beta_star=0.5, output_scale=20_000)
+            loss_fn, sample_q = g.attach(**told)
+            # The first sampler calls are measured, which reads values.
+            known = {"measured": asdict(Measured("it is not measured here"))}
+            g.load_state_dict(g.state_dict() | known | {"step": 0 if slow else 1})
+        x = torch.zeros(BATCH, 3, 8, 8, device="meta")
+        before = gpu.launches.total()
         x_neg = sample_q(f, x)
         loss_fn(f(x), f(x_neg)).backward()
-    if told is not None:
-        g.load_state_dict(fresh)  # there is no row to write
-    total: int = found.count
-    return total
+        found = gpu.launches.total() - before
+        if told is not None:
+            g.close()
+    return found
 
 
 def main() -> None:
@@ -92,6 +81,12 @@ def main() -> None:
     for name, told in SETTINGS.items():
         added = (launches(told) - plain, launches(told, slow=True) - plain)
         print(f"| {name} | {added[0]} | {added[1]} |")
+    print("\n| steps of | waits | launches: usual step | the guard's | slow tier | the guard's |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name in CASES:
+        steps = steps_of(name)
+        counts = [x for own in (steps.usual, steps.slow) for x in (own.total(), of_guard(own))]
+        print(f"| {name} | {steps.good_waits.total()} | {' | '.join(map(str, counts))} |")
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ class Variant(NamedTuple):
 
 
 def _ours(precision: str, *, compile: bool) -> Variant:
-    return Variant(True, {"precision": precision, "compile": compile})
+    return Variant(True, {"precision": precision, "compile": "yes" if compile else "no"})
 
 
 # The most important first: what finds no time is left out.
@@ -91,7 +91,7 @@ class Bench:
         """Settings of a run in the scratch folder."""
         own = dict(VARIANTS[variant].options)
         if not self.size.compile:
-            own["compile"] = False
+            own["compile"] = "no"
         return config_of(self.size, self.device, self.scratch / name, **own, **options)
 
     def made(self, name: str) -> Steps:
@@ -247,7 +247,7 @@ def train_part(bench: Bench) -> Iterator[str]:
     start = time.monotonic()
     options = dict(VARIANTS[OURS].options)
     if not bench.size.compile:
-        options["compile"] = False
+        options["compile"] = "no"
     config = config_of(bench.size, bench.device, out, **options)
     if not (out / "results.json").is_file():
         resume = (out / "config.json").is_file()
@@ -256,10 +256,11 @@ def train_part(bench: Bench) -> Iterator[str]:
     seconds = time.monotonic() - start
     done, wanted = updates_of(out), config.total_steps
     settings = config.settings
+    compiled = ", compiled" if config.compile == "yes" else ""
     yield (
         f"`ebmguard train shortrun`, {bench.words()}, β* = {config.beta_star:g}, "
-        f"{config.precision}{', compiled' if config.compile else ''}, seed {config.seed}: {done:,} "
-        f"of {wanted:,} updates, {done - before:,} of them by this command in {seconds:.0f} s, "
+        f"{config.precision}{compiled}, seed {config.seed}: {done:,} of {wanted:,} updates, "
+        f"{done - before:,} of them by this command in {seconds:.0f} s, "
         "start, compilation and checkpoints included.\n\n"
     )
     if done == before:

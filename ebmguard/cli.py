@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from .errors import EbmguardError
@@ -43,12 +44,12 @@ class Command:
 _TABLE = """\
 train jem
     train a joint energy-based model, watched by the guard
-    reference_training.jem config:JemConfig command:run
+    reference_training.jem options:from_words command:run
 train shortrun
     train a short-run MCMC energy-based model
     reference_training.shortrun config:ShortRunConfig command:run
 train toy
-    train ensembles of small EBMs on densities that are known
+    train ensembles of small EBMs on known densities
     reference_training.toy config:ToyConfig command:run
 sweep jem
     train a grid of JEM runs, or go on with one
@@ -123,10 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         the command's own.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["--version"]:
+        print(f"ebmguard {importlib.import_module('ebmguard').__version__}")
+        return 0
     found, taken = find(words)
     if len(found) > 1 or taken < len(found[0]):
         wanted_help = words[taken : taken + 1] in (["-h"], ["--help"])
         print(usage(found), file=sys.stdout if wanted_help else sys.stderr)
+        if words[taken:] and not wanted_help:
+            print(f"\nerror: {unknown(words[: taken + 1], found)}", file=sys.stderr)
         return 0 if wanted_help else USAGE_ERROR
     (name,) = found
     if ALTERNATIVES in name[-1]:
@@ -134,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import tyro
     except ImportError:
-        print('the command line needs tyro: pip install "ebmguard[train]"', file=sys.stderr)
+        print('the command line needs tyro: pip install "ebmguard[cli]"', file=sys.stderr)
         return USAGE_ERROR
     command = COMMANDS[name]
     try:
@@ -182,12 +188,19 @@ def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
     return names, taken
 
 
+def unknown(words: Sequence[str], names: Sequence[tuple[str, ...]]) -> str:
+    """Why no command begins with these words, of which all but the last one begin these names."""
+    known = {each for name in names for each in name[len(words) - 1].split(ALTERNATIVES)}
+    close = get_close_matches(words[-1], sorted(known), cutoff=0.5)
+    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"unknown command {printable(' '.join(words))}{meant}"
+
+
 def usage(names: Sequence[tuple[str, ...]]) -> str:
-    lines = ["usage: ebmguard COMMAND [options]", "", "commands:"]
+    lines = ["usage: ebmguard COMMAND [options]   (or --version)", "", "commands:"]
     for name in names:
         words = " ".join(name)
         # A name that is too long for its column has a line of its own.
-        lines += [f"  {words}"] if len(words) > COLUMN else []
-        lines.append(f"  {words if len(words) <= COLUMN else '':{COLUMN}} {COMMANDS[name].summary}")
-    lines += ["", "ebmguard COMMAND --help lists the options of a command."]
-    return "\n".join(lines)
+        words += f"\n  {'':{COLUMN}}" if len(words) > COLUMN else ""
+        lines.append(f"  {words:{COLUMN}} {COMMANDS[name].summary}")
+    return "\n".join([*lines, "", "ebmguard COMMAND --help lists the options of a command."])

@@ -202,8 +202,8 @@ def check_log_q(
         if not isinstance(each, Tensor) and abs(each) < SMALLEST:
             raise ConfigError(
                 "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 "
-                "there are none. Pass beta_star=, the exponent that is missing in the proposal "
-                "(see docs/proposals.md), or leave log_q= out for the standard loss."
+                "there are none. Pass beta_star=, the exponent of f that the proposal lacks (1 "
+                "where it knows nothing of f), or leave log_q= out for the standard loss."
             )
 
 

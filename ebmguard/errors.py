@@ -107,7 +107,7 @@ class BudgetSpentError(DivergenceError):
             why = "and there is no snapshot yet to go back to"
         self.args = (
             f"{alert.message} The run cannot recover by itself, {why}. Its audit log is "
-            "g.rollbacks, and recovery.jsonl in log_dir; docs/recovery.md says what to try.",
+            "g.rollbacks, and recovery.jsonl in log_dir. Start anew with what the alert advises.",
         )
         self.rollbacks = rollbacks
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import statistics
+import textwrap
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile
@@ -55,6 +57,7 @@ _DAMAGE = (
     zlib.error,
 )
 _TALLEST = 1e6
+_NARROWEST = 12  # characters of a column of the table
 _CHARTS = ("energy_gap", "grad_scale")
 _STAGES = {"start": "first step", "healthy": "last healthy", "end": "end"}
 
@@ -83,7 +86,7 @@ def compare(config: CompareConfig) -> int:
         raise ConfigError(f"--runs takes 2 to {len(_COLOURS)} folders; got {len(config.runs)}.")
     runs = [load(path) for path in config.runs]
     draw(runs).savefig(config.out, dpi=130)
-    print(table(runs))
+    print(table(runs, shutil.get_terminal_size().columns))
     print(f"\npicture: {printable(config.out)}")
     return 0
 
@@ -111,8 +114,8 @@ def load(path: Path) -> RecordedRun:
     return run
 
 
-def table(runs: Sequence[RecordedRun]) -> str:
-    """How each run went, one column a run."""
+def table(runs: Sequence[RecordedRun], width: int | None = None) -> str:
+    """How each run went, one column a run; cells are folded where it is wider than ``width``."""
     rows: list[tuple[str, list[str]]] = []
 
     def row(name: str, cells: list[str]) -> None:
@@ -134,15 +137,23 @@ def table(runs: Sequence[RecordedRun]) -> str:
     )
     row("ESS / M, final (likewise)", [_weight(run, "ess") for run in runs])
     row("wall time", [_seconds(run) for run in runs])
-    left = max(len(name) for name, _ in rows)
-    widths = [max(len(cells[i]) for _, cells in rows) for i in range(len(runs))]
-    lines = [
-        f"{name:<{left}}  "
-        + "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
-        for name, cells in rows
-    ]
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(_folded([[name, *cells] for name, cells in rows], width))
+
+
+def _folded(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Lines of a table; columns that are wider than the others give way until it fits."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = math.inf if width is None else width - 2 * (len(widths) - 1)
+    while sum(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in rows:
+        cells = [textwrap.wrap(cell, each) for cell, each in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = "  ".join(f"{part:<{each}}" for part, each in zip(parts, widths, strict=True))
+            lines.append(line.rstrip())
+    lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
+    return lines
 
 
 def _name(run: RecordedRun) -> str:
@@ -160,7 +171,7 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
         # Without pyplot, so that no window system is asked for and nothing global changes.
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "ebmguard[train]"') from error
+        raise ImportError('pictures need matplotlib: pip install "ebmguard[cli]"') from error
     figure = Figure(figsize=(15, 1.4 + 2.8 * max(2, len(runs))), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1), squeeze=False)[0]
     gap, accuracy, scale = left.subplots(3, 1, sharex=True, height_ratios=(1.7, 1, 1))

@@ -45,6 +45,11 @@ def run(config: DemoConfig) -> int:
     if config.out.exists() and any(config.out.iterdir()):
         raise ConfigError(f"{config.out} is not empty; remove it, or choose another --out.")
     config.out.mkdir(parents=True, exist_ok=True)
+    print(
+        f"Trains the same JEM on real digits twice, {config.iterations:,} steps each and side by "
+        "side: without the guard (β* = 0) and with it (β* = 2). Takes a few minutes on two cores, "
+        f"then draws {config.out / 'demo.png'}. To look on: ebmguard watch {config.out}/beta_star_2"
+    )
     folders = [config.out / f"beta_star_{strength:g}" for strength in STRENGTHS]
     children = [
         _train(strength, folder, config)

@@ -18,16 +18,31 @@ from torch.func import functional_call
 
 from ebmguard.errors import ConfigError
 
-_WARM_UPS = 3
+_WARM_UP = 3  # steps, of which a guard can tell what a sampler does
+
+
+def first_steps(x0: Tensor, noise: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """Arguments of a chain's first three steps, to warm it up.
+
+    A guard sees no step inside a capture: it measures these, and needs as many.
+
+    Args:
+        x0: start points.
+        noise: for each step, (steps, *x0.shape).
+        others: left as they are.
+    """
+    return x0, noise[:_WARM_UP], *others
 
 
 def graphed(
-    function: Callable[Concatenate[nn.Module, ...], Tensor], device: torch.device
+    function: Callable[Concatenate[nn.Module, ...], Tensor],
+    device: torch.device,
+    warm_up: Callable[..., tuple[Tensor, ...]] | None = None,
 ) -> Callable[Concatenate[nn.Module, ...], Tensor]:
     """The function ``function(network, *tensors) -> Tensor`` as a CUDA graph.
 
-    On a GPU the first call with tensors of given shapes and dtypes runs the function a few times
-    and captures it; that call and all later ones replay it. The function must be one of its
+    On a GPU the first call with tensors of given shapes and dtypes runs the function once and
+    captures it; that call and all later ones replay it. The function must be one of its
     tensors and the parameters, with no decision taken on values of the host. Call it first where
     it will be used: in a guarded sampler call that is not paused, so that the guard sees the
     capture.
@@ -35,6 +50,9 @@ def graphed(
     Args:
         function: what to capture; its result carries no gradient.
         device: where it runs. On a CPU the function itself is returned.
+        warm_up: turns the tensors into those of the run before the capture, which makes what is
+            made once (handles, workspaces, kernel choices): :func:`first_steps` of a chain are
+            enough. None: all of it.
 
     Returns:
         a callable of the same arguments. On a GPU its result is overwritten by the next call with
@@ -43,15 +61,19 @@ def graphed(
     Raises:
         ConfigError: (by the callable, on a GPU) another network than in the first call.
     """
-    return _GraphedFunction(function, device) if _is_gpu(device) else function
+    return _GraphedFunction(function, device, warm_up) if _is_gpu(device) else function
 
 
 class _GraphedFunction:
     def __init__(
-        self, function: Callable[Concatenate[nn.Module, ...], Tensor], device: torch.device
+        self,
+        function: Callable[Concatenate[nn.Module, ...], Tensor],
+        device: torch.device,
+        warm_up: Callable[..., tuple[Tensor, ...]] | None,
     ) -> None:
         self._function = function
         self._device = device
+        self._warm_up = warm_up
         self._network: nn.Module | None = None
         self._captured: dict[tuple[Any, ...], tuple[Any, list[Tensor], Tensor]] = {}
 
@@ -82,11 +104,11 @@ class _GraphedFunction:
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    self._function(network, *inputs)
+                self._function(network, *(self._warm_up(*inputs) if self._warm_up else inputs))
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side):
+            # Of other threads, NCCL's watchdog asks for its events while this one captures.
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 output = self._function(network, *inputs).detach()
         return graph, inputs, output
 
@@ -149,7 +171,7 @@ def graphed_energies(
             # Of the leaves above, whose nodes are of the warm-up's stream; harmless here.
             warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream")
             run = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
-                energies, (*examples, *own), allow_unused_input=True
+                energies, (*examples, *own), num_warmup_iters=1, allow_unused_input=True
             )
 
     def refuse_to_add(_: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from ebmguard.printable import printable
 
 from .interrupt import INTERRUPTED
-from .progress import PrintableFormatter
+from .progress import log_to_terminal
 from .ranks import joined_ranks
 from .run_config import RunConfig
 
@@ -34,9 +34,7 @@ def launch(
     Raises:
         ConfigError: the settings, the folder or the device cannot be meant.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter("%(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log_to_terminal()
     with joined_ranks(config.device) as ranks:
         if not ranks.is_first:  # all see the same alerts, which are said once
             logging.getLogger("ebmguard").setLevel(logging.CRITICAL)

@@ -18,8 +18,9 @@ def set_precision(name: PrecisionName) -> None:
     is_tf32 = name == "tf32"
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = is_tf32
-    # Shapes are the same in every step: let cuDNN time its kernels once.
+    # Shapes are the same in every step: let cuDNN time its kernels once, and all of them.
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = 0
 
 
 def autocast_type(name: PrecisionName) -> torch.dtype | None:

@@ -38,8 +38,16 @@ class PrintableFormatter(logging.Formatter):
     """Messages that name folders and alerts of others, as a terminal may see them."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record's text."""
-        return printable(super().format(record))
+        """The record's text; what the guard says begins with its name."""
+        text = super().format(record)
+        return printable(f"ebmguard: {text}" if record.name == package_logger.name else text)
+
+
+def log_to_terminal() -> None:
+    """Show what is logged, INFO included, unless the program has set up logging."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 class LineReporter:
@@ -149,6 +157,7 @@ class _NoteHandler(logging.Handler):
 
     def __init__(self, reporter: BarReporter) -> None:
         super().__init__(level=logging.INFO)
+        self.setFormatter(PrintableFormatter("%(message)s"))
         self._reporter = reporter
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+import ebmguard
 from ebmguard import cli
 
 SMALL = ["--n-pos", "8", "--n-neg", "8", "--sgld-steps", "2", "--device", "cpu"]
@@ -40,6 +41,29 @@ def test_wrong_settings_are_one_line_and_no_traceback(tmp_path, capsys):
 def test_lists_the_commands(words, status, stream, capsys):
     assert cli.main(words) == status
     assert "train jem" in getattr(capsys.readouterr(), stream)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["bogus"], "unknown command bogus"),
+        (["wach", "runs/1"], "unknown command wach; did you mean watch?"),
+        (["train", "jme"], "unknown command train jme; did you mean jem?"),
+        (
+            ["figure", "interpolate"],
+            "unknown command figure interpolate; did you mean interpolation",
+        ),
+        (["\x1b[31m"], "unknown command \ufffd[31m"),
+    ],
+)
+def test_says_what_is_unknown_and_what_may_be_meant(words, reason, capsys):
+    assert cli.main(words) == cli.USAGE_ERROR
+    assert reason in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ebmguard {ebmguard.__version__}\n"
 
 
 def test_help_of_a_command(capsys):
@@ -84,7 +108,7 @@ def test_every_figure_has_one_command_whose_settings_know_it():
 def test_without_tyro_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert cli.main(["train", "jem"]) == cli.USAGE_ERROR
-    assert 'pip install "ebmguard[train]"' in capsys.readouterr().err
+    assert 'pip install "ebmguard[cli]"' in capsys.readouterr().err
 
 
 def test_takes_the_words_of_the_process(monkeypatch, capsys):

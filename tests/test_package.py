@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
@@ -84,10 +85,12 @@ def test_ebmguard_can_be_imported_without_any_extra() -> None:
     [
         "import ebmguard; dir(ebmguard)",
         "from ebmguard.cli import main; main(['--help'])",
+        "from ebmguard.cli import main; assert main(['--version']) == 0",
+        "from ebmguard.cli import main; assert main(['bogus']) == 2",
         "import ebmguard.errors, ebmguard.alerts, ebmguard.steering, ebmguard.sinks\n"
         "import ebmguard.report.watch, ebmguard.report.page, ebmguard.report.problems",
     ],
-    ids=["facade", "help", "rooms"],
+    ids=["facade", "help", "version", "unknown", "rooms"],
 )
 def test_needs_no_torch(code: str) -> None:
     run(f"import sys\nsys.modules['torch'] = None\n{code}")
@@ -112,6 +115,20 @@ def test_a_room_imports_only_what_stands_below_it(module: Module) -> None:
         if (parts := (*seen.target.split("."), FACADE))[0] == "ebmguard" and parts[1] not in allowed
     ]
     assert not wrong, f"{module.name} imports {wrong}; {module.room} may import {sorted(allowed)}"
+
+
+def test_no_message_names_a_file_that_a_wheel_lacks() -> None:
+    for folder, package in MAPPED.items():
+        for module in modules(ROOT / folder, package):
+            tree = ast.parse(module.path.read_text())
+            # Docstrings, and strings below attributes, are for readers of the source.
+            words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            said = [
+                node.value
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Constant) and node not in words
+            ]
+            assert not [text for text in said if "docs/" in str(text)], module.name
 
 
 def test_the_house_is_small() -> None:

@@ -115,9 +115,9 @@ class Recording:
     of ``with seen.draws:``, and nothing is patched.
 
     Args:
-        module: the energy; None records the outermost call of every module.
+        module: the energy; None records all that are differentiated, not what is inside.
         on_evaluation: called with each evaluation, once it has been differentiated.
-        on_call: called with ``(energy, args, kwargs, output)`` after each outermost call; what it
+        on_call: called with ``(energy, args, kwargs, output)`` after each of these calls; what it
             returns is the ``noted`` of the evaluation.
         is_short: keep only the first and the last four evaluations, and the draws around them.
 
@@ -139,6 +139,7 @@ class Recording:
         self._module, self._on_evaluation, self._on_call = module, on_evaluation, on_call
         self._is_short = is_short
         self._is_inside = False
+        self._known: set[int] = set()
         self._hooks: list[tuple[Evaluation, RemovableHandle]] = []
 
     def __enter__(self) -> Recording:
@@ -176,7 +177,10 @@ class Recording:
         if self._is_inside:
             return function(*args, **kwargs)
         seen = self._begin(energy, args, kwargs)
-        self._is_inside = True
+        if seen is not None:
+            self._known.add(id(energy))
+        # What is no energy, such as a loss that is a module, may call one.
+        self._is_inside = id(energy) in self._known
         try:
             output = function(*args, **kwargs)
         finally:

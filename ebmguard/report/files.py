@@ -9,7 +9,12 @@ from typing import Any, BinaryIO
 
 from ..errors import ConfigError
 from ..printable import printable
-from ..sinks.jsonl import parse_line
+from ..sinks.jsonl import from_json, parse_line
+
+try:  # four times as fast; of what it refuses, json has the last word
+    from orjson import loads as _loads
+except ImportError:
+    from json import loads as _loads  # type: ignore[assignment]
 
 __all__ = ["GrowingFile", "opened", "read_object"]
 
@@ -88,12 +93,15 @@ class GrowingFile:
     def _records(self, lines: list[bytes]) -> list[dict[str, Any]]:
         try:
             # Of one text, in which keys are known again, in less than half of the time.
-            records: list[Any] = json.loads(b"[" + b",".join(lines) + b"]")
+            records: list[Any] = _loads(b"[" + b",".join(lines) + b"]")
         except (ValueError, RecursionError):
             records = []  # which one is not, is found below
         are_objects = len(records) == len(lines) and all(type(own) is dict for own in records)
         for i, line in enumerate(lines):
-            if not are_objects or b'"NaN"' in line or b'Infinity"' in line:
+            if are_objects:
+                if b'"NaN"' in line or b'Infinity"' in line:
+                    records[i] = from_json(records[i])
+            else:
                 record = parse_line(line)
                 if record is None:
                     raise self._damage(line, "not a JSON object")

@@ -7,6 +7,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,10 @@ class RecordedRun:
     ) -> None:
         """Add rows to a series, all at β* = 0 or none; see :func:`.charts.value_of`."""
         own = weight_tag(tag, rows[0].get(BETA_STAR, math.nan))
-        values: list[Any] = [row.get(own) for row in rows]
+        try:
+            values: list[Any] = list(map(itemgetter(own), rows))
+        except KeyError:  # most runs lack some
+            values = [row.get(own) for row in rows]
         if own != tag:
             values = [
                 row.get(tag) if value is None else value

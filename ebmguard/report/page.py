@@ -68,7 +68,7 @@ def page(folders: Sequence[Path]) -> str:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise ImportError('reports need jinja2: pip install "ebmguard[train]"') from error
+        raise ImportError('reports need jinja2: pip install "ebmguard[cli]"') from error
     mixtures, others = _more_charts(folders)
     main, more = (*CHARTS, *mixtures), (*MORE_CHARTS, *others)
     tags = [chart.name for chart in (*main, *more)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _DEEPEST = 40
+_name = lru_cache(1000)(printable)  # every row has the same
 _MOST_STEPS = 2**53  # up to which every whole number is a float
 
 
@@ -166,7 +168,7 @@ def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
         ConfigError: something is not a number.
     """
     found: dict[str, Any] = {
-        printable(tag): own if type(own) is float else number(own, tag, where)
+        _name(tag): own if type(own) is float else number(own, tag, where)
         for tag, own in row.items()
         if own is not None
     }

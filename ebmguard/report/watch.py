@@ -26,7 +26,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 except ImportError as error:
-    raise ImportError('watching needs rich: pip install "ebmguard[train]"') from error
+    raise ImportError('watching needs rich: pip install "ebmguard[cli]"') from error
 
 __all__ = ["WatchConfig", "sparkline", "watch"]
 

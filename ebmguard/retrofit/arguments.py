@@ -25,6 +25,7 @@ from .guard import Guard
 from .loss_fn import CallerLoss, Convention, LossFn
 from .settings import Action, Settings, check_told
 from .strength import Schedulable, Strength
+from .terminal import announce
 
 __all__ = ["guard"]
 
@@ -233,6 +234,8 @@ def guard(
     opened = [as_sink(sink) for sink in sinks]
     if not settings.ranks.is_first:
         opened, log_dir = [], None  # all ranks have the same rows
+    else:
+        announce(sampler, strength, log_dir)
     return Guard(
         settings=settings,
         strength=strength,

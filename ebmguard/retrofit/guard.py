@@ -142,7 +142,9 @@ class Guard(Loop):
             self._take_loss(f_pos, f_neg, beside, strength, loss=loss, loss_weight=weight)
             if self._actions.is_pending:
                 return no_gradient(f_pos) + no_gradient(f_neg)
-            return loss.sum() if loss.ndim else loss
+            loss = loss.sum() if loss.ndim else loss
+            self._measuring.watch(loss, self.trainer.optimizer)
+            return loss
 
     def reweight(
         self,

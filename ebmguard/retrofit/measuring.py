@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..alerts import Alert, Level
@@ -18,6 +20,13 @@ from ..tempering import Tempering
 from .settings import Settings
 
 __all__ = ["Measuring"]
+
+_log = logging.getLogger("ebmguard")
+_TURNED = (
+    "The gradient that arrives at the guarded loss is %s, and the optimizer %ss: unless "
+    "something else turns it round, the trainer pushes data and samples the wrong way. The "
+    "guarded loss is to be minimised: add it, do not subtract it."
+)
 
 _CALLS = 5  # that are tried
 _SAME = 0.01
@@ -40,6 +49,7 @@ class Measuring:
         # The latest of the module's, until the first loss.
         self._outputs = deque[Tensor](maxlen=8)
         self._hook: RemovableHandle | None = None
+        self._has_watched = False
 
     def recording(self, parts: Iterable[object]) -> Recording | None:
         """For the sampler call that comes; None where it should not be recorded.
@@ -116,6 +126,24 @@ class Measuring:
             f"push data and samples the wrong way. Pass convention={right!r}; or turn the step of "
             "the sampler round if that is wrong."
         )
+
+    def watch(self, loss: Tensor, optimizer: Optimizer | None) -> None:
+        """Warn once where the gradient that arrives at the first loss has the wrong sign.
+
+        Args:
+            optimizer: the one that is attached; None is taken for one that minimises.
+        """
+        if self._has_watched or not loss.requires_grad:
+            return
+        self._has_watched = True
+        ascends = optimizer is not None and any(g.get("maximize") for g in optimizer.param_groups)
+
+        def look(gradient: Tensor) -> None:
+            if bool(gradient > 0 if ascends else gradient < 0):
+                said = ("positive", "ascend") if ascends else ("negative", "descend")
+                _log.warning(_TURNED, *said)
+
+        loss.register_hook(look)  # type: ignore[no-untyped-call]
 
     def state_dict(self) -> dict[str, Any] | None:
         """What was measured, if exactly."""

@@ -141,6 +141,8 @@ class Rows:
     def note_news(self, tag: str, value: float | Tensor) -> None:
         """A number, or one that a device knows, to be judged at the end of the step if not 0."""
         if isinstance(value, Tensor):
+            if not self.losses:  # none may ever come, as where a classifier alone is trained
+                self._set_lag(_LAG if value.is_cuda else 0)
             if self.lag:
                 self._open.parts.append(((tag,), _stack([value])))
                 return

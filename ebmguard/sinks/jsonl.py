@@ -14,7 +14,15 @@ from ..errors import ConfigError, typed
 from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
 
-__all__ = ["NON_FINITE", "AppendFile", "JsonlSink", "parse_line", "read_jsonl", "to_json"]
+__all__ = [
+    "NON_FINITE",
+    "AppendFile",
+    "JsonlSink",
+    "from_json",
+    "parse_line",
+    "read_jsonl",
+    "to_json",
+]
 
 # Strings of the proto3 JSON mapping, since not every parser reads the bare NaN that Python writes.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -111,20 +119,21 @@ def _line(record: Record) -> bytes:
     return json.dumps(to_json(record), allow_nan=False).encode() + b"\n"
 
 
-def _from_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
+    """A parsed value with its floats."""
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: _from_json(item) for key, item in value.items()}
+        return {key: from_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_from_json(item) for item in value]
+        return [from_json(item) for item in value]
     return value
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """The object of one line, with its floats; None if the line is no complete object."""
     try:
-        record = _from_json(json.loads(line))
+        record = from_json(json.loads(line))
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

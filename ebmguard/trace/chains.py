@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,6 +55,9 @@ class Sampler:
         measured: of the first calls.
         names: of the energy, in the code of each frame and in each file.
         buffer: the name of a larger tensor into which samples are written; empty where none is.
+        is_scalar, is_linear: whether one number per sample is differentiated, and whether that is a
+            sum of heads with fixed weights.
+        method: of the energy that is called; empty for the module's own call.
     """
 
     name: str
@@ -67,8 +71,10 @@ class Sampler:
     lengths: list[int] = field(default_factory=list)
     measured: list[Measured] = field(default_factory=list)
     is_scalar: bool = False
+    is_linear: bool = False
     names: dict[Any, list[str]] = field(default_factory=dict)
     buffer: str = ""
+    method: str = ""
 
     @property
     def best(self) -> Measured:
@@ -88,6 +94,7 @@ class Chains:
         self._over: list[Chain] = []
         self._draws = draws
         self._open: dict[int, Chain] = {}
+        self._methods: dict[int, str] = {}
 
     @property
     def recent(self) -> list[tuple[Chain, Sampler]]:
@@ -107,21 +114,32 @@ class Chains:
             for energy in energies
         )
 
-    def add(self, evaluation: Evaluation, calls: Stack) -> None:
+    def replace(self, sampler: Sampler, energy: object, method: str) -> None:
+        """A sampler of parts is one of ``energy`` by ``method``, which is called from here on."""
+        if self._methods.get(id(energy)) != "":  # its own call, in which that method is called
+            self._methods[id(energy)] = method
+        self.samplers = {k: each for k, each in self.samplers.items() if each is not sampler}
+        self._over = [each for each in self._over if each.sampler is not sampler]
+        self._open = {k: each for k, each in self._open.items() if each.sampler is not sampler}
+
+    def add(self, evaluation: Evaluation, calls: Stack) -> Chain:
         """One more evaluation; ``calls`` are the user's frames when the energy was called."""
         key = id(evaluation.energy)
         chain = self._open.get(key)
         if chain is not None and chain.evaluations[-1].x.shape == evaluation.x.shape:
             before = [frame for frame, _ in chain.last_calls]
             shared = next((frame for frame, _ in calls if frame in before), None)
-            if shared is not None and chain.loop in (None, shared):
+            # Of two places that no function shares, one is no part of the loop: a penalty's.
+            is_one = calls[0][0] is before[0] or _place(calls) == _place(chain.calls)
+            if shared is not None and (is_one if chain.loop is None else chain.loop is shared):
                 chain.loop = shared
                 chain.evaluations.append(evaluation)
                 chain.last_calls = calls
                 chain.sampler = chain.sampler or self._sampler_of(chain)
-                return
+                return chain
         self._end(key)
         self._open[key] = Chain([evaluation], calls, calls)
+        return self._open[key]
 
     def end(self) -> None:
         """A training step is over, and so are all chains."""
@@ -134,10 +152,15 @@ class Chains:
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
-            first, before, last = (chain.evaluations[i].x.detach() for i in (0, -2, -1))
+            first, *ends = (
+                each.x.detach() for each in chain.evaluations[:1] + chain.evaluations[-3:]
+            )
+            last = ends[-1]
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
-            limit = _NEAR * float(_lengths(last - before).square().mean().sqrt())
+            # The last gradient may be taken where the one before it was.
+            steps = [float(_lengths(b - a).square().mean()) for a, b in pairwise(ends)]
+            limit = _NEAR * math.sqrt(max(steps))
             count = len(last)
             for at in {*range(0, len(x) - count + 1, count), max(0, len(x) - count)}:
                 rows = x.detach()[at : at + count]
@@ -158,7 +181,7 @@ class Chains:
         sampler.lengths.append(len(chain.evaluations))
         if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
             sampler.measured.append(measured(chain.evaluations, self._draws))
-        chain.evaluations = [chain.evaluations[i] for i in (0, -2, -1)]
+        chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 
     def _sampler_of(self, chain: Chain) -> Sampler:
@@ -171,18 +194,24 @@ class Chains:
             names = _names(first.energy, chain.calls)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"
-            frame, at = chain.calls[0]
             self.samplers[key] = Sampler(
                 name,
                 first.energy,
                 place,
-                Place(frame.f_code, at),
+                _place(chain.calls),
                 tuple(first.x.shape),
                 first.output_shape,
                 is_scalar=_is_scalar(first.cotangent),
+                is_linear=_is_linear(first.cotangent),
                 names=names,
+                method=self._methods.get(id(first.energy), ""),
             )
         return self.samplers[key]
+
+
+def _place(calls: Stack) -> Place:
+    frame, at = calls[0]
+    return Place(frame.f_code, at)
 
 
 def _lengths(x: Tensor) -> Tensor:
@@ -198,15 +227,29 @@ def _is_scalar(cotangent: Tensor | None) -> bool:
     return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
 
 
+def _is_linear(cotangent: Tensor | None) -> bool:
+    """Whether heads were differentiated alike in all samples: no logsumexp of them."""
+    if cotangent is None or cotangent.ndim < 2 or cotangent[0].numel() == 1:
+        return True
+    return bool((cotangent - cotangent[:1]).abs().max() <= 1e-3 * cotangent.abs().max())
+
+
 def _names(module: object, calls: Stack) -> dict[Any, list[str]]:
     """What a module is called in the code of each of the user's frames, and in their files."""
     found: dict[Any, list[str]] = {}
     for frame, _ in calls:
         code, me = frame.f_code, frame.f_locals.get("self")
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
-        if me is not None and hasattr(me, "__dict__"):
-            spaces.append((code, "self.", {**vars(me), **vars(me).get("_modules", {})}))
+        if me is not None:
+            spaces.append((code, "self.", _attributes(me)))
+            for name, part in _attributes(me).items():
+                spaces.append((code, f"self.{name}.", _attributes(part)))
         for where, prefix, space in spaces:
             names = [prefix + name for name, each in space.items() if each is module]
             found[where] = [*found.get(where, []), *names]
     return found
+
+
+def _attributes(of: object) -> dict[str, object]:
+    mine = getattr(of, "__dict__", {})
+    return {**mine, **mine.get("_modules", {})}

@@ -122,7 +122,10 @@ def _text(found: Trace) -> Iterator[str]:
     for each in found.samplers:
         yield from _sampler(each)
     if not found.samplers:
-        yield "no sampler: no module was differentiated with respect to its input in a loop"
+        yield (
+            "no sampler: no module with an output per sample was differentiated by its input in "
+            "a loop"
+        )
     for difference in found.differences:
         yield from _difference(difference)
     if found.samplers and not found.differences:
@@ -144,6 +147,9 @@ def _sampler(each: Sampler) -> Iterator[str]:
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
     yield f"  at {each.site}: {each.site.text}"
     heads = "" if each.is_scalar else ": not one number per sample is differentiated"
+    if not each.is_linear and each.is_scalar:
+        heads = ": of its heads a function such as logsumexp is the energy, which a factor on the"
+        heads += " heads does not temper"
     yield f"  input {each.shape}, output {each.output_shape}{heads}"
     if each.buffer:
         yield f"  samples are written into {each.buffer}"

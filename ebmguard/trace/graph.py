@@ -39,6 +39,7 @@ class Output:
         x: its input, detached.
         shape: of the output.
         calls: the user's frames at the call, and what they were doing.
+        method: that has returned it; empty for the module's own call.
         labels: of each row of ``x``, where it comes from; None until somebody asks.
         cotangent: the gradient of the loss with respect to it, once there is one.
     """
@@ -47,6 +48,7 @@ class Output:
     x: Tensor
     shape: tuple[int, ...]
     calls: Stack
+    method: str = ""
     labels: list[str] | None = None
     cotangent: Tensor | None = None
 
@@ -78,7 +80,7 @@ def place_of(node: Any) -> Place | None:
 def edges(root: Any) -> dict[Output, GradientEdge]:
     """The outputs behind a node, as edges of the graph that gradients can be asked for."""
     found: dict[Output, GradientEdge] = {}
-    todo, seen = [root], set()
+    todo, seen = [root], {None}
     while todo:
         node = todo.pop()
         if node in seen:

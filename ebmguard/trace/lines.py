@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
 
-from ..measurement import Measured
 from .chains import Sampler
 from .places import Place, Source, shown
 from .tracer import Difference, Trace
@@ -63,27 +63,42 @@ def plans(found: Trace) -> list[Plan]:
         Unclear: none could be made, and why.
     """
     if not found.samplers:
-        raise Unclear("no module was differentiated with respect to its input in a loop")
+        raise Unclear(
+            "no module with an output per sample was differentiated by its input in a loop"
+        )
     sided = [each for each in found.differences if _is_contrastive(each)]
     if not sided:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
-    difference = sided[0]
-    sampler, positive, negative = _sides(found, difference)
+    for each in (each for each in found.samplers if each.method and each.name in sided[0].sides):
+        if any(s.energy != (each.energy, each.method) for s in sided[0].sides.values()):
+            called = f"{type(each.energy).__name__}.{each.method}"
+            raise Unclear(f"the sampler differentiates {called}, and the loss has another output")
+    sampler, positive, negative = _sides(found, sided[0])
     if not sampler.is_scalar:
         made_by = sampler.site.code.co_qualname
         raise Unclear(f"the module called at {sampler.site} gives no energies; {made_by} does")
-    is_energy = difference.sides[negative].cotangent < 0
-    options = _options(sampler.best, is_energy=is_energy)
+    is_energy = sided[0].sides[negative].cotangent < 0
+    losses = [each for each in sided if negative in each.sides]
+    of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
+    are_alike = all(
+        positive in each.sides and (each.sides[negative].cotangent < 0) == is_energy
+        for each in losses
+    )
+    if not (of_one_call and are_alike):
+        places = " and ".join(str(each.place) for each in losses)
+        raise Unclear(f"`{negative}` draws for losses at {places}: a guard and a call for each")
+    options = _options(sampler, is_energy=is_energy)
     why, tried = "", []
     for entry in (*sampler.entries, None):
         try:
             if entry is None:
-                first, loss = _inside(sampler, difference, options)
+                first, loss = _inside(sampler, losses[0], options)
             else:
-                first, loss = _around(sampler, entry, difference, options)
+                first, loss = _around(sampler, entry, losses[0], options)
+            ways = [list(_losses(each, positive, negative, loss, is_energy)) for each in losses]
             tried += [
-                Plan((*first, *more), options, is_inline=entry is None)
-                for more in _losses(difference, positive, negative, loss, is_energy)
+                Plan((*first, *itertools.chain(*way)), options, is_inline=entry is None)
+                for way in zip(*ways, strict=False)
             ]
         except Unclear as unclear:
             why = why or str(unclear)
@@ -117,9 +132,9 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     raise Unclear(f"the sampler goes {way} the output, and the loss {word} the output there")
 
 
-def _options(best: Measured, *, is_energy: bool) -> str:
-    words = [BETA_STAR]
-    if best.is_exact and best.noise > 0:
+def _options(sampler: Sampler, *, is_energy: bool) -> str:
+    words, best = [BETA_STAR], sampler.best
+    if best.is_exact and best.noise > 0 and sampler.is_linear:
         words.append(f"output_scale={_rounded(best.output_scale, best.output_scale_error)}")
     if is_energy:
         words.append('convention="energy"')
@@ -152,14 +167,16 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
     if not isinstance(base, ast.Name):
         raise Unclear(f"`{name}` is no name that could be bound again")
     place: CodeType | str = entry.code
-    prefix, above = "", source.around(call)
-    if base.id == "self":
-        owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
+    prefix, above, moved = "", source.around(call), list[Edit]()
+    owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
+    mine = [each for each in sampler.names.get(place, []) if each.startswith("self.")]
+    if base.id != "self" and call.func is base and mine and owner and _has(owner, loss):
+        moved = [_spliced(source, call.func, f"self.{name}")]
+    if base.id == "self" or moved:
         if owner is None or not _has(owner, loss):
             raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
         init = _method(owner, "__init__")
         prefix, (line, indent) = "self.", _after(init.body[-1])
-        mine = [each for each in sampler.names.get(place, []) if each.startswith("self.")]
         loops = [each for each in above if isinstance(each, _LOOPS)]
         if loops and mine and f"{mine[0]} =" not in source.segment(init):
             line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
@@ -190,9 +207,11 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
     model = [f"model={each}" for each in energies if not prefix or each.startswith("self.")][:1]
     if isinstance(place, str) and not _is_bound_before(source, energies[:1], line):
         model = []
-    words = ", ".join(["None", name, *model, options])
-    made = f"{' ' * indent}{prefix}cd_loss, {name} = ebmguard.guard({words})"
-    return [_import(source), _line(source, line, made)], f"{prefix}cd_loss"
+    method = [f'energy="{sampler.method}"'] if sampler.method else []
+    words = ", ".join(["None", name, *model, *method, options])
+    new = f"self.{name}" if moved else name
+    made = f"{' ' * indent}{prefix}cd_loss, {new} = ebmguard.guard({words})"
+    return [_import(source), _line(source, line, made), *moved], f"{prefix}cd_loss"
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -20,7 +21,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..measurement import Evaluation, Recording
-from .chains import Chains, Sampler
+from .chains import Chain, Chains, Sampler
 from .graph import Output, Rows, behind, edges, label_of, meetings, place_of, remember
 from .places import Place, Stack, stack, users_frame
 from .script import run
@@ -40,6 +41,7 @@ class Side:
         expression: the user's for the energies of this side, one for each sample, high where the
             module's output is; empty where they have no name.
         site: where the module was called that has made them.
+        energy: that module, and its method; empty for its own call.
         shape: of these energies.
         weight: the derivative of the difference by their mean, of the sum over heads; NaN where
             they enter unequally.
@@ -49,6 +51,7 @@ class Side:
     label: str
     expression: str = ""
     site: Place | None = None
+    energy: tuple[object, str] = (None, "")
     shape: tuple[int, ...] = ()
     weight: float = math.nan
     cotangent: float = math.nan
@@ -136,6 +139,7 @@ class _Tracer:
         self._steps, self._with_difference, self._all_steps = steps, 0, 0
         self._meets_here: dict[Place, Difference] = {}
         self._in_this_step: set[Place] = set()
+        self._patched = ExitStack()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -151,7 +155,7 @@ class _Tracer:
 
         torch.autograd.backward = watched
         try:
-            with self._recording, _Places(self._computed):
+            with self._patched, self._recording, _Places(self._computed):
                 yield
         finally:
             torch.autograd.backward = backward
@@ -180,17 +184,44 @@ class _Tracer:
         x = next((v for v in given if isinstance(v, Tensor) and v.ndim), None)
         outputs = output.values() if isinstance(output, dict) else output
         for each in outputs if isinstance(output, tuple | list | dict) else (output,):
-            is_energy = isinstance(each, Tensor) and each.grad_fn is not None
-            if is_energy and x is not None and calls and self.chains.is_energy(module):
+            if x is None or not isinstance(each, Tensor) or each.grad_fn is None:
+                continue
+            if each.shape[:1] == x.shape[:1] and calls and self.chains.is_energy(module):
                 seen = Output(module, x.detach(), tuple(each.shape), calls)
                 remember(each, seen)
-                each.register_hook(lambda gradient, seen=seen: _keep_cotangent(seen, gradient))
+                keep = functools.partial(_keep_cotangent, seen)
+                each.register_hook(keep)  # type: ignore[no-untyped-call]
         return calls
 
     def _evaluated(self, evaluation: Evaluation) -> None:
         self._recording.evaluations.clear()
-        if evaluation.noted:
-            self.chains.add(evaluation, evaluation.noted)
+        is_energy = evaluation.output_shape[:1] == evaluation.x.shape[:1]
+        if is_energy and evaluation.noted:
+            chain = self.chains.add(evaluation, evaluation.noted)
+            if chain.sampler is not None:
+                self._find_method(chain, chain.sampler)
+
+    def _find_method(self, chain: Chain, sampler: Sampler) -> None:
+        """A method that makes energies of what parts of its module return, called in the loop.
+
+        From here on its calls are recorded, in the place of those of the parts.
+        """
+        frames = [frame for frame, _ in chain.last_calls]
+        inside = frames[: frames.index(chain.loop)]
+        for frame in sorted(inside, key=lambda each: each.f_code.co_name != "forward"):
+            code, name = frame.f_code, frame.f_code.co_name
+            owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+            is_energy = sampler.is_scalar and sampler.is_linear and name != "forward"
+            if is_energy or not isinstance(owner, nn.Module):
+                continue
+            kind: Any = next((k for k in type(owner).__mro__ if name in vars(k)), nn.Module)
+            original: Any = vars(kind).get(name)
+            is_its = getattr(original, "__code__", None) is code
+            if is_its and any(part is sampler.energy for part in owner.modules()):
+                setattr(kind, name, _recorded(original, self._recording))
+                self._patched.callback(setattr, kind, name, original)
+                self.chains.replace(sampler, owner, "" if name == "forward" else name)
+                return
 
     # -- what is computed -------------------------------------------------------------------
 
@@ -231,6 +262,7 @@ class _Tracer:
             side = difference.sides.get(label)
             if side is not None and not others:
                 side.site, side.shape, side.expression = output.place, output.shape, ""
+                side.energy = output.module, output.method
                 side.weight = _weight(total, edge, output.shape)
                 node = output.place.node if output.place is not None else None
                 if any(node is each for each in inner):
@@ -290,6 +322,17 @@ class _Tracer:
             self._in_this_step.add(place)
             found.append((difference, [output for output, _ in known[node]]))
         return found
+
+
+def _recorded(original: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
+    def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = recording.call(module, functools.partial(original, module), args, kwargs)
+        for output in edges(getattr(result, "grad_fn", None)):
+            if output.module is module:
+                output.method = original.__name__.removeprefix("forward")
+        return result
+
+    return method
 
 
 def _weight(total: Tensor, energies: GradientEdge, shape: Sequence[int]) -> float:

@@ -16,6 +16,7 @@ import torch
 
 from ebmguard.errors import ConfigError
 
+from ..compiling import CompileName
 from ..data import ROOT_VARIABLE, ImageData, load_data
 from ..networks import ActivationName
 from ..precision import PrecisionName
@@ -33,19 +34,18 @@ ActionName = Literal["warn", "raise", "rollback"]
 class JemConfig(RunConfig):
     """Train a joint energy-based model: a classifier that is also an EBM, watched by the guard.
 
-    What a scenario sets can be overridden by name; None is the scenario's value. Counts of images
-    and samples are those of all GPUs together. The run folder gets config.json, metrics.jsonl and
+    What a scenario sets can be overridden by name. Counts of images and samples are those of
+    all GPUs together. The run folder gets config.json, metrics.jsonl and
     alerts.jsonl (the guard's), training.jsonl, accuracy.jsonl and evaluations.jsonl (the
     trainer's), TensorBoard events, results.json, samples/, figures/ and checkpoints/.
     """
 
     data: DataName | None = None
-    """Data set. None: the digits, scikit-learn's 1,797 real 8x8 images, which need no download; or
-    cifar10 for a scenario of the paper."""
+    """Data set. The digits are scikit-learn's 1,797 real 8x8 images, which need no download."""
     data_root: str | None = None
-    """Folder of the other data sets; None is the environment variable EBMGUARD_DATA."""
+    """Folder of the other data sets."""
     scenario: ScenarioName | None = None
-    """A scenario of the paper's Appendix M.1; None is "digits" for the digits, else "1"."""
+    """A scenario of the paper's Appendix M.1, or that of the digits."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
     steer_beta: bool = False
@@ -68,8 +68,7 @@ class JemConfig(RunConfig):
     """Weight of mean f(x+)^2 + mean f(x-)^2 in the terms of p(x) and p(x, y), for which 0.1 is
     common; it holds the energies near 0. 0: no such term."""
     clip_norm: float | None = None
-    """Largest norm of the gradient of all parameters; a longer one is shortened to it. None: as it
-    is."""
+    """Largest norm of the gradient of all parameters; a longer one is shortened to it."""
     activation: ActivationName = "leaky_relu"
     """leaky_relu is JEM's, silu a smooth one."""
     class_conditional: bool = False
@@ -109,7 +108,7 @@ class JemConfig(RunConfig):
     test_images: int | None = None
     """Test images that are used."""
     image_size: int | None = None
-    """Pixels a side to which images are averaged down; None leaves them as they are."""
+    """Pixels a side to which images are averaged down."""
     eval_every: int | None = None
     """Steps between evaluations."""
     quality_samples: int | None = None
@@ -130,8 +129,8 @@ class JemConfig(RunConfig):
     precision: PrecisionName = "float32"
     """Arithmetic of the convolutions, with tf32 of the logits' product too; energies and logits are
     float32 numbers in any case. tf32 and the speed of bfloat16 need a GPU."""
-    compile: bool = False
-    """Compile the network with torch.compile."""
+    compile: CompileName = "auto"
+    """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
     checkpoint_every: int = 500
     """Steps between checkpoints; the last step and Ctrl-C write one too."""
     threads: int = 1
@@ -213,6 +212,7 @@ class JemConfig(RunConfig):
                 ("scenario", self.scenario_name, ScenarioName),
                 ("variant", self.variant, VariantName),
                 ("precision", self.precision, PrecisionName),
+                ("compile", self.compile, CompileName),
                 ("action", self.action, ActionName),
                 ("activation", self.activation, ActivationName),
             )

@@ -18,6 +18,7 @@ from ebmguard.alerts import Alert
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.steering import AdaptiveSteps, SteerBeta
 
+from ..compiling import compile_modules
 from ..data import ImageData
 from ..networks import WideResNet, of_class
 from ..precision import autocast_type
@@ -67,9 +68,7 @@ class Trainer:
         # All of a step's images and samples pass through the network at once, which is also what
         # several ranks need: their gradients are averaged in one backward pass.
         classifier = Classifier(network)
-        if config.compile:
-            network.compile()
-            classifier.compile()
+        compile_modules(config.compile, config.precision, device, network, classifier)
         self._classify = ranks.parallel(classifier)
         self.optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
         self.draws = Draws(data, settings, config.seed, ranks)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from ebmguard.errors import ConfigError
 
+from ..compiling import CompileName
 from ..data import ROOT_VARIABLE, ImageData, load_data
 from ..precision import PrecisionName
 from ..ranks import ONE_RANK, Ranks
@@ -89,8 +90,8 @@ class ShortRunConfig(RunConfig):
     precision: PrecisionName = "float32"
     """Arithmetic of the convolutions; energies are float32 numbers in any case. tf32 and the speed
     of bfloat16 need a GPU."""
-    compile: bool = False
-    """Compile the network with torch.compile."""
+    compile: CompileName = "auto"
+    """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
     checkpoint_every: int = 500
     """Updates between checkpoints; the last one and Ctrl-C write one too."""
     threads: int = 1
@@ -151,6 +152,7 @@ class ShortRunConfig(RunConfig):
             for name, value, known in (
                 ("action", self.action, ActionName),
                 ("precision", self.precision, PrecisionName),
+                ("compile", self.compile, CompileName),
             )
             if value not in get_args(known)
         ]

@@ -20,6 +20,7 @@ from ..jem.evaluation import Features, SampleQuality, load_features
 from ..likelihood import described, image_likelihood
 from ..markdown import markdown_table
 from ..precision import set_precision
+from ..progress import log_to_terminal
 from ..run_folder import CONFIG, read_config
 from .evaluate_config import EvaluateConfig
 from .trained import TrainedRun, load_run
@@ -43,7 +44,7 @@ def run(config: EvaluateConfig) -> int:
             be had or are of other images, or evaluation.json cannot be written.
         ImportError: a package that is needed is not installed.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log_to_terminal()
     config.check()
     device = find_device(config.device)
     trained = load_run(config.run, device, config.data_root)

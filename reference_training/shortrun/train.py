@@ -14,6 +14,7 @@ from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 from ebmguard.steering import AdaptiveSteps
 
+from ..compiling import compile_modules
 from ..device import describe, find_device
 from ..interrupt import DeferredInterrupt
 from ..precision import set_precision
@@ -63,8 +64,7 @@ def train(
     network = make_network(config, data)
     if config.start_from is not None and state is None:
         start_from(network, Path(config.start_from), settings.activation)
-    if config.compile:
-        network.compile()
+    compile_modules(config.compile, config.precision, device, network)
     energies = ranks.parallel(network)
     make_optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[settings.optimizer]
     optimizer = make_optimizer(network.parameters(), lr=settings.lr, fused=True)

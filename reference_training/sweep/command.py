@@ -38,7 +38,7 @@ def run(grid: Grid) -> int:
     if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
         raise ConfigError(
             "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once, without torchrun, "
-            "and give --address for a Ray cluster of several machines (docs/training.md)"
+            "and give --address for a Ray cluster of several machines"
         )
     try:
         grid.out.mkdir(parents=True, exist_ok=True)

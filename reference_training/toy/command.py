@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from ebmguard.printable import printable
 
 from ..interrupt import INTERRUPTED
 from ..numbers import median
+from ..progress import log_to_terminal
 from .config import ToyConfig
 from .train import train
 
@@ -41,7 +41,7 @@ def train_run(config: ToyConfig) -> dict[str, Any] | None:
     Raises:
         ConfigError: the settings, the folder or the device cannot be meant.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log_to_terminal()
     return train(*config.open())
 
 

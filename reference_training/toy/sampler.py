@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import Mixture, sgld
 
-from ..graphs import graphed
+from ..graphs import first_steps, graphed
 from .broken import GOOD, SAMPLERS
 from .scenario import Scenario
 
@@ -32,7 +32,7 @@ def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
         return sgld(
             f,
             x0 + fault.away * settings.init_std if fault.away else x0,
-            steps=settings.sgld_steps,
+            steps=len(noise),
             step_size=fault.step * settings.step_size,
             # The step of the Langevin equation is the noise's variance.
             noise_std=math.sqrt(fault.step) * settings.noise_std,
@@ -53,5 +53,8 @@ def make_training_sampler(settings: Scenario, device: torch.device) -> Sampler |
     """
     if not settings.sgld_steps:
         return None
-    each = {name: graphed(make_sampler(settings, name), device) for name in settings.sampler_names}
+    each = {
+        name: graphed(make_sampler(settings, name), device, first_steps)
+        for name in settings.sampler_names
+    }
     return Mixture(each, dim=1) if len(each) > 1 else each.popitem()[1]

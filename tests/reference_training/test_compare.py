@@ -71,6 +71,7 @@ def steps_of(line: Line2D) -> list[float]:
 
 def test_the_table_says_what_happened(pair):
     text = table([load(path) for path in pair])
+    assert max(map(len, text.splitlines())) > 80
     lines = {line.split("  ")[0]: line for line in text.splitlines()}
     assert "DIVERGED at step 25" in lines["outcome"]
     assert "finished 40 steps" in lines["outcome"]
@@ -80,6 +81,18 @@ def test_the_table_says_what_happened(pair):
     # At β* = 0 the weights are those of the reference exponent.
     assert "0.016" in lines["ESS / M, final (likewise)"]
     assert "0.5" in lines["ESS / M, final (likewise)"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_table_folds_and_loses_no_word(pair, width):
+    runs = [load(path) for path in pair]
+    folded = table(runs, width)
+    assert max(map(len, folded.splitlines())) <= width
+
+    def words(text):
+        return sorted(text.replace("-", "").split())
+
+    assert words(folded) == words(table(runs))
 
 
 def test_the_picture_shows_gap_accuracy_scale_alerts_and_samples(pair):

@@ -16,7 +16,7 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.graphs import graphed, graphed_energies
+from ebmguard.reference_training.graphs import first_steps, graphed, graphed_energies
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.samplers import sgld
 from tests.replay import capture_as_replays
@@ -76,6 +76,10 @@ def chain(network, x, noise):
     return sgld(network, x, steps=4, step_size=0.1, noise_std=0.1, noise=noise)
 
 
+def chain_of_any_length(network, x, noise):
+    return sgld(network, x, steps=len(noise), step_size=0.1, noise_std=0.1, noise=noise)
+
+
 def draws(seed, n=M, device=CPU):
     rng = torch.Generator().manual_seed(seed)
     return torch.randn(4, 1, n, 2, generator=rng, dtype=torch.float64).to(device)
@@ -92,6 +96,31 @@ def twins(device):
 
 def test_function_itself_on_a_cpu():
     assert graphed(chain, CPU) is chain
+
+
+def test_a_chain_is_warmed_up_by_its_first_steps(stand_ins):
+    network, calls = Members(), []
+    network.register_forward_pre_hook(lambda *_: calls.append(1))
+    captured = graphed(chain_of_any_length, CPU, first_steps)
+    x, noise = samples(M, 0), draws(0)
+    expected = chain(network, x, noise)
+    calls.clear()
+    torch.testing.assert_close(captured(network, x, noise), expected)
+    assert len(calls) == 3 + len(noise)  # and those of the capture
+    captured(network, x, noise)
+    assert len(calls) == 3 + len(noise)
+
+
+def test_what_other_threads_ask_does_not_break_a_capture(stand_ins, monkeypatch):
+    asked = []
+
+    def captured(graph, **told):
+        asked.append(told)
+        return graph
+
+    monkeypatch.setattr("torch.cuda.graph", captured)
+    graphed(chain, CPU)(Members(), samples(M, 0), draws(0))
+    assert [told["capture_error_mode"] for told in asked] == ["thread_local"]
 
 
 def test_replays_follow_inputs_and_parameters(device):

@@ -1,5 +1,7 @@
 """The arithmetic of a trainer is that of its settings."""
 
+from typing import Any
+
 import torch
 
 from ebmguard.reference_training.precision import autocast_type, set_precision
@@ -7,18 +9,22 @@ from ebmguard.reference_training.precision import autocast_type, set_precision
 
 def test_precision_is_that_of_the_settings():
     assert torch.get_float32_matmul_precision() == "highest"
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit
     try:
         set_precision("tf32")
         assert torch.get_float32_matmul_precision() == "high"
-        assert torch.backends.cudnn.allow_tf32
+        assert cudnn.allow_tf32
         for precision in ("float32", "bfloat16"):
             set_precision(precision)
             assert torch.get_float32_matmul_precision() == "highest"
-            assert not torch.backends.cudnn.allow_tf32
+            assert not cudnn.allow_tf32
+            # All kernels are tried, not the first ten.
+            assert cudnn.benchmark
+            assert cudnn.benchmark_limit == 0
     finally:
         torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = before
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def test_only_bfloat16_casts():

@@ -27,7 +27,7 @@ def test_lines_come_every_so_many_steps_and_at_the_end(caplog):
 def test_what_is_logged_controls_no_terminal():
     record = logging.LogRecord("ebmguard", logging.INFO, "", 0, "%s", ("a\x1b[31mb\x9bc",), None)
     shown = progress.PrintableFormatter("%(message)s").format(record)
-    assert shown == "a\ufffd[31mb\ufffdc"
+    assert shown == "ebmguard: a\ufffd[31mb\ufffdc"
 
 
 @pytest.mark.parametrize(

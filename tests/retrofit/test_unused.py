@@ -15,7 +15,7 @@ X = torch.ones(2, 2, dtype=torch.float64)
 
 @pytest.fixture
 def said(caplog):
-    with caplog.at_level(logging.DEBUG, "ebmguard"):
+    with caplog.at_level(logging.WARNING, "ebmguard"):
         yield lambda: [record.getMessage() for record in caplog.records]
 
 

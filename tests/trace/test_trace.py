@@ -9,7 +9,7 @@ import pytest
 
 from ebmguard import cli
 from ebmguard.trace import proof, tracer
-from tests.trace import trainers
+from tests.trace import structures, trainers
 
 PROVEN = {
     "PLAIN": (
@@ -56,11 +56,45 @@ PROVEN = {
     ),
     "CHUNK": ("input (16, 4), output (16, 3)", "loss = cd_loss(pos, neg) / 2"),
     "NEGATED": ("cd_loss(-e_pos, -e_neg)",),
+    "METHOD": (
+        "g.temper(model.energy(x)).sum(), x)[0]",
+        "loss = g.loss(model.energy(data()), model.energy(x.detach()))",
+    ),
+    "METHODS": (
+        "energy: __main__.Net, called model",
+        'sample = ebmguard.guard(None, sample, model=model, energy="energy", beta_star=0.5, '
+        'output_scale=1, convention="energy")',
+        "loss = cd_loss(model.energy(data()), model.energy(x))",
+    ),
+    "FORWARD": (
+        "energy: __main__.Net, called model",
+        "cd_loss, sample = ebmguard.guard(None, sample, model=model, beta_star=0.5, output_scale=1",
+    ),
+    "LOSS_MODULE": (
+        "self.cd_loss, self.sample = ebmguard.guard(None, self.sample, model=self.net, ",
+        "return self.cd_loss(self.net(x), self.net(x_q))",
+    ),
+    "TWICE": (
+        "l = cd_loss(fp, fq)",
+        "l = l + cd_loss(gp, gq)",
+    ),
+    "NESTED": (
+        "self.cd_loss, self.langevin = ebmguard.guard(None, langevin, model=self.model.net, "
+        "beta_star=0.5, output_scale=1)",
+        "return self.langevin(lambda x: self.model.score(x), torch.rand(B, D))",
+        "return self.cd_loss(-e_pos, -e_neg)",
+    ),
+    "LOGITS": (
+        "no output scale could be told",
+        "guard(None, sample_q, model=f, beta_star=0.5)",
+    ),
+    "PENALTY": ("sampler `sample_q` (train.py:", "loss = cd_loss(fp, fq)"),
     "MAXIMISED": ("value = -cd_loss(fp, fq)",),
 }
 NOT = {
-    "METHOD": "gives no energies; Net.energy does",
-    "NO_SAMPLER": "no sampler: no module was differentiated with respect to its input in a loop",
+    "CONDITIONAL": "the sampler differentiates Net.log_prob, and the loss has another output",
+    "TWO_TERMS": "draws for losses at train.py:",
+    "NO_SAMPLER": "no sampler: no module with an output per sample was differentiated by its",
     "WRONG_SIGN": "the sampler goes up the output, and the loss raises the output there",
     "FAILS": "the script stopped: KeyError: 'data' (train.py:",
     "ONCE": "Two runs without these lines differ as well: the script cannot be repeated.",
@@ -71,7 +105,9 @@ NOT = {
 def written(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     path = Path("train.py")
-    path.write_text(trainers.HEAD + textwrap.dedent(getattr(trainers, name)))
+    path.write_text(
+        trainers.HEAD + textwrap.dedent(getattr(trainers, name, "") or getattr(structures, name))
+    )
     return path
 
 

@@ -20,6 +20,7 @@ from ...device import describe, find_device
 from ...likelihood import described, image_likelihood
 from ...networks import WideResNet
 from ...precision import set_precision
+from ...progress import log_to_terminal
 from .classification import ECE_BINS, accuracy, calibration_error, classify
 from .config import EvaluateConfig
 from .features import load_features
@@ -44,7 +45,7 @@ def run(config: EvaluateConfig) -> int:
         ConfigError: the settings cannot be meant, or the run has no such checkpoint.
         ImportError: a package that is needed is not installed.
     """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    log_to_terminal()
     results = evaluate(config)
     text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
     (config.run / EVALUATION).write_text(text, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import sys
@@ -13,6 +14,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.options import GROUPS, from_words
 
 
 def at(out="x", **settings):
@@ -113,7 +115,7 @@ def test_output_scale_is_that_of_jem():
     [
         {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
         {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
-        {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": True},
+        {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": "yes"},
         {"data": "mnist", "image_size": 14},
         {"action": "rollback"},
         {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu"},
@@ -124,14 +126,32 @@ def test_command_line_makes_the_same_settings(settings):
     config = at("runs/a b", **settings)
     words = shlex.split(config.command())
     assert words[:3] == ["ebmguard", "train", "jem"]
-    assert tyro.cli(JemConfig, args=words[3:]) == config
+    assert tyro.cli(from_words, args=words[3:]) == config
 
 
 @pytest.mark.parametrize("words", ["--scenario 8", "--variant best", "--activation relu"])
 def test_the_command_line_knows_the_names(words, capsys):
     with pytest.raises(SystemExit):
-        tyro.cli(JemConfig, args=["--out", "x", *words.split()])
+        tyro.cli(from_words, args=["--out", "x", *words.split()])
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_every_setting_is_in_one_group_of_the_help():
+    names = " ".join(GROUPS.values()).split()
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(JemConfig))
+
+
+def test_the_help_says_the_defaults_that_count(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        tyro.cli(from_words, args=["--help"])
+    shown = capsys.readouterr().out
+    assert "None" not in shown
+    for group in GROUPS:
+        assert f"{group} options" in shown
+    settings = [at("x").settings, at("x", scenario="1").settings]
+    assert f"default: {settings[0].lr} on digits, {settings[1].lr} in scenario 1" in shown
+    assert f"default: {at('x').beta_star}" in shown
 
 
 def test_settings_are_plain_json_values():
@@ -211,4 +231,4 @@ def test_features_that_run_no_code_come_with_the_folder(tmp_path):
 def test_the_command_of_a_run_leaves_out_what_was_not_given():
     words = shlex.split(JemConfig(out=Path("x"), scenario="3").command())
     assert "None" not in words
-    assert tyro.cli(JemConfig, args=words[3:]).data_name == "cifar10"
+    assert tyro.cli(from_words, args=words[3:]).data_name == "cifar10"

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ebmguard import guard
 from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.jem.scenarios import DEFAULT
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import ReplayBuffer
+from tests.replay import Replay, capture_as_replays
 
 SETTINGS = replace(DEFAULT, sgld_steps=3, step_size=0.7, noise_std=0.05)
 SHAPE = (3, 8, 8)
@@ -165,3 +167,14 @@ def test_the_pace_is_asked_for_at_every_call_and_finer_steps_are_the_same_diffus
             (gradient,) = torch.autograd.grad(network.classify(x0).logsumexp(1).sum(), x0)
             x0 = (x0 + 0.7 / refinement * gradient + 0.05 / refinement**0.5 * z).detach()
         torch.testing.assert_close(x, x0, rtol=1e-5, atol=1e-5)
+
+
+def test_a_guard_measures_a_captured_sampler_by_its_warm_up(network, monkeypatch):
+    """No evaluation inside a capture counts, as on a GPU."""
+    capture_as_replays(monkeypatch)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: Replay.recording)
+    rng = generator()
+    g = guard(None, make_sampler(SETTINGS, 6, rng), beta_star=0.5, output_scale="measure")
+    g.sampler(network, buffer(rng))
+    assert g.state_dict()["measured"]["output_scale"] == pytest.approx(2 * 0.7 / 0.05**2, rel=0.01)

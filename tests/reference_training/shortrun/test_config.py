@@ -142,7 +142,7 @@ def test_k_is_random_where_both_ends_say_so(given, ends):
     "settings",
     [
         {"beta_star": 0.0, "lr": 1e-3, "sgld_steps": 7, "most_sgld_steps": 9},
-        {"data": "cifar10", "data_root": "/data sets", "precision": "bfloat16", "compile": True},
+        {"data": "cifar10", "data_root": "/data sets", "precision": "bfloat16", "compile": "yes"},
         {"init": "persistent", "buffer_size": 100, "optimizer": "sgd", "activation": "gelu"},
         {"start_from": "runs/other one", "seed": 3, "action": "raise", "most_steps": 8},
         {"data": "mnist", "image_size": 7, "train_images": 100, "test_images": 5, "threads": 0},

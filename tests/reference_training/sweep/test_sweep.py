@@ -8,7 +8,6 @@ import signal
 
 import pytest
 
-from tests.parts import PATIENCE
 from tests.reference_training.sweep.parts import calls, end, names, plan, start, until
 
 pytest.importorskip("ray", reason="Ray is not installed")
@@ -83,7 +82,8 @@ def test_ctrl_c_in_the_terminal_stops_every_run_once(tmp_path):
     again = said.split("stopped; go on with: ebmguard sweep jem ")[1].strip().split()
     (grid / "release").touch()
     sweep = start(grid, *again[again.index("--seeds") :])
-    assert sweep.wait(timeout=PATIENCE) == 0, end(sweep)
+    said = end(sweep)
+    assert sweep.returncode == 0, said
     assert sorted(names(grid, "end")) == sorted(SIX)
     assert sum(call["words"][-1] == "--resume" for call in calls(grid)) == len(begun)
 
@@ -115,7 +115,7 @@ def test_a_sweep_that_is_killed_takes_its_runs_with_it(tmp_path):
     sweep = start(grid, *words)
     until(lambda: calls(grid))
     sweep.kill()
-    sweep.wait()
+    end(sweep)
     with (grid / f"{SIX[0]}.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)  # waits for the end of the run
     assert not names(grid, "end")

@@ -1,0 +1,66 @@
+"""When a trainer's networks are compiled, and for how many shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard.reference_training.compiling import compile_modules
+from tests.reference_training.jem.parts import config_for
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "precision", "device", "compiled"),
+    [
+        ("auto", "bfloat16", GPU, True),
+        ("auto", "tf32", GPU, False),
+        ("auto", "float32", GPU, False),
+        ("auto", "bfloat16", CPU, False),
+        ("yes", "float32", CPU, True),
+        ("yes", "tf32", GPU, True),
+        ("no", "bfloat16", GPU, False),
+    ],
+)
+def test_bfloat16_on_a_gpu_is_compiled_unless_told(
+    setting, precision, device, compiled, monkeypatch
+):
+    modules, found = (Double(), Double()), []
+    monkeypatch.setattr(Double, "compile", lambda self, **told: found.append((self, told)))
+    compile_modules(setting, precision, device, *modules)
+    told = {"dynamic": False, "mode": "max-autotune-no-cudagraphs" if device is GPU else None}
+    assert found == [(module, told) for module in modules if compiled]
+
+
+def test_each_shape_is_compiled_for_itself(monkeypatch):
+    """Of a dynamic batch, the second size would be the last that is compiled."""
+    shapes = []
+
+    def backend(graph, inputs):
+        shapes.append([x.shape[0] for x in inputs if isinstance(x, torch.Tensor) and x.ndim == 2])
+        return graph.forward
+
+    compiled = nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **told: compiled(self, backend=backend, **told)
+    )
+    module = Double()
+    torch.compiler.reset()
+    compile_modules("yes", "float32", CPU, module)
+    for batch in (3, 5, 7, 3):
+        module(torch.zeros(batch, 2))
+    torch.compiler.reset()
+    assert shapes == [[3], [5], [7]]
+
+
+@pytest.mark.parametrize(("was", "now"), [(False, "no"), (True, "yes")])
+def test_an_earlier_run_is_resumed_as_it_was(was, now, tmp_path):
+    config = config_for(tmp_path / "run")
+    assert config.resumed({**config.to_json(), "compile": was}).compile == now

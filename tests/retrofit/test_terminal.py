@@ -1,0 +1,64 @@
+"""What a guarded run says where its program has not set up logging, and where it has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+RUN = """
+import torch
+from ebmguard import guard
+
+def langevin(f, x):
+    return x + 0 * f(x).detach()
+
+f = torch.nn.Linear(1, 1)
+g = guard(None, langevin, model=f, beta_star=0.5, output_scale=2.0, log_dir={folder!r})
+loss, sample = g
+for step in range(3):
+    x = sample(f, torch.zeros(4, 1))
+    loss(f(x), f(x) / (step - 1))
+"""
+BEGINS = "guards the loss and langevin, beta_star=0.5, output_scale=2.0; ebmguard watch runs/a"
+
+
+def said(code: str, folder: object, path: object) -> list[str]:
+    """Lines on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", code + RUN.format(folder=folder)],
+        cwd=str(path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stderr.splitlines()
+
+
+def test_every_line_begins_with_the_name(tmp_path):
+    first, *alerts = said("", "runs/a", tmp_path)
+    assert first == f"ebmguard: {BEGINS}"
+    assert alerts
+    assert all(line.startswith("ebmguard: ") for line in alerts), alerts
+    assert "nonfinite" in alerts[0]
+
+
+@pytest.mark.parametrize(("level", "opens"), [("INFO", True), ("WARNING", False)])
+def test_a_program_with_logging_of_its_own_keeps_its_format_and_level(tmp_path, level, opens):
+    setting = (
+        f"import logging; logging.basicConfig(level='{level}', format='[%(name)s] %(message)s')"
+    )
+    lines = said(setting, "runs/a", tmp_path)
+    assert (f"[ebmguard] {BEGINS}" in lines) == opens
+    assert all(line.startswith("[ebmguard] ") for line in lines)
+    assert "nonfinite" in lines[-1]
+
+
+def test_a_silenced_log_stays_silent(tmp_path):
+    setting = "import logging; logging.getLogger('ebmguard').addHandler(logging.NullHandler())"
+    assert said(setting, "runs/a", tmp_path) == []
+
+
+def test_says_what_is_missing_to_watch_it(tmp_path):
+    assert said("", None, tmp_path)[0].endswith("pass log_dir= to watch it")

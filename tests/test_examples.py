@@ -1,0 +1,103 @@
+"""Every script of examples/, run in small, and what it says it did. The README's is one of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ebmguard import cli
+from ebmguard.sinks import read_jsonl
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+README = (ROOT / "README.md").read_text()
+LONGEST = 60
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+# Of each script how it is started, its arguments, and what it prints.
+TABLE = {
+    "ring": (
+        (sys.executable,),
+        (),
+        r"(step \d+: gap .*\n){5}samples: mean radius (0\.9|1\.[01])\d\n",
+    ),
+    "jem_digits": ((sys.executable,), ("60",), r"test accuracy \d\d\.\d%, GradScale [01]\.\d\d\n"),
+    "saves_itself": (
+        (sys.executable,),
+        (),
+        r"(?s)Rollback 1.*finished at step 500, energy gap \S+\n",
+    ),
+    "own_rule_and_sink": ((sys.executable,), (), r"(?s)step 0: .*WARN drifting at step \d+\n.*"),
+    "two_ranks": (TORCHRUN, ("10",), r"2 ranks, 10 steps, GradScale 0\.9\d\d\n"),
+    "lightning_ring": ((sys.executable,), ("10",), r"(?s).*GradScale 0\.\d+, energy gap \S+\n"),
+    "read_runs": (
+        (sys.executable,),
+        ("run",),
+        r"(?s).*\nrun +0\.5 +0\.9\n.*7 +WARN +overshoot\n",
+    ),
+}
+
+
+def run(name: str, folder: Path) -> str:
+    start, words, _ = TABLE[name]
+    done = subprocess.run(
+        [*start, str(EXAMPLES / f"{name}.py"), *words],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_script_is_tried_and_short():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(TABLE)
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= LONGEST, path
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if name != "ring"])
+def test_runs_and_says_what_it_did(name, tmp_path):
+    if name == "lightning_ring":
+        pytest.importorskip("lightning")
+    if name == "read_runs":
+        (tmp_path / "run").mkdir()
+        rows = "".join(f'{{"step":{i},"energy_gap":0.5,"grad_scale":0.9}}\n' for i in range(100))
+        (tmp_path / "run" / "metrics.jsonl").write_text(rows)
+        alert = '{"step":7,"level":"WARN","rule":"overshoot","remedies":["fewer SGLD steps"],'
+        alert += '"tag":"energy_overlap","value":1.0,"limit":0.95,"window":50,"message":"m"}\n'
+        (tmp_path / "run" / "alerts.jsonl").write_text(alert)
+    assert re.fullmatch(TABLE[name][2], run(name, tmp_path))
+
+
+def test_the_readme_shows_the_ring_and_what_it_prints(tmp_path):
+    (code, shown), *_ = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
+    assert code == (EXAMPLES / "ring.py").read_text()
+    printed = run("ring", tmp_path)
+    assert re.fullmatch(TABLE["ring"][2], printed)
+    numbers = [
+        [float(n) for n in re.findall(r"[-\d.]+(?=[,\n])", text)] for text in (printed, shown)
+    ]
+    # Other instructions round otherwise, and 500 steps of Langevin dynamics multiply that.
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.6)
+    assert re.sub(r"[\d.-]+", "#", printed) == re.sub(r"[\d.-]+", "#", shown)
+    rows = read_jsonl(tmp_path / "runs" / "ring" / "metrics.jsonl")
+    assert len(rows) == 500
+    assert rows[-1]["energy_gap"] == pytest.approx(numbers[0][-3], abs=0.01)
+    assert cli.main(["watch", str(tmp_path / "runs" / "ring"), "--once"]) == 0
+
+
+def test_every_command_of_the_readme_is_one():
+    commands = re.findall(r"^    ebmguard (.+?)(?:  |$)", README, re.MULTILINE)
+    assert commands
+    for command in commands:
+        found, taken = cli.find(command.split())
+        assert len(found) == 1, command
+        assert taken == len(found[0]), command

@@ -1,0 +1,96 @@
+"""What a newcomer does: a wheel in a fresh environment, and what the README shows, from there."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.reference_training.test_compare import write_run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SOURCES = ("ebmguard", "adapters", "reference_training", "pyproject.toml", "README.md", "LICENSE")
+# What examples import that the first install line does not bring.
+OTHERS = {"sklearn", "lightning"}
+
+
+@pytest.fixture(scope="module")
+def newcomer(tmp_path_factory):
+    """A folder with an environment, made by the README's first install line, of the wheel."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    source = folder / "source"
+    source.mkdir()
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignore)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip = ["-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run(
+        [sys.executable, *pip, "wheel", "--no-deps", "-w", folder, source], check=True, cwd=folder
+    )
+    shutil.rmtree(source)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
+    python = folder / "env" / "bin" / "python"
+    (extra,) = re.findall(r'^    pip install "ebmguard(\[\w+\])"$', README, re.MULTILINE)
+    pinned = ["--no-compile", "-c", str(ROOT / "constraints.txt"), f"{wheel}{extra}"]
+    subprocess.run([python, *pip, "install", *pinned], check=True, cwd=folder)
+    return folder
+
+
+def go(folder: Path, *words: str) -> str:
+    """What a command of the environment prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    environment.pop("PYTHONPATH", None)
+    command = [str(folder / "env" / "bin" / words[0]), *words[1:]]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
+    assert go(newcomer, "ebmguard", "--version").startswith("ebmguard ")
+    assert "usage" in go(newcomer, "ebmguard", "--help")
+    (code, shown), *_ = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
+    (newcomer / "ring.py").write_text(code)
+    printed = go(newcomer, "python", "ring.py")
+    assert re.sub(r"[\d.-]+", "#", printed) == re.sub(r"[\d.-]+", "#", shown)
+    for name in "AB":
+        write_run(newcomer / name, beta_star=2.0, diverged_at=None)
+    # The same trainer before there was a guard in it: what `ebmguard trace` is for.
+    plain = re.sub(r"(?s)loss_fn, sample = g = guard\(.*?\n\)\n", "sample = langevin\n", code)
+    plain = re.sub(r"loss_fn\(.*\)", "energy(data).mean() - energy(chains).mean()", plain)
+    (newcomer / "train.py").write_text(re.sub(r"(?s)    if step % 100.*", "", plain))
+    commands = re.findall(
+        r"^    ebmguard (.+?)(?:  |$)|`ebmguard (trace [^`]+)`", README, re.MULTILINE
+    )
+    for command in ("".join(pair) for pair in commands):
+        words = command.split()
+        said = go(newcomer, "ebmguard", *words, *(["--once"] if words[0] == "watch" else []))
+        assert said, command
+    assert (newcomer / "report.html").stat().st_size > 10_000
+    assert (newcomer / "compare.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_every_example_imports_what_the_wheel_has(newcomer):
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        lines = [
+            ast.unparse(node)
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        own = [line for line in lines if not OTHERS & set(re.split(r"\W+", line))]
+        go(newcomer, "python", "-c", "\n".join(own))

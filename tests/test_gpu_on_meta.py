@@ -1,0 +1,200 @@
+"""Training steps on the device `meta` in a GPU's place: what waits, and what is launched."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.gpu_on_meta import META, gpu_on_meta, own_place
+from benchmarks.meta_steps import CASES, FIRST, LAST, of_guard, steps_of
+from ebmguard.alerts import Level
+from ebmguard.reference_training.graphs import graphed
+from ebmguard.reference_training.jem.trainer import Trainer
+from ebmguard.samplers import ReplayBuffer
+
+# Launches of a usual step, of them the guard's, and of a step with the slow tier.
+CEILINGS: dict[str, tuple[int, int, int]] = {
+    "jem": (313, 170, 487),
+    "jem beta* 0": (262, 137, 436),
+    "jem no_pos": (309, 168, 483),
+    "jem batch": (318, 176, 492),
+    "jem true": (347, 198, 521),
+    "jem class-conditional": (317, 170, 491),
+    "jem p(x, y)": (320, 178, 491),
+    "jem p(x) and p(x, y)": (550, 337, 858),
+    "jem own labelled batch": (321, 170, 495),
+    "jem clip": (321, 170, 495),
+    "jem L2": (335, 170, 509),
+    "jem most_steps": (313, 170, 487),
+    "jem steered beta*": (313, 170, 487),
+    "jem rollback": (313, 170, 487),
+    "jem raise": (313, 170, 487),
+    "jem silu": (313, 170, 487),
+    "jem classifier": (83, 11, 120),
+    "shortrun": (217, 152, 374),
+    "shortrun beta* 0": (166, 119, 323),
+    "shortrun random K": (229, 152, 383),
+    "shortrun most_steps": (217, 152, 374),
+    "shortrun persistent": (242, 152, 402),
+    "shortrun SGD": (215, 152, 372),
+    "shortrun raise": (217, 152, 374),
+    "toy": (322, 246, 416),
+    "toy no_pos": (317, 243, 411),
+    "toy batch": (326, 251, 420),
+    "toy true": (355, 273, 449),
+    "toy all variants": (657, 464, 751),
+    "toy schedule": (324, 246, 418),
+    "toy average": (422, 307, 516),
+    "toy proposal": (265, 192, 359),
+    "toy two samplers": (474, 394, 568),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_good_step_waits_for_nothing_and_launches_no_more_than_it_did(name):
+    steps = steps_of(name)
+    assert not steps.good_waits
+    assert not steps.wrong
+    usual, guards, slow = CEILINGS[name]
+    assert usual // 2 < steps.usual.total() <= usual
+    assert of_guard(steps.usual) <= guards
+    assert steps.slow.total() <= slow
+
+
+def test_chains_are_graphs():
+    few, many = (steps_of("jem", sgld_steps=steps) for steps in (3, 30))
+    assert few.usual == many.usual
+    assert many.captured > 5 * few.captured
+
+
+def test_a_rollback_waits_and_the_steps_before_and_after_it_do_not():
+    at = FIRST - 1
+    steps = steps_of("jem rollback", alerts={at: Level.ERROR})
+    assert len(steps.launches) == LAST
+    waited = {step for step in range(FIRST, LAST) if steps.waits[step]}
+    # The row has reached the host then; the checkpoint that follows counts as the next step's.
+    assert waited == {at + 2, at + 3}
+    assert any("ebmguard/recovery/" in place for place in steps.waits[at + 2])
+    assert not steps.wrong
+
+
+def test_an_injected_float_is_found_with_its_line(monkeypatch):
+    step = Trainer.step
+
+    def reads(self, number):
+        numbers, x_neg = step(self, number)
+        float(numbers[0])
+        return numbers, x_neg
+
+    monkeypatch.setattr(Trainer, "step", reads)
+    line = reads.__code__.co_firstlineno + 2
+    found = steps_of("jem").good_waits
+    place = f"read: _local_scalar_dense (tests/test_gpu_on_meta.py:{line})"
+    assert found == {place: LAST - FIRST}
+
+
+def test_a_wait_deep_inside_is_found_where_it_is(monkeypatch):
+    sample = ReplayBuffer.sample
+
+    def reads(self, *args):
+        self.ages.max().item()
+        return sample(self, *args)
+
+    monkeypatch.setattr(ReplayBuffer, "sample", reads)
+    (place,) = steps_of("jem").good_waits
+    assert place.endswith(f"(tests/test_gpu_on_meta.py:{reads.__code__.co_firstlineno + 1})")
+
+
+X = torch.zeros(4, 3, device="meta")
+WAITS = {
+    "float": lambda x: float(x.sum()),
+    "bool": lambda x: bool(x.sum() > 0),
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "copy into pageable memory": lambda x: torch.zeros(4, 3).copy_(x, non_blocking=True),
+    "blocking copy into pinned memory": lambda x: torch.zeros(4, 3, pin_memory=True).copy_(x),
+    "from the host": lambda x: torch.zeros(3).to("meta"),
+    "tensor": lambda x: torch.tensor([1.0], device="meta"),
+    "new_tensor": lambda x: x.new_tensor([1.0]),
+    "equal": lambda x: torch.equal(x, x),
+    "nonzero": lambda x: x.nonzero(),
+    "where": lambda x: torch.where(x > 0),
+    "mask": lambda x: x[x > 0],
+    "mask of rows": lambda x: x[x[:, 0] > 0],
+    "assignment by a mask": lambda x: x.__setitem__(x > 0, torch.zeros(12, device="meta")),
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "synchronize": lambda x: torch.cuda.synchronize(),
+    "event": lambda x: torch.cuda.Event().record() or event().synchronize(),
+}
+
+
+def event():
+    made = torch.cuda.Event()
+    made.record()
+    return made
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_what_waits_is_noted(name):
+    with gpu_on_meta() as gpu:
+        WAITS[name](X)
+    assert gpu.waits.total() == 1
+    (place,) = gpu.waits
+    assert re.search(r"\(tests/test_gpu_on_meta\.py:\d+\)", place)
+
+
+WAITS_NOT = {
+    "arithmetic": lambda x: (x * 2).sum().sqrt(),
+    "copy into pinned memory": lambda x: torch.empty_like(x, device="cpu", pin_memory=True).copy_(
+        x, non_blocking=True
+    ),
+    "a number by a mask": lambda x: x.clone().masked_fill_(x > 0, 0.0),
+    "where of two": lambda x: torch.where(x > 0, x, 0.0),
+    "another type": lambda x: x.double(),
+    "full": lambda x: torch.full((3,), 2.0, device="meta"),
+    "host alone": lambda x: torch.tensor([1.0, 2.0]).tolist(),
+}
+
+
+@pytest.mark.parametrize("name", WAITS_NOT)
+def test_what_does_not_wait_is_not_noted(name):
+    with gpu_on_meta() as gpu:
+        WAITS_NOT[name](X)
+    assert not gpu.waits
+
+
+def test_an_event_of_two_steps_ago_has_happened():
+    with gpu_on_meta() as gpu:
+        made = event()
+        gpu.step += 2
+        made.synchronize()
+    assert not gpu.waits
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside"),
+    [
+        ("random numbers in a capture", lambda x: x + torch.randn(4, 3, device="meta")),
+        ("host tensor in a capture", lambda x: x * torch.tensor(2.0)),
+        ("read: _local_scalar_dense in a capture", lambda x: x * float(x.sum())),
+    ],
+)
+def test_what_a_capture_cannot_hold_is_noted(kind, inside):
+    with gpu_on_meta() as gpu:
+        graphed(lambda network, x: inside(x), META)(nn.Linear(1, 1), X)
+    (place,) = gpu.wrong
+    assert place.startswith(f"{kind}")
+    assert "tests/test_gpu_on_meta.py" in place
+
+
+def test_launches_by_file():
+    with gpu_on_meta() as gpu:
+        x = torch.zeros(3, 4, device="meta")
+        x.t().exp().view(4, 3)
+        torch.empty(3, device="meta")
+        torch.zeros(3)
+    assert gpu.launches == {"tests/test_gpu_on_meta.py": 2}
+    assert own_place().startswith("tests/test_gpu_on_meta.py:")
