@@ -53,7 +53,13 @@ train toy
     reference_training.toy config:ToyConfig command:run
 sweep jem
     train a grid of JEM runs, or go on with one
-    reference_training.jem.sweep config:SweepConfig command:run
+    reference_training.sweep grids:JemGrid command:run
+sweep shortrun
+    train a grid of short-run models, or go on with one
+    reference_training.sweep grids:ShortRunGrid command:run
+sweep toy
+    train a grid of toy ensembles, or go on with one
+    reference_training.sweep grids:ToyGrid command:run
 evaluate jem
     accuracy, calibration, samples, out-of-distribution scores and likelihood of a JEM run
     reference_training.jem.evaluation config:EvaluateConfig command:run

@@ -15,7 +15,7 @@ from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.record import last_course
 from ebmguard.reference_training.jem.runs import load_run, series
-from ebmguard.reference_training.jem.sweep.cell import Cell, outcome
+from ebmguard.reference_training.sweep.cell import Cell, outcome
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
     Silent,
@@ -156,7 +156,7 @@ def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
     assert outcome(results).startswith("ended by its guard after ")
     # A sweep that asks for more does not try again.
     longer = rollback_config(tmp_path / "run", iterations=2 * STEPS)
-    assert Cell(("unused",), longer).results() == results
+    assert Cell("a cell", ("unused",), longer).results() == results
 
 
 def test_raise_ends_a_run_at_its_first_error(tmp_path):

@@ -1,4 +1,4 @@
-"""A grid whose runs are fakes, in this process and in one of its own."""
+"""A grid whose runs are fakes, trained by a sweep in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.parts import PATIENCE
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
-TRAINER = (sys.executable, "-I", "-S", str(FAKE))
 SWEEP = f"""
 import sys
 import tyro
-from ebmguard.reference_training.jem.sweep import attempt, command, sweep
-from ebmguard.reference_training.jem.sweep.config import SweepConfig
-attempt.trainer = lambda: {TRAINER!r}
-sweep.page = lambda runs: "table"
+from ebmguard.reference_training.sweep import command, sweep
+from ebmguard.reference_training.sweep.grids import JemGrid
+sweep.TRAINER = ("-I", "-S", {str(FAKE)!r})
+JemGrid.page = lambda grid: "table"
 if __name__ == "__main__":
-    sys.exit(command.run(tyro.cli(SweepConfig)))
+    sys.exit(command.run(tyro.cli(JemGrid)))
 """
 
 
@@ -50,20 +49,28 @@ def until(happened: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def clean_environment() -> dict[str, str]:
-    unwanted = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
-    return {name: value for name, value in os.environ.items() if name not in unwanted}
+def environment(**values: str) -> dict[str, str]:
+    unwanted = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS")
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    # Ray in a test keeps no token in somebody's home.
+    return {**kept, "RAY_AUTH_MODE": "disabled", **values}
 
 
-def start(grid: Path, *words: str, launcher: Sequence[str] = (sys.executable,)) -> Any:
+def start(grid: Path, *words: str) -> Any:
     """A sweep in a process and a process group of its own."""
     script = grid.parent / "run_sweep.py"
     script.write_text(SWEEP)
     return subprocess.Popen(
-        [*launcher, str(script), "--out", str(grid), *words],
+        [sys.executable, str(script), "--out", str(grid), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=clean_environment(),
+        env=environment(),
         start_new_session=True,
     )
+
+
+def end(sweep: Any) -> str:
+    """What it printed."""
+    said: str = sweep.communicate(timeout=PATIENCE)[0]
+    return said

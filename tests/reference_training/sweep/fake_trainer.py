@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 INTERRUPTS: list[int] = []
-signal.signal(signal.SIGINT, lambda number, frame: INTERRUPTS.append(number))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: INTERRUPTS.append(number))
 
 
 def write(file, value):
@@ -54,6 +55,8 @@ def main():
         sys.exit(3)
     if does == "refuse":
         sys.exit(2)
+    if does == "die" and not given.resume:
+        os.kill(os.getpid(), signal.SIGKILL)
     ends = time.monotonic() + 3600  # in any case, should its test have failed
     while does in ("wait", "stubborn") and not (grid / "release").exists():
         if INTERRUPTS and does == "wait":

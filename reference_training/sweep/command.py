@@ -1,0 +1,65 @@
+"""`ebmguard sweep`: from settings to a grid of runs, or to their commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+from ebmguard.errors import ConfigError
+
+from ..interrupt import INTERRUPTED
+from .cell import Cell
+from .grid import Grid
+from .stop import Stop
+from .sweep import Sweep
+from .view import View
+
+FAILED = 1
+
+
+def run(grid: Grid) -> int:
+    """`ebmguard sweep`: train what the grid lacks, or print the commands that do.
+
+    Returns:
+        Exit status: 0, 1 where a run failed, or 130 where Ctrl-C stopped the grid.
+
+    Raises:
+        ConfigError: the settings do not make a grid, its folder cannot be written, there is no such
+            cluster, or it has not the GPUs.
+        ImportError: Ray is not installed.
+    """
+    cells = grid.cells()
+    if grid.print:
+        for cell in cells:
+            if cell.results() is None:
+                print(shlex.join(shell_words(grid, cell)))
+        return 0
+    if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
+        raise ConfigError(
+            "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once, without torchrun, "
+            "and give --address for a Ray cluster of several machines"
+        )
+    try:
+        grid.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{grid.out} cannot be the folder of a grid: {error}") from error
+    with View(cells) as view:
+        sweep = Sweep(grid, cells, view)
+        with sweep.connected(), Stop() as stop:
+            sweep.run(stop)
+    for number, why in sorted(sweep.failures.items()):
+        print(f"FAILED {cells[number].title}: {why}")
+    if sweep.unfinished:
+        print(f"stopped; go on with: {grid.command()}")
+        return INTERRUPTED
+    return FAILED if sweep.failures else 0
+
+
+def shell_words(grid: Grid, cell: Cell) -> Sequence[str]:
+    """The command of a cell for a shell."""
+    words: tuple[str, ...] = ("ebmguard",)
+    if grid.gpus_per_cell > 1:
+        words = ("torchrun", "--standalone", f"--nproc-per-node={grid.gpus_per_cell}", "-m", *words)
+    own = "train", grid.trainer.words[-1], *cell.words
+    return (*words, *own, *(["--resume"] if cell.begun else []))

@@ -1,0 +1,71 @@
+"""The grids of each trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..jem.config import JemConfig
+from ..run_config import RunConfig
+from ..shortrun.config import ShortRunConfig
+from ..toy.config import ToyConfig
+from .grid import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class JemGrid(Grid):
+    """Train a grid of JEM runs, or go on with one: scenarios × β* × seeds, one GPU or core each.
+
+    OUT/table.md, what `ebmguard table jem` prints, is written anew after each run. Ray (the extra
+    "sweep") does the work, in this process or on a cluster.
+    """
+
+    scenarios: tuple[str, ...]
+    """Scenarios of the paper's Appendix M.1 by number, or "digits"."""
+    beta_stars: tuple[float, ...]
+    """Exponents of the guard's weights; 0 is the standard trainer."""
+
+    trainer: ClassVar[type[RunConfig]] = JemConfig
+    axes: ClassVar[dict[str, str]] = {
+        "scenarios": "scenario",
+        "beta_stars": "beta_star",
+        "seeds": "seed",
+    }
+
+    def page(self) -> str | None:
+        """The tables of the grid's runs."""
+        from ..jem.runs import find_runs
+        from ..jem.table.tables import page
+
+        return page(find_runs([self.out]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortRunGrid(Grid):
+    """Train a grid of short-run models, or go on with one: data × β* × seeds, one GPU or core each.
+
+    Ray (the extra "sweep") does the work, in this process or on a cluster.
+    """
+
+    data: tuple[str, ...] = ("digits",)
+    """Data sets."""
+    beta_stars: tuple[float, ...]
+    """Exponents of the guard's weights on raw outputs; 0 is the standard trainer."""
+
+    trainer: ClassVar[type[RunConfig]] = ShortRunConfig
+    axes: ClassVar[dict[str, str]] = {"data": "data", "beta_stars": "beta_star", "seeds": "seed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyGrid(Grid):
+    """Train a grid of toy ensembles, or go on with one: scenarios × seeds, one GPU or core each.
+
+    β, variants and the number of seeds are an ensemble's own: give them after `--`. Ray (the extra
+    "sweep") does the work, in this process or on a cluster.
+    """
+
+    scenarios: tuple[str, ...]
+    """Scenarios by name; see ebmguard train toy --help."""
+
+    trainer: ClassVar[type[RunConfig]] = ToyConfig
+    axes: ClassVar[dict[str, str]] = {"scenarios": "scenario", "seeds": "seed"}

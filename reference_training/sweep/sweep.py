@@ -1,0 +1,224 @@
+"""The work on a grid: cells go to Ray, begin, end, fail and are stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ebmguard.errors import ConfigError
+
+from ..run_folder import CONFIG
+from .cell import Cell, outcome
+from .grid import Grid
+from .stop import Stop
+from .task import ASK, ELSEWHERE, ENDED, FAILED, KILL, Board, train_cell
+from .view import View
+
+RETRIES = 3
+"""How often a cell is tried again whose run, worker or node was killed."""
+POLL_SECONDS = 0.2
+PATIENCE = 5.0
+"""Seconds that a kill may take before Ray is told to kill its workers."""
+STORE_BYTES = 80 * 2**20
+"""Ray's memory for objects on this machine, of which a sweep needs next to none: the least."""
+TABLE = "table.md"
+TRAINER = ("-m", "ebmguard", "train")
+"""What Python runs for a single run."""
+CHILD = ("-m", f"{__package__}.child", "0")
+
+
+class Sweep:
+    """A grid on its way.
+
+    Attributes:
+        failures: why cells failed, by their number.
+        unfinished: cells that were stopped, or not begun when the sweep was.
+    """
+
+    def __init__(self, grid: Grid, cells: Sequence[Cell], view: View) -> None:
+        self.failures: dict[int, str] = {}
+        self.unfinished: list[Cell] = []
+        self._grid = grid
+        self._cells = cells
+        self._view = view
+        self._waiting = deque(range(len(cells)))
+        self._tasks: dict[Any, int] = {}
+        self._begun: set[int] = set()
+        self._board: Any = None
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Ray, started here or found at the grid's address; left when the runs are over.
+
+        Raises:
+            ConfigError: there is no such cluster, or it has not the GPUs.
+            ImportError: Ray is not installed.
+        """
+        is_local = self._grid.address == "local"
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if is_local:
+            # Whatever its name says: off, all of Ray listens on the loopback address alone.
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError(
+                'a sweep needs Ray: pip install "ebmguard[sweep]"; or print the commands of the '
+                "runs with --print"
+            ) from error
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+        if hasattr(os, "sched_getaffinity"):
+            own["num_cpus"] = len(os.sched_getaffinity(0))
+        try:
+            ray.init(self._grid.address, **quiet, **(own if is_local else {}))
+        except (ConnectionError, ValueError) as error:
+            raise ConfigError(
+                f"no Ray cluster at --address {self._grid.address}: {error}; expected auto or "
+                "HOST:PORT of one that `ray start --head` has begun"
+            ) from error
+        try:
+            self._need = self._needed(ray)
+            # Beside the sweep: it must not be lost with another node.
+            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            )
+            actor = ray.remote(Board).options(num_cpus=0, scheduling_strategy=here)
+            self._board = actor.remote()
+            yield
+        finally:
+            if self._tasks:  # something went wrong here: nothing goes on unwatched
+                ray.get(self._board.ask.remote(ASK))
+                ray.wait(list(self._tasks), num_returns=len(self._tasks))
+            ray.shutdown()
+
+    def run(self, stop: Stop) -> None:
+        """Work until nothing is left, or until `stop` asks."""
+        import ray
+
+        kind = "GPU" if "num_gpus" in self._need else "core"
+        each = (
+            f"one {kind}" if self._grid.gpus_per_cell == 1 else f"{self._grid.gpus_per_cell} GPUs"
+        )
+        self._view.say(f"{len(self._cells)} runs in {self._grid.out}, {each} each")
+        level = 0
+        while self._tasks or (self._waiting and not stop.asked):
+            most = self._grid.workers or self._room(ray)
+            while self._waiting and len(self._tasks) < most and not stop.asked:
+                self._submit(self._waiting.popleft(), ray)
+            wanted = KILL if stop.insists else ASK if stop.asked else 0
+            if wanted > level:
+                level = wanted
+                self._stop(level, ray)
+            done, _ = ray.wait(list(self._tasks), timeout=POLL_SECONDS) if self._tasks else ([], [])
+            for number, text in ray.get(self._board.take.remote()):
+                self._begun.add(number)
+                self._view.began(number, text)
+            for task in done:
+                self._end(task, stop, ray)
+            self._view.refresh()
+        self.unfinished += [self._cells[number] for number in self._waiting]
+        self._write_table()
+
+    def _needed(self, ray: Any) -> dict[str, float]:
+        """What Ray is to keep free for each cell."""
+        count, device = self._grid.gpus_per_cell, self._cells[0].config.device
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        most = int(max(node.get("GPU", 0) for node in nodes))
+        if device == "cpu" or (most == 0 and count == 1 and device == "auto"):
+            if count > 1:
+                raise ConfigError(
+                    f"gpus_per_cell is {count} with device cpu; leave one of them out"
+                )
+            return {"num_cpus": 1}
+        if most < count:
+            raise ConfigError(
+                f"each run is to have {count} GPU(s), but no machine has more than {most}; give "
+                "fewer, by --gpus-per-cell, or `-- --device cpu`"
+            )
+        return {"num_cpus": 0, "num_gpus": count}
+
+    def _room(self, ray: Any) -> int:
+        """Cells that the machines have room for now; Ray would take more in an order of its own."""
+        kind, count = ("GPU", self._grid.gpus_per_cell) if "num_gpus" in self._need else ("CPU", 1)
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        return max(1, sum(int(node.get(kind, 0) // count) for node in alive))
+
+    def _submit(self, number: int, ray: Any) -> None:
+        cell, count = self._cells[number], self._grid.gpus_per_cell
+        try:
+            results = cell.results()
+        except ConfigError as error:
+            self._fail(number, str(error))
+            return
+        if results is not None:
+            self._view.ended(number, f"kept, {outcome(results)}")
+            return
+        words = [*TRAINER, self._grid.trainer.words[-1], *cell.words]
+        if count > 1:
+            launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+            words = [*launcher, *CHILD, *words]
+        remote = ray.remote(train_cell).options(
+            **self._need, max_retries=RETRIES, retry_exceptions=True
+        )
+        begun, log = (cell.config.out / CONFIG).absolute(), cell.log.absolute()
+        task = remote.remote(self._board, number, words, begun, log, os.getcwd())
+        self._tasks[task] = number
+
+    def _stop(self, level: int, ray: Any) -> None:
+        self._view.say("stopping: the runs write checkpoints first; Ctrl-C again kills them")
+        ray.get(self._board.ask.remote(level))
+        if level == KILL:
+            _, left = ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=PATIENCE)
+            for task in left:
+                ray.cancel(task, force=True)
+            return
+        for task, number in self._tasks.items():
+            if number not in self._begun:
+                ray.cancel(task)
+
+    def _end(self, task: Any, stop: Stop, ray: Any) -> None:
+        number = self._tasks.pop(task)
+        cell = self._cells[number]
+        try:
+            how, why = ray.get(task)
+        except ray.exceptions.TaskCancelledError:
+            how, why = "stopped", ""
+        except ray.exceptions.RayTaskError as error:
+            how, why = FAILED, str(error.cause)
+        except ray.exceptions.RayError as error:
+            how, why = FAILED, str(error)
+        results = cell.results() if how == ENDED else None
+        if results is not None:
+            self._view.ended(number, outcome(results), trained=True)
+        elif how == ELSEWHERE:
+            self._view.ended(number, f"skipped, {why}")
+        elif how == FAILED and not stop.asked:
+            self._fail(number, why)
+        elif stop.asked:
+            self.unfinished.append(cell)
+            self._view.ended(number, "stopped")
+        else:
+            self._fail(number, f"ended without results, see {cell.log}")
+        self._write_table()
+
+    def _fail(self, number: int, why: str) -> None:
+        self.failures[number] = why
+        self._view.ended(number, f"FAILED, {why}")
+
+    def _write_table(self) -> None:
+        """Write OUT/table.md, whole at every moment, whoever else writes it."""
+        try:
+            text = self._grid.page()
+        except ConfigError as error:
+            self._view.say(f"no {TABLE} yet: {error}")
+            return
+        if text is None:
+            return
+        partial = self._grid.out / f".{TABLE}.{socket.gethostname()}.{os.getpid()}"
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, self._grid.out / TABLE)

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import tyro
+
+from ebmguard import cli
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.sweep import cell as cells_module
+from ebmguard.reference_training.sweep import child, command
+from ebmguard.reference_training.sweep.cell import Cell, outcome
+from ebmguard.reference_training.sweep.grids import JemGrid, ShortRunGrid, ToyGrid
+from ebmguard.reference_training.toy.config import ToyConfig
+
+needs_data = pytest.mark.skipif(
+    "EBMGUARD_DATA" not in os.environ, reason="EBMGUARD_DATA names no folder of data sets"
+)
+
+WORDS = "--scenarios 1 2 6 --beta-stars 0 0.5 2 --seeds 0 1 2 --out runs/jem"
+TOYS = "--scenarios gmm-default circles-default --seeds 0 3 --out runs/toy"
+DIGITS = "--scenarios digits --beta-stars 0 0.5 2 --seeds 0 1 --out"
+
+
+def parse(words, grid=JemGrid):
+    return tyro.cli(grid, args=shlex.split(words))
+
+
+@needs_data
+def test_what_follows_two_dashes_goes_to_every_run():
+    cells = parse(f"{WORDS} -- --variant batch --depth 16 --iterations 300").cells()
+    assert len(cells) == 27
+    for cell in cells:
+        settings = cell.config.settings
+        assert (cell.config.variant, settings.depth, settings.iterations) == ("batch", 16, 300)
+
+
+@needs_data
+def test_cells_are_named_after_their_place_in_the_grid():
+    cells = parse(f"{WORDS} --seeds 0 5").cells()
+    for cell in cells:
+        config = cell.config
+        assert config.out == Path(
+            f"runs/jem/s{config.scenario}_b{config.beta_star:g}_seed{config.seed}"
+        )
+    assert len({cell.config.out for cell in cells}) == len(cells)
+    # A grid that is half done has all scenarios and exponents.
+    first = {(cell.config.scenario, cell.config.beta_star) for cell in cells[:9]}
+    assert first == {(scenario, beta) for scenario in "126" for beta in (0, 0.5, 2)}
+    assert [cell.config.beta_star for cell in cells[:3]] == [0, 0.5, 2]
+
+
+def test_each_trainer_has_its_axes():
+    (digits,) = parse("--scenarios digits --beta-stars 1.5 --out a").cells()
+    assert digits.config.out == Path("a/digits_b1.5_seed0")
+    assert digits.log == Path("a/digits_b1.5_seed0.log")
+    assert digits.title == "scenario digits, beta* 1.5, seed 0"
+    short = parse("--beta-stars 0 0.02 --seeds 4 --out a -- --iterations 7", ShortRunGrid).cells()
+    assert [cell.config.out.name for cell in short] == ["digits_b0_seed4", "digits_b0.02_seed4"]
+    assert {cell.config.total_steps for cell in short} == {7}
+    toys = parse(f"{TOYS} -- --betas 0 0.5 --seeds 3", ToyGrid).cells()
+    assert [(cell.config.scenario, cell.config.seed) for cell in toys] == [
+        ("gmm-default", 0),
+        ("circles-default", 0),
+        ("gmm-default", 3),
+        ("circles-default", 3),
+    ]
+    assert {(cell.config.seeds, cell.config.betas) for cell in toys} == {(3, ("0", "0.5"))}
+    assert toys[0].config.out == Path("runs/toy/gmm-default_seed0")
+
+
+def test_a_run_has_one_thread_unless_it_is_given_more():
+    (one,) = parse("--scenarios gmm-default --out a", ToyGrid).cells()
+    (three,) = parse("--scenarios gmm-default --out a -- --threads 3", ToyGrid).cells()
+    assert (one.config.threads, three.config.threads) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("words", "grid"),
+    [
+        (WORDS, JemGrid),
+        (f"{WORDS} --workers 3 --address auto --gpus-per-cell 2 --print", JemGrid),
+        (f"{WORDS} -- --data cifar10 --data-root 'a b'", JemGrid),
+        (TOYS, ToyGrid),
+        ("--out a --data digits mnist --beta-stars 0.02", ShortRunGrid),
+    ],
+)
+def test_the_command_makes_the_grid_again(words, grid):
+    config = parse(words, grid)
+    again = shlex.split(config.command())
+    assert again[:2] == ["ebmguard", "sweep"]
+    assert cli.load(cli.COMMANDS["sweep", again[2]].config) is grid
+    assert tyro.cli(grid, args=again[3:]) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--scenarios --beta-stars 0 --out a", "scenarios is empty"),
+        ("--scenarios digits --beta-stars --out a", "beta_stars is empty"),
+        ("--scenarios digits --beta-stars 0 --seeds --out a", "seeds is empty"),
+        ("--scenarios 1 2 1 --beta-stars 0 --out a", "scenarios has 1 twice"),
+        ("--scenarios digits --beta-stars 2 2.0 --out a", "beta_stars has 2.0 twice"),
+        ("--scenarios digits --beta-stars 0 --workers 0 --out a", "workers is 0"),
+        ("--scenarios digits --beta-stars 0 --gpus-per-cell 0 --out a", "gpus_per_cell is 0"),
+        ("--scenarios digits --beta-stars 0 --out a -- --seed 3", "--seed after --"),
+        ("--scenarios digits --beta-stars 0 --out a -- --beta_star=1", "--beta-star after --"),
+        ("--scenarios digits --beta-stars 0 --out a -- --resume", "--resume after --"),
+        ("--scenarios digits --beta-stars 0 --out a -- --no-resume", "--no-resume after --"),
+        ("--scenarios digits --beta-stars 0 nan --out a", "beta_star is nan"),
+        ("--scenarios digits --beta-stars 0 --out a -- --depth 11", "depth is 11"),
+        ("--scenarios digits --beta-stars 0 --out a -- --device cuda:1", "CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_what_makes_no_grid_is_refused_before_anything_runs(words, problem):
+    with pytest.raises(ConfigError, match=problem):
+        parse(words).cells()
+
+
+@pytest.mark.parametrize("words", ["--scenarios 8", "--scenarios 1 -- --detph 10"])
+def test_options_that_the_trainer_does_not_have_are_refused_as_it_does(words, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse(f"--out a --beta-stars 0 {words}").cells()
+    assert error.value.code == 2
+    assert "ebmguard train jem" in capsys.readouterr().err
+
+
+def written(cell, results, **changes):
+    cell.config.out.mkdir(parents=True)
+    (cell.config.out / "config.json").write_text(json.dumps(cell.config.to_json() | changes))
+    if results is not None:
+        (cell.config.out / "results.json").write_text(json.dumps(results))
+
+
+def test_printed_commands_make_what_is_not_finished(tmp_path, capsys):
+    grid = parse(f"{DIGITS} '{tmp_path}/a b' --print -- --iterations 9")
+    first, second, *others = grid.cells()
+    written(first, {"iterations": 9, "diverged_at": None})
+    written(second, None)
+    assert command.run(grid) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    for line, cell in zip(lines, [second, *others], strict=True):
+        words = shlex.split(line)
+        assert words[:3] == ["ebmguard", "train", "jem"]
+        config = tyro.cli(type(cell.config), args=words[3:])
+        assert config.resume == (cell is second)
+        assert config.out == cell.config.out
+    grid = parse(f"{DIGITS} {tmp_path}/c --print --gpus-per-cell 4")
+    assert command.run(grid) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert line.startswith("torchrun --standalone --nproc-per-node=4 -m ebmguard train jem --thr")
+
+
+def test_finished_runs_are_those_with_the_steps_that_are_asked_for(tmp_path):
+    def cell(name, iterations):
+        words = f"{DIGITS} {tmp_path}/{name} -- --iterations {iterations}"
+        return parse(words).cells()[0]
+
+    whole = {"iterations": 9, "steps": 9, "diverged_at": None}
+    written(cell("whole", 9), whole, depth=10)
+    assert cell("whole", 9).results() == whole
+    assert cell("whole", 12).results() is None
+    for name, end in (("lost", {"diverged_at": 3}), ("ended", {"ended": "why"})):
+        written(cell(name, 9), whole | end)
+        assert cell(name, 12).results() == whole | end
+    with pytest.raises(ConfigError, match="depth is 16, the run has 10"):
+        parse(f"{DIGITS} {tmp_path}/whole -- --depth 16").cells()[0].results()
+    (cell("whole", 9).config.out / "results.json").write_text("{")
+    with pytest.raises(ConfigError, match="is damaged"):
+        cell("whole", 9).results()
+
+
+def test_an_ensemble_goes_on_when_a_member_diverges(tmp_path):
+    config = ToyConfig(out=tmp_path / "toy", iterations=20, evaluations=2)
+    cell = Cell("toy", (), config)
+    members = [{"diverged_at": 4}, {"diverged_at": None}]
+    results = {"iterations": 10, "diverged_at": 4, "members": members}
+    written(cell, results)
+    assert cell.results() is None
+    assert outcome(results) == "finished, 1 of 2 members diverged"
+
+
+def test_steps_are_read_from_the_end_of_the_rows(tmp_path, monkeypatch):
+    cell = Cell("toy", (), ToyConfig(out=tmp_path))
+    assert cell.steps() == 0
+    rows = "".join(json.dumps({"step": step, "gap": 0.5}) + "\n" for step in range(30))
+    (tmp_path / "metrics.jsonl").write_text(rows + '{"step": 3')
+    monkeypatch.setattr(cells_module, "TAIL", 100)
+    assert cell.steps() == 30
+
+
+def test_without_ray_a_sweep_says_what_to_install(tmp_path, monkeypatch, capsys):
+    find = builtins.__import__
+
+    def without_ray(name, *args, **kwargs):
+        if name == "ray":
+            raise ImportError("no ray")
+        return find(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_ray)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    assert cli.main(["sweep", "jem", *shlex.split(f"{DIGITS} {tmp_path}/a")]) == 2
+    said = capsys.readouterr().err
+    assert 'pip install "ebmguard[sweep]"' in said
+    assert "--print" in said
+
+
+def test_torchrun_does_not_start_sweeps(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="--address"):
+        command.run(parse(f"{DIGITS} {tmp_path}/a"))
+
+
+def test_a_run_whose_worker_is_gone_does_not_begin(monkeypatch):
+    begun = []
+    monkeypatch.setattr(child.os, "execv", lambda file, words: begun.append(words))
+    monkeypatch.setattr(child.signal, "pthread_sigmask", lambda how, mask: None)
+    monkeypatch.setattr(child.ctypes, "CDLL", lambda name: Silent())
+    with pytest.raises(SystemExit, match="gone already"):
+        child.main(os.getpid(), ["-m", "ebmguard"])
+    assert not begun
+    child.main(os.getppid(), ["-m", "ebmguard"])
+    child.main(0, ["-m", "ebmguard"])
+    assert begun == [[sys.executable, "-m", "ebmguard"]] * 2
+
+
+class Silent:
+    def prctl(self, option, value):
+        return 0
