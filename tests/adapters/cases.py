@@ -110,7 +110,7 @@ CODEBASES = {
                 {"p_x_y_weight": 1.0},
                 r"p_x_y is on.*: settings\(.*'p_x'\), settings\(args, 'p_x_y'\)",
             ),
-            ({"p_x_weight": 0.0, "p_x_y_weight": 1.0}, r"is on.*: settings\(args, 'p_x_y'\);"),
+            ({"p_x_weight": 0.0, "p_x_y_weight": 1.0}, r"is on.*: settings\(args, 'p_x_y'\),"),
             ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
             ({"term": ("p_x_y",)}, "weight of the term p_x_y is 0"),
             ({"term": ("p_y",)}, "term='p_y'; expected one of 'p_x', 'p_x_y'"),
