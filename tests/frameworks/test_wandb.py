@@ -49,6 +49,8 @@ def messages(data: bytes) -> Iterator[Any]:
             at += room
             continue
         _, size, kind = struct.unpack_from("<IHB", data, at)
+        if at + 7 + size > len(data):  # its process is still writing it
+            return
         part += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last of several
