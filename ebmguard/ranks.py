@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Ranks", "gathered", "summed"]
+__all__ = ["Ranks", "gathered", "leave_time_at_exit", "summed"]
+
+
+@cache
+def leave_time_at_exit() -> None:
+    """Let gloo's threads drop their last message before Python ends, once per process.
+
+    A thread that drops it later aborts a run that has ended well (pytorch/pytorch#190489), as long
+    as anything holds the process group: DistributedDataParallel does, and so does a guard.
+    """
+    atexit.register(time.sleep, 0.1)
 
 
 def gathered(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]:
@@ -38,6 +50,10 @@ class Ranks:
     """The processes that train together: a process group, or None for a single process."""
 
     group: dist.ProcessGroup | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            leave_time_at_exit()
 
     @property
     def count(self) -> int:

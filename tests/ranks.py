@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from ebmguard.ranks import leave_time_at_exit
 from tests.parts import PATIENCE
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def joined(rank: int, world: int, folder: Path) -> Iterator[None]:
     yield
     dist.barrier()
     dist.destroy_process_group()
+    leave_time_at_exit()
 
 
 @contextmanager
