@@ -127,7 +127,12 @@ Show = Callable[[float, str | None], None]
 def _screen(total: int) -> Iterator[Show]:
     """What takes the lines of both trainings, and None at the end: bars, or text off a terminal."""
     if not sys.stdout.isatty():
-        yield lambda strength, line: line and print(f"[β* = {strength:g}] {line}", flush=True)
+
+        def say(strength: float, line: str | None) -> None:
+            if line is not None:
+                print(f"[β* = {strength:g}] {line}", flush=True)
+
+        yield say
         return
     from rich.progress import (
         BarColumn,

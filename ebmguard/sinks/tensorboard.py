@@ -77,11 +77,6 @@ LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def _marker(record: Record) -> Scalars:
-    level = LEVEL_NUMBERS[record["level"]]
-    return {marker_tag(record): level} if level else {}
-
-
 def _beside(scalars: Scalars) -> Scalars:
     names = "energy_gap", "ref/grad_scale" if scalars.get("beta_star") == 0 else "grad_scale"
     return {MARKER_PREFIX + name: scalars[name] for name in names if name in scalars}
@@ -136,7 +131,8 @@ class TensorBoardSink:
         step = record["step"]
         self._move_to(step)
         self._alerts.append(record)
-        self._file.add_row(step, _marker(record), {})
+        if level := LEVEL_NUMBERS[record["level"]]:
+            self._file.add_row(step, {marker_tag(record): level}, {})
         self._file.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
 
     def write_recovery(self, record: Record) -> None:
@@ -219,8 +215,8 @@ class AddScalarSink:
     def write_alert(self, record: Record) -> None:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
         step = record["step"]
-        for tag, value in _marker(record).items():
-            self.logger.add_scalar(tag, value, step)
+        if level := LEVEL_NUMBERS[record["level"]]:
+            self.logger.add_scalar(marker_tag(record), level, step)
         if self._add_text is not None:
             self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
 
