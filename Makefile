@@ -29,7 +29,7 @@ help:
 	@echo "make test-matrix     the suite under other instruction sets, threads, Pythons and versions: hours"
 	@echo "make lint            format check, lint and types alone"
 	@echo "make format          format the code and sort its imports"
-	@echo "make docs            the site, in build/site: tutorials run, links checked; open build/site/index.html"
+	@echo "make docs            the site, in build/site: tutorials run, links checked"
 	@echo "make demo            the same training run without and with the guard, one picture"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
 	@echo "make bench-population  recorded runs of many families through the rules: what alerts find"
@@ -106,6 +106,7 @@ $(DOCS)/.ready: $(VENV)/.created $(PROJECT)
 
 docs: $(DOCS)/.ready
 	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+	@echo "to read it: python3 -m http.server -d build/site, then http://localhost:8000"
 
 demo: $(VENV)/.train
 	rm -rf demo
