@@ -53,7 +53,7 @@ def _of_lightning() -> Measured:
     module = Guarded(beta_star=0.0, output_scale="measure")
     make_trainer(max_steps=2).fit(module, data())
     found = module.cd_loss.guard.measured
-    assert found is not None
+    assert isinstance(found, Measured)
     return found
 
 
