@@ -9,6 +9,7 @@ steps of the trainers themselves (:mod:`.meta_steps`), whose chains are CUDA gra
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -74,6 +75,8 @@ def launches(told: dict[str, Any] | None, *, slow: bool = False) -> int:
 
 def main() -> None:
     """Print the table."""
+    # What is true or false on `meta` is true, a gradient that is negative too.
+    logging.getLogger("ebmguard").setLevel(logging.ERROR)
     plain = launches(None)
     print(f"launches of an unguarded step with {STEPS} SGLD steps: {plain}\n")
     print("| told | added in a step | added in one of the slow tier, every 50th |")

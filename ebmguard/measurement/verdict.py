@@ -129,6 +129,8 @@ def _steps(
             # A chain that starts from noise: where it stands is no noise of the step.
             noise = [d for d in near if d is not None and not torch.equal(d.values, x)]
             yield seen, solve(x, gradient, end, noise, before)
+            if torch.equal(x, end):
+                continue  # differentiated twice, as by a leapfrog: what came before it still does
         earlier = seen
 
 

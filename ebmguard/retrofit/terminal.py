@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from os import PathLike
+from typing import Any
+
+from torch import Tensor
 
 from .strength import Strength
 
@@ -25,9 +28,18 @@ def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | 
     if not _log.handlers and not logging.getLogger().handlers:
         _log.addHandler(_Terminal())
         _log.setLevel(_log.level or logging.INFO)
-    named = getattr(sampler, "__qualname__", type(sampler).__name__)
+    named = getattr(sampler, "__name__", type(sampler).__name__)
     what = "the loss" if sampler is None else f"the loss and {named}"
-    given = ", ".join("a schedule" if callable(each) else f"{each}" for each in strength.given)
-    scale = strength.output_scale or ("to be measured" if strength.is_measured else "unknown")
+    given, scale = ", ".join(map(_shown, strength.given)), strength.output_scale
+    unknown = "to be measured" if strength.is_measured else "unknown"
     watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
-    _log.info("guards %s, %s=%s, output_scale=%s; %s", what, strength.name, given, scale, watch)
+    told = (what, strength.name, given, f"{scale:g}" if scale else unknown, watch)
+    _log.info("guards %s, %s=%s, output_scale=%s; %s", *told)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return _shown(value.tolist())
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return "a schedule" if callable(value) else f"{value:g}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ __all__ = [
 
 DATA = "data"
 _KEY = "ebmguard.trace"
+_SELECT = ("Unbind", "Split", "Slice", "Select", "Index")  # nodes that take some of the rows
 # Behind these an output is part of a penalty or of a likelihood, not of a difference of energies.
 _NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", "Mse", "SmoothL1")
 
@@ -79,18 +81,13 @@ def place_of(node: Any) -> Place | None:
 
 def edges(root: Any) -> dict[Output, GradientEdge]:
     """The outputs behind a node, as edges of the graph that gradients can be asked for."""
-    found: dict[Output, GradientEdge] = {}
-    todo, seen = [root], {None}
-    while todo:
-        node = todo.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        outputs = _outputs(node)
-        found |= {output: GradientEdge(node, number) for number, output in outputs.items()}
-        if not outputs:
-            todo += [child for child, _ in node.next_functions if child is not None]
-    return found
+    inner = [] if root is None else list(_inside_out(root, {}))
+    children = [child for node in inner for child, _ in node.next_functions if child is not None]
+    return {
+        output: GradientEdge(node, number)
+        for node in dict.fromkeys([root, *children] if root is not None else [])
+        for number, output in _outputs(node).items()
+    }
 
 
 def label_of(rows: Rows, labels: _Labels) -> set[str]:
@@ -152,43 +149,15 @@ def _value(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
         output = outputs.get(number)
         return frozenset() if output is None else frozenset({(output, tuple(range(len(output.x))))})
     rows = known.get(node, frozenset())
-    index = _selection(node, number)
-    if index is None:
+    if not rows or not node.name().startswith(_SELECT):
         return rows
-    sizes = getattr(node, "_saved_self_sym_sizes", (None,))
+    # What the node would send back for a gradient of this result goes to the rows that it took.
+    given = [torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in node._input_metadata]
+    given[number] += 1
+    sent = node(*given)
+    back = sent if isinstance(sent, Tensor) else sent[0]
+    taken = back.reshape(len(back), -1).any(1).tolist()
     return frozenset(
-        (output, tuple(torch.tensor(chosen)[index].reshape(-1).tolist()))
-        if len(chosen) == (sizes[0] if sizes[0] is not None else len(chosen))
-        else (output, chosen)
+        (output, tuple(itertools.compress(chosen, taken)) if len(chosen) == len(taken) else chosen)
         for output, chosen in rows
     )
-
-
-def _selection(node: Any, number: int) -> Any:
-    """Which rows output ``number`` of a node takes, as an index; None where it takes all."""
-    if getattr(node, "_saved_dim", 0) != 0:
-        return None
-    name = node.name().rstrip("0123456789").removesuffix("Backward")
-    if name == "Unbind":
-        return number
-    if name == "Split":
-        size = node._saved_split_size
-        return slice(number * size, (number + 1) * size)
-    if name == "SplitWithSizes":
-        first = sum(node._saved_split_sizes[:number])
-        return slice(first, first + node._saved_split_sizes[number])
-    if name == "Slice":
-        return slice(_signed(node._saved_start), _signed(node._saved_end), node._saved_step)
-    if name == "Select":
-        return _signed(node._saved_index)
-    if name == "IndexSelect":
-        return node._saved_index.cpu()
-    if name == "Index":
-        first_of_all = node._saved_indices[0]
-        return None if first_of_all is None else first_of_all.cpu()
-    return None
-
-
-def _signed(number: int) -> int:
-    """Nodes show negative numbers as 64 bits without a sign."""
-    return number - 2**64 if number >= 2**63 else number

@@ -224,8 +224,7 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
         raise Unclear(f"the sampler calls the energy at {site}, and the loss is at {loss}")
     source = site.source
     made = f"g = ebmguard.guard(None, None, {options})"
-    imports = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
-    line, _ = _after(imports[-1])
+    line, _ = _after(_imports(source)[-1])
     edits = [_import(source), _line(source, line, made)]
     if "output_scale" in options:  # without one nothing is tempered
         edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
@@ -308,12 +307,14 @@ def _ends(node: ast.expr) -> tuple[int, int]:
 
 
 def _import(source: Source) -> Edit:
-    for each in source.tree.body:
-        if isinstance(each, ast.Import | ast.ImportFrom) and (
-            getattr(each, "module", "") != "__future__"
-        ):
-            return _line(source, each.lineno, "import ebmguard")
-    raise Unclear(f"{source.file} imports nothing")
+    return _line(source, _imports(source)[0].lineno, "import ebmguard")
+
+
+def _imports(source: Source) -> list[ast.stmt]:
+    found = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
+    if not (found := [each for each in found if getattr(each, "module", "") != "__future__"]):
+        raise Unclear(f"{source.file} imports nothing")
+    return list(found)
 
 
 # -- the loss ---------------------------------------------------------------------------------

@@ -14,7 +14,11 @@ from tests.adapters.cases import CODEBASES
 from tests.measurement.loops import LOOPS, Loop, network, starts
 from tests.runs import Run, Trial
 
-__all__ = ["OF_CODEBASES", "agrees", "measure", "measure_codebase"]
+__all__ = ["HEAD", "OF_CODEBASES", "Row", "agrees", "measure", "measure_codebase"]
+
+HEAD = """\
+| sampler | truth: step, noise, output scale | measured; share of entries exact |
+|---|---|---|"""
 
 # Codebase, its options, and what is true of its sampler; IGEBM's, which is written inline, is
 # recorded instead of guarded.
@@ -109,7 +113,6 @@ def rows() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    print("| sampler | truth: step, noise, output scale | measured; share of entries exact |")
-    print("|---|---|---|")
+    print(HEAD)
     for row in rows():
         print(row, flush=True)

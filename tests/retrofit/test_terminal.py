@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from ebmguard.retrofit.strength import Strength
+from ebmguard.retrofit.terminal import announce
 
 RUN = """
 import torch
@@ -21,7 +25,7 @@ for step in range(3):
     x = sample(f, torch.zeros(4, 1))
     loss(f(x), f(x) / (step - 1))
 """
-BEGINS = "guards the loss and langevin, beta_star=0.5, output_scale=2.0; ebmguard watch runs/a"
+BEGINS = "guards the loss and langevin, beta_star=0.5, output_scale=2; ebmguard watch runs/a"
 
 
 def said(code: str, folder: object, path: object) -> list[str]:
@@ -62,3 +66,27 @@ def test_a_silenced_log_stays_silent(tmp_path):
 
 def test_says_what_is_missing_to_watch_it(tmp_path):
     assert said("", None, tmp_path)[0].endswith("pass log_dir= to watch it")
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"beta": 0.0025, "step_size": 1.0, "noise_std": 0.1}, "beta=0.0025, output_scale=200"),
+        (
+            {"beta_star": torch.tensor([0.0, 100.0]), "output_scale": 2e4},
+            "beta_star=[0, 100], output_scale=20000",
+        ),
+        ({"beta_star": torch.tensor(0.5)}, "beta_star=0.5, output_scale=unknown"),
+        (
+            {"beta_stars": [0.5, lambda _: 1.0], "sampler_scale": 1.0, "output_scale": "measure"},
+            "beta_stars=0.5, a schedule, output_scale=to be measured",
+        ),
+    ],
+)
+def test_numbers_are_short_and_a_nested_function_has_its_own_name(given, shown, caplog):
+    def nested() -> None:
+        """A sampler."""
+
+    caplog.set_level("INFO", "ebmguard")
+    announce(nested, Strength.of(**given), None)
+    assert caplog.messages == [f"guards the loss and nested, {shown}; pass log_dir= to watch it"]
