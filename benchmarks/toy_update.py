@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import guard
-from ebmguard.reference_training.graphs import graphed, graphed_energies
+from ebmguard.reference_training.engine.graphs import graphed, graphed_energies
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws

@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.gpu_on_meta import META, gpu_on_meta, own_place
 from benchmarks.meta_steps import CASES, FIRST, LAST, of_guard, steps_of
 from ebmguard.alerts import Level
-from ebmguard.reference_training.graphs import graphed
+from ebmguard.reference_training.engine.graphs import graphed
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.samplers import ReplayBuffer
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from ebmguard.alerts import Alert
 
 from ..data import ImageData
-from ..lagged import LaggedNumbers
+from ..engine.lagged import LaggedNumbers
+from ..engine.progress import Reporter
+from ..engine.run_folder import RunFolder
 from ..networks import WideResNet
-from ..progress import Reporter
-from ..run_folder import RunFolder
 from .accuracy import AccuracyWatch
 from .config import JemConfig
 from .evaluation import Evaluator

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
-from ..run_folder import CONFIG, RESULTS
+from ..engine.run_folder import CONFIG, RESULTS
 from .paper import TABLE_2
 from .record import RunRecord, last_course
 from .scenarios import SCENARIOS

@@ -12,13 +12,13 @@ from ebmguard.sinks import read_jsonl
 
 from ..data import ImageData
 from ..device import describe, find_device
-from ..interrupt import DeferredInterrupt
+from ..engine.interrupt import DeferredInterrupt
+from ..engine.progress import Reporter, SilentReporter, default_reporter
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.restoring import restoring
+from ..engine.run_folder import RunFolder
 from ..networks import WideResNet
 from ..precision import set_precision
-from ..progress import Reporter, SilentReporter, default_reporter
-from ..ranks import ONE_RANK, Ranks
-from ..restoring import restoring
-from ..run_folder import RunFolder
 from .config import JemConfig
 from .evaluation import Evaluator, SampleQuality, load_features
 from .logbook import Logbook

@@ -20,9 +20,9 @@ from ebmguard.steering import AdaptiveSteps, SteerBeta
 
 from ..compiling import compile_modules
 from ..data import ImageData
+from ..engine.ranks import ONE_RANK, Ranks
 from ..networks import WideResNet, of_class
 from ..precision import autocast_type
-from ..ranks import ONE_RANK, Ranks
 from .config import JemConfig
 from .draws import Draws
 from .sampler import make_sampler

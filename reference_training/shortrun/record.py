@@ -14,11 +14,11 @@ from torch import Tensor
 from ebmguard import tags
 from ebmguard.alerts import Alert, Level
 
+from ..engine.lagged import LaggedNumbers
+from ..engine.progress import Reporter
+from ..engine.run_folder import RunFolder
 from ..figures import as_bytes, save_sample_figures
-from ..lagged import LaggedNumbers
 from ..numbers import median
-from ..progress import Reporter
-from ..run_folder import RunFolder
 from .config import ShortRunConfig
 
 if TYPE_CHECKING:

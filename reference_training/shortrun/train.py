@@ -16,12 +16,12 @@ from ebmguard.steering import AdaptiveSteps
 
 from ..compiling import compile_modules
 from ..device import describe, find_device
-from ..interrupt import DeferredInterrupt
+from ..engine.interrupt import DeferredInterrupt
+from ..engine.progress import Reporter, SilentReporter, default_reporter
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.restoring import restoring
+from ..engine.run_folder import RunFolder
 from ..precision import set_precision
-from ..progress import Reporter, SilentReporter, default_reporter
-from ..ranks import ONE_RANK, Ranks
-from ..restoring import restoring
-from ..run_folder import RunFolder
 from .config import ShortRunConfig
 from .draws import Draws
 from .record import SHOWN, Record

@@ -7,9 +7,9 @@ from typing import Any
 
 from ebmguard.printable import printable
 
-from ..interrupt import INTERRUPTED
+from ..engine.interrupt import INTERRUPTED
+from ..engine.progress import log_to_terminal
 from ..numbers import median
-from ..progress import log_to_terminal
 from .config import ToyConfig
 from .train import train
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from ebmguard.errors import ConfigError
 
-from ..ranks import ONE_RANK, Ranks
-from ..run_config import RunConfig
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
 from .members import Members
 from .scenario import Scenario, find_scenario
 

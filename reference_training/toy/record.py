@@ -16,8 +16,8 @@ from ebmguard import tags
 from ebmguard.alerts import Alert
 from ebmguard.sinks import read_jsonl
 
+from ..engine.run_folder import RunFolder
 from ..numbers import mean
-from ..run_folder import RunFolder
 from .config import ToyConfig
 from .evaluate import Evaluator
 from .network import EnsembleMLP

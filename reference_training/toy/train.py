@@ -12,11 +12,11 @@ import torch
 from ebmguard import guard
 
 from ..device import describe, find_device
-from ..graphs import graphed_energies
-from ..interrupt import DeferredInterrupt
-from ..progress import Reporter, default_reporter
-from ..restoring import restoring
-from ..run_folder import RunFolder
+from ..engine.graphs import graphed_energies
+from ..engine.interrupt import DeferredInterrupt
+from ..engine.progress import Reporter, default_reporter
+from ..engine.restoring import restoring
+from ..engine.run_folder import RunFolder
 from .config import ToyConfig
 from .distributions import DISTRIBUTIONS
 from .draws import Draws

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
-from ...run_folder import CONFIG, RESULTS
+from ...engine.run_folder import CONFIG, RESULTS
 from ..broken import GOOD
 from ..distributions import DISTRIBUTIONS, Distribution
 from ..record import GRIDS, MEMBERS

@@ -17,12 +17,12 @@ import torch
 
 from ebmguard.faults import FaultInjector
 from ebmguard.reference_training.data import ImageData
+from ebmguard.reference_training.engine.progress import Reporter
+from ebmguard.reference_training.engine.run_folder import ROW_FILES
 from ebmguard.reference_training.jem import trainer
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.jem.train import train
-from ebmguard.reference_training.progress import Reporter
-from ebmguard.reference_training.run_folder import ROW_FILES
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 

@@ -17,10 +17,10 @@ import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine.ranks import Ranks, joined_ranks
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
-from ebmguard.reference_training.ranks import Ranks, joined_ranks
 from tests.reference_training.jem.parts import (
     Silent,
     config_for,

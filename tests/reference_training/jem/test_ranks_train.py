@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.checkpoints import Checkpoints
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine.checkpoints import Checkpoints
+from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem import trainer as jem_trainer
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
-from ebmguard.reference_training.ranks import Ranks
 from ebmguard.sinks import read_jsonl
 from tests.parts import PATIENCE
 from tests.ranks import ranks_of
+from tests.reference_training.engine.test_ranks import free_port
 from tests.reference_training.jem import ranks_train_process
 from tests.reference_training.jem.parts import (
     assert_same_run,
@@ -33,7 +34,6 @@ from tests.reference_training.jem.parts import (
     steps_of,
 )
 from tests.reference_training.jem.ranks_train_process import CASES, RUN, STEPS, UNEVEN, WORLD
-from tests.reference_training.test_ranks import free_port
 
 
 @pytest.fixture(scope="module")

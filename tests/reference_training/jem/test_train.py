@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training import interrupt
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem import train as jem_train
 from ebmguard.reference_training.jem.command import run

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.trainer import (
     Classifier,
@@ -21,7 +22,6 @@ from ebmguard.reference_training.jem.trainer import (
     make_network,
 )
 from ebmguard.reference_training.networks import WideResNet, of_class
-from ebmguard.reference_training.ranks import Ranks
 from tests.reference_training.jem.parts import config_for, in_float64, largest_difference
 
 STEPS = 3

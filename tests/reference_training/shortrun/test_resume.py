@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training import interrupt
+from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.sinks import read_jsonl
 from tests.parts import PATIENCE

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebmguard.alerts import Alert, Level
-from ebmguard.reference_training.run_folder import RunFolder
+from ebmguard.reference_training.engine.run_folder import RunFolder
 from ebmguard.reference_training.toy.record import Record
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.toy.parts import config_for
