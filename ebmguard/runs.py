@@ -127,12 +127,14 @@ class _Folder:
         """Records of numbers by step and attempt."""
         import pandas as pd
 
+        path = self.path / f"{name}.jsonl"
         # A batch at a time: as objects of Python they take ten times the memory.
-        batches = [
-            pd.DataFrame([of.numbers(row, self.path / f"{name}.jsonl") for row in batch])
-            for batch in self._batches(name, fields)
-        ]
-        found = pd.concat([pd.DataFrame({"step": [], "attempt": []}), *batches], ignore_index=True)
+        batches = [pd.DataFrame({"step": [], "attempt": []})]
+        for records in _batches(path):
+            for record in records:
+                of.check(record, fields, path)
+            batches.append(pd.DataFrame([of.numbers(record, path) for record in records]))
+        found = pd.concat(batches, ignore_index=True)
         attempt = found.pop("recovery/attempt") if "recovery/attempt" in found else found["attempt"]
         found["attempt"] = attempt.fillna(0).astype("int64")
         found["step"] = found["step"].astype("int64")
@@ -157,16 +159,14 @@ class _Folder:
         return pd.DataFrame([found[key] for key in sorted(found)] or none)
 
     def _records(self, name: str, fields: Mapping[str, of.Field]) -> list[dict[str, Any]]:
-        return [record for batch in self._batches(name, fields) for record in batch]
-
-    def _batches(self, name: str, fields: Mapping[str, of.Field]) -> Iterator[list[dict[str, Any]]]:
         path = self.path / f"{name}.jsonl"
-        file = GrowingFile(path)
-        while records := file.read()[1]:
-            records = [of.plain(record, path) for record in records]
-            for record in records:
-                of.check(record, fields, path)
-            yield records
+        return [record for batch in _batches(path) for record in of.checked(batch, fields, path)]
+
+
+def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    file = GrowingFile(path)
+    while records := file.read()[1]:
+        yield records
 
 
 def _flat(found: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:

@@ -262,11 +262,7 @@ class RecordedRun:
     def _checked(
         self, records: Sequence[dict[str, Any]], name: str, fields: Mapping[str, of.Field]
     ) -> list[dict[str, Any]]:
-        where = self.path / f"{name}.jsonl"
-        found = [of.plain(record, where) for record in records]
-        for record in found:
-            of.check(record, fields, where)
-        return found
+        return of.checked(records, fields, self.path / f"{name}.jsonl")
 
     @property
     def step(self) -> int | None:

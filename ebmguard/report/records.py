@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ __all__ = [
     "ROW",
     "Field",
     "check",
+    "checked",
     "is_step",
     "number",
     "numbers",
@@ -140,6 +141,20 @@ def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -
             f"{where} {problem}, expected {expected}, in {str(record)[:80]}. It should be a file "
             "that the guard or its trainer wrote: restore or remove it."
         )
+
+
+def checked(
+    records: Iterable[Mapping[str, Any]], fields: Mapping[str, Field], where: Path
+) -> list[dict[str, Any]]:
+    """The records of a file, plain.
+
+    Raises:
+        ConfigError: one lacks what readers need, or is nested too deeply.
+    """
+    found = [plain(record, where) for record in records]
+    for record in found:
+        check(record, fields, where)
+    return found
 
 
 def plain(value: Any, where: Path, depth: int = 0) -> Any:

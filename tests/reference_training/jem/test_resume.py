@@ -81,7 +81,7 @@ SMALL_RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("data", SMALL_RUNS)
+@pytest.mark.parametrize("data", ["digits", pytest.param("cifar10", marks=pytest.mark.slow)])
 def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path, data, request):
     settings = {"data": data, **SMALL_RUNS[data]}
     if data != "digits":
