@@ -6,6 +6,7 @@ The training step is an ordinary one; what the guard adds to it are the two mark
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,14 +22,11 @@ from ..compiling import compile_modules
 from ..data import ImageData
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.task import Part, Step
-from ..networks import WideResNet, of_class
+from ..networks import WideResNet, of_class, seeded
 from ..precision import autocast_type
 from .config import JemConfig
 from .draws import Draws
 from .sampler import make_sampler
-
-RANK_STRIDE = 0x9E3779B9
-"""Between the seeds of the ranks, of which PyTorch's CPU generator keeps the lower 32 bits."""
 
 
 class Trainer:
@@ -73,8 +71,7 @@ class Trainer:
         self.optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
         self.draws = Draws(data, settings, config.seed, ranks)
         # A stream of random numbers of its own on each rank, apart from that of the images.
-        own_seed = 2 * config.seed + 1 + ranks.rank * RANK_STRIDE
-        self.rng = torch.Generator(device).manual_seed(own_seed)
+        self.rng = torch.Generator(device).manual_seed(ranks.own_seed(2 * config.seed + 1))
         has_classes = config.class_conditional or config.p_x_y_weight
         self.buffer = ReplayBuffer(
             ranks.share(settings.buffer_size),
@@ -235,19 +232,14 @@ class Classifier(nn.Module):
 def make_network(config: JemConfig, data: ImageData) -> WideResNet:
     """The run's network as its seed initialises it; PyTorch's global generators are left alone."""
     settings = config.settings
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.seed)  # GPUs' would stay seeded
-        network = WideResNet(
-            in_channels=data.sample_shape[0],
-            classes=data.classes,
-            depth=settings.depth,
-            width=settings.width,
-            early_stride=settings.early_stride,
-            activation=config.activation,
-            autocast=autocast_type(config.precision),
-        )
-    # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.
-    network.to(  # type: ignore[call-overload]
-        device=data.train_x.device, memory_format=torch.channels_last
+    make = partial(
+        WideResNet,
+        in_channels=data.sample_shape[0],
+        classes=data.classes,
+        depth=settings.depth,
+        width=settings.width,
+        early_stride=settings.early_stride,
+        activation=config.activation,
+        autocast=autocast_type(config.precision),
     )
-    return network
+    return seeded(make, config.seed, data.train_x.device)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 import tyro
-from torch import Tensor, nn
+from torch import nn
 
 from ebmguard import guard
 from ebmguard.reference_training.engine import loop
@@ -19,6 +19,7 @@ from ebmguard.reference_training.engine.launch import launch
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.run_config import RunConfig
+from ebmguard.reference_training.engine.streams import Streams
 from ebmguard.reference_training.engine.task import Step, Task
 from ebmguard.samplers import sgld
 
@@ -43,16 +44,6 @@ class RingConfig(RunConfig):  # type: ignore[misc]  # mypy cannot follow the map
         """Every setting can be meant."""
 
 
-class Points(torch.Generator):
-    """Random numbers that a checkpoint holds."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"state": self.get_state()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.set_state(state["state"])
-
-
 class Ring(Task):  # type: ignore[misc]
     title = "a ring"
     curves: ClassVar[dict[str, str]] = {"loss": "train/loss"}
@@ -60,8 +51,7 @@ class Ring(Task):  # type: ignore[misc]
     def __init__(self, config: RingConfig, record: Record) -> None:
         torch.manual_seed(config.seed)
         self.config, self.record = config, record
-        self.points = Points()
-        self.points.manual_seed(config.seed + 100 * record.ranks.rank)
+        self.points = torch.Generator().manual_seed(record.ranks.own_seed(config.seed))
         f = nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Linear(8, 1), nn.Flatten(0))
         self.f, self.optimizer = f, torch.optim.Adam(f.parameters(), lr=config.lr)
         self.energies = record.ranks.parallel(f)
@@ -70,7 +60,11 @@ class Ring(Task):  # type: ignore[misc]
         g.attach(model=f, optimizer=self.optimizer, generators=[self.points])
         self.loss_fn, self.sample_q = g
         self.guards = {"guard": self.loss_fn.guard}
-        self.parts = {"network": f, "optimizer": self.optimizer, "points": self.points}
+        self.parts = {
+            "network": f,
+            "optimizer": self.optimizer,
+            "points": Streams({"points": self.points}),
+        }
         self.spoiled = config.spoiled
 
     def step(self, step: int) -> Step:

@@ -15,6 +15,7 @@ from torch import nn
 from ebmguard.errors import ConfigError
 from ebmguard.objective import contrastive_loss
 from ebmguard.reference_training.engine import loop
+from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.toy import train as toy_train
 from ebmguard.reference_training.toy.command import run, table
 from ebmguard.reference_training.toy.config import ToyConfig
@@ -356,6 +357,11 @@ def test_settings_that_cannot_be_meant_leave_no_folder(tmp_path, settings, match
     with pytest.raises(ConfigError, match=match):
         config_for(tmp_path / "run", **settings).open()
     assert not (tmp_path / "run").exists()
+
+
+def test_an_ensemble_is_not_divided(tmp_path):
+    with pytest.raises(ConfigError, match="trained by one process, not by 2"):
+        config_for(tmp_path).check(Ranks(0, 2))
 
 
 def test_a_run_is_not_resumed_with_other_settings(tmp_path):
