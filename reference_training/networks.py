@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+N = TypeVar("N", bound=nn.Module)
 
 NEGATIVE_SLOPE = 0.2
 STEM_CHANNELS = 16
@@ -173,6 +175,18 @@ class WideResNet(nn.Module):
                 f"for each: {tuple(logits.shape[:1])}"
             )
         return of_class(logits, y)
+
+
+def seeded(make: Callable[[], N], seed: int, device: torch.device) -> N:
+    """A network as a seed initialises it on the CPU; PyTorch's global generators are left alone.
+
+    It is in channels_last, the faster memory layout for convolutions on CPUs and GPUs alike.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # GPUs' would stay seeded
+        network = make()
+    network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
 
 
 def of_class(logits: Tensor, y: Tensor) -> Tensor:

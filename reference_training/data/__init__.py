@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from .augment import augment
 from .image_data import ImageData
-from .load import DATA_SETS, ROOT_VARIABLE, load_data
+from .load import DATA_SETS, ROOT_VARIABLE, kept_data, load_data
 from .order import EpochOrder
 
-__all__ = ["DATA_SETS", "ROOT_VARIABLE", "EpochOrder", "ImageData", "augment", "load_data"]
+__all__ = [
+    "DATA_SETS",
+    "ROOT_VARIABLE",
+    "EpochOrder",
+    "ImageData",
+    "augment",
+    "kept_data",
+    "load_data",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,12 @@ _PUBLISHED: Mapping[str, _Published] = {
 }
 DATA_SETS: tuple[str, ...] = ("digits", *_PUBLISHED)
 """Names that `--data` takes."""
+
+
+def kept_data(name: str, root: str | None, **counts: int | None) -> ImageData:
+    """As :func:`load_data`, kept while the same is asked for; no root is $EBMGUARD_DATA."""
+    folder = root or os.environ.get(ROOT_VARIABLE)
+    return _kept(name, Path(folder) if folder else None, **counts)
 
 
 def load_data(
@@ -159,3 +166,6 @@ def _first(
     if count is not None and count > most:
         raise ConfigError(f"{setting} is {count}, expected at most {most}: {name} has no more")
     return rows[:count]
+
+
+_kept = lru_cache(maxsize=1)(load_data)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from ebmguard.errors import ConfigError
 
 from ..compiling import CompileName
-from ..data import ROOT_VARIABLE, ImageData, load_data
+from ..data import ImageData, kept_data
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
 from ..networks import ActivationName
 from ..precision import PrecisionName
-from ..ranks import ONE_RANK, Ranks
-from ..run_config import RunConfig
 from .scenarios import SCENARIOS, Scenario
 
 DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
@@ -147,9 +143,14 @@ class JemConfig(RunConfig):
             ConfigError: they are not there, or are not what was published.
         """
         settings = self.settings
-        root = self.data_root or os.environ.get(ROOT_VARIABLE)
-        counts = settings.train_images, settings.valid_images, settings.test_images
-        return _load_data(self.data_name, Path(root) if root else None, *counts, self.image_size)
+        return kept_data(
+            self.data_name,
+            self.data_root,
+            train_images=settings.train_images,
+            valid_images=settings.valid_images,
+            test_images=settings.test_images,
+            image_size=self.image_size,
+        )
 
     @property
     def has_samples(self) -> bool:
@@ -174,10 +175,7 @@ class JemConfig(RunConfig):
     @property
     def settings(self) -> Scenario:
         """The scenario with what is overridden."""
-        scenario = SCENARIOS[self.scenario_name]
-        names = {field.name for field in dataclasses.fields(Scenario)}
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
-        return replace(scenario, **{k: v for k, v in given.items() if v is not None})
+        return self.over(SCENARIOS[self.scenario_name])
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
         """These settings over those of the run; features that run code are never the folder's.
@@ -205,19 +203,15 @@ class JemConfig(RunConfig):
             ConfigError: names every wrong setting, its value and what was expected; or what the
                 data lack; or that the features cannot be had.
         """
-        problems = [
-            f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
-            for name, value, known in (
-                ("data", self.data_name, DataName),
-                ("scenario", self.scenario_name, ScenarioName),
-                ("variant", self.variant, VariantName),
-                ("precision", self.precision, PrecisionName),
-                ("compile", self.compile, CompileName),
-                ("action", self.action, ActionName),
-                ("activation", self.activation, ActivationName),
-            )
-            if value not in get_args(known)
-        ]
+        problems = self.problems(
+            data=(self.data_name, DataName),
+            scenario=(self.scenario_name, ScenarioName),
+            variant=(self.variant, VariantName),
+            precision=(self.precision, PrecisionName),
+            compile=(self.compile, CompileName),
+            action=(self.action, ActionName),
+            activation=(self.activation, ActivationName),
+        )
         problems += [
             f"{name} is {value}, expected a finite weight, 0 or more"
             for name in ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2")
@@ -250,10 +244,6 @@ class JemConfig(RunConfig):
             )
         if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
             problems.append(f"most_steps is {self.most_steps}, expected a power of two, such as 16")
-        if self.checkpoint_every < 1:
-            problems.append(f"checkpoint_every is {self.checkpoint_every}, expected at least 1")
-        if self.threads < 0:
-            problems.append(f"threads is {self.threads}, expected 0 or more")
         if self.p_x_y_weight and self.variant not in ("default", "no_pos"):
             problems.append(
                 f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted "
@@ -328,22 +318,3 @@ class JemConfig(RunConfig):
             "scenario": self.scenario_name,
             "settings": self.settings.to_json(),
         }
-
-
-@functools.lru_cache(maxsize=1)
-def _load_data(
-    name: str,
-    root: Path | None,
-    train: int | None,
-    valid: int | None,
-    test: int | None,
-    image_size: int | None,
-) -> ImageData:
-    return load_data(
-        name,
-        root,
-        train_images=train,
-        valid_images=valid,
-        test_images=test,
-        image_size=image_size,
-    )

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ..data import EpochOrder, ImageData, augment
-from ..ranks import Ranks
+from ..engine.ranks import Ranks
+from ..engine.streams import Streams
 from .scenarios import Scenario
 
 
-class Draws:
+class Draws(Streams):
     """Batches of noisy, augmented training images: positives, and the classifier's own.
 
     Every rank draws the same batch and keeps its part of it, so that the images of a run do not
@@ -36,6 +37,7 @@ class Draws:
         self._settings = settings
         self._ranks = ranks
         self.generator = torch.Generator(device).manual_seed(2 * seed)
+        super().__init__({"generator": self.generator})  # epochs need no state
         sizes = [size for size in (settings.n_pos, settings.n_labelled) if size]
         self._orders = [
             EpochOrder(len(data.train_x), size, 2 * seed + i, device)
@@ -69,11 +71,3 @@ class Draws:
         noise = torch.randn(x.shape, generator=generator, device=x.device)
         part = self._ranks.part(len(rows))
         return (x + self._settings.data_noise * noise)[part], data.train_y[rows][part]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The state of the generator; epochs need none."""
-        return {"generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go back to a saved state."""
-        self.generator.set_state(state["generator"].cpu())

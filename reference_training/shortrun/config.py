@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self
 
 from ebmguard.errors import ConfigError
 
 from ..compiling import CompileName
-from ..data import ROOT_VARIABLE, ImageData, load_data
+from ..data import ImageData, kept_data
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
 from ..precision import PrecisionName
-from ..ranks import ONE_RANK, Ranks
-from ..run_config import RunConfig
 from .network import ActivationName
 from .presets import PRESETS, InitName, OptimizerName, Preset
 from .start import make_network, start_from
@@ -108,13 +105,14 @@ class ShortRunConfig(RunConfig):
             ConfigError: they are not there, or are not what was published.
         """
         settings = self.settings
-        root = self.data_root or os.environ.get(ROOT_VARIABLE)
-        return _load_data(
+        # The published script trains on every image: none is put aside for a validation.
+        return kept_data(
             self.data,
-            Path(root) if root else None,
-            settings.train_images,
-            settings.test_images,
-            settings.image_size,
+            self.data_root,
+            train_images=settings.train_images,
+            valid_images=0,
+            test_images=settings.test_images,
+            image_size=settings.image_size,
         )
 
     @property
@@ -131,12 +129,10 @@ class ShortRunConfig(RunConfig):
         """
         if self.data not in PRESETS:
             raise ConfigError(f"data is {self.data!r}, expected one of {', '.join(PRESETS)}")
-        names = {field.name for field in dataclasses.fields(Preset)}
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
-        given = {name: value for name, value in given.items() if value is not None}
-        if "sgld_steps" in given:
-            given.setdefault("most_sgld_steps", given["sgld_steps"])
-        return replace(PRESETS[self.data], **given)
+        preset = self.over(PRESETS[self.data])
+        if self.sgld_steps is not None and self.most_sgld_steps is None:
+            preset = replace(preset, most_sgld_steps=self.sgld_steps)
+        return preset
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, or not be divided among the processes.
@@ -147,15 +143,11 @@ class ShortRunConfig(RunConfig):
         """
         settings = self.settings
         wrong = settings.problems()
-        problems = [
-            f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
-            for name, value, known in (
-                ("action", self.action, ActionName),
-                ("precision", self.precision, PrecisionName),
-                ("compile", self.compile, CompileName),
-            )
-            if value not in get_args(known)
-        ]
+        problems = self.problems(
+            action=(self.action, ActionName),
+            precision=(self.precision, PrecisionName),
+            compile=(self.compile, CompileName),
+        )
         if not math.isfinite(self.beta_star):
             problems.append(
                 f"beta_star is {self.beta_star}, expected a finite number, such as 0.02"
@@ -167,10 +159,6 @@ class ShortRunConfig(RunConfig):
             )
         if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
             problems.append(f"most_steps is {self.most_steps}, expected a power of two: 4")
-        if self.checkpoint_every < 1:
-            problems.append(f"checkpoint_every is {self.checkpoint_every}, expected at least 1")
-        if self.threads < 0:
-            problems.append(f"threads is {self.threads}, expected 0 or more")
         problems += wrong
         if settings.init == "persistent" and settings.buffer_size < settings.batch:
             problems.append(
@@ -213,13 +201,3 @@ class ShortRunConfig(RunConfig):
     def to_json(self) -> dict[str, Any]:
         """The settings and the resolved preset as plain JSON values."""
         return {**super().to_json(), "settings": self.settings.to_json()}
-
-
-@functools.lru_cache(maxsize=1)
-def _load_data(
-    name: str, root: Path | None, train: int | None, test: int | None, image_size: int | None
-) -> ImageData:
-    # The published script trains on every image: none is put aside for a validation.
-    return load_data(
-        name, root, train_images=train, valid_images=0, test_images=test, image_size=image_size
-    )

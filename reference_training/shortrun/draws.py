@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ebmguard.samplers import random_steps
 
 from ..data import ImageData
-from ..ranks import Ranks
+from ..engine.ranks import Ranks
+from ..engine.streams import Streams
 from .presets import Preset
 
-RANK_STRIDE = 0x9E3779B9
-"""Between the seeds of the ranks, of which PyTorch's CPU generator keeps the lower 32 bits."""
 
-
-class Draws:
+class Draws(Streams):
     """Random numbers of a run, in three streams, so that runs of different β* differ in it alone.
 
     Every rank draws the same images and the same number of steps, and keeps its part of the
@@ -40,10 +36,10 @@ class Draws:
         self._settings = settings
         self._ranks = ranks
         self.images = torch.Generator(device).manual_seed(3 * seed)
-        own_seed = 3 * seed + 1 + ranks.rank * RANK_STRIDE
-        self.chains = torch.Generator(device).manual_seed(own_seed)
+        self.chains = torch.Generator(device).manual_seed(ranks.own_seed(3 * seed + 1))
         # Counts are needed on the host: one on a GPU would have to be waited for.
         self._counts = torch.Generator().manual_seed(3 * seed + 2)
+        super().__init__({"images": self.images, "chains": self.chains, "counts": self._counts})
 
     def positives(self) -> Tensor:
         """This rank's noisy images of an update, with replacement: (n, C, H, W)."""
@@ -69,18 +65,6 @@ class Draws:
         if settings.sgld_steps == settings.most_sgld_steps:
             return settings.sgld_steps
         return random_steps(settings.sgld_steps, settings.most_sgld_steps, self._counts)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where each stream stands."""
-        return {name: rng.get_state() for name, rng in self._streams().items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a saved state."""
-        for name, rng in self._streams().items():
-            rng.set_state(state[name].cpu())
-
-    def _streams(self) -> dict[str, torch.Generator]:
-        return {"images": self.images, "chains": self.chains, "counts": self._counts}
 
 
 def uniform(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from ebmguard.errors import ConfigError
 
-from ..checkpoints import load_all_ranks
 from ..data import ImageData
+from ..engine.checkpoints import load_all_ranks
+from ..engine.run_folder import CONFIG, read_config
+from ..networks import seeded
 from ..precision import autocast_type
-from ..run_folder import CONFIG, read_config
 from .network import EnergyNet
 
 if TYPE_CHECKING:
@@ -23,20 +23,15 @@ def make_network(config: ShortRunConfig, data: ImageData) -> EnergyNet:
     """The run's network as its seed initialises it; PyTorch's global generators are left alone."""
     settings = config.settings
     channels, size, _ = data.sample_shape
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(config.seed)  # GPUs' would stay seeded
-        network = EnergyNet(
-            in_channels=channels,
-            image_size=size,
-            nf=settings.nf,
-            activation=settings.activation,
-            autocast=autocast_type(config.precision),
-        )
-    # channels_last is the faster memory layout for these convolutions, on CPUs and GPUs alike.
-    network.to(  # type: ignore[call-overload]
-        device=data.train_x.device, memory_format=torch.channels_last
+    make = partial(
+        EnergyNet,
+        in_channels=channels,
+        image_size=size,
+        nf=settings.nf,
+        activation=settings.activation,
+        autocast=autocast_type(config.precision),
     )
-    return network
+    return seeded(make, config.seed, data.train_x.device)
 
 
 def start_from(network: EnergyNet, path: Path, activation: str) -> None:

@@ -7,12 +7,10 @@ from typing import Any, ClassVar
 
 from ebmguard.errors import ConfigError
 
-from ..ranks import ONE_RANK, Ranks
-from ..run_config import RunConfig
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
 from .members import Members
 from .scenario import Scenario, find_scenario
-
-OVERRIDES = ("iterations", "noise_std", "lr")
 
 
 @dataclass(frozen=True)
@@ -60,12 +58,14 @@ class ToyConfig(RunConfig):
         Raises:
             ConfigError: names what is wrong, and what was expected.
         """
-        least = {"seeds": 1, "evaluations": 1, "checkpoint_every": 1, "threads": 0}
         problems = [
-            f"{name} is {getattr(self, name)}, expected {number} or more"
-            for name, number in least.items()
-            if getattr(self, name) < number
+            f"{name} is {getattr(self, name)}, expected 1 or more"
+            for name in ("seeds", "evaluations")
+            if getattr(self, name) < 1
         ]
+        problems += self.problems()
+        if ranks.world > 1:
+            problems.append(f"an ensemble is trained by one process, not by {ranks.world}")
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
         self.settings.check()
@@ -91,8 +91,7 @@ class ToyConfig(RunConfig):
         scenario = find_scenario(self.scenario)
         if self.lr is not None:
             scenario = replace(scenario, lr_end=scenario.lr_end * self.lr / scenario.lr)
-        given = {name: getattr(self, name) for name in OVERRIDES}
-        return replace(scenario, **{k: v for k, v in given.items() if v is not None})
+        return self.over(scenario)
 
     @property
     def members(self) -> Members:

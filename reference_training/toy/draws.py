@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-
+from ..engine.streams import Streams
 from .distributions import Distribution
 from .members import Members
 from .scenario import Scenario
 
 
-class Draws:
+class Draws(Streams):
     """What is random in an update: positives, start points and the noise of the chains.
 
     A member's numbers depend on its seed alone, not on who else is in the ensemble, so that
@@ -40,6 +39,7 @@ class Draws:
         self.settings = settings
         self.members = members
         self.streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        super().__init__({f"seed {s}": rng for s, rng in zip(seeds, self.streams, strict=True)})
 
     def positives(self) -> Tensor:
         """Data of one update: (G, n_pos, dim)."""
@@ -55,21 +55,3 @@ class Draws:
         )
         normal = self.members.spread(normal, 1)
         return settings.init_mean + settings.init_std * normal[0], normal[1:]
-
-    def state_dict(self) -> list[Tensor]:
-        """Where each stream stands."""
-        return [rng.get_state() for rng in self.streams]
-
-    def load_state_dict(self, state: Sequence[Tensor]) -> None:
-        """Go back to a saved state.
-
-        Raises:
-            ConfigError: of a device of another kind, whose streams cannot go on here.
-        """
-        for rng, saved in zip(self.streams, state, strict=True):
-            if saved.shape != rng.get_state().shape:
-                raise ConfigError(
-                    "the run's random numbers are those of another kind of device than "
-                    f"{rng.device.type!r}: resume it with the --device that it began on"
-                )
-            rng.set_state(saved.cpu())

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError, DiskError
-from ebmguard.reference_training.ranks import Ranks
-from ebmguard.reference_training.run_folder import RunFolder, read_config
+from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.reference_training.engine.run_folder import RunFolder, read_config
 from ebmguard.sinks import read_jsonl
 from tests.sinks.test_lock import HOLDS, another
 

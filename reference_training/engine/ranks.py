@@ -20,6 +20,10 @@ RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has started its processes again (environment)."""
 
 
+RANK_STRIDE = 0x9E3779B9
+"""Between the seeds of the ranks, of which PyTorch's CPU generator keeps the lower 32 bits."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process among those that train together; a single one has no process group.
@@ -46,6 +50,10 @@ class Ranks:
     def share(self, count: int) -> int:
         """How many of `count` things are this rank's."""
         return len(range(*self.part(count).indices(count)))
+
+    def own_seed(self, seed: int) -> int:
+        """The seed of a stream that each rank has for itself; the first one's is `seed`."""
+        return seed + self.rank * RANK_STRIDE
 
     def weight(self, count: int) -> float:
         """What turns the mean over this rank's part of `count` into its part of all ranks' mean,

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from ebmguard.errors import ConfigError
 
-from .device import find_device
+from ..device import find_device
 from .ranks import ONE_RANK, RESTART_COUNT, Ranks
 from .restoring import restoring
 from .run_folder import CONFIG, RunFolder, read_config
+
+S = TypeVar("S")
 
 DEVICE_KIND = "device_kind"
 """Entry of config.json: the kind of device that the run began on."""
@@ -52,6 +54,16 @@ class RunConfig(abc.ABC):
     def total_steps(self) -> int:
         """Steps that the run is to have."""
 
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints."""
+        return 500
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of PyTorch; 0 is its own choice."""
+        return 0
+
     @abc.abstractmethod
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, all of them in one error.
@@ -68,6 +80,30 @@ class RunConfig(abc.ABC):
         values = dataclasses.asdict(self)
         del values["out"], values["resume"]
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+    def over(self, base: S) -> S:
+        """The values of a dataclass, but for those that are set here under the same name."""
+        names = {f.name for f in dataclasses.fields(base)}  # type: ignore[arg-type]
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
+        set_here = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(base, **set_here)  # type: ignore[type-var]
+
+    def problems(self, **choices: tuple[Any, Any]) -> list[str]:
+        """What is wrong with the settings that all trainers share, and with choices among names.
+
+        Args:
+            **choices: by name, the value that counts and the `Literal` of those that can be meant.
+        """
+        wrong = [
+            f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
+            for name, (value, known) in choices.items()
+            if value not in get_args(known)
+        ]
+        if self.checkpoint_every < 1:
+            wrong.append(f"checkpoint_every is {self.checkpoint_every}, expected at least 1")
+        if self.threads < 0:
+            wrong.append(f"threads is {self.threads}, expected 0 or more")
+        return wrong
 
     def command(self) -> str:
         """The command line that makes this run again, defaults left out."""
