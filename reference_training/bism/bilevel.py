@@ -22,7 +22,7 @@ Parameters = dict[str, Tensor]
 class Moments(NamedTuple):
     """Adam's state: steps done, and running means of the gradients and of their squares."""
 
-    count: int
+    steps: int
     first: Parameters
     second: Parameters
 
@@ -54,15 +54,15 @@ class Adam:
     ) -> tuple[Parameters, Moments]:
         """Parameters and moments after one step."""
         rate_1, rate_2 = self.betas
-        count = moments.count + 1
+        done = moments.steps + 1
         first = {n: torch.lerp(g, moments.first[n], rate_1) for n, g in gradients.items()}
         second = {n: torch.lerp(g * g, moments.second[n], rate_2) for n, g in gradients.items()}
-        size, spread = self.lr / (1 - rate_1**count), 1 - rate_2**count
+        size, spread = self.lr / (1 - rate_1**done), 1 - rate_2**done
         after = {
             n: x - size * first[n] / ((second[n] / spread + self.eps_root).sqrt() + self.eps)
             for n, x in parameters.items()
         }
-        return after, Moments(count, first, second)
+        return after, Moments(done, first, second)
 
 
 def descend(

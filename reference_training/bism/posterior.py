@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +56,7 @@ class BernoulliPosterior(nn.Linear):
 
     def noise(self, count: int, generator: Generator) -> Tensor:
         """Uniform numbers, ``(count, hidden)``."""
-        options = {"dtype": self.bias.dtype, "device": generator.device}
+        options: dict[str, Any] = {"dtype": self.bias.dtype, "device": generator.device}
         return torch.rand(count, self.out_features, generator=generator, **options)
 
     def draw(self, moments: Tensor, noise: Tensor) -> Tensor:
@@ -98,7 +98,10 @@ class GaussianPosterior(nn.Sequential):
 
     def noise(self, count: int, generator: Generator) -> Tensor:
         """Standard normal numbers, ``(count, hidden)``."""
-        options = {"dtype": self[0].weight.dtype, "device": generator.device}
+        options: dict[str, Any] = {
+            "dtype": next(self.parameters()).dtype,
+            "device": generator.device,
+        }
         return torch.randn(count, self.hidden, generator=generator, **options)
 
     def draw(self, moments: Tensor, noise: Tensor) -> Tensor:
