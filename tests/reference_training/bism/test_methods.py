@@ -32,12 +32,12 @@ def begin(method: str, **options: object) -> tuple[GaussianBernoulliRBM, Update]
         "unrolled_steps": 2,
         **options,
     }
-    return model, Update(model, UpdateSettings(method=method, **settings), generator)  # type: ignore[arg-type]
+    return model, Update(model, UpdateSettings(method=method, **settings), generator)
 
 
 @torch.no_grad()
 def nats(model: GaussianBernoulliRBM, v: torch.Tensor) -> float:
-    return (model(v) - model.log_z()).mean().item()
+    return float((model(v) - model.log_z()).mean())
 
 
 # Nats per sample that are left to the model that drew the data, of 4.8 at the beginning. NCE's
