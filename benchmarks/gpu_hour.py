@@ -32,8 +32,8 @@ MINUTES = 8.0
 """Of a part."""
 FAILED = "**Failed**"
 TESTS = (
-    "tests/reference_training/test_graphs.py",
-    "tests/reference_training/test_lagged.py",
+    "tests/reference_training/engine/test_graphs.py",
+    "tests/reference_training/engine/test_lagged.py",
     "tests/reference_training/shortrun/test_sampler.py",
     "tests/tempering/test_captured.py",
     "tests/check/test_checks.py",

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ebmguard.reference_training import graphs
+from ebmguard.reference_training.engine import graphs
 
 META = torch.device("meta")
 READ = 0.0

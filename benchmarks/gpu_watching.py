@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ebmguard.reference_training.progress import LineReporter, Reporter, SilentReporter
+from ebmguard.reference_training.engine.progress import LineReporter, Reporter, SilentReporter
 
 from .gpu_timing import Clock
 

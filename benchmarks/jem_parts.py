@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ebmguard.reference_training.data import ROOT_VARIABLE
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.record import RunRecord
+from ebmguard.reference_training.jem.runs import so_far
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.jem.trainer import make_network
 from ebmguard.reference_training.precision import set_precision
@@ -202,29 +202,28 @@ class Outcome:
 
     Attributes:
         gaps: energy gap of every step.
-        record: of these steps.
+        steps: updates done.
+        diverged_at: the first that was lost, or None.
         alerts: the first WARN and the first ERROR, in words, whichever there were.
     """
 
     gaps: list[float]
-    record: RunRecord
+    steps: int
+    diverged_at: int | None
     alerts: list[str]
 
     @classmethod
     def of(cls, folder: Path) -> Outcome:
         """Read a run that is over, or was stopped."""
-        record, gaps = RunRecord(), []
-        for row in read_jsonl(folder / "training.jsonl"):
-            record.see_step(row["step"], row["cross_entropy"], row["energy_gap"])
-            record.next_step = row["step"] + 1
-            gaps.append(float(row["energy_gap"]))
+        gaps = [float(row["energy_gap"]) for row in read_jsonl(folder / "training.jsonl")]
         first: dict[str, str] = {}
         file = folder / "alerts.jsonl"
         for row in read_jsonl(file) if file.is_file() else []:
             words = f"{row['level']} {row['rule']} ({row['tag']}) at {row['step']}"
             if row["level"] in ("WARN", "ERROR"):
                 first.setdefault(row["level"], words)
-        return cls(gaps, record, list(first.values()))
+        steps, lost = so_far(folder)
+        return cls(gaps, steps, lost, list(first.values()))
 
     def by_hundred(self) -> list[str]:
         """Median and largest |gap| of every hundred steps."""
@@ -262,9 +261,9 @@ def diverge_part(bench: Bench) -> Iterator[str]:
             continue
         seconds = time.monotonic() - start
         found = outcomes[title] = Outcome.of(out)
-        lost = found.record.diverged_at
+        lost = found.diverged_at
         yield (
-            f"| {scenario} | {beta_star:g} | {found.record.next_step} "
+            f"| {scenario} | {beta_star:g} | {found.steps} "
             f"| {'not' if lost is None else lost} | {'; '.join(found.alerts) or 'none'} "
             f"| {seconds:.0f} |\n"
         )

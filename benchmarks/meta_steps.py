@@ -14,9 +14,9 @@ from unittest.mock import MagicMock, patch
 from torch import Tensor
 
 from ebmguard.alerts import Alert, Judge, Level
+from ebmguard.reference_training.engine.progress import SilentReporter
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train as train_jem
-from ebmguard.reference_training.progress import SilentReporter
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.train import train as train_shortrun
 from ebmguard.reference_training.toy.config import ToyConfig

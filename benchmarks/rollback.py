@@ -147,9 +147,9 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         while g.step < STEPS and lost is None:  # g.step goes back in a rollback
-            numbers, _ = trainer.step(g.step)
+            numbers = trainer.step(g.step).numbers
             spent_samples += g.sgld_steps
-            gaps.append(float(numbers[1]))
+            gaps.append(float(numbers["energy_gap"]))
             if not abs(gaps[-1]) <= LOST and recovery is None:
                 lost = len(gaps) - 1
     except BudgetSpentError as error:

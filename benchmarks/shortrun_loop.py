@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard.reference_training.data import ROOT_VARIABLE, ImageData
+from ebmguard.reference_training.engine.progress import SilentReporter
 from ebmguard.reference_training.precision import set_precision
-from ebmguard.reference_training.progress import SilentReporter
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.network import NEGATIVE_SLOPE, SMALLEST, EnergyNet
 from ebmguard.reference_training.shortrun.presets import Preset

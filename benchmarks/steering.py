@@ -160,9 +160,11 @@ def run(cell: Cell, root: Path) -> None:
     for step in range(arm.iterations):
         if arm.adaptive is not None and step == arm.start:
             adaptive = dataclasses.replace(config, most_steps=arm.adaptive.most)
-            state, alerts = trainer.state_dict(), trainer.loss_fn.guard.alerts
+            before, alerts = trainer, trainer.loss_fn.guard.alerts
             trainer = jem.Trainer(adaptive, network, data)
-            trainer.load_state_dict(state)
+            for own, was in ((trainer.parts, before.parts), (trainer.guards, before.guards)):
+                for name, part in own.items():
+                    part.load_state_dict(was[name].state_dict())
         if step % 25 == 0:
             accuracy.append([step, evaluator.test_accuracy(network)])
         guard = trainer.loss_fn.guard

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import guard
-from ebmguard.reference_training.graphs import graphed, graphed_energies
+from ebmguard.reference_training.engine.graphs import graphed, graphed_energies
 from ebmguard.reference_training.toy.config import ToyConfig
+from ebmguard.reference_training.toy.course import Course
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.network import NEGATIVE_SLOPE, WIDTHS, EnsembleMLP
-from ebmguard.reference_training.toy.record import Record
 from ebmguard.reference_training.toy.sampler import make_sampler
 from ebmguard.reference_training.toy.scenario import Scenario
 
@@ -46,8 +46,9 @@ class Ensemble:
         self.settings = settings
         self.network = EnsembleMLP(members.seed_of_each, distribution.dim).to(device)
         self.draws = Draws(distribution, settings, members, members.seeds, device)
-        self.record = Record(config, folder, len(members), device)
+        self.course = Course(config, folder, len(members), device)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=0.0, fused=True)
+        self.steps = 0
         sample_q = make_sampler(settings)
         self.plain_sampler = graphed(sample_q, device) if graphs else sample_q
         # A graph belongs to the guarded calls that captured it.
@@ -56,7 +57,6 @@ class Ensemble:
             graphed(sample_q, device) if graphs else sample_q,
             variant=members.variant_of_each,
             log_dir=folder.path if sinks else None,
-            on_alert=self.record.on_alert,
             **members.strength(settings.output_scale, settings.iterations, device),
         )
         if graphs:
@@ -84,7 +84,8 @@ class Ensemble:
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.record.after_update(f_pos.detach(), f_neg.detach())
+        self.course.after_update(self.steps, f_pos.detach(), f_neg.detach())
+        self.steps += 1
 
     def chains(self) -> Tensor:
         """The chains of every member, without a guard."""

@@ -22,6 +22,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.printable import printable
 from ebmguard.report import RecordedRun
 from ebmguard.report.advice import outcome
+from ebmguard.report.files import opened
 
 from .figures import sample_grid
 
@@ -263,8 +264,11 @@ def _samples(file: Path) -> dict[str, Tensor]:
     """
     import numpy as np
 
+    stream = opened(file)
+    if stream is None:
+        raise ConfigError(f"{file} is missing. Restore it, or name another run.")
     try:
-        with ZipFile(file) as archive:
+        with stream, ZipFile(stream) as archive:
             if sum(entry.file_size for entry in archive.infolist()) > _LARGEST:
                 raise ValueError(f"more than {_LARGEST:,} bytes")
         with np.load(file) as stored:

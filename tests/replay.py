@@ -23,7 +23,7 @@ def count_replays_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def capture_as_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the trainers take the CPU for a GPU, on which CUDA graphs are :class:`Replay`."""
-    monkeypatch.setattr("ebmguard.reference_training.graphs._is_gpu", lambda device: True)
+    monkeypatch.setattr("ebmguard.reference_training.engine.graphs._is_gpu", lambda device: True)
     count_replays_as_graphs(monkeypatch)
     for name, fake in {
         "device": lambda device: nullcontext(),

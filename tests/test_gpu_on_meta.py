@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.gpu_on_meta import META, gpu_on_meta, own_place
 from benchmarks.meta_steps import CASES, FIRST, LAST, of_guard, steps_of
 from ebmguard.alerts import Level
-from ebmguard.reference_training.graphs import graphed
+from ebmguard.reference_training.engine.graphs import graphed
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.samplers import ReplayBuffer
 
@@ -85,9 +85,9 @@ def test_an_injected_float_is_found_with_its_line(monkeypatch):
     step = Trainer.step
 
     def reads(self, number):
-        numbers, x_neg = step(self, number)
-        float(numbers[0])
-        return numbers, x_neg
+        done = step(self, number)
+        float(done.numbers["cross_entropy"])
+        return done
 
     monkeypatch.setattr(Trainer, "step", reads)
     line = reads.__code__.co_firstlineno + 2

@@ -199,8 +199,8 @@ def test_a_diverged_run_is_told_from_its_rows(tmp_path):
         )
     )
     found = jem_parts.Outcome.of(tmp_path)
-    assert found.record.diverged_at == 2
-    assert found.record.next_step == 4
+    assert found.diverged_at == 2
+    assert found.steps == 4
     assert found.alerts == ["WARN r (t) at 1", "ERROR r (t) at 3"]
     assert found.by_hundred() == ["2.5e+05 (inf)"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..launch import launch
+from ..engine.launch import launch
 from .config import JemConfig
 from .train import train
 
 
 def run(config: JemConfig) -> int:
-    """`ebmguard train jem`: as :func:`..launch.launch` says."""
+    """`ebmguard train jem`: as :func:`..engine.launch.launch` says."""
     return launch(config, train, summary)
 
 

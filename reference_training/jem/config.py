@@ -18,10 +18,10 @@ from ebmguard.errors import ConfigError
 
 from ..compiling import CompileName
 from ..data import ROOT_VARIABLE, ImageData, load_data
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
 from ..networks import ActivationName
 from ..precision import PrecisionName
-from ..ranks import ONE_RANK, Ranks
-from ..run_config import RunConfig
 from .scenarios import SCENARIOS, Scenario
 
 DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]

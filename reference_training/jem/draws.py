@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..data import EpochOrder, ImageData, augment
-from ..ranks import Ranks
+from ..engine.ranks import Ranks
 from .scenarios import Scenario
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
-from ..run_config import RunConfig
+from ..engine.run_config import RunConfig
 from .config import JemConfig
 from .scenarios import DEFAULT, DIGITS
 

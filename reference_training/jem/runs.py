@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
-from ..run_folder import CONFIG, RESULTS
+from ..engine.record import last_course
+from ..engine.run_folder import CONFIG, RESULTS
+from .course import is_lost
 from .paper import TABLE_2
-from .record import RunRecord, last_course
 from .scenarios import SCENARIOS
 
 METRICS_FILE = "metrics.jsonl"
@@ -276,7 +277,7 @@ def load_run(path: Path) -> JemRun:
     errors = [alert for alert in _lines(path / "alerts.jsonl") if alert["level"] == "ERROR"]
     found = last_course(_lines(path / EVALUATIONS_FILE))
     evaluations = {row["step"]: _evaluation(row) for row in found}
-    steps, lost = _so_far(path) if results is None else (results["steps"], results["diverged_at"])
+    steps, lost = so_far(path) if results is None else (results["steps"], results["diverged_at"])
     return JemRun(
         path=path,
         config=config,
@@ -356,13 +357,14 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation:
     )
 
 
-def _so_far(path: Path) -> tuple[int, int | None]:
+def so_far(path: Path) -> tuple[int, int | None]:
     """Updates done and the step that was lost, of a run without results."""
-    record = RunRecord()
+    steps, lost = 0, None
     for row in last_course(_lines(path / TRAINING_FILE)):
-        record.see_step(row["step"], row["cross_entropy"], row.get("energy_gap"))
-        record.next_step = row["step"] + 1
-    return record.next_step, record.diverged_at
+        steps = row["step"] + 1
+        if lost is None and is_lost(row["cross_entropy"], row.get("energy_gap")):
+            lost = row["step"]
+    return steps, lost
 
 
 def _as_published(name: str, own: Mapping[str, Any], published: Any) -> bool:

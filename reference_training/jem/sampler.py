@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import ReplayBuffer, sgld
 
-from ..graphs import first_steps, graphed
+from ..engine.graphs import first_steps, graphed
 from ..networks import frozen
 from .scenarios import Scenario
 

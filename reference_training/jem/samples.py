@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..engine.run_folder import RunFolder
 from ..figures import as_bytes, save_sample_figures
-from ..run_folder import RunFolder
 
 SHOWN = 64
 """Samples of a step that are kept."""

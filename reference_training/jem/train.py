@@ -1,134 +1,180 @@
-"""A JEM run from its settings to its folder: training, evaluation, checkpoints, resume."""
+"""A JEM run: its training, its evaluations, and what is kept of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ebmguard.errors import DivergenceError
-from ebmguard.sinks import read_jsonl
+from ebmguard.alerts import Alert
 
 from ..data import ImageData
-from ..device import describe, find_device
-from ..interrupt import DeferredInterrupt
+from ..engine import loop
+from ..engine.record import Record
+from ..engine.task import Part, Step, Task
 from ..networks import WideResNet
 from ..precision import set_precision
-from ..progress import Reporter, SilentReporter, default_reporter
-from ..ranks import ONE_RANK, Ranks
-from ..restoring import restoring
-from ..run_folder import RunFolder
+from .accuracy import AccuracyWatch
 from .config import JemConfig
+from .course import Course, is_lost
 from .evaluation import Evaluator, SampleQuality, load_features
-from .logbook import Logbook
-from .record import last_course
+from .samples import SHOWN, KeptSamples
 from .trainer import Trainer, make_network
 
+HEALTHY_SHARE = 0.9
+"""Samples count as healthy while the accuracy is at least this share of the best so far."""
 
-def train(
-    config: JemConfig,
-    folder: RunFolder,
-    reporter: Reporter | None = None,
-    ranks: Ranks = ONE_RANK,
-) -> dict[str, Any] | None:
-    """Run the training, or what is left of it, and write the run folder.
+
+class Jem(Task):
+    """Classifier and EBM in one network, evaluated as it trains.
+
+    training.jsonl has a line for each step (`cross_entropy`, `energy_gap`), evaluations.jsonl one
+    for each evaluation, accuracy.jsonl one wherever the test accuracy is known.
 
     Args:
-        config: the settings, checked for these ranks.
-        folder: a folder of its own; if it has a checkpoint, the run goes on from there.
-        reporter: what a person sees; None chooses for the terminal.
-        ranks: the processes that train together.
-
-    Returns:
-        What results.json holds, or None where Ctrl-C stopped the run; it can then be resumed.
-
-    Raises:
-        ConfigError: the device does not exist, or no checkpoint of the run can be read.
+        config: the settings.
+        record: of the run.
     """
-    settings = config.settings
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    device = find_device(config.device)
-    set_precision(config.precision)
-    reporter = (reporter or default_reporter()) if ranks.is_first else SilentReporter()
-    data = config.load_data().to(device)
-    state = folder.checkpoints.load(device)
-    network = make_network(config, data)
-    evaluator = make_evaluator(config, data, network)
-    logbook = Logbook(config, folder, network, data, evaluator, reporter=reporter)
-    with restoring(folder.path):
-        folder.cut_rows(state["row_sizes"] if state else {})
-    trainer = Trainer(
-        config,
-        network,
-        data,
-        ranks=ranks,
-        log_dir=folder.path if ranks.is_first else None,
-        on_alert=logbook.on_alert,
-    )
-    if state:
-        with restoring(folder.path):
-            trainer.load_state_dict(state)
-            logbook.load_state_dict(state["logbook"])
-    del state
-    record = logbook.record
 
-    def checkpoint() -> None:
-        trainer.flush()
-        logbook.flush()
-        folder.checkpoints.save(
-            record.next_step,
-            {
-                **trainer.state_dict(),
-                "row_sizes": folder.row_sizes(),
-                "logbook": logbook.state_dict(),
-            },
+    curves = {"cross_entropy": "train/cross_entropy"}  # noqa: RUF012
+
+    def __init__(self, config: JemConfig, record: Record) -> None:
+        settings = config.settings
+        set_precision(config.precision)
+        data = config.load_data().to(record.device)
+        self.title = f"beta* = {config.beta_star:g}"
+        self.stop_after = settings.stop_after
+        self.config = config
+        self.settings = settings
+        self.record = record
+        self.epoch = max(1, len(data.train_x) // settings.n_pos)
+        self.network = network = make_network(config, data)
+        self.evaluator = make_evaluator(config, data, network)
+        self.trainer = Trainer(
+            config,
+            network,
+            data,
+            ranks=record.ranks,
+            log_dir=record.for_guard["log_dir"],
+            on_alert=record.on_alert,
         )
+        self.course = Course(settings.alert_context, settings.alert_window)
+        self.watch = AccuracyWatch(
+            network,
+            lambda: self.evaluator.test_accuracy(network),
+            context=settings.alert_context,
+            window=settings.alert_window,
+            results=self.course.accuracy,
+        )
+        self.samples = KeptSamples(record.folder, data.scale(data.train_x[:SHOWN]))
+        self.guards = self.trainer.guards
+        self.parts: dict[str, Part] = {
+            **self.trainer.parts,
+            "course": self.course,
+            "watch": self.watch,
+            "samples": self.samples,
+        }
 
-    def judged() -> Tensor | None:
-        count = settings.quality_samples
-        return trainer.chains(count) if count and config.has_samples else None
+    def before_step(self, step: int) -> None:
+        """Evaluate where that is due, or alerts have drawn attention to the step."""
+        if self._is_due(step):
+            self._evaluate(step)
+        self._write_accuracy(self.watch.before_step(step))
 
-    reporter.start(f"beta* = {config.beta_star:g}", record.next_step, settings.iterations)
-    try:
-        with DeferredInterrupt() as interrupt:
-            while not (logbook.finished or logbook.interrupted):
-                step = record.next_step
-                if logbook.is_due(step):
-                    logbook.evaluate(step, judged())
-                logbook.before_step(step)
-                try:
-                    numbers, x_neg = trainer.step(step)
-                except DivergenceError as error:
-                    logbook.end(trainer.steps, str(error))
-                    break
-                stopped = torch.full_like(numbers[:1], float(interrupt.requested))
-                logbook.after_step(
-                    step,
-                    # Ctrl-C on any rank stops all of them, after the same step.
-                    ranks.average(torch.cat((numbers, stopped))),
-                    x_neg=x_neg,
-                    guard=trainer.loss_fn.guard.last,
-                )
-                rollback = trainer.rollback(step)
-                if rollback is not None:
-                    logbook.roll_back(rollback)
-                # Checkpoints of the course that a rollback gives up are not to be resumed.
-                if rollback is not None or record.next_step % config.checkpoint_every == 0:
-                    checkpoint()
-            if record.ended is None:  # else it may be the middle of a step
-                checkpoint()
-            if not logbook.finished:
-                return None
-            trainer.close()
-            metrics = folder.path / "metrics.jsonl"
-            rows = read_jsonl(metrics) if folder.writes and metrics.is_file() else []
-            return logbook.finish(last_course(rows), describe(device), judged())
-    finally:
-        reporter.stop()
-        logbook.close()
-        trainer.close()
+    def step(self, step: int) -> Step:
+        """Train one step."""
+        return self.trainer.step(step)
+
+    def keep(self, step: int, samples: Tensor | None) -> None:
+        """Keep a step's samples, where it has some."""
+        if samples is None:
+            return
+        accuracy, is_due = self.course.accuracy, self._is_due(step)
+        lost = self.record.diverged_at is not None
+        healthy = False
+        if is_due and not lost:
+            healthy = accuracy[step] >= HEALTHY_SHARE * max(accuracy.values())
+        pixels = self.samples.see(step, samples, evaluated=is_due, healthy=healthy, lost=lost)
+        if pixels is not None:
+            self.record.images("samples", pixels, step)
+
+    def see(self, step: int, numbers: Mapping[str, float]) -> str | None:
+        """Take in a step's numbers; at the one that diverges, look around it."""
+        cross_entropy, gap = numbers["cross_entropy"], numbers.get("energy_gap")
+        words = f"cross-entropy {cross_entropy:.3g}"
+        if gap is not None:
+            self.course.gaps.append(gap)
+            words = f"energy gap {gap:.3g}, {words}"
+        if not is_lost(cross_entropy, gap):
+            return None
+        if self.record.diverged_at is None:
+            self.samples.write_recent()
+            self._write_accuracy(self.watch.look_at(step))
+        return words
+
+    def first_alert(self, alert: Alert) -> None:
+        """Look around it."""
+        self._write_accuracy(self.watch.look_at(alert.step))
+
+    def roll_back(self, step: int) -> None:
+        """Forget what came after the step."""
+        self.course.roll_back(step, self.record.next_step, self.record.first_alerts)
+        self.watch.forget(step)
+        self.samples.forget(step)
+
+    def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:
+        """The accuracy too."""
+        accuracy = self.course.last_accuracy()
+        return {**({} if accuracy is None else {"acc": accuracy}), **super().shown(row)}
+
+    def results(self) -> dict[str, Any]:
+        """Evaluate the final parameters and draw the figures."""
+        config, record = self.config, self.record
+        self._evaluate(record.next_step)
+        self.samples.draw()
+        return {
+            "data": config.data_name,
+            "scenario": config.scenario_name,
+            "beta_star": config.beta_star,
+            "iterations_per_epoch": self.epoch,
+            **self.course.results(record.guard_rows(), record.first_alerts, record.diverged_at),
+        }
+
+    def _is_due(self, step: int) -> bool:
+        return step % self.settings.eval_every == 0
+
+    def _evaluate(self, step: int) -> None:
+        """Evaluate the network as it is, as that of `step`; keep the best by validation."""
+        record, count = self.record, self.settings.quality_samples
+        buffer = self.trainer.chains(count) if count and self.config.has_samples else None
+        row = self.evaluator.evaluate(
+            self.network, step=step, epoch=step / self.epoch, buffer=buffer
+        )
+        row |= record.attempt
+        record.folder.append_rows("evaluations.jsonl", [row])
+        if self.course.see_evaluation(row):
+            record.folder.save(
+                "checkpoints/best.pt",
+                {
+                    "step": step,
+                    "valid_accuracy": row["valid_accuracy"],
+                    "network": self.network.state_dict(),
+                },
+            )
+        for name, value in row.items():
+            if isinstance(value, float) and name != "epoch":
+                record.scalar(f"evaluation/{name}", value, step)
+        self._write_accuracy([step])
+
+    def _write_accuracy(self, steps: list[int]) -> None:
+        known, record = self.course.accuracy, self.record
+        rows = [{"step": step, **record.attempt, "test_accuracy": known[step]} for step in steps]
+        if rows:
+            record.folder.append_rows("accuracy.jsonl", rows)
+        for step in steps:
+            record.scalar("test/accuracy", known[step], step)
 
 
 def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> Evaluator:
@@ -145,3 +191,6 @@ def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> E
         )
         quality = SampleQuality(features, data.train_x, data.scale, device)
     return Evaluator(data, noise_std=settings.eval_noise, quality=quality)
+
+
+train = partial(loop.train, Jem)

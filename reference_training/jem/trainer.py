@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +19,10 @@ from ebmguard.steering import AdaptiveSteps, SteerBeta
 
 from ..compiling import compile_modules
 from ..data import ImageData
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.task import Part, Step
 from ..networks import WideResNet, of_class
 from ..precision import autocast_type
-from ..ranks import ONE_RANK, Ranks
 from .config import JemConfig
 from .draws import Draws
 from .sampler import make_sampler
@@ -125,15 +125,15 @@ class Trainer:
             self.loss_xy, self.sample_xy = guarded(log_dir and log_dir / "p_x_y")
             self.guards["p_x_y"] = self.loss_xy.guard
 
-    def step(self, step: int) -> tuple[Tensor, Tensor | None]:
+    def step(self, step: int) -> Step:
         """Train one step.
 
         Args:
             step: its number, from 0.
 
         Returns:
-            cross-entropy of the classifier and mean f+ - mean f-, (2,), this rank's part of their
-            averages over the ranks; and samples of the step, (n, C, H, W), where it has some.
+            `cross_entropy` of the classifier; `energy_gap`, mean f+ - mean f-, and samples of the
+            step, (n, C, H, W), where it has some.
 
         Raises:
             DivergenceError: a guard has ended the run.
@@ -154,10 +154,10 @@ class Trainer:
         count = settings.n_labelled or settings.n_pos
         cross_entropy = F.cross_entropy(labelled, labels) * ranks.weight(count)
         loss = config.p_y_x_weight * cross_entropy
-        gap = torch.zeros_like(cross_entropy)
+        numbers = {"cross_entropy": cross_entropy.detach()}
         if config.p_x_y_weight:
             f_pos, f_neg = (of_class(own, labels) for own in (labelled, logits["neg_y"]))
-            gap = f_pos.mean() - f_neg.mean()
+            numbers["energy_gap"] = (f_pos.mean() - f_neg.mean()).detach()
             loss_xy = self.loss_xy(f_pos, f_neg, groups=(labels, labels))
             if config.energy_l2:
                 loss_xy = loss_xy + self._l2(f_pos, f_neg)
@@ -166,6 +166,7 @@ class Trainer:
             f_pos, f_neg = logits["pos"].logsumexp(dim=1), logits["neg"].logsumexp(dim=1)
             n_pos, n_neg = settings.n_pos, settings.n_neg
             gap = f_pos.mean() * ranks.weight(n_pos) - f_neg.mean() * ranks.weight(n_neg)
+            numbers["energy_gap"] = gap.detach()
             # The second line of the guard; it was f_neg.mean() - f_pos.mean().
             l_p_x = self.loss_fn(f_pos, f_neg)
             if config.energy_l2:
@@ -176,17 +177,7 @@ class Trainer:
         if config.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), config.clip_norm)
         self.optimizer.step()
-        numbers = torch.stack((cross_entropy, gap)).detach()
-        return numbers, parts.get("neg", parts.get("neg_y"))
-
-    @property
-    def steps(self) -> int:
-        """Steps finished so far, as the guard counts them: less after a rollback."""
-        return self.guards["p_x"].step
-
-    def rollback(self, step: int) -> dict[str, Any] | None:
-        """The record of the guard's rollback at the end of `step`, where there was one."""
-        return self.guards["p_x"].rollbacks[-1].record() if self.steps <= step else None
+        return Step(numbers, parts.get("neg", parts.get("neg_y")))
 
     def _l2(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
         """This rank's part of the penalty of energies that are far from 0: not the guard's."""
@@ -213,34 +204,20 @@ class Trainer:
         # Rows of a class lie together, so the chosen ones are spread over all of them.
         return every[torch.arange(count, device=every.device) * len(every) // count]
 
-    def flush(self) -> None:
-        """Write what the guards keep in memory."""
-        for own in self.guards.values():
-            own.flush()
-
     def close(self) -> None:
         """Judge and write what the guards have under way."""
         for own in self.guards.values():
             own.close()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes, of this rank, for a checkpoint between two steps."""
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Everything that a step changes, of this rank, but for the guards."""
         return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "buffer": self.buffer.state_dict(),
-            "draws": self.draws.state_dict(),
-            "guards": {name: own.state_dict() for name, own in self.guards.items()},
+            "network": self.network,
+            "optimizer": self.optimizer,
+            "buffer": self.buffer,
+            "draws": self.draws,
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.buffer.load_state_dict(state["buffer"])
-        self.draws.load_state_dict(state["draws"])
-        for name, own in self.guards.items():
-            own.load_state_dict(state["guards"][name])
 
 
 class Classifier(nn.Module):

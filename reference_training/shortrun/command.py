@@ -7,13 +7,13 @@ from typing import Any
 
 from ebmguard import tags
 
-from ..launch import launch
+from ..engine.launch import launch
 from .config import ShortRunConfig
 from .train import train
 
 
 def run(config: ShortRunConfig) -> int:
-    """`ebmguard train shortrun`: as :func:`..launch.launch` says."""
+    """`ebmguard train shortrun`: as :func:`..engine.launch.launch` says."""
     return launch(config, train, summary)
 
 

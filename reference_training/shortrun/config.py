@@ -15,9 +15,9 @@ from ebmguard.errors import ConfigError
 
 from ..compiling import CompileName
 from ..data import ROOT_VARIABLE, ImageData, load_data
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
 from ..precision import PrecisionName
-from ..ranks import ONE_RANK, Ranks
-from ..run_config import RunConfig
 from .network import ActivationName
 from .presets import PRESETS, InitName, OptimizerName, Preset
 from .start import make_network, start_from

@@ -10,7 +10,7 @@ from torch import Tensor
 from ebmguard.samplers import random_steps
 
 from ..data import ImageData
-from ..ranks import Ranks
+from ..engine.ranks import Ranks
 from .presets import Preset
 
 RANK_STRIDE = 0x9E3779B9

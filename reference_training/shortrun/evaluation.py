@@ -16,12 +16,12 @@ from ebmguard.samplers import random_steps
 from ebmguard.sinks import to_json
 
 from ..device import describe, find_device
+from ..engine.progress import log_to_terminal
+from ..engine.run_folder import CONFIG, read_config
 from ..jem.evaluation import Features, SampleQuality, load_features
 from ..likelihood import described, image_likelihood
 from ..markdown import markdown_table
 from ..precision import set_precision
-from ..progress import log_to_terminal
-from ..run_folder import CONFIG, read_config
 from .evaluate_config import EvaluateConfig
 from .trained import TrainedRun, load_run
 

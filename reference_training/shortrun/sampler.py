@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import sgld
 
-from ..graphs import first_steps, graphed
+from ..engine.graphs import first_steps, graphed
 from ..networks import frozen
 from .presets import Preset
 

@@ -9,10 +9,10 @@ import torch
 
 from ebmguard.errors import ConfigError
 
-from ..checkpoints import load_all_ranks
 from ..data import ImageData
+from ..engine.checkpoints import load_all_ranks
+from ..engine.run_folder import CONFIG, read_config
 from ..precision import autocast_type
-from ..run_folder import CONFIG, read_config
 from .network import EnergyNet
 
 if TYPE_CHECKING:

@@ -1,182 +1,188 @@
-"""A short-run training from its settings to its folder: updates, checkpoints, resume."""
+"""A short-run training: what an update is, and what is kept of it."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ebmguard import guard
-from ebmguard.errors import DivergenceError
+from ebmguard import guard, tags
 from ebmguard.samplers import ReplayBuffer
-from ebmguard.sinks import read_jsonl
 from ebmguard.steering import AdaptiveSteps
 
 from ..compiling import compile_modules
-from ..device import describe, find_device
-from ..interrupt import DeferredInterrupt
+from ..engine import loop
+from ..engine.record import Record
+from ..engine.task import Part, Step, Task
+from ..figures import as_bytes, save_sample_figures
+from ..numbers import median
 from ..precision import set_precision
-from ..progress import Reporter, SilentReporter, default_reporter
-from ..ranks import ONE_RANK, Ranks
-from ..restoring import restoring
-from ..run_folder import RunFolder
 from .config import ShortRunConfig
 from .draws import Draws
-from .record import SHOWN, Record
 from .sampler import make_sampler
 from .start import make_network, start_from
 
+SHOWN = 64
+"""Samples of an update that are kept."""
+LAST = 100
+"""Updates whose medians are results."""
+WEIGHTS = (tags.GRAD_SCALE, tags.ESS)
+WATCHED = (tags.ENERGY_GAP, "f_pos/mean", "f_neg/mean", *WEIGHTS, tags.SAMPLER_GRAD_NORM)
+"""Of the guard's row; weights also at the reference exponent."""
 
-def train(
-    config: ShortRunConfig,
-    folder: RunFolder,
-    reporter: Reporter | None = None,
-    ranks: Ranks = ONE_RANK,
-) -> dict[str, Any] | None:
-    """Run the training, or what is left of it, and write the run folder.
+
+class ShortRun(Task):
+    """An EBM whose negatives are K Langevin steps from noise (Nijkamp et al. 2019).
+
+    training.jsonl has a line for each update: `sgld_steps`, how many were run; `outside`, the share
+    of the negatives' entries that lie outside of [-1, 1]; `contrast`, their standard deviation (of
+    several ranks, the mean of theirs).
 
     Args:
-        config: the settings, checked for these ranks.
-        folder: a folder of its own; if it has a checkpoint, the run goes on from there.
-        reporter: what a person sees; None chooses for the terminal.
-        ranks: the processes that train together.
-
-    Returns:
-        What results.json holds, or None where Ctrl-C stopped the run; it can then be resumed.
-
-    Raises:
-        ConfigError: the device does not exist, no checkpoint of the run can be read, or there is
-            no network to start from.
+        config: the settings.
+        record: of the run.
     """
-    settings = config.settings
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    device = find_device(config.device)
-    set_precision(config.precision)
-    reporter = (reporter or default_reporter()) if ranks.is_first else SilentReporter()
-    data = config.load_data().to(device)
-    state = folder.checkpoints.load(device)
-    with restoring(folder.path):
-        folder.cut_rows(state["row_sizes"] if state else {})
 
-    network = make_network(config, data)
-    if config.start_from is not None and state is None:
-        start_from(network, Path(config.start_from), settings.activation)
-    compile_modules(config.compile, config.precision, device, network)
-    energies = ranks.parallel(network)
-    make_optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[settings.optimizer]
-    optimizer = make_optimizer(network.parameters(), lr=settings.lr, fused=True)
-    draws = Draws(data, settings, config.seed, ranks)
-    count = ranks.share(settings.batch)
-    buffer = None
-    if settings.init == "persistent":
-        buffer = ReplayBuffer(
-            ranks.share(settings.buffer_size),
-            data.sample_shape,
-            reinit_rate=0.0,
-            generator=draws.chains,
+    unit = "update"
+    hidden = ("energy_gap",)
+    curves = {"outside": "negatives/outside", "contrast": "negatives/contrast"}  # noqa: RUF012
+    stop_after = 0
+
+    def __init__(self, config: ShortRunConfig, record: Record) -> None:
+        settings, device, ranks = config.settings, record.device, record.ranks
+        set_precision(config.precision)
+        self.title = f"beta* = {config.beta_star:g}"
+        self.config = config
+        self.settings = settings
+        self.record = record
+        data = config.load_data().to(device)
+        self.network = make_network(config, data)
+        compile_modules(config.compile, config.precision, device, self.network)
+        self.energies = ranks.parallel(self.network)
+        make_optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[settings.optimizer]
+        self.optimizer = make_optimizer(self.network.parameters(), lr=settings.lr, fused=True)
+        self.draws = Draws(data, settings, config.seed, ranks)
+        self.count = ranks.share(settings.batch)
+        self.buffer = None
+        if settings.init == "persistent":
+            self.buffer = ReplayBuffer(
+                ranks.share(settings.buffer_size),
+                data.sample_shape,
+                reinit_rate=0.0,
+                generator=self.draws.chains,
+            )
+        self.loss_fn, self.sample_q = guard(
+            None,
+            make_sampler(settings, device, self._refinement),
+            beta_star=config.beta_star,
+            output_scale=settings.output_scale,
+            action=config.action,
+            adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
+            **record.for_guard,
         )
-    record = Record(config, folder, data.scale(data.train_x[:SHOWN]), reporter)
+        self.guard = self.loss_fn.guard
+        self.guard.attach(
+            model=self.network,
+            optimizer=self.optimizer,
+            buffer=self.buffer,
+            step_size=settings.step_size,
+            noise_std=settings.noise_std,
+            sgld_steps=settings.sgld_steps,
+        )
+        self.guards = {"guard": self.guard}
+        self._shown = Shown(data.scale(data.train_x[:SHOWN]))
+        parts = {
+            "network": self.network,
+            "optimizer": self.optimizer,
+            "draws": self.draws,
+            "buffer": self.buffer,
+            "shown": self._shown,
+        }
+        self.parts: dict[str, Part] = {k: part for k, part in parts.items() if part is not None}
 
-    def refinement() -> int:
-        if config.most_steps == 1:
+    def begin(self) -> None:
+        """Take another run's parameters, where that is asked for."""
+        if self.config.start_from is not None:
+            start_from(self.network, Path(self.config.start_from), self.settings.activation)
+
+    def step(self, step: int) -> Step:
+        """One update."""
+        settings, count = self.settings, self.count
+        x_pos = self.draws.positives()
+        steps = self.draws.sgld_steps()
+        if self.config.most_steps > 1:  # the guard knows the smallest K, and its multiple
+            steps = steps * self.guard.sgld_steps // settings.sgld_steps
+        if self.buffer is None:
+            x0 = self.draws.starts(count)
+        else:
+            x0, rows = self.buffer.sample(count)
+        x_neg = self.sample_q(self.network, x0, self.draws.noise(count, steps))
+        if self.buffer is not None:
+            self.buffer.write(rows, x_neg)
+        f_pos, f_neg = self.energies(torch.cat((x_pos, x_neg))).split(count)
+        loss = self.loss_fn(f_pos, f_neg)  # it was f_neg.mean() - f_pos.mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        numbers = {
+            "energy_gap": f_pos.detach().mean() - f_neg.detach().mean(),
+            "outside": (x_neg.abs() > 1).float().mean(),
+            "contrast": x_neg.std(),
+        }
+        return Step(numbers, x_neg, {"sgld_steps": steps})
+
+    def keep(self, step: int, samples: Tensor | None) -> None:
+        """Keep the last samples, and write those of some updates."""
+        assert samples is not None
+        done, record = step + 1, self.record
+        x = self._shown.samples["end"] = samples[:SHOWN]
+        if record.folder.writes and (done % self.settings.sample_every == 0 or step == 0):
+            pixels = as_bytes(x).cpu()
+            np.save(record.folder.samples / f"{done:08d}.npy", pixels.numpy())
+            record.images("samples", pixels, done)
+
+    def results(self) -> dict[str, Any]:
+        """Draw the last samples; medians of what the guard saw at the end."""
+        config, folder = self.config, self.record.folder
+        if folder.writes:
+            save_sample_figures(folder.figures, self._shown.samples)
+        last = self.record.guard_rows()[-LAST:]
+        medians = {
+            tag: median([row[tag] for row in last if row.get(tag) is not None])
+            for name in WATCHED
+            for tag in ((name, tags.REFERENCE + name) if name in WEIGHTS else (name,))
+        }
+        return {
+            "data": config.data,
+            "beta_star": config.beta_star,
+            "beta": config.beta_star / self.settings.output_scale,
+            "median_last_100": medians,
+        }
+
+    def _refinement(self) -> int:
+        if self.config.most_steps == 1:
             return 1
-        finer: int = loss_fn.guard.next_steps().refinement
+        finer: int = self.guard.next_steps().refinement
         return finer
 
-    loss_fn, sample_q = guard(
-        None,
-        make_sampler(settings, device, refinement),
-        beta_star=config.beta_star,
-        output_scale=settings.output_scale,
-        action=config.action,
-        log_dir=folder.path if ranks.is_first else None,
-        on_alert=record.on_alert,
-        process_group=ranks.group,
-        adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
-    )
-    loss_fn.guard.attach(
-        model=network,
-        optimizer=optimizer,
-        buffer=buffer,
-        step_size=settings.step_size,
-        noise_std=settings.noise_std,
-        sgld_steps=settings.sgld_steps,
-    )
 
-    parts: dict[str, Any] = {
-        "network": network,
-        "optimizer": optimizer,
-        "draws": draws,
-        "guard": loss_fn.guard,
-        "record": record,
-    }
-    if buffer is not None:
-        parts["buffer"] = buffer
+class Shown:
+    """Samples that are drawn at the end, beside images of the data set (n, C, H, W)."""
 
-    def checkpoint() -> None:
-        loss_fn.guard.flush()
-        record.flush()
-        folder.checkpoints.save(
-            record.next_step,
-            {
-                **{name: part.state_dict() for name, part in parts.items()},
-                "row_sizes": folder.row_sizes(),
-            },
-        )
+    def __init__(self, data: Tensor) -> None:
+        self.samples = {"data": data}
 
-    def update() -> tuple[Tensor, Tensor, int]:
-        x_pos = draws.positives()
-        steps = draws.sgld_steps()
-        if config.most_steps > 1:  # the guard knows the smallest K, and by what it multiplies it
-            steps = steps * loss_fn.guard.sgld_steps // settings.sgld_steps
-        if buffer is None:
-            x0 = draws.starts(count)
-        else:
-            x0, rows = buffer.sample(count)
-        x_neg = sample_q(network, x0, draws.noise(count, steps))
-        if buffer is not None:
-            buffer.write(rows, x_neg)
-        f_pos, f_neg = energies(torch.cat((x_pos, x_neg))).split(count)
-        loss = loss_fn(f_pos, f_neg)  # it was f_neg.mean() - f_pos.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        gap = f_pos.detach().mean() - f_neg.detach().mean()
-        outside = (x_neg.abs() > 1).float().mean()
-        return torch.stack((gap, outside, x_neg.std())), x_neg, steps
+    def state_dict(self) -> dict[str, Tensor]:
+        """The samples by name."""
+        return dict(self.samples)
 
-    if state is not None:
-        with restoring(folder.path):
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
-    del state
-    reporter.start(f"beta* = {config.beta_star:g}", record.next_step, settings.iterations)
-    try:
-        with DeferredInterrupt() as interrupt:
-            while not (record.finished or record.interrupted):
-                try:
-                    numbers, x_neg, steps = update()
-                except DivergenceError as error:
-                    record.end(loss_fn.guard.step, str(error))
-                    break
-                # Ctrl-C on any rank stops all of them, after the same update.
-                stopped = torch.full_like(numbers[:1], float(interrupt.requested))
-                numbers = ranks.average(torch.cat((numbers, stopped)))
-                record.after_update(numbers, x_neg, steps, loss_fn.guard.last)
-                if record.next_step % config.checkpoint_every == 0:
-                    checkpoint()
-            if record.ended is None:  # else it may be the middle of an update
-                checkpoint()
-            if not record.finished:
-                return None
-            loss_fn.guard.close()
-            metrics = folder.path / "metrics.jsonl"
-            found = read_jsonl(metrics) if folder.writes and metrics.is_file() else []
-            return record.finish(found, describe(device))
-    finally:
-        reporter.stop()
-        record.close()
-        loss_fn.guard.close()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go back to saved samples."""
+        self.samples = dict(state)
+
+
+train = partial(loop.train, ShortRun)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ..checkpoints import load_all_ranks
 from ..data import ImageData
-from ..run_folder import read_config
+from ..engine.checkpoints import load_all_ranks
+from ..engine.run_folder import read_config
 from .config import ShortRunConfig
 from .draws import uniform
 from .network import EnergyNet

@@ -11,8 +11,8 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ..run_config import RunConfig
-from ..run_folder import CONFIG, RESULTS, read_config
+from ..engine.run_config import RunConfig
+from ..engine.run_folder import CONFIG, RESULTS, read_config
 
 TAIL = 1 << 16
 """Bytes from the end of a row file that hold a whole row."""

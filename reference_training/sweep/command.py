@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ebmguard.errors import ConfigError
 
-from ..interrupt import INTERRUPTED
+from ..engine.interrupt import INTERRUPTED
 from .cell import Cell
 from .grid import Grid
 from .stop import Stop

@@ -13,7 +13,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 
-from ..run_config import RunConfig
+from ..engine.run_config import RunConfig
 from .cell import Cell
 
 COMMON = ("out", "resume")

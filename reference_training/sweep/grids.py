@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..engine.run_config import RunConfig
 from ..jem.config import JemConfig
-from ..run_config import RunConfig
 from ..shortrun.config import ShortRunConfig
 from ..toy.config import ToyConfig
 from .grid import Grid

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from ..engine.interrupt import SignalContext
 
 
-class Stop:
+class Stop(SignalContext):
     """Context that notes Ctrl-C instead of being interrupted by it.
 
     SIGTERM, which schedulers and torchrun send, asks too, but never insists: some send it twice.
@@ -18,24 +18,14 @@ class Stop:
         insists: whether it is not even to wait for checkpoints.
     """
 
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
     def __init__(self) -> None:
+        super().__init__()
         self.asked = False
         self.insists = False
-        self._previous: dict[int, signal._HANDLER] = {}
 
-    def __enter__(self) -> Stop:
-        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """A signal has come."""
         self.insists = self.asked and number == signal.SIGINT
         self.asked = True

@@ -11,7 +11,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ..run_folder import CONFIG
+from ..engine.run_folder import CONFIG
 from .cell import Cell, outcome
 from .grid import Grid
 from .stop import Stop

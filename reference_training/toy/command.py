@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from ebmguard.printable import printable
-
-from ..interrupt import INTERRUPTED
+from ..engine.launch import launch
+from ..engine.progress import log_to_terminal
 from ..numbers import median
-from ..progress import log_to_terminal
 from .config import ToyConfig
 from .train import train
 
 
 def run(config: ToyConfig) -> int:
-    """`ebmguard train toy`: train, and print the medians over the seeds.
-
-    Returns:
-        Exit status: 0, or 130 where Ctrl-C stopped the run.
-
-    Raises:
-        ConfigError: the settings, the folder or the device cannot be meant.
-    """
-    results = train_run(config)
-    if results is None:
-        print(printable(f"stopped; go on with: {config.command()} --resume"))
-        return INTERRUPTED
-    print(f"results in {printable(config.out)}, {results['wall_seconds']:.0f} s\n")
-    print(table(results["members"]))
-    return 0
+    """`ebmguard train toy`: as :func:`..engine.launch.launch` says, with medians over the seeds."""
+    return launch(config, train, summary)
 
 
 def train_run(config: ToyConfig) -> dict[str, Any] | None:
@@ -43,6 +29,12 @@ def train_run(config: ToyConfig) -> dict[str, Any] | None:
     """
     log_to_terminal()
     return train(*config.open())
+
+
+def summary(results: dict[str, Any], path: Path) -> str:
+    """How the run went: medians over the seeds."""
+    head = f"results in {path}, {results['wall_seconds']:.0f} s"
+    return f"{head}\n\n{table(results['members'])}"
 
 
 def table(members: Sequence[dict[str, Any]]) -> str:

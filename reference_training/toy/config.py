@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from ebmguard.errors import ConfigError
 
-from ..ranks import ONE_RANK, Ranks
-from ..run_config import RunConfig
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
 from .members import Members
 from .scenario import Scenario, find_scenario
 
@@ -66,6 +66,8 @@ class ToyConfig(RunConfig):
             for name, number in least.items()
             if getattr(self, name) < number
         ]
+        if ranks.world > 1:
+            problems.append(f"an ensemble is trained by one process, not by {ranks.world}")
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
         self.settings.check()

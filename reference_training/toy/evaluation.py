@@ -17,11 +17,11 @@ from ebmguard.likelihood import Path as Annealed
 from ebmguard.likelihood import quadrature_log_z
 from ebmguard.sinks import to_json
 
-from ..checkpoints import load_all_ranks
 from ..device import find_device
+from ..engine.checkpoints import load_all_ranks
+from ..engine.run_folder import read_config
 from ..likelihood import SEED, Cube, LikelihoodOptions, measure
 from ..markdown import NONE, markdown_table
-from ..run_folder import read_config
 from .config import ToyConfig
 from .distributions import DISTRIBUTIONS
 from .evaluate import Evaluator

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import Mixture, sgld
 
-from ..graphs import first_steps, graphed
+from ..engine.graphs import first_steps, graphed
 from .broken import GOOD, SAMPLERS
 from .scenario import Scenario
 

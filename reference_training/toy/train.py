@@ -5,129 +5,111 @@ The training loop is that of Nijkamp et al. (2020), with a leading dimension for
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from ebmguard import guard
+from ebmguard import guard, tags
 
-from ..device import describe, find_device
-from ..graphs import graphed_energies
-from ..interrupt import DeferredInterrupt
-from ..progress import Reporter, default_reporter
-from ..restoring import restoring
-from ..run_folder import RunFolder
+from ..engine import loop
+from ..engine.graphs import graphed_energies
+from ..engine.record import Record
+from ..engine.task import Step, Task
 from .config import ToyConfig
+from .course import Course
 from .distributions import DISTRIBUTIONS
 from .draws import Draws
 from .evaluate import Evaluator
 from .network import EnsembleMLP
-from .record import Record
 from .sampler import make_training_sampler
 
 
-def train(
-    config: ToyConfig, folder: RunFolder, reporter: Reporter | None = None
-) -> dict[str, Any] | None:
-    """Run the training, or what is left of it, and write the run folder.
+class Ensemble(Task):
+    """Every member of a run.
 
     Args:
-        config: the settings, checked.
-        folder: a folder of its own; if it has a checkpoint, the run goes on from there.
-        reporter: what a person sees; None chooses for the terminal.
-
-    Returns:
-        What results.json holds, or None where Ctrl-C was pressed; the run can then be resumed.
-
-    Raises:
-        ConfigError: the device does not exist, or is not of the kind that the run began on.
+        config: the settings.
+        record: of the run.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    device = find_device(config.device)
-    settings, members = config.settings, config.members
-    distribution = DISTRIBUTIONS[settings.data]
-    reporter = reporter or default_reporter(every=max(1, settings.iterations // 20))
 
-    network = EnsembleMLP(members.seed_of_each, distribution.dim).to(device)
-    # Every member's gradient is its own, and so is every entry of Adam's state.
-    optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
-    draws = Draws(distribution, settings, members, members.seeds, device)
-    evaluator = Evaluator(settings, members, device)
-    record = Record(config, folder, len(members), device)
-    state = folder.checkpoints.load(device)
-    with restoring(folder.path):
-        folder.cut_rows(state["row_sizes"] if state else {})
-
-    sample_q = make_training_sampler(settings, device)
-    # One guard for the whole ensemble: beta* is a vector over the members, and so is the variant.
-    loss_fn, sample_q = guard(
-        None,
-        sample_q,
-        variant=members.variant_of_each,
-        log_dir=folder.path,
-        on_alert=record.on_alert,
-        **members.strength(settings.output_scale, settings.iterations, device),
-    )
-    energies = graphed_energies(
-        network,
-        *(
-            torch.zeros(len(members), n, distribution.dim, device=device)
-            for n in (settings.n_pos, settings.negatives)
-        ),
-    )
-
-    def checkpoint() -> None:
-        loss_fn.guard.flush()
-        folder.checkpoints.save(
-            record.next_step,
-            {
-                "row_sizes": folder.row_sizes(),
-                "network": network.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "draws": draws.state_dict(),
-                "guard": loss_fn.guard.state_dict(),
-                "record": record.state_dict(),
-            },
+    def __init__(self, config: ToyConfig, record: Record) -> None:
+        settings, members, device = config.settings, config.members, record.device
+        distribution = DISTRIBUTIONS[settings.data]
+        self.title = config.scenario
+        self.lines_every = max(1, settings.iterations // 20)
+        self.settings = settings
+        self.record = record
+        self.network = EnsembleMLP(members.seed_of_each, distribution.dim).to(device)
+        # Every member's gradient is its own, and so is every entry of Adam's state.
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, fused=True)
+        self.draws = Draws(distribution, settings, members, members.seeds, device)
+        self.evaluator = Evaluator(settings, members, device)
+        self.course = Course(config, record.folder, len(members), device)
+        # One guard for the whole ensemble: beta* is a vector over the members, and so is the
+        # variant.
+        self.loss_fn, self.sample_q = guard(
+            None,
+            make_training_sampler(settings, device),
+            variant=members.variant_of_each,
+            **record.for_guard,
+            **members.strength(settings.output_scale, settings.iterations, device),
         )
+        self.guard = self.loss_fn.guard
+        self.energies = graphed_energies(
+            self.network,
+            *(
+                torch.zeros(len(members), n, distribution.dim, device=device)
+                for n in (settings.n_pos, settings.negatives)
+            ),
+        )
+        self.guards = {"guard": self.guard}
+        self.parts = {
+            "network": self.network,
+            "optimizer": self.optimizer,
+            "draws": self.draws,
+            "course": self.course,
+        }
 
-    if state:
-        with restoring(folder.path):
-            network.load_state_dict(state["network"])
-            optimizer.load_state_dict(state["optimizer"])
-            draws.load_state_dict(state["draws"])
-            loss_fn.guard.load_state_dict(state["guard"])
-            record.load_state_dict(state["record"])
-    reporter.start(config.scenario, record.next_step, settings.iterations)
-    try:
-        with DeferredInterrupt() as interrupt:
-            for step in range(record.next_step, settings.iterations):
-                if interrupt.requested:
-                    break
-                optimizer.param_groups[0]["lr"] = settings.lr_at(step)
-                x_pos = draws.positives()
-                x0, noise = draws.chains(settings.n_neg)
-                x_neg = sample_q(network, x0, noise) if sample_q else x0
-                f_pos, f_neg = energies(x_pos, x_neg)
-                loss = loss_fn(f_pos, f_neg)  # summed over the members
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+    def step(self, step: int) -> Step:
+        """One update of every member."""
+        self.optimizer.param_groups[0]["lr"] = self.settings.lr_at(step)
+        x_pos = self.draws.positives()
+        x0, noise = self.draws.chains(self.settings.n_neg)
+        x_neg = self.sample_q(self.network, x0, noise) if self.sample_q else x0
+        f_pos, f_neg = self.energies(x_pos, x_neg)
+        loss = self.loss_fn(f_pos, f_neg)  # summed over the members
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.course.after_update(step, f_pos.detach(), f_neg.detach())
+        return Step({})
 
-                record.after_update(f_pos.detach(), f_neg.detach())
-                reporter.step(step + 1, record.shown(loss_fn.guard.last))
-                if record.is_due:
-                    record.evaluate(evaluator, network, loss_fn.guard.members)
-                if record.is_due or record.next_step % config.checkpoint_every == 0:
-                    checkpoint()
-            checkpoint()
-            results = None
-            if not interrupt.requested:
-                if not record.is_evaluated:  # resumed with as many updates as there were
-                    record.evaluate(evaluator, network, loss_fn.guard.members)
-                results = record.finish(evaluator, network, describe(device))
-            # A caller with more to do must hear of a Ctrl-C that came at the very end.
-            return None if interrupt.requested else results
-    finally:
-        reporter.stop()
-        loss_fn.guard.close()
+    def evaluate(self, step: int) -> bool:
+        """Measure all members where that is due."""
+        is_due = self.course.is_due(step)
+        if is_due:
+            self.course.evaluate(step, self.evaluator, self.network, self.guard.members)
+        return is_due
+
+    def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:
+        """The latest KL, the guard's latest row, and how many alerts there were."""
+        state: dict[str, float | str] = {}
+        if not math.isnan(self.course.kl):
+            state["median KL"] = self.course.kl
+        if tags.GRAD_SCALE in row:
+            state["mean GradScale"] = row[tags.GRAD_SCALE]
+        counts = self.record.counts.items()
+        return {**state, "alerts": ", ".join(f"{n} {name}" for name, n in counts) or "none"}
+
+    def results(self) -> dict[str, Any]:
+        """How close every member came."""
+        step, course = self.record.next_step, self.course
+        if not course.is_evaluated(step):  # resumed with as many updates as there were
+            course.evaluate(step, self.evaluator, self.network, self.guard.members)
+        return course.results(step, self.evaluator, self.network)
+
+
+train = partial(loop.train, Ensemble)

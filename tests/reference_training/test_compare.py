@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,14 @@ def test_compare_refuses_what_it_cannot_compare(pair, tmp_path):
         compare(CompareConfig(pair[:1]))
     (pair[0] / "results.json").unlink()
     with pytest.raises(ConfigError, match=r"results\.json missing"):
+        compare(CompareConfig(pair, tmp_path / "x.png"))
+
+
+def test_a_pipe_in_place_of_samples_is_refused_and_not_waited_for(pair, tmp_path):
+    file = pair[0] / "figures" / "samples.npz"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ConfigError, match=r"samples\.npz cannot be read: it is not a file"):
         compare(CompareConfig(pair, tmp_path / "x.png"))
 
 

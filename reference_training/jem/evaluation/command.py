@@ -17,10 +17,10 @@ from ebmguard.sinks import to_json
 
 from ...data import ImageData, load_data
 from ...device import describe, find_device
+from ...engine.progress import log_to_terminal
 from ...likelihood import described, image_likelihood
 from ...networks import WideResNet
 from ...precision import set_precision
-from ...progress import log_to_terminal
 from .classification import ECE_BINS, accuracy, calibration_error, classify
 from .config import EvaluateConfig
 from .features import load_features

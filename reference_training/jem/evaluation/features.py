@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
 
+from ...engine.run_folder import CONFIG
 from ...networks import WideResNet
-from ...run_folder import CONFIG
 from .inception import Inception
 from .stored import load_network
 

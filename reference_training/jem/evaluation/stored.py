@@ -12,10 +12,10 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably
 
-from ... import run_folder
-from ...checkpoints import load_all_ranks
+from ...engine import run_folder
+from ...engine.checkpoints import load_all_ranks
+from ...engine.run_folder import CONFIG
 from ...networks import WideResNet
-from ...run_folder import CONFIG
 
 CheckpointName = Literal["best", "last"]
 BEST = "best.pt"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ...run_folder import CONFIG, RESULTS
+from ...engine.run_folder import CONFIG, RESULTS
 from ..config import ToyConfig
 from .config import FigureConfig
 from .runs import ToyRun, load_run

@@ -10,7 +10,7 @@ from typing import Any
 from ebmguard.sinks import to_json
 
 from ...canvas import new_figure
-from ...interrupt import INTERRUPTED
+from ...engine.interrupt import INTERRUPTED
 from ..command import train_run
 from . import table
 from .collect import collect

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 
-from ...run_folder import CONFIG, RESULTS
+from ...engine.run_folder import CONFIG, RESULTS
 from ..broken import GOOD
+from ..course import GRIDS, MEMBERS
 from ..distributions import DISTRIBUTIONS, Distribution
-from ..record import GRIDS, MEMBERS
 
 GOOD_WEIGHT = f"mixture/{GOOD}/weight"
 """Share of the whole weight that the negatives of the good sampler carry; of mixtures only."""

@@ -17,10 +17,10 @@ import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine.ranks import Ranks, joined_ranks
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
-from ebmguard.reference_training.ranks import Ranks, joined_ranks
 from tests.reference_training.jem.parts import (
     Silent,
     config_for,
@@ -71,15 +71,15 @@ def trained(ranks: Ranks, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
         trainer.draws.__class__ = Seen
         samples, numbers = [], []
         for step in range(STEPS):
-            own, x_neg = trainer.step(step)
-            samples.append(x_neg)
-            numbers.append(ranks.average(own.clone()))
+            done = trainer.step(step)
+            samples.append(done.samples)
+            numbers.append({k: ranks.average(x.clone()) for k, x in done.numbers.items()})
         last = dict(trainer.loss_fn.guard.last)
         trainer.close()
     return {
         "batches": batches,
         "samples": samples,
-        "numbers": torch.stack(numbers),
+        "numbers": numbers,
         "network": {k: v.detach() for k, v in network.named_parameters()},
         "last": last,
     }

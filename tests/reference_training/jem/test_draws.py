@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ebmguard.reference_training.data import ImageData
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.scenarios import DEFAULT, Scenario
-from ebmguard.reference_training.ranks import ONE_RANK, Ranks
 
 COUNT = 50
 SMALL = replace(DEFAULT, n_pos=8, n_labelled=6, data_noise=0.0)

@@ -100,7 +100,7 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path, data
     finally:
         process.kill()
         process.wait()
-    at = saved(cut)["logbook"]["record"]["next_step"]
+    at = saved(cut)["record"]["next_step"]
     written = steps_of(cut, "metrics.jsonl")
     assert at % 4 == 0
     assert len(written) >= at

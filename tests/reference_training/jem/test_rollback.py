@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from ebmguard.reference_training.engine.record import last_course
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.record import last_course
 from ebmguard.reference_training.jem.runs import load_run, series
 from ebmguard.reference_training.sweep.cell import Cell, outcome
 from ebmguard.sinks import read_jsonl
@@ -56,7 +56,7 @@ def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
     assert math.isfinite(results["median_abs_gap_last_100"])
     state = saved(rolled_back)
     assert all(torch.isfinite(value).all() for value in state["network"].values())
-    assert len(state["logbook"]["record"]["gaps"]) == STEPS
+    assert len(state["course"]["gaps"]) == STEPS
 
 
 def test_rows_of_steps_that_come_again_say_so(rolled_back):

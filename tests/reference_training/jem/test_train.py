@@ -14,10 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training import interrupt
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine import interrupt, loop
 from ebmguard.reference_training.jem import samples as kept_samples
-from ebmguard.reference_training.jem import train as jem_train
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
@@ -110,14 +109,12 @@ def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
 def test_interrupted_and_resumed_run_ends_with_the_same_bits(tmp_path, whole, stop):
     cut = tmp_path / "cut"
     assert go(config_for(cut), Silent(interrupt_after=stop)) is None
-    # The ranks of a run agree on a stop within a step, so that it is the next one that ends it.
-    at = stop + 1
-    assert newest(cut).name == f"step-{at:08d}.pt"
-    assert steps_of(cut, "metrics.jsonl") == steps_of(cut, "training.jsonl") == list(range(at))
+    assert newest(cut).name == f"step-{stop:08d}.pt"
+    assert steps_of(cut, "metrics.jsonl") == steps_of(cut, "training.jsonl") == list(range(stop))
     assert not (cut / "results.json").exists()
     resumed = Silent()
     go(JemConfig(out=cut, resume=True), resumed)
-    assert resumed.started[1:] == (at, SMALL["iterations"])
+    assert resumed.started[1:] == (stop, SMALL["iterations"])
     assert_same_run(whole, cut)
 
 
@@ -150,13 +147,13 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
             if done == 2:
                 signal.raise_signal(number)
 
-    monkeypatch.setattr(jem_train, "default_reporter", Stopping)
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Stopping())
     assert run(config_for(out)) == 130
     text = capsys.readouterr().out
     assert f"ebmguard train jem --out {out} " in text
     assert "--data digits --beta-star 2.0" in text
     assert text.endswith("--resume\n")
-    monkeypatch.setattr(jem_train, "default_reporter", Silent)
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
     assert run(config_for(out, resume=True)) == 0
     assert "finished 8 steps without divergence" in capsys.readouterr().out
 
@@ -192,7 +189,7 @@ def test_an_error_in_a_step_leaves_a_run_that_goes_on(tmp_path, whole):
     cut = tmp_path / "cut"
     with pytest.raises(Lost):
         go(config_for(cut), Losing())
-    assert saved(cut)["logbook"]["record"]["next_step"] == 4
+    assert saved(cut)["record"]["next_step"] == 4
     assert steps_of(cut, "training.jsonl") == list(range(6))
     go(config_for(cut, resume=True))
     assert_same_run(whole, cut)
@@ -281,9 +278,9 @@ def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
 
     def seen(self, step):
         networks[step] = {k: v.clone() for k, v in self.network.state_dict().items()}
-        numbers, x_neg = step_of(self, step)
-        batches[step] = x_neg
-        return numbers, x_neg
+        done = step_of(self, step)
+        batches[step] = done.samples
+        return done
 
     monkeypatch.setattr(Trainer, "step", seen)
     go(config_for(tmp_path, valid_images=200, iterations=16, lr=0.01))
@@ -365,10 +362,11 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
     step_of = Trainer.step
 
     def lost_at_21(self, step):
-        numbers, batches[step] = step_of(self, step)
+        done = step_of(self, step)
+        batches[step] = done.samples
         if step == 21:
-            numbers[1] = math.inf
-        return numbers, batches[step]
+            done.numbers["energy_gap"].fill_(math.inf)
+        return done
 
     monkeypatch.setattr(Trainer, "step", lost_at_21)
     monkeypatch.setattr(kept_samples, "EVERY", 2)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.ranks import Ranks, joined_ranks
+from ebmguard.reference_training.engine.ranks import Ranks, joined_ranks
 from ebmguard.reference_training.shortrun import train as train_module
 from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.sampler import make_sampler

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ebmguard.reference_training.data import ImageData
-from ebmguard.reference_training.progress import Reporter
-from ebmguard.reference_training.run_folder import ROW_FILES
+from ebmguard.reference_training.engine.progress import Reporter
+from ebmguard.reference_training.engine.run_folder import ROW_FILES
 from ebmguard.reference_training.shortrun import train as train_module
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.train import train

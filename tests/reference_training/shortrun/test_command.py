@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from ebmguard.cli import main
-from ebmguard.reference_training.shortrun import train as train_module
+from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.shortrun.command import summary
 from tests.parts import PATIENCE
 from tests.reference_training.shortrun.parts import config_for
@@ -22,7 +22,7 @@ from tests.reference_training.shortrun.runs import Silent, newest
 
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch):
-    monkeypatch.setattr(train_module, "default_reporter", Silent)
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
 
 
@@ -56,14 +56,14 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
             if done == 2:
                 signal.raise_signal(number)
 
-    monkeypatch.setattr(train_module, "default_reporter", Stopping)
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Stopping())
     out = tmp_path / "a run"
     assert main(words(out)) == 130
     said = capsys.readouterr().out
     assert said.startswith("stopped; go on with: ebmguard train shortrun --out ")
     assert said.endswith("--resume\n")
-    assert newest(out).name == "step-00000003.pt"
-    monkeypatch.setattr(train_module, "default_reporter", Silent)
+    assert newest(out).name == "step-00000002.pt"
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
     # The very words that it said.
     assert main(shlex.split(said.removeprefix("stopped; go on with: "))[1:]) == 0
     assert "finished 6 updates" in capsys.readouterr().out

@@ -12,8 +12,8 @@ import torch
 import tyro
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.ranks import Ranks
 from ebmguard.reference_training.shortrun import config as config_module
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.presets import PRESETS

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from ebmguard.reference_training.data import ImageData
-from ebmguard.reference_training.ranks import ONE_RANK, Ranks
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.shortrun.draws import Draws, uniform
 from ebmguard.reference_training.shortrun.presets import CIFAR10
 

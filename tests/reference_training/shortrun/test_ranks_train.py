@@ -12,12 +12,12 @@ from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
 from tests.ranks import ranks_of
+from tests.reference_training.engine.test_ranks import free_port
 from tests.reference_training.jem.parts import largest_difference, steps_of
 from tests.reference_training.shortrun import ranks_train_process
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.ranks_train_process import ALL, CASES, WORLD
 from tests.reference_training.shortrun.runs import assert_same_run, go, in_float64, same, saved
-from tests.reference_training.test_ranks import free_port
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
+from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.shortrun.draws import Draws
-from ebmguard.reference_training.shortrun.record import Record
+from ebmguard.reference_training.shortrun.train import ShortRun
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import rows_of, steps_of
 from tests.reference_training.shortrun.parts import config_for
@@ -211,14 +212,14 @@ def test_the_guard_knows_the_steps_and_the_persistent_chains(tmp_path):
 def written(tmp_path_factory):
     """A run of eight updates, its negatives, and what it returned."""
     out, negatives = tmp_path_factory.mktemp("runs") / "run", []
-    after_update = Record.after_update
+    keep = ShortRun.keep
 
-    def kept(self, numbers, x_neg, *rest):
-        negatives.append(x_neg)
-        after_update(self, numbers, x_neg, *rest)
+    def kept(self, step, samples):
+        negatives.append(samples)
+        keep(self, step, samples)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Record, "after_update", kept)
+        patched.setattr(ShortRun, "keep", kept)
         results = go(config_for(out, iterations=8, noise_std=0.1, batch=70, train_images=80))
     assert results is not None
     return out, negatives, results
@@ -290,11 +291,12 @@ def test_tensorboard_gets_the_samples_and_the_curves(written):
         assert [event.value for event in found] == pytest.approx([row[name] for row in rows])
 
 
-def test_medians_are_those_of_the_last_hundred_updates(tmp_path):
-    config, folder = config_for(tmp_path).open()
-    record = Record(config, folder, torch.zeros(2, 1, 8, 8), Silent())
+def test_medians_are_those_of_the_last_hundred_updates(tmp_path, monkeypatch):
     rows = [{"energy_gap": 1e6, "ess": 0.5}] * 50 + [{"energy_gap": float(i)} for i in range(100)]
-    assert record.finish(rows, "cpu")["median_last_100"] | {} == {
+    monkeypatch.setattr(Record, "guard_rows", lambda self: rows)
+    results = go(config_for(tmp_path))
+    assert results is not None
+    assert results["median_last_100"] == {
         "energy_gap": 49.5,
         "f_pos/mean": None,
         "f_neg/mean": None,
@@ -304,25 +306,9 @@ def test_medians_are_those_of_the_last_hundred_updates(tmp_path):
         "ref/ess": None,
         "sampler/grad_norm": None,
     }
-    record.close()
 
 
 # -- how a run is lost ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("gap", [1.01e4, -1.01e4, math.nan, math.inf])
-def test_a_run_is_lost_at_its_first_wide_gap(tmp_path, gap):
-    reporter = Silent()
-    config, folder = config_for(tmp_path).open()
-    record = Record(config, folder, torch.zeros(2, 1, 8, 8), reporter)
-    for own in (1e4, -1e4, gap):
-        assert not record.finished
-        record.after_update(torch.tensor([own, 0.0, 1.0, 0.0]), torch.zeros(2, 1, 8, 8), 3, {})
-    assert (record.diverged_at, record.finished) == (2, True)
-    record.after_update(torch.tensor([gap, 0.0, 1.0, 0.0]), torch.zeros(2, 1, 8, 8), 3, {})
-    assert record.diverged_at == 2
-    assert [note.split(":")[0] for note in reporter.notes] == ["diverged at update 2"]
-    record.close()
 
 
 def test_a_diverging_run_is_said_and_ends(tmp_path):

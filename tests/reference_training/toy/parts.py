@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ebmguard.reference_training.progress import Reporter
+from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.grid import Grid

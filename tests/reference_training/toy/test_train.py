@@ -14,14 +14,15 @@ from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.objective import contrastive_loss
+from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.toy import train as toy_train
 from ebmguard.reference_training.toy.command import run, table
 from ebmguard.reference_training.toy.config import ToyConfig
+from ebmguard.reference_training.toy.course import Course
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
-from ebmguard.reference_training.toy.record import Record
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
 from tests.parts import PATIENCE
@@ -195,14 +196,14 @@ def test_ctrl_c_at_the_very_end_stops_the_caller_too(tmp_path, monkeypatch, last
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     go(config_for(whole))
     with monkeypatch.context() as pressed:
-        finish = Record.finish
+        results = Course.results
 
         def interrupted(self, *args):
             signal.raise_signal(signal.SIGINT)
-            return finish(self, *args)
+            return results(self, *args)
 
         if last == "words":
-            pressed.setattr(Record, "finish", interrupted)
+            pressed.setattr(Course, "results", interrupted)
         assert go(config_for(cut), Silent(interrupt_after=12 if last == "update" else None)) is None
     assert (cut / "results.json").exists() == (last == "words")
     assert go(ToyConfig(out=cut, resume=True)) is not None
@@ -289,14 +290,14 @@ def test_results_are_means_over_the_last_five_evaluations(tmp_path):
 
 
 def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):
-    after_update = Record.after_update
+    after_update = Course.after_update
     latest: list[torch.Tensor] = []
 
-    def listen(self, f_pos, f_neg):
+    def listen(self, step, f_pos, f_neg):
         latest[:] = [f_neg]
-        after_update(self, f_pos, f_neg)
+        after_update(self, step, f_pos, f_neg)
 
-    monkeypatch.setattr(Record, "after_update", listen)
+    monkeypatch.setattr(Course, "after_update", listen)
     config = config_for(tmp_path, scenario="gmm-good+lost", betas=("0", "0.1"))
     results = go(config)
     assert results is not None
@@ -367,7 +368,7 @@ def test_the_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     with monkeypatch.context() as stopped:
         reporter = Silent(interrupt_after=2)
-        stopped.setattr(toy_train, "default_reporter", lambda every: reporter)
+        stopped.setattr(loop, "default_reporter", lambda every: reporter)
         assert run(config_for(out)) == 130
     text = capsys.readouterr().out
     assert f"ebmguard train toy --out {out} " in text

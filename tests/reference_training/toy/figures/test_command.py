@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.run_folder import RunFolder
+from ebmguard.reference_training.engine.run_folder import RunFolder
 from ebmguard.reference_training.toy.figures import command
 from ebmguard.reference_training.toy.figures.config import FigureConfig
 from ebmguard.reference_training.toy.figures.specs import FIGURES

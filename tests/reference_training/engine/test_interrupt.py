@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from ebmguard.reference_training import interrupt as interrupt_module
-from ebmguard.reference_training.interrupt import DeferredInterrupt
+from ebmguard.reference_training.engine import interrupt as interrupt_module
+from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError, EbmguardError
+from ebmguard.reference_training.engine.restoring import restoring
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.restoring import restoring
 
 
 @pytest.mark.parametrize(

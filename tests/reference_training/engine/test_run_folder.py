@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError, DiskError
-from ebmguard.reference_training.ranks import Ranks
-from ebmguard.reference_training.run_folder import RunFolder, read_config
+from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.reference_training.engine.run_folder import RunFolder, read_config
 from ebmguard.sinks import read_jsonl
 from tests.sinks.test_lock import HOLDS, another
 
@@ -126,7 +126,7 @@ def test_cuts_nothing_off_a_file_that_lost_its_end(tmp_path):
     assert folder.row_sizes() == {"metrics.jsonl": sizes["metrics.jsonl"] // 2}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{"])
+@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{", '{"a": {"lr": "%s"}}' % ("1" * 2000)])
 def test_a_damaged_config_is_told(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=r"config\.json is damaged"):

@@ -15,6 +15,7 @@ from ebmguard.sinks import LOCK, lock_folder, to_json
 from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
 
+_LONGEST_SETTING = 1000
 CONFIG = "config.json"
 RESULTS = "results.json"
 FOLDERS = ("figures", "samples", "checkpoints")
@@ -164,12 +165,20 @@ def read_config(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ConfigError(f"{path} holds no run to resume or to read ({CONFIG} is missing)")
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8"), object_hook=_short)
     except ValueError as error:  # of JSON, and of UTF-8
         raise ConfigError(f"{file} is damaged: {error}; it is no run's") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file} is damaged: expected the settings of a run, {{...}}")
     return config
+
+
+def _short(settings: dict[str, Any]) -> dict[str, Any]:
+    # Errors quote settings in full.
+    for name, value in settings.items():
+        if len(f"{name}{value}") > _LONGEST_SETTING:
+            raise ValueError(f"{name[:40]!r} has more than {_LONGEST_SETTING:,} characters")
+    return settings
 
 
 def _check_new(path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 import torch
 
-from ebmguard.reference_training.lagged import LAG, LaggedNumbers
+from ebmguard.reference_training.engine.lagged import LAG, LaggedNumbers
 
 
 def test_on_a_cpu_there_is_no_lag():

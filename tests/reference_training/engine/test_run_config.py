@@ -13,8 +13,8 @@ import pytest
 import tyro
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.run_config import RESTARTS, RunConfig
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
+from ebmguard.reference_training.engine.run_config import RESTARTS, RunConfig
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,38 +12,36 @@ import torch
 from torch import Tensor
 
 from ebmguard import tags
-from ebmguard.alerts import Alert
 from ebmguard.sinks import read_jsonl
 
+from ..engine.run_folder import RunFolder
+from ..engine.task import DIVERGED_GAP
 from ..numbers import mean
-from ..run_folder import RunFolder
 from .config import ToyConfig
 from .evaluate import Evaluator
 from .network import EnsembleMLP
 
 MEMBERS = "members.jsonl"
 GRIDS = "grids.npz"
-DIVERGED_GAP = 1e4
-"""A member has diverged at the first update whose |energy gap| of f exceeds this or is NaN."""
 WATCHED = (tags.GRAD_SCALE, tags.ESS, tags.ENERGY_GAP)
 """Diagnostics of the guard that are kept beside the metrics of an evaluation."""
 AVERAGED = 5
 """Single evaluations move by factors of two to five; results are means over the last ones."""
 
 
-class Record:
-    """The numbers of a run as it goes.
+class Course:
+    """How the members of a run go.
 
     Args:
         config: settings of the run.
-        folder: where members.jsonl, figures/grids.npz and results.json go.
+        folder: where members.jsonl and figures/grids.npz go.
         members: G.
         device: of the ensemble.
 
     Attributes:
-        next_step: updates finished so far.
-        diverged_at: (G,) first diverged update of each member, -1 where there is none. On the
-            device: nothing waits for it.
+        diverged_at: (G,) first diverged update of each member, -1 where there is none: that whose
+            |energy gap| of f exceeds DIVERGED_GAP or is NaN. On the device: nothing waits for it.
+        kl: median over the members at the latest evaluation, NaN before the first.
     """
 
     def __init__(
@@ -52,48 +49,39 @@ class Record:
     ) -> None:
         self.config = config
         self.folder = folder
-        self.next_step = 0
         self.diverged_at = torch.full((members,), -1, device=device)
-        self._iterations = config.settings.iterations
-        self._alerts: dict[str, int] = {}
-        self._kl = math.nan
-        self._earlier = 0.0
-        self._started = time.monotonic()
+        self.kl = math.nan
 
-    def on_alert(self, alert: Alert) -> None:
-        """Count an alert of the guard."""
-        self._alerts[alert.level.name] = self._alerts.get(alert.level.name, 0) + 1
-
-    def after_update(self, f_pos: Tensor, f_neg: Tensor) -> None:
+    def after_update(self, step: int, f_pos: Tensor, f_neg: Tensor) -> None:
         """Take in the energies of an update, (G, n_pos) and (G, n_neg)."""
         gap = f_pos.mean(1) - f_neg.mean(1)
         lost = ~(gap.abs() <= DIVERGED_GAP) & (self.diverged_at < 0)
-        self.diverged_at = torch.where(lost, self.next_step, self.diverged_at)
-        self.next_step += 1
+        self.diverged_at = torch.where(lost, step, self.diverged_at)
 
-    @property
-    def evaluation(self) -> int:
-        """Evaluations that are due by now."""
-        return self.next_step * self.config.evaluations // self._iterations
+    def due(self, step: int) -> int:
+        """Evaluations that are due after so many updates."""
+        return step * self.config.evaluations // self.config.total_steps
 
-    @property
-    def is_due(self) -> bool:
-        """Whether this update is followed by an evaluation; the last one is."""
-        before = (self.next_step - 1) * self.config.evaluations // self._iterations
-        return self.evaluation > before
+    def is_due(self, step: int) -> bool:
+        """Whether an evaluation follows after so many updates; after the last one it does."""
+        return self.due(step) > self.due(step - 1)
 
-    @property
-    def is_evaluated(self) -> bool:
-        """Whether the ensemble as it is has been evaluated."""
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the ensemble after so many updates has been evaluated."""
         rows = self._rows()
-        return bool(rows) and rows[-1]["step"] == self.next_step
+        return bool(rows) and rows[-1]["step"] == step
 
     def evaluate(
-        self, evaluator: Evaluator, network: EnsembleMLP, guarded: Sequence[Mapping[str, float]]
+        self,
+        step: int,
+        evaluator: Evaluator,
+        network: EnsembleMLP,
+        guarded: Sequence[Mapping[str, float]],
     ) -> None:
         """Measure all members; the last evaluations look at samples too.
 
         Args:
+            step: updates finished so far.
             evaluator: measures.
             network: the ensemble.
             guarded: the guard's latest row of each member, of which some numbers are kept; none
@@ -104,39 +92,28 @@ class Record:
             row.update({tag: diagnostics[tag] for tag in WATCHED})
             # Of a mixture: who drew what counts.
             row.update({tag: x for tag, x in diagnostics.items() if tag.startswith("mixture/")})
-        if self.evaluation > self.config.evaluations - AVERAGED:
-            samples = evaluator.samples(network, self.next_step)
+        if self.due(step) > self.config.evaluations - AVERAGED:
+            samples = evaluator.samples(network, step)
             found = evaluator.measure_samples(samples)
             rows = [row | more for row, more in zip(rows, found, strict=True)]
         ranked = sorted((row["kl"] for row in rows), key=lambda kl: (math.isnan(kl), kl))
-        self._kl = ranked[len(rows) // 2]
+        self.kl = ranked[len(rows) // 2]
         self.folder.append_rows(
-            MEMBERS,
-            [{"step": self.next_step, "member": i, **row} for i, row in enumerate(rows)],
+            MEMBERS, [{"step": step, "member": i, **row} for i, row in enumerate(rows)]
         )
 
-    def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:
-        """What is worth a look on the terminal: the guard's latest row, and the latest KL."""
-        state: dict[str, float | str] = {}
-        if not math.isnan(self._kl):
-            state["median KL"] = self._kl
-        if tags.GRAD_SCALE in row:
-            state["mean GradScale"] = row[tags.GRAD_SCALE]
-        state["alerts"] = ", ".join(f"{n} {name}" for name, n in self._alerts.items()) or "none"
-        return state
-
-    def finish(self, evaluator: Evaluator, network: EnsembleMLP, device: str) -> dict[str, Any]:
-        """Write figures/grids.npz and results.json.
+    def results(self, step: int, evaluator: Evaluator, network: EnsembleMLP) -> dict[str, Any]:
+        """Write figures/grids.npz.
 
         Returns:
-            What results.json holds.
+            What results.json holds of the members.
         """
         log_density = evaluator.log_density(network)
         grid = evaluator.grid
         arrays: dict[str, Any] = {
             "axis": grid.axis.numpy(),
             "negative_energy": log_density.reshape(-1, *grid.shape).float().cpu().numpy(),
-            "samples": evaluator.samples(network, self.next_step).float().cpu().numpy(),
+            "samples": evaluator.samples(network, step).float().cpu().numpy(),
         }
         # A kill in between leaves what was there.
         partial = self.folder.figures / f"partial.{GRIDS}"
@@ -152,43 +129,21 @@ class Record:
             }
             for i, who in enumerate(self.config.members.describe())
         ]
-        results = {
-            "command": self.config.command(),
-            "seed": self.config.seed,
-            "iterations": self._iterations,
-            "device": device,
-            "wall_seconds": self.elapsed(),
-            "diverged_at": min((at for at in diverged if at >= 0), default=None),
-            "members": members,
-        }
-        self.folder.write_results(results)
-        return results
+        lost = min((at for at in diverged if at >= 0), default=None)
+        return {"diverged_at": lost, "members": members}
 
     def _rows(self) -> list[dict[str, Any]]:
         file = self.folder.path / MEMBERS
         return read_jsonl(file) if file.is_file() else []
 
-    def elapsed(self) -> float:
-        """Seconds of training, those before a resume included."""
-        return self._earlier + time.monotonic() - self._started
-
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint."""
-        return {
-            "next_step": self.next_step,
-            "diverged_at": self.diverged_at,
-            "alerts": dict(self._alerts),
-            "kl": self._kl,
-            "elapsed": self.elapsed(),
-        }
+        return {"diverged_at": self.diverged_at, "kl": self.kl}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved record."""
-        self.next_step = state["next_step"]
+        """Go back to a saved course."""
         self.diverged_at = state["diverged_at"]
-        self._alerts = dict(state["alerts"])
-        self._kl = state["kl"]
-        self._earlier = state["elapsed"]
+        self.kl = state["kl"]
 
 
 def _last_means(rows: list[dict[str, Any]]) -> dict[str, float]:

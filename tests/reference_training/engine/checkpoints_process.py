@@ -1,6 +1,6 @@
 """Kills processes while they write checkpoints, and looks at what they leave.
 
-Started as ``python -m tests.reference_training.checkpoints_process FOLDER KILLS`` from the
+Started as ``python -m tests.reference_training.engine.checkpoints_process FOLDER KILLS`` from the
 project's root. It has one thread and no thread pool, so that it may fork. Prints the number of
 kills, how many of them left a file that was being written, and the last step.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ebmguard.reference_training.checkpoints import Checkpoints
+from ebmguard.reference_training.engine.checkpoints import Checkpoints
 
 NUMBERS = 100_000
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 from ebmguard.errors import ConfigError
 
-from .device import find_device
+from ..device import find_device
 from .ranks import ONE_RANK, RESTART_COUNT, Ranks
 from .restoring import restoring
 from .run_folder import CONFIG, RunFolder, read_config
@@ -51,6 +51,16 @@ class RunConfig(abc.ABC):
     @abc.abstractmethod
     def total_steps(self) -> int:
         """Steps that the run is to have."""
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Steps between checkpoints."""
+        return 500
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of PyTorch; 0 is its own choice."""
+        return 0
 
     @abc.abstractmethod
     def check(self, ranks: Ranks = ONE_RANK) -> None:

@@ -19,12 +19,12 @@ import torch
 
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import load_durably, save_durably
-from ebmguard.reference_training import checkpoints as checkpoints_module
-from ebmguard.reference_training.checkpoints import Checkpoints, load_all_ranks
-from ebmguard.reference_training.ranks import Ranks
+from ebmguard.reference_training.engine import checkpoints as checkpoints_module
+from ebmguard.reference_training.engine.checkpoints import Checkpoints, load_all_ranks
+from ebmguard.reference_training.engine.ranks import Ranks
 from tests.full_disk import small_disk
 from tests.parts import PATIENCE
-from tests.reference_training import checkpoints_process
+from tests.reference_training.engine import checkpoints_process
 
 CPU = torch.device("cpu")
 

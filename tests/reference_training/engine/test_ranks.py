@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.ranks import ONE_RANK, Ranks, joined_ranks
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks, joined_ranks
 from tests.ranks import ranks_of
-from tests.reference_training import ranks_process
+from tests.reference_training.engine import ranks_process
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.graphs import first_steps, graphed, graphed_energies
+from ebmguard.reference_training.engine.graphs import first_steps, graphed, graphed_energies
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.samplers import sgld
 from tests.replay import capture_as_replays

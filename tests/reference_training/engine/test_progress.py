@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from ebmguard.reference_training import progress
+from ebmguard.reference_training.engine import progress
 
 
 def test_lines_come_every_so_many_steps_and_at_the_end(caplog):

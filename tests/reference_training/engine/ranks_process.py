@@ -1,7 +1,7 @@
 """One rank of three: what the ranks of a run settle between them; written to a file.
 
-Started as ``python -m tests.reference_training.ranks_process RANK FOLDER`` from the project's
-root, with the rest of torchrun's variables set.
+Started as ``python -m tests.reference_training.engine.ranks_process RANK FOLDER`` from the
+project's root, with the rest of torchrun's variables set.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.checkpoints import Checkpoints
-from ebmguard.reference_training.ranks import ONE_RANK, Ranks, joined_ranks
-from ebmguard.reference_training.run_config import RunConfig
+from ebmguard.reference_training.engine.checkpoints import Checkpoints
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks, joined_ranks
+from ebmguard.reference_training.engine.run_config import RunConfig
 
 
 @dataclass(frozen=True)

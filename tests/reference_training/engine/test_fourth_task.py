@@ -1,0 +1,176 @@
+"""A task of a few lines gets all that the engine has: the proof that the trainers need no more."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard.cli import main
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.engine.run_folder import ROW_FILES
+from ebmguard.sinks import read_jsonl
+from tests.parts import PATIENCE
+from tests.reference_training.engine import ring
+from tests.reference_training.engine.ring import RingConfig, train
+from tests.reference_training.engine.test_ranks import free_port
+from tests.reference_training.jem.parts import Silent, newest, same, saved, steps_of
+
+MODULE = (sys.executable, "-m", ring.__name__)
+
+
+def config_for(out: Path, **settings: Any) -> RingConfig:
+    return RingConfig(out=out, device="cpu", **settings)
+
+
+def go(config: RingConfig, reporter: Any = None) -> dict[str, Any] | None:
+    results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
+    return results
+
+
+def assert_same_run(one: Path, other: Path, part: str = "") -> None:
+    a, b = saved(one, part), saved(other, part)
+    for state in (a, b):
+        del state["record"]["elapsed"]
+        if part and ".rank0of" not in part:  # what another rank has written by then is its own
+            del state["row_sizes"]
+    assert same(a, b)
+    for name in ROW_FILES:
+        files = [out / name for out in (one, other)]
+        assert files[0].is_file() == files[1].is_file(), name
+        assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes(), name
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nothing has stopped, and what a person saw."""
+    out, reporter = tmp_path_factory.mktemp("runs") / "whole", Silent()
+    go(config_for(out), reporter)
+    return out, reporter
+
+
+def test_the_task_is_short():
+    tree = ast.parse(Path(ring.__file__).read_text())
+    (task,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Ring")
+    assert task.end_lineno is not None
+    assert task.end_lineno - task.lineno < 60
+
+
+def test_a_folder_with_rows_results_and_progress(whole):
+    out, reporter = whole
+    rows = read_jsonl(out / "training.jsonl")
+    assert [row["step"] for row in rows] == steps_of(out, "metrics.jsonl") == list(range(12))
+    for own, guards in zip(rows, read_jsonl(out / "metrics.jsonl"), strict=True):
+        assert own["energy_gap"] == pytest.approx(guards["energy_gap"], abs=1e-6)
+    results = json.loads((out / "results.json").read_text())
+    assert (results["steps"], results["iterations"], results["device"]) == (12, 12, "cpu")
+    assert results["diverged_at"] is results["ended"] is results["first_error"] is None
+    assert results["gap"] == read_jsonl(out / "metrics.jsonl")[-1]["energy_gap"]
+    assert reporter.started == ("a ring", 0, 12)
+    assert [done for done, _ in reporter.states] == list(range(1, 13))
+    assert {"gap", "GradScale", "ESS", "alert"} == set(reporter.states[-1][1])
+    names = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert names == ["step-00000008.pt", "step-00000012.pt"]
+    assert list((out / "trainer").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("stop", [1, 7, 12])
+def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_bits(tmp_path, whole, stop):
+    assert go(config_for(tmp_path), Silent(interrupt_after=stop)) is None
+    assert newest(tmp_path).name == f"step-{stop:08d}.pt"
+    assert not (tmp_path / "results.json").exists()
+    assert go(RingConfig(out=tmp_path, resume=True)) is not None
+    assert_same_run(whole[0], tmp_path)
+
+
+def start(config: RingConfig, *more: str, **environment: str) -> subprocess.Popen[bytes]:
+    words = config.command().split()[1:]
+    return subprocess.Popen(
+        [*MODULE, *words, *more],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
+    )
+
+
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    child = start(config_for(cut, iterations=100_000))
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not list((cut / "checkpoints").glob("step-*.pt")):
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    at = saved(cut)["record"]["next_step"]
+    assert at % 4 == 0
+    go(RingConfig(out=cut, resume=True, iterations=at + 5))
+    go(config_for(whole, iterations=at + 5))
+    assert_same_run(whole, cut)
+
+
+def test_two_ranks_train_one_network_in_one_folder_and_resume(tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+
+    def both(config: RingConfig, *more: str) -> None:
+        with free_port():
+            world = {"WORLD_SIZE": "2"}
+            ranks = [
+                start(config, *more, RANK=str(rank), LOCAL_RANK=str(rank), **world)
+                for rank in range(2)
+            ]
+            assert [process.wait(PATIENCE) for process in ranks] == [0, 0]
+
+    both(config_for(whole, iterations=10))
+    both(config_for(cut, iterations=6))
+    both(config_for(cut, iterations=10), "--resume")
+    assert steps_of(whole, "training.jsonl") == list(range(10))
+    first, second = (saved(whole, f".rank{rank}of2") for rank in (0, 1))
+    assert same(first["network"], second["network"])
+    assert not same(first["points"], second["points"])
+    for rank in range(2):
+        assert_same_run(whole, cut, f".rank{rank}of2")
+
+
+def test_a_rollback_is_recorded_and_the_rows_come_again(tmp_path):
+    results = go(config_for(tmp_path, spoiled=8))
+    assert results is not None
+    (rollback,) = results["rollbacks"]
+    assert (rollback["step"], rollback["restored_step"], results["steps"]) == (8, 1, 12)
+    assert results["diverged_at"] is None
+    assert steps_of(tmp_path, "training.jsonl") == [*range(9), *range(1, 12)]
+    attempts = [row.get("attempt") for row in read_jsonl(tmp_path / "training.jsonl")]
+    assert attempts == [None] * 9 + [1] * 11
+    assert all(torch.isfinite(x).all() for x in saved(tmp_path)["network"].values())
+
+
+def test_its_folder_has_a_report(tmp_path, whole):
+    page = tmp_path / "page.html"
+    assert main(["report", str(whole[0]), "--out", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "GradScale" in text
+    assert str(whole[0]) in text
+
+
+@pytest.mark.parametrize("found", [None, 1, 3])
+def test_a_checkpoint_of_another_version_is_refused_with_the_reason(tmp_path, found):
+    go(config_for(tmp_path, iterations=4))
+    state = saved(tmp_path)
+    del state["format"]
+    torch.save(state if found is None else {**state, "format": found}, newest(tmp_path))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
+    with pytest.raises(ConfigError, match=rf"have format {found or 1}, this version .* format 2"):
+        go(RingConfig(out=tmp_path, resume=True, iterations=8))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")} == before

@@ -1,0 +1,124 @@
+"""What results.json says of a run: the best, the medians, and what a rollback gives up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ebmguard.reference_training.jem.course import Course, is_lost
+
+
+@pytest.mark.parametrize(
+    ("cross_entropy", "gap", "lost"),
+    [
+        (0.5, 9.9e3, False),
+        (900.0, None, False),
+        (0.5, 1.1e4, True),
+        (0.5, -1.1e4, True),
+        (0.5, math.nan, True),
+        (math.nan, 1.0, True),
+        (math.inf, None, True),
+    ],
+)
+def test_a_step_is_lost_by_its_gap_or_its_classifier(cross_entropy, gap, lost):
+    assert is_lost(cross_entropy, gap) == lost
+
+
+def evaluation(step, valid, **scores):
+    return {"step": step, "test_accuracy": step / 10, "valid_accuracy": valid, **scores}
+
+
+def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
+    course = Course()
+    quality = [(2.0, 300.0), (2.5, 310.0), (2.5, 290.0), (math.nan, math.nan)]
+    rows = [
+        evaluation(step, valid, buffer_is=score, buffer_fid=fid, features_fixed=True)
+        for step, (valid, (score, fid)) in enumerate(
+            zip((0.3, 0.5, 0.5, 0.4), quality, strict=True)
+        )
+    ]
+    # Sample quality may be due more rarely than accuracy.
+    rows.append(evaluation(4, 0.1))
+    assert [course.see_evaluation(row) for row in rows] == [True, True, False, False, False]
+    assert {name: row["step"] for name, row in course.best.items()} == {
+        "valid_accuracy": 1,
+        "buffer_is": 1,
+        "buffer_fid": 2,
+    }
+    assert course.best["valid_accuracy"] == rows[1]
+    assert course.accuracy == {step: step / 10 for step in range(5)}
+    assert course.results([], {}, None)["best_evaluations"] == course.best
+
+
+def test_scores_by_a_network_that_changes_have_no_best():
+    course = Course()
+    row = evaluation(0, 0.3, buffer_is=2.0, buffer_fid=1.0, features_fixed=False)
+    assert course.see_evaluation(row)
+    assert list(course.best) == ["valid_accuracy"]
+
+
+def test_without_validation_images_nothing_is_best_by_them():
+    course = Course()
+    assert not course.see_evaluation(evaluation(0, None))
+    assert course.best == {}
+    assert course.accuracy == {0: 0.0}
+
+
+def test_best_accuracy_is_from_before_the_divergence():
+    course = Course()
+    assert course.best_accuracy() is None
+    course.accuracy.update({0: 0.1, 50: 0.9, 100: 0.95, 150: 0.95, 200: 0.99})
+    assert course.best_accuracy() == (200, 0.99)
+    assert course.best_accuracy(160) == (100, 0.95)
+    assert course.last_accuracy() == 0.99
+
+
+def test_results_of_a_lost_run():
+    course = Course(before=1, after=1)
+    course.gaps.extend((1.0, -2.0, 3.0, 40.0, 2e4))
+    course.accuracy.update({0: 0.1, 2: 0.9, 3: 0.8, 4: 0.3, 5: 0.1})
+    rows = [
+        {"step": i, "grad_scale": value, "ess": 0.5, "energy_gap": 7.0}
+        for i, value in enumerate([0.9, 0.1, 0.2])
+    ]
+    results = course.results(rows, {"WARN": {"step": 3, "rule": "r"}}, 4)
+    assert results["accuracy"] == 0.1
+    assert (results["best_accuracy"], results["best_accuracy_step"]) == (0.9, 2)
+    assert results["median_abs_gap_last_100"] == 3
+    assert results["grad_scale"] == 0.2
+    assert results["grad_scale_median_last_100"] == 0.2
+    assert results["reference_ess"] is None
+    around = [(2, 0.9), (3, 0.8), (4, 0.3)]
+    assert results["first_warn"] == {"accuracy_around": around, "step": 3, "rule": "r"}
+    assert "first_error" not in results
+    assert results["accuracy_around_divergence"] == [(3, 0.8), (4, 0.3), (5, 0.1)]
+
+
+def test_medians_do_not_hide_what_is_not_finite():
+    course = Course()
+    course.gaps.extend((1.0, math.nan, 2.0))
+    results = course.results([{"grad_scale": math.nan}], {}, None)
+    assert math.isnan(results["median_abs_gap_last_100"])
+    assert math.isnan(results["grad_scale_median_last_100"])
+
+
+def test_a_rollback_gives_up_what_came_after_the_step_it_goes_back_to():
+    course = Course(before=20, after=5)
+    course.gaps.extend(map(float, range(121)))
+    course.accuracy.update({step: step / 1000 for step in (0, 50, 60, 100, 119, 120)})
+    kept = course.accuracy
+    alerts = {"ERROR": {"step": 119}}
+    course.roll_back(60, 121, alerts)
+    # That of step 60 is of the parameters that were restored. The object is the one that is shared.
+    assert kept is course.accuracy
+    assert kept == {0: 0.0, 50: 0.05, 60: 0.06}
+    # Of the last 100 gaps, those of steps 21 to 120, the steps before 60 are left.
+    assert list(course.gaps) == [float(step) for step in range(21, 60)]
+    results = course.results([], alerts, None)
+    assert results["first_error"]["accuracy_around"] == [(100, 0.1), (119, 0.119), (120, 0.12)]
+    again = Course()
+    shared = again.accuracy
+    again.load_state_dict(course.state_dict())
+    assert again.accuracy is shared
+    assert again.state_dict() == course.state_dict()
