@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
-from ebmguard.errors import ConfigError
-
 from .bilevel import Adam, Moments, Parameters, descend
 from .latent import Latent
 from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
@@ -53,12 +51,8 @@ class UpdateSettings:
     particles: int = 5
     """Latents that vnce draws for each sample of its noise."""
 
-    def check(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
-        """
+    def problems(self) -> list[str]:
+        """What cannot be meant, and what was expected."""
         problems = [
             f"{name} is {getattr(self, name)}, expected {least} or more"
             for name, least in (("inner_steps", 0), ("unrolled_steps", 0), ("particles", 1))
@@ -78,8 +72,7 @@ class UpdateSettings:
         named = (*_MATCHING, *_POSTERIORS, "nce")
         if self.method not in named and not _CHAINS.fullmatch(self.method):
             problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")
-        if problems:
-            raise ConfigError("the settings do not make an update:\n  " + "\n  ".join(problems))
+        return problems
 
 
 class Update:
@@ -87,7 +80,7 @@ class Update:
 
     Args:
         model: trained in place.
-        settings: what to do.
+        settings: what to do, without problems.
         generator: all random numbers; on the model's device.
 
     Attributes:
@@ -97,7 +90,6 @@ class Update:
     def __init__(
         self, model: GaussianBernoulliRBM, settings: UpdateSettings, generator: Generator
     ) -> None:
-        settings.check()
         self.model, self.settings, self._generator = model, settings, generator
         like = model.weight
         self._constant = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
