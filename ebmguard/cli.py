@@ -54,6 +54,9 @@ train toy
 train bism
     train a latent-variable model by bi-level score matching, or by what it is compared with
     reference_training.bism config:BismConfig command:run
+sweep bism
+    train latent-variable models by several methods, or go on with it
+    reference_training.sweep grids:BismGrid command:run
 sweep jem
     train a grid of JEM runs, or go on with one
     reference_training.sweep grids:JemGrid command:run

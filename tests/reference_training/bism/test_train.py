@@ -14,6 +14,7 @@ from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.checkerboard import Checkerboard
 from ebmguard.reference_training.bism.config import BismConfig
+from ebmguard.reference_training.bism.table import page
 from ebmguard.reference_training.bism.train import train
 from ebmguard.runs import load
 
@@ -74,6 +75,19 @@ def test_training_moves_towards_the_data(tmp_path):
     before = go(tmp_path / "short", method="dsm", iterations=3, lr=0.01)
     after = go(tmp_path / "long", method="dsm", iterations=600, lr=0.01, noise_std=0.1)
     assert after["kl"] < before["kl"] / 2
+
+
+def test_methods_side_by_side(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="nothing there holds"):
+        page(tmp_path)
+    kls = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed)["kl"] for seed in range(3)]
+    go(tmp_path / "cd1_0", method="cd1")
+    by_method = {line.split("|")[1].strip(): line for line in page(tmp_path).splitlines()}
+    cells = [cell.strip() for cell in by_method["dsm"].split("|")[1:-1]]
+    assert cells[1] == "3"
+    assert cells[3:5] == [f"{sorted(kls)[1]:.3f}", f"{min(kls):.3f} to {max(kls):.3f}"]
+    assert by_method["cd1"].split("|")[2].strip() == "1"
 
 
 def test_on_the_command_line(tmp_path, capsys):
