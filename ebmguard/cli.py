@@ -51,6 +51,12 @@ train shortrun
 train toy
     train ensembles of small EBMs on known densities
     reference_training.toy config:ToyConfig command:run
+train bism
+    train a latent-variable model by bi-level score matching, or by what it is compared with
+    reference_training.bism config:BismConfig command:run
+sweep bism
+    train latent-variable models by several methods, or go on with it
+    reference_training.sweep grids:BismGrid command:run
 sweep jem
     train a grid of JEM runs, or go on with one
     reference_training.sweep grids:JemGrid command:run

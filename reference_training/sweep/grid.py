@@ -17,7 +17,7 @@ from ..engine.run_config import RunConfig
 from .cell import Cell
 
 COMMON = ("out", "resume")
-PREFIXES = {"scenario": "s", "data": "", "beta_star": "b", "seed": "seed"}
+PREFIXES = {"scenario": "s", "data": "", "method": "", "beta_star": "b", "seed": "seed"}
 """What stands before a value in the name of a run's folder."""
 
 

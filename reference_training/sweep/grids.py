@@ -5,11 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..bism.config import BismConfig
 from ..engine.run_config import RunConfig
 from ..jem.config import JemConfig
 from ..shortrun.config import ShortRunConfig
 from ..toy.config import ToyConfig
 from .grid import Grid
+
+
+@dataclass(frozen=True, kw_only=True)
+class BismGrid(Grid):
+    """Train a grid of latent-variable models, or go on with one: methods × seeds, one core each.
+
+    OUT/table.md, with the methods side by side, is written anew after each run. Ray (the extra
+    "sweep") does the work, in this process or on a cluster.
+    """
+
+    methods: tuple[str, ...]
+    """Ways to train; see ebmguard train bism --help."""
+
+    trainer: ClassVar[type[RunConfig]] = BismConfig
+    axes: ClassVar[dict[str, str]] = {"methods": "method", "seeds": "seed"}
+
+    def page(self) -> str | None:
+        """The methods' table."""
+        from ..bism.table import page
+
+        return page(self.out)
 
 
 @dataclass(frozen=True, kw_only=True)

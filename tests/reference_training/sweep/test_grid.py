@@ -15,7 +15,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.sweep import cell as cells_module
 from ebmguard.reference_training.sweep import child, command
 from ebmguard.reference_training.sweep.cell import Cell, outcome
-from ebmguard.reference_training.sweep.grids import JemGrid, ShortRunGrid, ToyGrid
+from ebmguard.reference_training.sweep.grids import BismGrid, JemGrid, ShortRunGrid, ToyGrid
 from ebmguard.reference_training.toy.config import ToyConfig
 
 needs_data = pytest.mark.skipif(
@@ -63,6 +63,8 @@ def test_each_trainer_has_its_axes():
     short = parse("--beta-stars 0 0.02 --seeds 4 --out a -- --iterations 7", ShortRunGrid).cells()
     assert [cell.config.out.name for cell in short] == ["digits_b0_seed4", "digits_b0.02_seed4"]
     assert {cell.config.total_steps for cell in short} == {7}
+    latent = parse("--methods bidsm cd1 --seeds 4 --out a -- --iterations 30", BismGrid).cells()
+    assert [cell.config.out.name for cell in latent] == ["bidsm_seed4", "cd1_seed4"]
     toys = parse(f"{TOYS} -- --betas 0 0.5 --seeds 3", ToyGrid).cells()
     assert [(cell.config.scenario, cell.config.seed) for cell in toys] == [
         ("gmm-default", 0),

@@ -1,0 +1,98 @@
+"""The bi-level update: a model trained through the posterior's own training.
+
+Lower level: K Adam steps on the posterior's parameters phi, which are kept as phi_0. Upper level: N
+more, unrolled, to phi_N, and the gradient in the model's parameters theta through them; phi_N is
+thrown away. N = 0 is plain alternation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Adam", "Moments", "Parameters", "descend"]
+
+Parameters = dict[str, Tensor]
+
+
+class Moments(NamedTuple):
+    """Adam's state: steps done, and running means of the gradients and of their squares."""
+
+    steps: int
+    first: Parameters
+    second: Parameters
+
+    @classmethod
+    def none(cls, parameters: Parameters) -> Moments:
+        """Before the first step."""
+        first, second = (
+            {name: torch.zeros_like(x) for name, x in parameters.items()} for _ in range(2)
+        )
+        return cls(0, first, second)
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015) as a function, so that steps can be differentiated.
+
+    ``eps_root`` inside the root keeps the derivative finite where a gradient is 0, as those of an
+    input that is always 0 are; PyTorch's ``differentiable=True`` has no such term. torchopt has it,
+    but no wheels for the newer versions of Python.
+    """
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    eps_root: float = 1e-16
+
+    def step(
+        self, parameters: Parameters, gradients: Parameters, moments: Moments
+    ) -> tuple[Parameters, Moments]:
+        """Parameters and moments after one step."""
+        rate_1, rate_2 = self.betas
+        done = moments.steps + 1
+        first = {n: torch.lerp(g, moments.first[n], rate_1) for n, g in gradients.items()}
+        second = {n: torch.lerp(g * g, moments.second[n], rate_2) for n, g in gradients.items()}
+        size, spread = self.lr / (1 - rate_1**done), 1 - rate_2**done
+        after = {
+            n: x - size * first[n] / ((second[n] / spread + self.eps_root).sqrt() + self.eps)
+            for n, x in parameters.items()
+        }
+        return after, Moments(done, first, second)
+
+
+def descend(
+    loss: Callable[[Parameters], Tensor],
+    parameters: Parameters,
+    moments: Moments,
+    adam: Adam,
+    steps: int,
+    *,
+    unrolled: bool = False,
+) -> tuple[Parameters, Moments]:
+    """Parameters and moments after so many steps of Adam on ``loss``.
+
+    Args:
+        loss: of the parameters, a scalar; called once a step, it may draw random numbers.
+        parameters, moments: where to begin; they stay as they are.
+        adam: the optimizer's settings.
+        steps: how many, from 0.
+        unrolled: keep the graph, so that what comes out can be differentiated in whatever the loss
+            depends on. Otherwise it is detached.
+    """
+    for _ in range(steps):
+        kept = unrolled and all(x.requires_grad for x in parameters.values())
+        leaves = (
+            parameters
+            if kept
+            else {name: x.detach().requires_grad_() for name, x in parameters.items()}
+        )
+        found = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=unrolled)
+        with torch.set_grad_enabled(unrolled):
+            gradients = dict(zip(leaves, found, strict=True))
+            parameters, moments = adam.step(leaves, gradients, moments)
+    return parameters, moments

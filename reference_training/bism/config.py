@@ -1,0 +1,96 @@
+"""Settings of the trainer of latent-variable models: one frozen dataclass, its command line too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from ebmguard.errors import ConfigError
+
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
+from ..toy.distributions import DISTRIBUTIONS, Distribution
+from .checkerboard import Checkerboard
+from .methods import UpdateSettings
+
+DATA: dict[str, Checkerboard | Distribution] = {
+    "checkerboard": Checkerboard(),
+    **{name: known for name, known in DISTRIBUTIONS.items() if known.dim == 2},
+}
+
+
+@dataclass(frozen=True)
+class BismConfig(UpdateSettings, RunConfig):
+    """Train a Gaussian-Bernoulli RBM, bi-level or by one of the methods to compare with.
+
+    A guard watches the model's own samples, persistent Gibbs chains, beside the data, whatever the
+    method. The run folder gets config.json, metrics.jsonl and alerts.jsonl (the guard's),
+    training.jsonl (loss and drift), evaluations.jsonl, TensorBoard events, results.json and
+    checkpoints/.
+    """
+
+    data: str = "checkerboard"
+    """checkerboard, gmm or circles."""
+    hidden: int = 4
+    """Binary latents, up to 20: log Z is a sum over all their states."""
+    iterations: int = 100_000
+    """Updates."""
+    batch: int = 100
+    """Samples in a minibatch."""
+    gibbs_steps: int = 1
+    """Gibbs steps of the chains that the guard watches, between updates."""
+    evaluations: int = 20
+    """Evaluations over the run."""
+    test_samples: int = 10_000
+    """Held-out samples of an evaluation."""
+    checkpoint_every: int = 5000
+    """Updates between checkpoints; evaluations and Ctrl-C write one too."""
+    threads: int = 1
+    """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
+
+    words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "bism")
+    shown: ClassVar[tuple[str, ...]] = ("out", "method")
+
+    def check(self, ranks: Ranks = ONE_RANK) -> None:
+        """Refuse settings that cannot be meant.
+
+        Args:
+            ranks: a single one; so small a model is not divided.
+
+        Raises:
+            ConfigError: names what is wrong, and what was expected.
+        """
+        least = {
+            "hidden": 1,
+            "iterations": 1,
+            "batch": 1,
+            "gibbs_steps": 1,
+            "evaluations": 1,
+            "test_samples": 1,
+            "checkpoint_every": 1,
+            "threads": 0,
+        }
+        problems = self.problems()
+        problems += [
+            f"{name} is {getattr(self, name)}, expected {number} or more"
+            for name, number in least.items()
+            if getattr(self, name) < number
+        ]
+        if self.hidden > 20:
+            problems.append(f"hidden is {self.hidden}, expected at most 20")
+        if self.data not in DATA:
+            problems.append(f"data is {self.data!r}, expected {', '.join(DATA)}")
+        if ranks.world > 1:
+            problems.append(f"so small a model is trained by one process, not by {ranks.world}")
+        if problems:
+            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+
+    @property
+    def total_steps(self) -> int:
+        """Updates that the run is to have."""
+        return self.iterations
+
+    @property
+    def update(self) -> UpdateSettings:
+        """What an update does."""
+        return UpdateSettings(**{f.name: getattr(self, f.name) for f in fields(UpdateSettings)})

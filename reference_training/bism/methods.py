@@ -1,0 +1,241 @@
+"""The ways to train a model with binary latents: one update of a minibatch each.
+
+BiSM's three and their plain counterparts differ in one thing: the log density whose score is
+matched is a posterior's log weight or f itself, the negative free energy.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from .bilevel import Adam, Moments, Parameters, descend
+from .latent import Latent
+from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
+from .posterior import BernoulliPosterior
+from .rbm import GaussianBernoulliRBM
+
+__all__ = ["Update", "UpdateSettings"]
+
+_MATCHING = ("dsm", "ssm", "mdsm")
+_BILEVEL = tuple(f"bi{name}" for name in _MATCHING)
+_POSTERIORS = (*_BILEVEL, "vnce")
+_CHAINS = re.compile(r"(p?)cd([1-9]\d*)")
+_BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What an update does; the defaults are the published ones for two-dimensional data."""
+
+    method: str = "bidsm"
+    """bidsm, bissm, bimdsm: score matching through a posterior, bi-level. dsm, ssm, mdsm: of f.
+    nce, vnce: noise contrast. cdK, pcdK: contrastive divergence by K Gibbs steps (cd1, pcd10)."""
+    lr: float = 1e-3
+    """Learning rate of Adam, for the model and for the posterior."""
+    noise_std: float = 0.05
+    """Noise of (bi)dsm."""
+    noise_range: tuple[float, float] = (0.1, 3.0)
+    """Noise of (bi)mdsm over a minibatch, in geometric steps."""
+    inner_steps: int = 5
+    """K: Adam steps of the posterior on each minibatch."""
+    unrolled_steps: int = 5
+    """N: further steps that the model's gradient goes through."""
+    particles: int = 5
+    """Latents that vnce draws for each sample of its noise."""
+
+    def problems(self) -> list[str]:
+        """What cannot be meant, and what was expected."""
+        problems = [
+            f"{name} is {getattr(self, name)}, expected {least} or more"
+            for name, least in (("inner_steps", 0), ("unrolled_steps", 0), ("particles", 1))
+            if getattr(self, name) < least
+        ]
+        low, high = self.noise_range
+        problems += [
+            f"{name} is {value}, expected more than {least:g}"
+            for name, value, least in (
+                ("lr", self.lr, 0.0),
+                ("noise_std", self.noise_std, 0.0),
+                ("noise_range[0]", low, 0.0),
+                ("noise_range[1]", high, low),
+            )
+            if not value > least
+        ]
+        named = (*_MATCHING, *_POSTERIORS, "nce")
+        if self.method not in named and not _CHAINS.fullmatch(self.method):
+            problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")
+        return problems
+
+
+class Update:
+    """Trains a model on one minibatch at a time.
+
+    Args:
+        model: trained in place.
+        settings: what to do, without problems.
+        generator: all random numbers; on the model's device.
+
+    Attributes:
+        posterior: of the methods that have one; it holds what phi is between minibatches.
+    """
+
+    def __init__(
+        self, model: GaussianBernoulliRBM, settings: UpdateSettings, generator: Generator
+    ) -> None:
+        self.model, self.settings, self._generator = model, settings, generator
+        like = model.weight
+        self._constant = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
+        trained = [*model.parameters()]
+        if settings.method in ("nce", "vnce"):
+            trained.append(self._constant)
+        self._optimizer = torch.optim.Adam(trained, lr=settings.lr, betas=_BETAS)
+        self._trained = trained
+        self._adam = Adam(settings.lr, _BETAS)
+        self._chains: Tensor | None = None
+        self.posterior: BernoulliPosterior | None = None
+        if settings.method in _POSTERIORS:
+            self.posterior = BernoulliPosterior(*like.shape).to(like)
+            with torch.no_grad():  # as a linear layer begins, but by the generator
+                for p in self.posterior.parameters():
+                    p.uniform_(-(len(like) ** -0.5), len(like) ** -0.5, generator=generator)
+            self._latent = Latent(model.energy, self.posterior)
+            self._moments = Moments.none(self._phi)
+
+    def __call__(self, v: Tensor) -> dict[str, Tensor]:
+        """One update.
+
+        Args:
+            v: the minibatch, ``(B, visible)``.
+
+        Returns:
+            ``loss``; of a bi-level method also ``drift``, the norm of phi_N - phi_0.
+        """
+        numbers: dict[str, Tensor] = {}
+        phi: Parameters = {}
+        if self.posterior is not None:
+            phi = self._train_posterior(v)
+            if self.settings.method in _BILEVEL:
+                before = self._phi
+                phi = self._descend(v, self.settings.unrolled_steps, unrolled=True)[0]
+                apart = [(phi[name].detach() - x).norm() for name, x in before.items()]
+                numbers["drift"] = torch.stack(apart).norm()
+        loss = self._loss(v, phi).mean()
+        self._optimizer.zero_grad()
+        torch.autograd.backward(loss, inputs=self._trained)
+        self._optimizer.step()
+        return {"loss": loss.detach(), **numbers}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the model's parameters and the generator."""
+        found: dict[str, Any] = {
+            "optimizer": self._optimizer.state_dict(),
+            "constant": self._constant.detach(),
+            "chains": self._chains,
+        }
+        if self.posterior is not None:
+            found |= {"posterior": self.posterior.state_dict(), "moments": tuple(self._moments)}
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self._optimizer.load_state_dict(state["optimizer"])
+        with torch.no_grad():
+            self._constant.copy_(state["constant"])
+        self._chains = state["chains"]
+        if self.posterior is not None:
+            self.posterior.load_state_dict(state["posterior"])
+            self._moments = Moments(*state["moments"])
+
+    @property
+    def _phi(self) -> Parameters:
+        assert self.posterior is not None
+        return {name: p.detach() for name, p in self.posterior.named_parameters()}
+
+    def _train_posterior(self, v: Tensor) -> Parameters:
+        phi, self._moments = self._descend(v, self.settings.inner_steps)
+        assert self.posterior is not None
+        self.posterior.load_state_dict(phi)
+        return phi
+
+    def _descend(
+        self, v: Tensor, steps: int, *, unrolled: bool = False
+    ) -> tuple[Parameters, Moments]:
+        def lower(phi: Parameters) -> Tensor:
+            # At the noise at which the upper level will ask for the posterior.
+            seen = v + self._spread(len(v))[:, None] * self._normal(v)
+            return self._latent.negative_elbo(phi, seen, self._draws(len(v))).mean()
+
+        return descend(lower, self._phi, self._moments, self._adam, steps, unrolled=unrolled)
+
+    def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
+        method = self.settings.method
+        if chains := _CHAINS.fullmatch(method):
+            return self._contrastive_divergence(v, bool(chains[1]), int(chains[2]))
+        if method in ("nce", "vnce"):
+            return self._noise_contrast(v, phi)
+        density: LogDensity = self.model
+        if method in _BILEVEL:
+            density = partial(self._latent.log_weight, phi, noise=self._draws(len(v)))
+        noise = self._normal(v)
+        match method.removeprefix("bi"):
+            case "dsm":
+                return denoising(density, v, noise, self.settings.noise_std)
+            case "ssm":
+                return sliced(density, v, noise.sign())
+            case _:
+                return multiscale_denoising(density, v, noise, self._spread(len(v)))
+
+    def _noise_contrast(self, v: Tensor, phi: Parameters) -> Tensor:
+        """(V)NCE against N(0, I); of VNCE (Rhodes and Gutmann 2019) the bound at the posterior."""
+        noise = self._normal(v)
+
+        def above(log_density: Tensor, x: Tensor) -> Tensor:
+            of_noise = -(x.square() / 2 + math.log(2 * math.pi) / 2).sum(1)
+            return log_density - self._constant - of_noise
+
+        if self.settings.method == "nce":
+            return contrastive(above(self.model(v), v), above(self.model(noise), noise))
+        count = self.settings.particles
+        several = noise.repeat(count, 1)
+        weights = self._latent.log_weight(phi, several, self._draws(len(several)))
+        of_noise = weights.view(count, -1).logsumexp(0) - math.log(count)
+        of_data = self._latent.log_weight(phi, v, self._draws(len(v)))
+        return contrastive(above(of_data, v), above(of_noise, noise))
+
+    def _contrastive_divergence(self, v: Tensor, is_persistent: bool, steps: int) -> Tensor:
+        start = v if self._chains is None or not is_persistent else self._chains
+        negatives = self.model.gibbs(start, steps, self._generator)
+        if is_persistent:
+            self._chains = negatives
+        risen: Tensor = self.model(negatives) - self.model(v)
+        return risen
+
+    def _spread(self, count: int) -> Tensor:
+        """The noise's standard deviation of each sample of a minibatch, ``(B,)``."""
+        like = self.model.weight
+        name = self.settings.method
+        low, high = {
+            "bidsm": (self.settings.noise_std,) * 2,
+            "bimdsm": self.settings.noise_range,
+            "mdsm": self.settings.noise_range,
+        }.get(name, (0.0, 0.0))
+        if low == high:
+            return torch.full((count,), low, dtype=like.dtype, device=like.device)
+        exponents = torch.linspace(math.log(low), math.log(high), count, device=like.device)
+        return exponents.exp().to(like.dtype)
+
+    def _normal(self, v: Tensor) -> Tensor:
+        options: dict[str, Any] = {"dtype": v.dtype, "device": v.device}
+        return torch.randn(v.shape, generator=self._generator, **options)
+
+    def _draws(self, count: int) -> Tensor:
+        assert self.posterior is not None
+        return self.posterior.noise(count, self._generator)

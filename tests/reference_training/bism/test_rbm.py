@@ -1,0 +1,76 @@
+"""The Gaussian-Bernoulli RBM against sums over its latents, quadrature and its own chains."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ebmguard.errors import ConfigError
+from ebmguard.likelihood import Gaussian, Path, bracket_log_z, quadrature_log_z
+from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM, binary_states
+
+from .parts import rbm, rng
+
+
+def test_states_are_all_different():
+    states = binary_states(3)
+    assert sorted(map(tuple, states.tolist())) == sorted(
+        (a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)
+    )
+    with pytest.raises(ConfigError, match=r"21 binary latents have 2\^21 states"):
+        binary_states(21)
+
+
+def test_f_is_the_sum_over_the_latents():
+    model, v = rbm(), torch.randn(5, 2, generator=rng(1), dtype=torch.float64)
+    states = binary_states(4).double()
+    summed = (-model.energy(v[:, None], states)).logsumexp(1)
+    torch.testing.assert_close(model(v), summed)
+
+
+def test_the_posterior_is_bayes_rule():
+    model, v = rbm(), torch.randn(5, 2, generator=rng(1), dtype=torch.float64)
+    states = binary_states(4).double()
+    shares = (-model.energy(v[:, None], states)).softmax(1)
+    torch.testing.assert_close(model.posterior_logits(v).sigmoid(), shares @ states)
+
+
+def test_log_z_by_sum_quadrature_and_annealed_importance_sampling():
+    model = rbm()
+    log_z = model.log_z().item()
+    assert log_z == pytest.approx(quadrature_log_z(model, (-20, -20), (20, 20)).item(), abs=1e-6)
+    v = model.gibbs(torch.zeros(500, 2, dtype=torch.float64), 50, rng(2))
+    base = Gaussian.fit(v, noise=0.1, independent=False)
+    found = bracket_log_z(
+        Path(model, base), v, starts="long-run", temperatures=60, chains=500, generator=rng(3)
+    )
+    for side in found.forward, found.reverse:
+        assert side.log_z == pytest.approx(log_z, abs=4 * side.standard_error + 0.02)
+
+
+def test_gibbs_samples_have_the_models_moments():
+    model, count = rbm(), 40_000
+    v = model.gibbs(torch.zeros(count, 2, dtype=torch.float64), 100, rng(4))
+    states = binary_states(4).double()
+    means = model.visible_mean(states)
+    pulled = states @ model.weight.T
+    scale = (2 * model.log_std).exp()
+    log_mass = (
+        states @ model.hidden_bias
+        + pulled @ model.visible_bias
+        + (pulled.square() * scale).sum(1) / 2
+    )
+    mean = log_mass.softmax(0) @ means
+    square = log_mass.softmax(0) @ (means.square() + scale)
+    std = (square - mean.square()).sqrt()
+    for index in range(2):
+        apart = abs(v[:, index].mean() - mean[index]) / (std[index] / math.sqrt(count))
+        assert apart < 5
+        torch.testing.assert_close(v[:, index].std(), std[index], rtol=0.05, atol=0)
+
+
+def test_the_first_weights_are_the_generators():
+    first, again = (GaussianBernoulliRBM(3, 2, rng(7)).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)

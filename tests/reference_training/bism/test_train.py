@@ -1,0 +1,112 @@
+"""`ebmguard train bism` from settings to a run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard.cli import main
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.bism.checkerboard import Checkerboard
+from ebmguard.reference_training.bism.config import BismConfig
+from ebmguard.reference_training.bism.table import page
+from ebmguard.reference_training.bism.train import train
+from ebmguard.runs import load
+
+from .parts import rng
+
+
+def go(out: Path, **options: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "iterations": 30,
+        "batch": 20,
+        "evaluations": 3,
+        "test_samples": 200,
+        "inner_steps": 2,
+        "unrolled_steps": 2,
+        "checkpoint_every": 7,
+        **options,
+    }
+    results: dict[str, Any] | None = train(*BismConfig(out=out, **settings).open())
+    assert results is not None
+    return results
+
+
+def test_the_checkerboards_density_is_that_of_its_samples():
+    board = Checkerboard()
+    x = board.sample(10_000, rng())
+    assert board.log_density(x).eq(math.log(2)).all()
+    assert abs((x[:, 0] < 0.5).double().mean() - 0.5) < 5 * 0.5 / 100
+    centres = torch.arange(-0.25, 1.25, 0.01) + 0.005
+    cells = torch.cartesian_prod(centres, centres)
+    assert (board.log_density(cells).exp().sum() * 1e-4).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("method", ["bidsm", "vnce", "pcd3"])
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, method):
+    whole = go(tmp_path / "whole", method=method)
+    go(tmp_path / "cut", method=method, iterations=17)
+    resumed = go(tmp_path / "cut", method=method, resume=True)
+    for name in ("log_likelihood", "kl", "fisher"):
+        assert resumed[name] == whole[name]
+    rows = [(tmp_path / name / "training.jsonl").read_text() for name in ("whole", "cut")]
+    assert rows[0] == rows[1]
+    assert rows[0].count("drift") == (30 if method == "bidsm" else 0)
+
+
+def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
+    go(tmp_path / "run", method="dsm")
+    frames = load(tmp_path / "run")
+    lines = (tmp_path / "run" / "training.jsonl").read_text().splitlines()
+    own = [json.loads(line) for line in lines]
+    gaps = frames.rows["energy_gap"].droplevel("run")
+    assert len(gaps) == 30
+    for row in own:
+        assert gaps[row["step"]] == pytest.approx(row["energy_gap"], rel=1e-5, abs=1e-6)
+    assert list(frames.evaluations.droplevel("run").index) == [10, 20, 30]
+
+
+def test_training_moves_towards_the_data(tmp_path):
+    before = go(tmp_path / "short", method="dsm", iterations=3, lr=0.01)
+    after = go(tmp_path / "long", method="dsm", iterations=600, lr=0.01, noise_std=0.1)
+    assert after["kl"] < before["kl"] / 2
+
+
+def test_methods_side_by_side(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="nothing there holds"):
+        page(tmp_path)
+    kls = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed)["kl"] for seed in range(3)]
+    go(tmp_path / "cd1_0", method="cd1")
+    by_method = {line.split("|")[1].strip(): line for line in page(tmp_path).splitlines()}
+    cells = [cell.strip() for cell in by_method["dsm"].split("|")[1:-1]]
+    assert cells[1] == "3"
+    assert cells[3:5] == [f"{sorted(kls)[1]:.3f}", f"{min(kls):.3f} to {max(kls):.3f}"]
+    assert by_method["cd1"].split("|")[2].strip() == "1"
+
+
+def test_on_the_command_line(tmp_path, capsys):
+    words = ["train", "bism", "--out", str(tmp_path / "run"), "--iterations", "3"]
+    assert main([*words, "--method", "cd1", "--evaluations", "1"]) == 0
+    assert "nats per sample" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "hmc"}, "method is 'hmc'"),
+        ({"hidden": 21}, "hidden is 21, expected at most 20"),
+        ({"data": "mnist"}, "data is 'mnist', expected checkerboard, gmm, circles"),
+        ({"batch": 0}, "batch is 0, expected 1 or more"),
+    ],
+)
+def test_settings_that_make_no_run_are_refused(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        go(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
