@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 # The frameworks bring a hundred packages; the guard and its own tests must do without them.
 FRAMEWORKS := .venv-adapters
+# The site's tools, which nothing else needs.
+DOCS := .venv-docs
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROJECT := pyproject.toml constraints.txt
@@ -15,7 +17,7 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-adapters test-matrix lint format demo \
+.PHONY: help test test-slow test-adapters test-matrix lint format docs demo \
   bench-digits bench-overhead bench-long bench-toy bench-jem bench-shortrun \
   bench-population bench-remedies bench-rollback bench-steering gpu \
   screenshots figures sweep-toy fuzz clean
@@ -27,6 +29,7 @@ help:
 	@echo "make test-matrix     the suite under other instruction sets, threads, Pythons and versions: hours"
 	@echo "make lint            format check, lint and types alone"
 	@echo "make format          format the code and sort its imports"
+	@echo "make docs            the site, in build/site: tutorials run, links checked"
 	@echo "make demo            the same training run without and with the guard, one picture"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
 	@echo "make bench-population  recorded runs of many families through the rules: what alerts find"
@@ -95,6 +98,16 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+$(DOCS)/.ready: $(VENV)/.created $(PROJECT)
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
+	  -c constraints.txt -e ".[docs]"
+	@touch $@
+
+docs: $(DOCS)/.ready
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+	@echo "to read it: python3 -m http.server -d build/site, then http://localhost:8000"
+
 demo: $(VENV)/.train
 	rm -rf demo
 	$(BIN)/ebmguard demo --out demo
@@ -148,6 +161,6 @@ sweep-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy_settings
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) .venv-matrix build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(FRAMEWORKS) $(DOCS) .venv-matrix build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \
 	  .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -65,7 +65,7 @@ def load(
         raise ImportError('data frames need pandas: pip install "ebmguard[train]"') from error
     several = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     names = [name for path in several for name in sorted(glob.glob(os.fspath(path)))]
-    folders = {name: _Folder(Path(name)) for name in names}
+    folders = {name: _Folder(Path(name)) for name in names if os.path.isdir(name)}
     folders = {name: folder for name, folder in folders.items() if len(folder.rows)}
     if not folders:
         raise ConfigError(
@@ -165,8 +165,7 @@ class _Folder:
 
 def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
     file = GrowingFile(path)
-    while records := file.read()[1]:
-        yield records
+    return iter(lambda: file.read()[1], [])
 
 
 def _flat(found: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:

@@ -231,7 +231,7 @@ def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
         gap.plot(
             [], [], marker, color="white", mec="black", ms=9, ls="", label=f"first {level} alert"
         )
-    gap.legend(loc="upper right", frameon=False)
+    gap.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
     accuracy.set_ylim(0, 1.05)
     accuracy.set_ylabel("test accuracy")
     scale.set_ylim(-0.03, 1.05)
@@ -248,12 +248,14 @@ def _draw_samples(figure: Any, runs: Sequence[RecordedRun]) -> None:
     panels = figure.subplots(len(runs), len(_STAGES), squeeze=False)
     for axes, run, colour in zip(panels, runs, _COLOURS, strict=False):
         stored = _samples(run.path / "figures" / "samples.npz")
+        lost = run.results.get("diverged_at") is not None
         for panel, (stage, title) in zip(axes, _STAGES.items(), strict=True):
             panel.set_axis_off()
-            if stage in stored:
+            # A run that ended well has no last healthy moment before its end.
+            if stage in stored and (lost or stage != "healthy"):
                 grid = sample_grid(stored[stage], columns=4)
                 panel.imshow(grid, interpolation="nearest")
-            panel.set_title(f"{_name(run)}\nsamples, {title}", color=colour, fontsize=11)
+                panel.set_title(f"{_name(run)}\nsamples, {title}", color=colour, fontsize=11)
 
 
 def _samples(file: Path) -> dict[str, Tensor]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +18,8 @@ from ebmguard.errors import ConfigError
 from .compare import CompareConfig, compare, load
 
 STRENGTHS = (0.0, 2.0)
+# Of a line of a training: the step, and accuracy, energy gap and GradScale.
+_STATE = re.compile(r"(\d+)/\d+  ((?:\S+ \S+ *){3})")
 
 
 @dataclass(frozen=True)
@@ -47,27 +51,29 @@ def run(config: DemoConfig) -> int:
     config.out.mkdir(parents=True, exist_ok=True)
     print(
         f"Trains the same JEM on real digits twice, {config.iterations:,} steps each and side by "
-        "side: without the guard (β* = 0) and with it (β* = 2). Takes a few minutes on two cores, "
-        f"then draws {config.out / 'demo.png'}. To look on: ebmguard watch {config.out}/beta_star_2"
+        "side: without the guard (β* = 0) and with it (β* = 2). 2,000 steps take two to four "
+        f"minutes on two cores; then both are drawn in {config.out / 'demo.png'}. To look on: "
+        f"ebmguard watch {config.out}/beta_star_2"
     )
     folders = [config.out / f"beta_star_{strength:g}" for strength in STRENGTHS]
     children = [
         _train(strength, folder, config)
         for strength, folder in zip(STRENGTHS, folders, strict=True)
     ]
-    watchers = [
-        threading.Thread(target=_echo, args=(f"[β* = {strength:g}]", child.stdout))
-        for strength, child in zip(STRENGTHS, children, strict=True)
-    ]
-    try:
-        for watcher in watchers:
-            watcher.start()
-        statuses = [child.wait() for child in children]
-    finally:
-        for child in children:
-            child.terminate()
-        for watcher in watchers:
-            watcher.join()
+    with _screen(config.iterations) as show:
+        watchers = [
+            threading.Thread(target=_echo, args=(strength, child.stdout, show))
+            for strength, child in zip(STRENGTHS, children, strict=True)
+        ]
+        try:
+            for watcher in watchers:
+                watcher.start()
+            statuses = [child.wait() for child in children]
+        finally:
+            for child in children:
+                child.terminate()
+            for watcher in watchers:
+                watcher.join()
     if any(statuses):
         print(f"A training failed, exit status {max(statuses)}; its messages are above.")
         return max(statuses)
@@ -114,8 +120,53 @@ def _train(strength: float, folder: Path, config: DemoConfig) -> subprocess.Pope
     )
 
 
-def _echo(prefix: str, lines: IO[str] | None) -> None:
+Show = Callable[[float, str | None], None]
+
+
+@contextmanager
+def _screen(total: int) -> Iterator[Show]:
+    """What takes the lines of both trainings, and None at the end: bars, or text off a terminal."""
+    if not sys.stdout.isatty():
+
+        def say(strength: float, line: str | None) -> None:
+            if line is not None:
+                print(f"[β* = {strength:g}] {line}", flush=True)
+
+        yield say
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    words = TextColumn("{task.description}", markup=False)
+    state = TextColumn("{task.fields[state]}", markup=False)
+    bar = BarColumn(bar_width=12)
+    with Progress(words, bar, MofNCompleteColumn(), TimeRemainingColumn(), state) as progress:
+        tasks = {
+            strength: progress.add_task(f"β* = {strength:g}", total=total, state="starting")
+            for strength in STRENGTHS
+        }
+
+        def show(strength: float, line: str | None) -> None:
+            if line is None:
+                progress.stop_task(tasks[strength])
+            elif found := _STATE.match(line):
+                step, text = int(found[1]), found[2].strip()
+                progress.update(tasks[strength], completed=step, state=text)
+            else:
+                said = f"[β* = {strength:g}] {line}"
+                progress.console.print(said, markup=False, highlight=False)
+
+        yield show
+
+
+def _echo(strength: float, lines: IO[str] | None, show: Show) -> None:
     assert lines is not None
     with lines:
         for line in lines:
-            print(f"{prefix} {line.rstrip()}", flush=True)
+            show(strength, line.rstrip())
+    show(strength, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), link
         if anchor:
             assert anchor in anchors(target), link
+
+
+def test_what_pages_show_of_the_examples_is_whole_statements() -> None:
+    # A formatter that takes the quotation for code would spoil it.
+    quoted = re.compile(r'^``` \{\.python.*\}\n--8<-- "([^":]+)(?::(\d+):(\d+))?"\n```$', re.M)
+    count = 0
+    for page in PAGES:
+        text = page.read_text()
+        found = quoted.findall(text)
+        assert len(found) == len(re.findall(r"^--8", text, re.M)), page
+        for path, first, last in found:
+            lines = (ROOT / path).read_text().splitlines()
+            part = lines[int(first) - 1 : int(last)] if first else lines
+            ast.parse("\n".join(part))
+            assert part[0].strip()
+            count += 1
+    assert count >= 6
 
 
 def test_the_alerts_page_quotes_the_population_as_it_is():

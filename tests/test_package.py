@@ -52,6 +52,7 @@ EXTRAS_ONLY = (
     "wandb",
     "mlflow",
     "trackio",
+    "IPython",
 )
 
 

@@ -146,6 +146,15 @@ def test_what_no_guard_wrote_is_refused(tmp_path, line):
         load(tmp_path)
 
 
+def test_logs_beside_the_runs_are_passed_over(rescued):
+    log = rescued.with_suffix(".log")
+    log.write_text("trained")
+    try:
+        assert list(load(f"{rescued.parent}/*").runs.index) == [str(rescued)]
+    finally:
+        log.unlink()
+
+
 @pytest.mark.parametrize("paths", ["nowhere/*", []])
 def test_no_runs_are_an_error_that_says_where(tmp_path, monkeypatch, paths):
     monkeypatch.chdir(tmp_path)

@@ -47,7 +47,15 @@ NOT_CALLED = {
         "Injected",
     ),
     *("Recoverer", "Rollback", "load_durably", "save_durably", "Chains", "Proposal"),
-    *("PatientSink", "Writer", "alert_markdown", "marker_tag", "recovery_markdown", "to_json"),
+    *(
+        "PatientSink",
+        "Writer",
+        "alert_markdown",
+        "is_gone",
+        "marker_tag",
+        "recovery_markdown",
+        "to_json",
+    ),
     *("BetaController", "StepsController"),
 }
 # Functions of the caller's, whose own errors are right.

@@ -53,7 +53,7 @@ def advice(run: RecordedRun) -> list[Advice]:
 
 
 def outcome(run: RecordedRun) -> str:
-    """In a few words: finished, diverged, or not over."""
+    """In a few words: finished, diverged, ended, or not over."""
     steps = 0 if run.step is None else run.step + 1
     back = len(run.rollbacks)
     after = f" after {back} rollback{'s' if back > 1 else ''}" if back else ""
@@ -62,5 +62,6 @@ def outcome(run: RecordedRun) -> str:
         return f"DIVERGED at step {lost:,}{after}"
     if not run.results:
         total = run.setting("iterations")
-        return f"{steps:,}{f' of {total:,}' if total else ''} steps so far{after}"
+        of = f"{steps:,}{f' of {total:,}' if total else ''} steps"
+        return f"ended after {of}{after}" if run.is_over else f"{of} so far{after}"
     return f"finished {steps:,} steps{after}"

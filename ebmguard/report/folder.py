@@ -14,7 +14,8 @@ from typing import Any
 from ..alerts import Bands, Level, Limits
 from ..errors import ConfigError
 from ..printable import printable
-from ..tags import BETA_STAR, weight_tag
+from ..sinks import LOCK, is_gone
+from ..tags import ATTEMPT, BETA_STAR, weight_tag
 from . import records as of
 from .bins import Bin, BinnedSeries
 from .charts import ACCURACY, value_of
@@ -22,7 +23,6 @@ from .files import GrowingFile, read_object
 
 __all__ = ["Attempt", "RecordedRun"]
 
-_ATTEMPT = "recovery/attempt"
 # Bins of a series. From the fourth attempt on they share them: who resumes every hour fills no
 # memory, and no page.
 _BINS = 600
@@ -176,7 +176,7 @@ class RecordedRun:
         last = self.attempts[-1].last if self.attempts else -1
         kind, begin = None, 0
         for i, row in enumerate(rows):
-            step, own = row.get("step", -1), (row.get(_ATTEMPT, 0), row.get(BETA_STAR) == 0)
+            step, own = row.get("step", -1), (row.get(ATTEMPT, 0), row.get(BETA_STAR) == 0)
             if own != kind or not of.is_step(step):
                 of.check(row, of.ROW, self._rows)
             if step <= last or own != kind:
@@ -189,7 +189,7 @@ class RecordedRun:
         if not rows:
             return
         where, steps = self._rows, [row["step"] for row in rows]
-        number = int(of.number(rows[0].get(_ATTEMPT, 0), _ATTEMPT, where))
+        number = int(of.number(rows[0].get(ATTEMPT, 0), ATTEMPT, where))
         now = self.attempts[-1] if self.attempts else None
         # A trainer that is resumed without cutting its rows begins anew, too.
         if now is None or number != now.number or steps[0] <= now.last:
@@ -271,9 +271,9 @@ class RecordedRun:
 
     @property
     def is_over(self) -> bool:
-        """The trainer has written how the run ended, and no row since."""
+        """The trainer has written how the run ended, and no row since, or its process is gone."""
         if not self.results:
-            return False
+            return is_gone(read_object(self.path / LOCK))
         try:
             rows = self._rows.stat().st_mtime
             return (self.path / "results.json").stat().st_mtime >= rows

@@ -14,7 +14,7 @@ import tyro
 
 from ..errors import ConfigError
 from ..printable import printable
-from ..tags import REFERENCE, Tag
+from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, outcome
 from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, value_of
@@ -25,7 +25,6 @@ from .plots import short_number
 __all__ = ["ReportConfig", "page", "report"]
 
 _MOST_RUNS = 6
-_NONE = "—"
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
     tiles = [
         (ACCURACY.title, results.get("accuracy", accuracy)),
         ("best test accuracy", results.get("best_accuracy")),
-        *((chart.title, value_of(run.latest, chart.name)) for chart in CHARTS),
+        *((_title(chart, run.latest), value_of(run.latest, chart.name)) for chart in CHARTS),
         ("seconds", results.get("wall_seconds")),
     ]
     return {
@@ -138,6 +137,12 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
         "tiles": [(title, value) for title, value in tiles if value is not None],
         "advice": advice(run),
     }
+
+
+def _title(chart: Tag, row: Mapping[str, float]) -> str:
+    """Not the name that the results have for another number: theirs is at β*, 0 or not."""
+    own = weight_tag(chart.name, row.get(BETA_STAR, math.nan))
+    return f"reference {chart.title}" if own != chart.name and own in row else chart.title
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -155,7 +160,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
     keys = dict.fromkeys(key for column in columns for key in column)
-    rows = [(key, [column.get(key, _NONE) for column in columns]) for key in keys]
+    rows = [(key, [column.get(key, "—") for column in columns]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 

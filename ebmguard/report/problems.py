@@ -26,21 +26,11 @@ _FLOORS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
 _NONFINITE = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
 # Every tag that is asked for below.
 _READ = {
-    *(
-        rule.reference_prefix * at + bound.tag
-        for rule in _MEDIANS
-        for bound in rule.bounds
-        for at in (0, 1)
-    ),
+    *(r.reference_prefix * at + own.tag for r in _MEDIANS for own in r.bounds for at in (0, 1)),
     *(tag for rule in _FLOORS for tag in (rule.tag, rule.reference_tag)),
     *(f"nonfinite/{name}" for names in _NONFINITE.values() for name in names.split()),
-    "beta_star",
-    "buffer/reinit",
-    "energy_gap",
-    "energy_gap_scaled",
-    "f_neg/std",
-    "optim/amplification",
-    "scaler/skipped",
+    *("beta_star", "buffer/reinit", "energy_gap", "energy_gap_scaled"),
+    *("f_neg/std", "optim/amplification", "scaler/skipped"),
 }
 # What a median beyond a rule's limit means.
 _MEANINGS = {

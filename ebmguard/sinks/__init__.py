@@ -5,7 +5,7 @@ for sinks of your own.
 """
 
 from .jsonl import JsonlSink, read_jsonl, to_json
-from .lock import LOCK, lock_folder
+from .lock import LOCK, is_gone, lock_folder
 from .protocol import (
     LEVEL_NUMBERS,
     MARKER_PREFIX,
@@ -33,6 +33,7 @@ __all__ = [
     "Writer",
     "alert_markdown",
     "as_sink",
+    "is_gone",
     "lock_folder",
     "marker_tag",
     "open_log_dir",

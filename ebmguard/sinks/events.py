@@ -157,7 +157,8 @@ def _row(
     event = Event(wall_time=wall_time, step=step)
     add = event.summary.value.add
     for tag, value in scalars.items():
-        add(tag=prefix + tag, simple_value=value)
+        # A group that stands first is not below the prefix.
+        add(tag=tag if tag.startswith("_") else prefix + tag, simple_value=value)
     for tag, values in histograms.items():
         drawn = np.asarray(values, dtype=np.float64)
         drawn = drawn[np.abs(drawn) < _HISTOGRAM_LIMIT]  # NaN has no bin; nonfinite/* count it

@@ -8,13 +8,15 @@ import os
 import socket
 import sys
 import weakref
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError, typed
 
-__all__ = ["LOCK", "FolderLock", "lock_folder", "unwritable", "without_links"]
+__all__ = ["LOCK", "FolderLock", "is_gone", "lock_folder", "unwritable", "without_links"]
 
 LOCK = ".lock"
 """Its name in the folder. It stays there: what counts is whether a process holds it."""
@@ -70,6 +72,17 @@ def lock_folder(folder: Path) -> FolderLock:
     if lock is None:
         _HELD[key] = lock = FolderLock(folder)
     return lock
+
+
+def is_gone(holder: Mapping[str, Any]) -> bool:
+    """Whether the process that the file of a lock names is over; False of another machine's."""
+    pid, is_here = holder.get("pid"), holder.get("host") == socket.gethostname()
+    try:
+        if is_here and sys.platform != "win32" and type(pid) is int and 0 < pid < 2**31:
+            os.kill(pid, 0)  # which only asks
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
 
 
 def without_links(path: str | Path, flags: int) -> int:

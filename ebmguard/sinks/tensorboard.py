@@ -38,7 +38,7 @@ def _band(tag: str) -> tuple[str, ...]:
 # Category -> chart -> tags of the Custom Scalars page.
 LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
     "Alerts": {
-        "alerts by rule: 0 INFO, 1 WARN, 2 ERROR": (f"{MARKER_PREFIX}.*",),
+        "alerts by rule: 1 WARN, 2 ERROR": (f"{MARKER_PREFIX}(WARN|ERROR)_.*",),
         "alert level of every step: 0 none, 1 WARN, 2 ERROR": _lines("alert_level"),
         "non-finite energies and samples": _lines("nonfinite/energies", "nonfinite/samples"),
     },
@@ -77,6 +77,11 @@ LAYOUT: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+def _beside(scalars: Scalars) -> Scalars:
+    names = "energy_gap", "ref/grad_scale" if scalars.get("beta_star") == 0 else "grad_scale"
+    return {MARKER_PREFIX + name: scalars[name] for name in names if name in scalars}
+
+
 @typed
 class TensorBoardSink:
     """Writes one event file into a folder.
@@ -84,7 +89,8 @@ class TensorBoardSink:
     - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
     - Alerts as text under ``guard/alerts``, and as markers on TensorBoard's first page: the scalar
-      ``_alerts/<LEVEL>_<rule>``, whose value is the level (0 INFO, 1 WARN, 2 ERROR).
+      ``_alerts/<LEVEL>_<rule>``, whose value is the level (1 WARN, 2 ERROR), beside the gap and
+      GradScale once more. An INFO has none.
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
     - A layout for the Custom Scalars page with the pairs that belong together on one chart.
 
@@ -118,14 +124,15 @@ class TensorBoardSink:
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one event with all the row's scalars and histograms."""
         self._move_to(step)
-        self._file.add_row(step, scalars, histograms, TAG_PREFIX)
+        self._file.add_row(step, {**scalars, **_beside(scalars)}, histograms, TAG_PREFIX)
 
     def write_alert(self, record: Record) -> None:
         """Keep the alert's text and its marker."""
         step = record["step"]
         self._move_to(step)
         self._alerts.append(record)
-        self._file.add_row(step, {marker_tag(record): LEVEL_NUMBERS[record["level"]]}, {})
+        if level := LEVEL_NUMBERS[record["level"]]:
+            self._file.add_row(step, {marker_tag(record): level}, {})
         self._file.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
 
     def write_recovery(self, record: Record) -> None:
@@ -208,7 +215,8 @@ class AddScalarSink:
     def write_alert(self, record: Record) -> None:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
         step = record["step"]
-        self.logger.add_scalar(marker_tag(record), LEVEL_NUMBERS[record["level"]], step)
+        if level := LEVEL_NUMBERS[record["level"]]:
+            self.logger.add_scalar(marker_tag(record), level, step)
         if self._add_text is not None:
             self._add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
 

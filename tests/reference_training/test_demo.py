@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 from typing import Any
 
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.demo import DemoConfig, run, verdict
+from ebmguard.reference_training.demo import DemoConfig, _screen, run, verdict
 
 
 def test_both_runs_and_the_picture(tmp_path, capsys):
@@ -22,6 +25,29 @@ def test_both_runs_and_the_picture(tmp_path, capsys):
         results = json.loads((out / f"beta_star_{strength:g}" / "results.json").read_text())
         assert results["beta_star"] == strength
         assert results["steps"] == 12
+
+
+def test_a_terminal_shows_a_bar_for_each_run(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with _screen(2000) as show:
+        show(2.0, "400/2000  acc 0.981  gap 0.00653  GradScale 0.986  ESS 0.767  alert none")
+        show(0.0, "ebmguard: ERROR energy_blowup at step 716: energy_gap = 5.5 (limit 3.7)")
+        show(0.0, None)
+        show(2.0, None)
+    shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", terminal.getvalue())
+    assert "[β* = 0] ebmguard: ERROR energy_blowup at step 716" in shown
+    last = shown.replace("\r", "\n").strip().splitlines()[-2:]
+    assert re.fullmatch(r"β\* = 0 .* 0/2000 .* starting *", last[0])
+    assert re.fullmatch(
+        r"β\* = 2 .* 400/2000 .* acc 0.981  gap 0.00653  GradScale 0.986 *", last[1]
+    )
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):

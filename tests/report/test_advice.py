@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
+
 from ebmguard.report.advice import advice, outcome
 from ebmguard.report.folder import RecordedRun
+from ebmguard.sinks import LOCK
 
 from .folders import BACK_TO, write
 
@@ -11,6 +17,19 @@ def test_the_outcome_in_words(tmp_path):
     assert outcome(RecordedRun.read(write(tmp_path / "b", rescued=False))) == "DIVERGED at step 180"
     running = RecordedRun.read(write(tmp_path / "c", rescued=False, finished=False))
     assert outcome(running) == "192 of 300 steps so far"
+
+
+def test_a_run_whose_process_is_gone_has_ended(tmp_path):
+    run = RecordedRun.read(write(tmp_path, rescued=False, finished=False))
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    holder = {"pid": process.pid, "host": socket.gethostname()}
+    (tmp_path / LOCK).write_text(json.dumps(holder))
+    assert outcome(run) == "192 of 300 steps so far"
+    process.communicate()
+    assert outcome(run) == "ended after 192 of 300 steps"
+    for other in ({"host": "elsewhere"}, {"pid": -1}, {"pid": "1"}):
+        (tmp_path / LOCK).write_text(json.dumps(holder | other))
+        assert not run.is_over
 
 
 def test_advice_is_of_the_alerts_that_no_rollback_has_answered(tmp_path):

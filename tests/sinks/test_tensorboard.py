@@ -67,6 +67,25 @@ def test_a_row_is_one_event(tmp_path: Path) -> None:
     assert [len(event.summary.value) for event in events if event.step == 5] == [61]
 
 
+@pytest.mark.parametrize("beta_star", [0.0, 0.5])
+def test_the_first_page_has_alerts_gap_and_the_grad_scale_that_says_something(
+    tmp_path: Path, beta_star: float
+) -> None:
+    row = {"energy_gap": 3.0, "grad_scale": 0.9, "ref/grad_scale": 0.2, "beta_star": beta_star}
+    sink = TensorBoardSink(tmp_path)
+    sink.write_row(5, row, {})
+    sink.write_alert(ALERT)
+    sink.write_alert(ALERT | {"level": "INFO"})
+    sink.flush()
+    first = {tag for tag in load(tmp_path).Tags()["tensors"] if tag.startswith("_alerts/")}
+    scale = "grad_scale" if beta_star else "ref/grad_scale"
+    assert first == {"_alerts/ERROR_energy_blowup", "_alerts/energy_gap", f"_alerts/{scale}"}
+    ((step, value),) = scalars(tmp_path, f"_alerts/{scale}")
+    assert step == 5
+    assert value == pytest.approx(row[scale])
+    assert len(texts(load(tmp_path), "guard/alerts")) == 2
+
+
 def test_histograms_agree_with_numpy(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=200)
     sink = TensorBoardSink(tmp_path)

@@ -41,4 +41,8 @@ for (const { svg, area, data } of figures) {
   });
   svg.addEventListener("pointerleave", () => show(null));
 }
+// Text as large on a phone as on a wide screen, though the chart around it shrinks.
+const sizes = new ResizeObserver(entries => entries.forEach(({ target, contentRect }) =>
+  target.style.fontSize = `${11.5 * Math.max(0.8, target.viewBox.baseVal.width / contentRect.width)}px`));
+figures.forEach(({ svg }) => sizes.observe(svg));
 addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(part => part.open = true));
