@@ -130,7 +130,7 @@ def _steps(
             noise = [d for d in near if d is not None and not torch.equal(d.values, x)]
             yield seen, solve(x, gradient, end, noise, before)
             if torch.equal(x, end):
-                continue  # differentiated twice, as by a leapfrog: what came before it still does
+                continue  # differentiated twice, as by a leapfrog
         earlier = seen
 
 

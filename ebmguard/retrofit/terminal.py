@@ -31,10 +31,9 @@ def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | 
     named = getattr(sampler, "__name__", type(sampler).__name__)
     what = "the loss" if sampler is None else f"the loss and {named}"
     given, scale = ", ".join(map(_shown, strength.given)), strength.output_scale
-    unknown = "to be measured" if strength.is_measured else "unknown"
+    told = f"{scale:g}" if scale else "to be measured" if strength.is_measured else "unknown"
     watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
-    told = (what, strength.name, given, f"{scale:g}" if scale else unknown, watch)
-    _log.info("guards %s, %s=%s, output_scale=%s; %s", *told)
+    _log.info("guards %s, %s=%s, output_scale=%s; %s", what, strength.name, given, told, watch)
 
 
 def _shown(value: Any) -> str:
