@@ -67,10 +67,8 @@ class BismConfig(UpdateSettings, RunConfig):
             "gibbs_steps": 1,
             "evaluations": 1,
             "test_samples": 1,
-            "checkpoint_every": 1,
-            "threads": 0,
         }
-        problems = self.problems()
+        problems = [*self.problems(), *self.update_problems()]
         problems += [
             f"{name} is {getattr(self, name)}, expected {number} or more"
             for name, number in least.items()

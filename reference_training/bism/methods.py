@@ -51,7 +51,7 @@ class UpdateSettings:
     particles: int = 5
     """Latents that vnce draws for each sample of its noise."""
 
-    def problems(self) -> list[str]:
+    def update_problems(self) -> list[str]:
         """What cannot be meant, and what was expected."""
         problems = [
             f"{name} is {getattr(self, name)}, expected {least} or more"

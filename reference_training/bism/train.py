@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from ebmguard import guard
 
 from ..engine import loop
 from ..engine.record import Record
+from ..engine.streams import Streams
 from ..engine.task import Step, Task
 from .config import DATA, BismConfig
 from .matching import sliced
@@ -23,25 +23,33 @@ EVALUATIONS = "evaluations.jsonl"
 _TEST_SEED = 0xB15
 
 
-class Streams:
-    """Random numbers of the data, of the updates and of the watched chains, and these chains."""
+class Draws(Streams):
+    """Random numbers of the data, of the updates and of the watched chains."""
 
-    def __init__(self, seed: int, chains: Tensor) -> None:
-        self.data, self.update, self.gibbs = (
-            torch.Generator(chains.device).manual_seed(3 * seed + i) for i in range(3)
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.data, self.update, self.chains = (
+            torch.Generator(device).manual_seed(3 * seed + i) for i in range(3)
         )
-        self.chains = chains
+        super().__init__({"data": self.data, "update": self.update, "chains": self.chains})
 
-    def state_dict(self) -> dict[str, Any]:
-        """Where each stands."""
-        streams = {name: getattr(self, name).get_state() for name in ("data", "update", "gibbs")}
-        return {**streams, "chains": self.chains}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+class Chains:
+    """Gibbs chains of the model as it trains.
+
+    Attributes:
+        v: where they stand, ``(count, visible)``.
+    """
+
+    def __init__(self, v: Tensor) -> None:
+        self.v = v
+
+    def state_dict(self) -> Tensor:
+        """Where they stand."""
+        return self.v
+
+    def load_state_dict(self, state: Tensor) -> None:
         """Go back to a saved state."""
-        for name in ("data", "update", "gibbs"):
-            getattr(self, name).set_state(state[name].cpu())
-        self.chains = state["chains"]
+        self.v = state
 
 
 class LatentModel(Task):
@@ -62,24 +70,29 @@ class LatentModel(Task):
         weights = torch.Generator().manual_seed(config.seed)
         dim = self.distribution.dim
         self.model = GaussianBernoulliRBM(dim, config.hidden, weights).to(device)
-        self.streams = Streams(config.seed, torch.zeros(config.batch, dim, device=device))
-        self.update = Update(self.model, config.update, self.streams.update)
+        self.draws = Draws(config.seed, device)
+        self.chains = Chains(torch.zeros(config.batch, dim, device=device))
+        self.update = Update(self.model, config.update, self.draws.update)
         # It watches: the energies that it gets are no part of the loss, and no sampler is tempered.
         self.loss_fn, _ = guard(None, None, beta_star=0.0, output_scale=1.0, **record.for_guard)
         self.guards = {"guard": self.loss_fn.guard}
-        self.parts = {"model": self.model, "update": self.update, "streams": self.streams}
+        self.parts = {
+            "model": self.model,
+            "update": self.update,
+            "draws": self.draws,
+            "chains": self.chains,
+        }
 
     def step(self, step: int) -> Step:
         """One update, and a look at the model's samples."""
-        v = self.distribution.sample(self.config.batch, self.streams.data)
+        v = self.distribution.sample(self.config.batch, self.draws.data)
         numbers = self.update(v)
-        streams = self.streams
-        streams.chains = self.model.gibbs(streams.chains, self.config.gibbs_steps, streams.gibbs)
+        samples = self.model.gibbs(self.chains.v, self.config.gibbs_steps, self.draws.chains)
+        self.chains.v = samples
         with torch.no_grad():
-            f_pos, f_neg = self.model(v), self.model(streams.chains)
+            f_pos, f_neg = self.model(v), self.model(samples)
             self.loss_fn(f_pos, f_neg)
-        gap = f_pos.mean() - f_neg.mean()
-        return Step({**numbers, "energy_gap": gap}, streams.chains)
+        return Step({**numbers, "energy_gap": f_pos.mean() - f_neg.mean()}, samples)
 
     def evaluate(self, step: int) -> bool:
         """Measure the model where that is due."""

@@ -104,5 +104,5 @@ def test_the_drift_is_that_of_the_unrolled_steps(data):
     ],
 )
 def test_settings_that_make_no_update_are_named(options, message):
-    (problem,) = UpdateSettings(**options).problems()
+    (problem,) = UpdateSettings(**options).update_problems()
     assert re.match(message, problem)
