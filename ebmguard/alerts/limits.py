@@ -30,7 +30,6 @@ class Bands:
             if hasattr(rule, "limits"):
                 self._fixed |= _narrowed(rule.limits(), self._fixed)
         self.limits = dict(self._fixed)
-        self._held: dict[str, Limits] = {}
 
     def owes(self, tag: str) -> bool:
         """Whether NaN is an alarm, and not just unknown."""
@@ -47,20 +46,11 @@ class Bands:
         return Level.WARN if inside and math.isfinite(value) else Level.ERROR
 
     def read(self, row: Mapping[str, float]) -> dict[str, Limits]:
-        """Take the row of one step; return the limits that move, as they were for this row.
-
-        They stand still while a value is beyond those of an ERROR, or they would follow it.
-        """
+        """Take the row of one step; return the limits that move, as they were for this row."""
         moving: dict[str, Limits] = {}
         for watcher in self._moving:
             watcher.read(row)
             moving |= _narrowed(watcher.limits(), self._fixed | moving)
-        for tag, own in moving.items():
-            value, held = row.get(tag, math.nan), self._held.get(tag, own)
-            if not held.error_low <= value <= held.error_high:
-                self._held[tag] = moving[tag] = held
-            else:
-                self._held.pop(tag, None)
         self.limits |= moving
         return moving
 

@@ -130,6 +130,7 @@ class RecordedRun:
         self.latest: dict[str, Any] = {}
         self.row_count = 0
         self.bands = Bands()
+        self._held: dict[str, Limits] = {}
 
     @classmethod
     def read(cls, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> RecordedRun:
@@ -205,11 +206,21 @@ class RecordedRun:
             self._draw(now, rows, steps, tag)
         if self.tags:
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
-                for tag, limits in self.bands.read(of.numbers(row, where)).items():
+                numbers = of.numbers(row, where)
+                for tag, limits in self.bands.read(numbers).items():
                     if tag in self.tags:
-                        now.add_limits(row["step"], tag, limits)
+                        now.add_limits(row["step"], tag, self._still(numbers, tag, limits))
         self.latest = of.numbers(rows[-1], where)
         self.row_count += len(rows)
+
+    def _still(self, row: Mapping[str, float], tag: str, limits: Limits) -> Limits:
+        # From an ERROR on the rule's own limits would follow the value.
+        held = self._held.get(tag, limits)
+        if held.error_low <= row.get(tag, math.nan) <= held.error_high:
+            self._held.pop(tag, None)
+            return limits
+        self._held[tag] = held
+        return held
 
     def _draw(
         self, now: Attempt, rows: Sequence[dict[str, Any]], steps: Sequence[int], tag: str

@@ -35,20 +35,6 @@ def test_of_several_rules_the_narrowest_limits_hold():
     assert math.isfinite(both.limits["energy_gap"].high)
 
 
-def test_limits_stand_still_while_a_run_is_lost():
-    bands = Bands()
-    for t in range(60):
-        bands.read(make_row(energy_gap=0.1 * (t % 3)))
-    for t in range(40):  # long enough for the rule's own record to follow
-        last = bands.read(make_row(energy_gap=10.0 ** (2 + t)))["energy_gap"]
-        assert last.high < 10
-        assert bands.level("energy_gap", 10.0 ** (2 + t)) is Level.ERROR
-    assert bands.read(make_row(energy_gap=math.nan))["energy_gap"] == last
-    # Back among what was usual, as after a rollback, they move again.
-    moved = [bands.read(make_row(energy_gap=0.1))["energy_gap"] for _ in range(2)]
-    assert moved[0] != last
-
-
 def test_a_rule_without_limits_has_none():
     class Bare:
         name, calm_steps, cooldown = "bare", 1, 0

@@ -241,3 +241,17 @@ def test_a_folder_without_rows_is_no_run(tmp_path):
         with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl with rows"):
             RecordedRun.read(tmp_path)
         (tmp_path / "metrics.jsonl").touch()
+
+
+def test_the_band_stands_still_while_a_run_is_lost(tmp_path):
+    lost = 60
+    healthy = [(t, {**row, "energy_gap": 0.1 * (t % 3)}) for t, row in rows(range(lost), 0)]
+    beyond = [(lost + t, {**healthy[0][1], "energy_gap": 10.0 ** (2 + t)}) for t in range(40)]
+    path = record(tmp_path / "run", healthy + beyond)
+    run = RecordedRun(path, tags=("energy_gap",))
+    run.update()
+    (attempt,) = run.attempts
+    upper = attempt.bands["energy_gap"][1]
+    heights = [own.high for own in upper.bins if own.step >= lost]
+    assert len(heights) == 40
+    assert max(heights) < 10
