@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
@@ -11,6 +12,17 @@ from torch import Tensor
 from ebmguard import guard
 from tests.frameworks.parts import OUTPUT_SCALE, Sampler, make_net
 from tests.parts import difference
+
+# What Lightning warns of that is no fault of a test.
+WARNS = [
+    # The loaders are a few rows in memory: workers would only cost time.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:.*but have no `val_dataloader`"),
+    # Lightning's own use of PyTorch.
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
+    # Read through `torch.load`, of files that the test has written itself.
+    pytest.mark.filterwarnings("ignore:.*weights_only"),
+]
 
 
 class DeepEnergyModel(LightningModule):

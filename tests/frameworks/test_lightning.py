@@ -23,22 +23,14 @@ from ebmguard.errors import ConfigError, NonFiniteError
 from ebmguard.faults import FaultInjector
 from ebmguard.recovery import Change
 from ebmguard.sinks import read_jsonl
-from tests.frameworks.lightning_parts import DeepEnergyModel, Guarded, make_trainer
+from tests.frameworks.lightning_parts import WARNS, DeepEnergyModel, Guarded, make_trainer
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
 from tests.frameworks.parts import N_BATCHES, Before, Sampler, data, make_net
 from tests.parts import Energy, Memory
 from tests.ranks import run_ranks
 from tests.recovery.parts import Scripted
 
-pytestmark = [
-    # The loaders are a few rows in memory: workers would only cost time.
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    pytest.mark.filterwarnings("ignore:.*but have no `val_dataloader`"),
-    # Lightning's own use of PyTorch.
-    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
-    # Read through `torch.load`, of files that the test has written itself.
-    pytest.mark.filterwarnings("ignore:.*weights_only"),
-]
+pytestmark = WARNS
 
 
 class Mixed(GuardedModule, Guarded):

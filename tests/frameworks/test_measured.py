@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.frameworks.lightning_parts import WARNS
 from tests.frameworks.table import LOOPS, measure
 from tests.measurement.table import agrees
+
+pytestmark = WARNS
 
 
 @pytest.mark.parametrize("name", LOOPS)
