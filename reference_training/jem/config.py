@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -191,8 +190,8 @@ class JemConfig(RunConfig):
             if runs_code(resumed.features):
                 raise ConfigError(
                     f"the run in {self.out} has the features {resumed.features!r}, which run code "
-                    "of their own: a folder may not say so alone. Resume it with --features "
-                    f"{shlex.quote(str(resumed.features))} if you trust them"
+                    "of their own: a folder may not say so alone. Resume it with these --features "
+                    "if you trust them"
                 )
         return resumed
 
