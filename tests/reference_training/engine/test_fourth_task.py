@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,14 @@ from tests.parts import PATIENCE
 from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, train
 from tests.reference_training.engine.test_ranks import free_port
-from tests.reference_training.jem.parts import Silent, newest, same, saved, steps_of
+from tests.reference_training.jem.parts import (
+    Silent,
+    kill_at_a_checkpoint,
+    newest,
+    same,
+    saved,
+    steps_of,
+)
 
 MODULE = (sys.executable, "-m", ring.__name__)
 
@@ -105,15 +110,7 @@ def start(config: RingConfig, *more: str, **environment: str) -> subprocess.Pope
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     child = start(config_for(cut, iterations=100_000))
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not list((cut / "checkpoints").glob("step-*.pt")):
-            assert child.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
+    kill_at_a_checkpoint(child, cut)
     at = saved(cut)["record"]["next_step"]
     assert at % 4 == 0
     go(RingConfig(out=cut, resume=True, iterations=at + 5))

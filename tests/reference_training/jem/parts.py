@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +27,7 @@ from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.jem.train import train
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
+from tests.parts import PATIENCE
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -106,6 +109,22 @@ def results_of(out: Path) -> dict[str, Any]:
     """results.json without what differs between two equal runs: times, and where it lies."""
     results = json.loads((out / "results.json").read_text())
     return {k: v for k, v in results.items() if k not in ("wall_seconds", "command")}
+
+
+def kill_at_a_checkpoint(
+    child: subprocess.Popen[Any], run: Path, log: Path | None = None, seconds: float = 0
+) -> None:
+    """SIGKILL a training so many seconds after its first checkpoint; ``log`` says why it ended."""
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not list((run / "checkpoints").glob("step-*.pt")):
+            assert child.poll() is None, log and log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(seconds)
+    finally:
+        child.kill()
+        child.wait()
 
 
 def assert_same_run(one: Path, other: Path, part: str = "") -> None:

@@ -21,6 +21,7 @@ from tests.reference_training.jem.parts import (
     assert_same_run,
     config_for,
     go,
+    kill_at_a_checkpoint,
     newest,
     saved,
     steps_of,
@@ -90,16 +91,7 @@ def test_a_run_killed_at_a_random_moment_resumes_to_the_same_bits(tmp_path, data
     # The length of a run changes nothing before its end.
     config = config_for(cut, iterations=100_000, **settings)
     process = start(config, log)
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not list((cut / "checkpoints").glob("step-*.pt")):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(random.Random(data).uniform(0, 0.5))
-    finally:
-        process.kill()
-        process.wait()
+    kill_at_a_checkpoint(process, cut, log, random.Random(data).uniform(0, 0.5))
     at = saved(cut)["record"]["next_step"]
     written = steps_of(cut, "metrics.jsonl")
     assert at % 4 == 0

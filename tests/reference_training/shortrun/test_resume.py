@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.sinks import read_jsonl
-from tests.parts import PATIENCE
-from tests.reference_training.jem.parts import results_of, steps_of
+from tests.reference_training.jem.parts import kill_at_a_checkpoint, results_of, steps_of
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.runs import Silent, assert_same_run, go, newest, saved
 
@@ -164,15 +162,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not list((cut / "checkpoints").glob("step-*.pt")):
-            assert child.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        child.kill()
-        child.wait()
+    kill_at_a_checkpoint(child, cut)
     at = saved(cut)["record"]["next_step"]
     assert at % 5 == 0
     assert go(ShortRunConfig(out=cut, resume=True, iterations=at + 5)) is not None

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +25,7 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
-from tests.parts import PATIENCE
+from tests.reference_training.jem.parts import kill_at_a_checkpoint
 from tests.reference_training.toy.parts import (
     Silent,
     config_for,
@@ -253,15 +252,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not list((cut / "checkpoints").glob("step-*.pt")):
-            assert child.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        child.kill()
-        child.wait()
+    kill_at_a_checkpoint(child, cut)
     at = torch.load(newest(cut), weights_only=True)["record"]["next_step"]
     assert at % 10 == 0
     assert go(ToyConfig(out=cut, resume=True, iterations=at + 5)) is not None
