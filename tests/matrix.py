@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "results" / "matrix.md"
 FOLDER = ROOT / ".venv-matrix"
 CPU_INFO = Path("/proc/cpuinfo")
-SUITE = ("tests", "--ignore=tests/frameworks")
-ADAPTERS = ("tests/adapters", "tests/frameworks")
+SUITE = ("-m", "not slow", "tests", "--ignore=tests/frameworks")
+ADAPTERS = ("-m", "not slow", "tests/adapters", "tests/frameworks")
 COLUMNS = ("environment", "what differs", "Python, torch", "when", "passed", "failed", "skipped")
 # What a plain environment leaves to the machine.
 CHOSEN = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS")
