@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ebmguard.reference_training.jem.evaluation import load_features
-from ebmguard.reference_training.markdown import markdown_table
+from ebmguard.reference_training.plots.markdown import markdown_table
 from ebmguard.reference_training.shortrun.evaluation import EVALUATION, evaluate
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl, to_json

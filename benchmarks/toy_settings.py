@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ebmguard.reference_training.numbers import median
+from ebmguard.reference_training.plots.numbers import median
 from ebmguard.reference_training.toy.command import train_run
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS, GaussianMixture

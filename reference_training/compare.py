@@ -24,7 +24,7 @@ from ebmguard.report import RecordedRun
 from ebmguard.report.advice import outcome
 from ebmguard.report.files import opened
 
-from .figures import sample_grid
+from .plots.images import sample_grid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from pathlib import Path
 from ebmguard.errors import ConfigError
 from ebmguard.runs import load
 
-from ..markdown import markdown_table
+from ..plots.markdown import markdown_table
 
 HEAD = ("method", "seeds", "log-likelihood", "KL", "range of the KL", "Fisher", "ms an update")
 

@@ -10,7 +10,7 @@ from typing import Any
 from ebmguard import tags
 
 from ..engine.task import DIVERGED_GAP
-from ..numbers import median
+from ..plots.numbers import median
 
 GAP_WINDOW = 100
 

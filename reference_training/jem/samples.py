@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ..engine.run_folder import RunFolder
-from ..figures import as_bytes, save_sample_figures
+from ..plots.images import as_bytes, save_sample_figures
 
 SHOWN = 64
 """Samples of a step that are kept."""

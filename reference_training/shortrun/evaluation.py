@@ -20,7 +20,7 @@ from ..engine.progress import log_to_terminal
 from ..engine.run_folder import CONFIG, read_config
 from ..jem.evaluation import Features, SampleQuality, load_features
 from ..likelihood import described, image_likelihood
-from ..markdown import markdown_table
+from ..plots.markdown import markdown_table
 from ..precision import set_precision
 from .evaluate_config import EvaluateConfig
 from .trained import TrainedRun, load_run

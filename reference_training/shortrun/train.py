@@ -18,8 +18,8 @@ from ..compiling import compile_modules
 from ..engine import loop
 from ..engine.record import Record
 from ..engine.task import Part, Step, Task
-from ..figures import as_bytes, save_sample_figures
-from ..numbers import median
+from ..plots.images import as_bytes, save_sample_figures
+from ..plots.numbers import median
 from ..precision import set_precision
 from .config import ShortRunConfig
 from .draws import Draws

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ebmguard.printable import printable
 
-from ..numbers import duration, mean
+from ..plots.numbers import duration, mean
 from .cell import Cell
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engine.launch import launch
 from ..engine.progress import log_to_terminal
-from ..numbers import median
+from ..plots.numbers import median
 from .config import ToyConfig
 from .train import train
 

@@ -16,7 +16,7 @@ from ebmguard.sinks import read_jsonl
 
 from ..engine.run_folder import RunFolder
 from ..engine.task import DIVERGED_GAP
-from ..numbers import mean
+from ..plots.numbers import mean
 from .config import ToyConfig
 from .evaluate import Evaluator
 from .network import EnsembleMLP

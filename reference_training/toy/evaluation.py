@@ -21,7 +21,7 @@ from ..device import find_device
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
 from ..likelihood import SEED, Cube, LikelihoodOptions, measure
-from ..markdown import NONE, markdown_table
+from ..plots.markdown import NONE, markdown_table
 from .config import ToyConfig
 from .distributions import DISTRIBUTIONS
 from .evaluate import Evaluator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ebmguard.errors import ConfigError
 
-from ...canvas import check_picture, save_picture
+from ...plots.canvas import check_picture, save_picture
 from ..paper import PROGRESS_FIGURES, TABLE_2
 from ..runs import JemRun, find_runs
 from ..table.scores import setups

@@ -11,9 +11,9 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
-from ...canvas import DARK, Canvas
-from ...figures import sample_grid
-from ...markdown import NONE, markdown_table
+from ...plots.canvas import DARK, Canvas
+from ...plots.images import sample_grid
+from ...plots.markdown import NONE, markdown_table
 from ..paper import Metric
 from ..runs import Evaluation, JemRun, series
 from ..table.scores import number

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
-from ...canvas import DARK, Canvas
 from ...engine.task import DIVERGED_GAP
-from ...markdown import NONE, markdown_table
+from ...plots.canvas import DARK, Canvas
+from ...plots.markdown import NONE, markdown_table
 from ..paper import DIVERGED, TABLE_2
 from ..runs import Evaluation, JemRun, series
 from ..table.scores import number, run_scores

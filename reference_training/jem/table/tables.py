@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...markdown import NONE, markdown_table
-from ...numbers import duration
+from ...plots.markdown import NONE, markdown_table
+from ...plots.numbers import duration
 from ..paper import DIVERGED as PAPER_DIVERGED
 from ..paper import METRICS, TABLE_1, TABLE_2, Metric
 from ..runs import JemRun

@@ -10,8 +10,8 @@ import torch
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import to_json
 
-from ...canvas import check_picture, save_picture
 from ...device import find_device
+from ...plots.canvas import check_picture, save_picture
 from ..trained import load_run
 from .config import FigureConfig
 from .made import Made

@@ -11,8 +11,8 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
-from ...canvas import COLOURS, DARK, Canvas
-from ...markdown import NONE, markdown_table
+from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.markdown import NONE, markdown_table
 from ..trained import TrainedRun
 from .config import FigureConfig
 from .courses import (

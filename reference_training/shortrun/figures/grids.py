@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...canvas import DARK, Canvas
-from ...figures import sample_grid
-from ...markdown import NONE, markdown_table
+from ...plots.canvas import DARK, Canvas
+from ...plots.images import sample_grid
+from ...plots.markdown import NONE, markdown_table
 from ..trained import TrainedRun
 from .config import FigureConfig
 from .made import Made

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...canvas import COLOURS, DARK, Canvas
-from ...markdown import NONE, markdown_table
+from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.markdown import NONE, markdown_table
 from ..trained import TrainedRun
 from .chain_energies import LARGER, Energies, measure
 from .config import FigureConfig

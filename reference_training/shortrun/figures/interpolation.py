@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...markdown import NONE, markdown_table
+from ...plots.markdown import NONE, markdown_table
 from .config import FigureConfig
 from .interpolation_picture import MOST_RUNS, draw
 from .made import Made

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...canvas import COLOURS, DARK, Canvas
-from ...figures import sample_grid
+from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.images import sample_grid
 from .measured import describe
 from .paths import POINTS, Paths, course, outside, spread
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ...markdown import NONE, markdown_table
+from ...plots.markdown import NONE, markdown_table
 from .config import FigureConfig
 from .densities import (
     DEQUANTISED,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...markdown import NONE, markdown_table
+from ...plots.markdown import NONE, markdown_table
 from .config import FigureConfig
 from .long_chains import Chains, LongRun, chain_count, last_stop, long_run, stops_of
 from .long_run_picture import MOST_RUNS, draw

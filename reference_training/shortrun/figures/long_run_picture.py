@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...canvas import COLOURS, DARK, Canvas
-from ...figures import sample_grid
+from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.images import sample_grid
 from .long_chains import Chains, LongRun
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...markdown import NONE, markdown_table
+from ...plots.markdown import NONE, markdown_table
 from .config import FigureConfig
 from .made import Made
 from .measured import describe

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from ...canvas import COLOURS, DARK, Canvas
-from ...figures import sample_grid
+from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.images import sample_grid
 from .measured import describe
 from .reconstructed import (
     HELD_OUT,

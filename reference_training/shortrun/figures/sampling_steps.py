@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...markdown import NONE, markdown_table
+from ...plots.markdown import NONE, markdown_table
 from .config import FigureConfig
 from .made import Made
 from .measured import Measured, describe

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ...markdown import NONE
+from ...plots.markdown import NONE
 from ..trained import TrainedRun
 
 TOGETHER = 200

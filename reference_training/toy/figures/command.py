@@ -9,8 +9,8 @@ from typing import Any
 
 from ebmguard.sinks import to_json
 
-from ...canvas import new_figure
 from ...engine.interrupt import INTERRUPTED
+from ...plots.canvas import new_figure
 from ..command import train_run
 from . import table
 from .collect import collect

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...canvas import COLOURS, DARK, new_figure
+from ...plots.canvas import COLOURS, DARK, new_figure
 from ..broken import GOOD, SAMPLERS
 from .runs import GOOD_WEIGHT, ToyRun
 from .specs import FigureSpec

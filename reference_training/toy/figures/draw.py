@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...canvas import DARK, Canvas
+from ...plots.canvas import DARK, Canvas
 from .panels import Panel, Picture
 from .specs import FigureSpec
 from .words import NUMBERS, column_title

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...canvas import COLOURS, DARK, Canvas
+from ...plots.canvas import COLOURS, DARK, Canvas
 from .panels import Band, Panel, Picture
 from .specs import FigureSpec
 from .words import NUMBERS, column_title, short

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ...numbers import mean
+from ...plots.numbers import mean
 from .runs import GOOD_WEIGHT, ToyRun
 from .specs import FigureSpec
 from .spread import Spread

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...canvas import COLOURS, DARK, new_figure
+from ...plots.canvas import COLOURS, DARK, new_figure
 from .runs import ToyRun
 from .specs import FigureSpec
 from .spread import spread

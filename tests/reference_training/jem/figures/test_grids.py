@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.figures import sample_grid
 from ebmguard.reference_training.jem.figures.command import make
 from ebmguard.reference_training.jem.figures.grids import choose, when
 from ebmguard.reference_training.jem.runs import find_runs, load_run
+from ebmguard.reference_training.plots.images import sample_grid
 from tests.reference_training.jem.table.fabricate import write_run
 from tests.reference_training.pictures import assert_no_text_on_text
 

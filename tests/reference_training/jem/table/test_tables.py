@@ -13,7 +13,7 @@ from ebmguard.reference_training.jem.runs import find_runs
 from ebmguard.reference_training.jem.table.command import run
 from ebmguard.reference_training.jem.table.config import TableConfig
 from ebmguard.reference_training.jem.table.tables import page
-from ebmguard.reference_training.markdown import markdown_table
+from ebmguard.reference_training.plots.markdown import markdown_table
 from tests.reference_training.jem.table.fabricate import OWN, made_up_evaluation, write_run
 
 SMALL: dict[str, Any] = {

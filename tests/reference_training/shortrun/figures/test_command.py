@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.canvas import new_figure
+from ebmguard.reference_training.plots.canvas import new_figure
 from ebmguard.reference_training.shortrun.figures import command
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.made import Made

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.canvas import COLOURS
+from ebmguard.reference_training.plots.canvas import COLOURS
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.courses import (
     ending,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.figures import sample_grid
+from ebmguard.reference_training.plots.images import sample_grid
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.grids import (
     draw_samples,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.numbers import duration, mean, median
+from ebmguard.reference_training.plots.numbers import duration, mean, median
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from ebmguard.reference_training.figures import as_bytes, sample_grid, save_sample_figures
+from ebmguard.reference_training.plots.images import as_bytes, sample_grid, save_sample_figures
 
 
 def test_files_hold_the_samples(tmp_path):
