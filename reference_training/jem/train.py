@@ -14,12 +14,14 @@ from ..data import ImageData
 from ..engine import loop
 from ..engine.record import Record
 from ..engine.task import Part, Step, Task
+from ..judge.evaluator import Evaluator
+from ..judge.features import load_features
+from ..judge.quality import SampleQuality
 from ..networks import WideResNet
 from ..precision import set_precision
 from .accuracy import AccuracyWatch
 from .config import JemConfig
 from .course import Course, is_lost
-from .evaluation import Evaluator, SampleQuality, load_features
 from .samples import SHOWN, KeptSamples
 from .trainer import Trainer, make_network
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -82,6 +82,10 @@ class SampleQuality:
             self._fid.reset()
         return {"is": score, "is_std": deviation, "fid": fid, "samples": len(samples)}
 
+    def described(self) -> dict[str, Any]:
+        """What stands beside scores in evaluation.json."""
+        return self.features.described() | {"reference_images": len(self.reference)}
+
     def _see_reference(self) -> None:
         """Statistics of the reference images, computed once where the features are fixed."""
         if self._reference_done:
@@ -121,15 +125,25 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
     return float(all_scores.mean()), float(all_scores.std(correction=0))
 
 
-class _Precomputed(nn.Module):
-    """Features as they are: torchmetrics' place for a feature network."""
+def score_words(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Inception score and FID of what :meth:`SampleQuality.measure` returned, for people."""
+    return f"{row['is']:.3f} ± {row['is_std']:.3f}", f"{row['fid']:.2f}"
 
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.num_features = count
 
-    def forward(self, features: Tensor) -> Tensor:
-        return features
+def judged_by(results: Mapping[str, Any], more: str = "") -> list[str]:
+    """What people have to know beside scores, from :meth:`SampleQuality.described`.
+
+    Args:
+        results: which hold that.
+        more: about the number of images.
+    """
+    lines = [
+        f"judged by: {results['features']}",
+        f"FID to {results['reference_images']:,} training images{more}",
+    ]
+    if not results["features_comparable"]:
+        lines.append("not comparable with published scores, which are of Inception features")
+    return lines
 
 
 def _fid_metric(feature_count: int, device: torch.device, *, keeps_reference: bool) -> Any:
@@ -139,9 +153,12 @@ def _fid_metric(feature_count: int, device: torch.device, *, keeps_reference: bo
         raise ImportError(
             'the FID needs torchmetrics, which is not installed: pip install "ebmguard[train]"'
         ) from error
+    # In place of a feature network: the features are there already.
+    given: Any = nn.Identity()
+    given.num_features = feature_count
     # Evaluation is one process's: it does not wait for other ranks.
     metric = FrechetInceptionDistance(
-        _Precomputed(feature_count), reset_real_features=not keeps_reference, sync_on_compute=False
+        given, reset_real_features=not keeps_reference, sync_on_compute=False
     )
     return metric.to(device)
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.jem.evaluation import Evaluator, SampleQuality, load_features
+from ebmguard.reference_training.judge.evaluator import Evaluator
+from ebmguard.reference_training.judge.features import load_features
+from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.networks import WideResNet
+from tests.reference_training.judge.parts import CPU
 
-CPU = torch.device("cpu")
 DATA = load_data("digits", train_images=120, valid_images=50, test_images=80)
 
 

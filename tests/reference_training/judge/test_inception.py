@@ -8,8 +8,8 @@ import math
 import numpy as np
 import torch
 
-from ebmguard.reference_training.jem.evaluation.features import load_features
-from ebmguard.reference_training.jem.evaluation.inception import SIZE, Inception, resize
+from ebmguard.reference_training.judge.features import load_features
+from ebmguard.reference_training.judge.inception import SIZE, Inception, resize
 from ebmguard.reference_training.networks import WideResNet
 
 # What FeatureExtractorInceptionV3 of torch-fidelity 0.4.0 ("2048", "logits_unbiased"), the usual

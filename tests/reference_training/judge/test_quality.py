@@ -6,22 +6,16 @@ import math
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.jem.evaluation.features import Features
-from ebmguard.reference_training.jem.evaluation.quality import (
+from ebmguard.reference_training.judge.features import Features
+from ebmguard.reference_training.judge.quality import (
     SPLITS,
     SampleQuality,
     inception_score,
 )
-
-CPU = torch.device("cpu")
-
-
-def scale(x):
-    return x.float().div(127.5).sub(1.0)
+from tests.reference_training.judge.parts import CPU, frechet, scale
 
 
 def pixels(x):
@@ -35,14 +29,6 @@ def make(module=pixels, *, fixed=True, reference=None, count=400):
         reference = torch.randint(60, 200, (count, 3, 1, 2), dtype=torch.uint8)
     features = Features(module, "test", False, fixed=fixed)
     return SampleQuality(features, reference, scale, CPU), scale(reference)
-
-
-def frechet(a, b):
-    """The definition, by scipy's matrix root."""
-    a, b = (x.flatten(1).double().numpy() for x in (a, b))
-    s, t = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    root = scipy.linalg.sqrtm(s @ t).real
-    return float(np.sum((a.mean(0) - b.mean(0)) ** 2) + np.trace(s + t - 2 * root))
 
 
 def score_of(probabilities):

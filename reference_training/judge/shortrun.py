@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,41 +12,65 @@ import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
-from ebmguard.samplers import random_steps
-from ebmguard.sinks import to_json
 
-from ..device import describe, find_device
-from ..engine.progress import log_to_terminal
-from ..engine.run_folder import CONFIG, read_config
-from ..jem.evaluation import Features, SampleQuality, load_features
-from ..likelihood import described, image_likelihood
+from ..device import describe
+from ..engine.run_folder import CONFIG
 from ..plots.markdown import markdown_table
 from ..precision import set_precision
-from .evaluate_config import EvaluateConfig
-from .trained import TrainedRun, load_run
+from ..shortrun.trained import TrainedRun, load_run
+from . import evaluate as command
+from .chains import SEED, fresh_chains
+from .evaluate import ImageEvaluateConfig
+from .features import Features, load_features
+from .likelihood import described, image_likelihood
+from .quality import SampleQuality, judged_by, score_words
+from .stored import read_config
 
-EVALUATION = "evaluation.json"
-CHAIN_BATCH = 250
-SEED = 0
-"""The same noise in every evaluation, so that two differ by their models alone."""
-SAID_EVERY = 1000
-_logger = logging.getLogger("ebmguard.evaluate")
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateShortRun(ImageEvaluateConfig):
+    """Judge the samples of a short-run model: Fréchet inception distance and Inception score.
+
+    Fresh samples, held-out images and uniform noise are compared with the training images: the
+    second is what no model can do better than, the third is where its chains start. The scores are
+    printed, and written to evaluation.json in the run folder.
+    """
+
+    run: Path
+    """Run folder of `ebmguard train shortrun`."""
+    features: str | None = None
+    """Network that judges: the folder of a JEM run on the same data at the same image size;
+    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY. With
+    --likelihood it may be left out, and FID and Inception score with it."""
+    count: int | None = None
+    """Samples; the default is as many as there are held-out images."""
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant.
+
+        Raises:
+            ConfigError: names the setting, its value and what was expected.
+        """
+        if self.count is not None and self.count < 2:
+            raise ConfigError(f"count is {self.count}, expected at least 2: one has no covariance")
+        super().check()
+        if self.features == "own" or (self.features is None and not self.likelihood):
+            raise ConfigError(
+                f'features is "{self.features}", and a short-run model has no classifier of its '
+                "own: name the folder of a JEM run on the same data at the same image size, such "
+                "as one of `ebmguard train jem --p-x-weight 0 --valid-images 100`, or "
+                "inception:FILE with the published weights"
+            )
 
 
-def run(config: EvaluateConfig) -> int:
-    """`ebmguard evaluate shortrun`: judge the samples, print a table, write evaluation.json.
-
-    Returns:
-        exit status, 0.
+def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
+    """What evaluation.json holds.
 
     Raises:
-        ConfigError: the settings cannot be meant, the run has no checkpoint, the features cannot
-            be had or are of other images, or evaluation.json cannot be written.
-        ImportError: a package that is needed is not installed.
+        ConfigError: the run has no checkpoint, or the features cannot be had or are of other
+            images.
+        ImportError: torchmetrics is not installed.
     """
-    log_to_terminal()
-    config.check()
-    device = find_device(config.device)
     trained = load_run(config.run, device, config.data_root)
     set_precision(trained.config.precision)
     features = None
@@ -55,20 +79,12 @@ def run(config: EvaluateConfig) -> int:
         features = load_features(
             config.features, sha256=config.features_sha256, network=None, device=device
         )
-    results = evaluate(trained, features, config.count)
+    results = judged(trained, features, config.count)
     if config.likelihood:
         scale, noise = trained.settings.output_scale, trained.settings.data_noise
-        found = image_likelihood(trained.network, scale, trained.data, noise, config)
+        found = image_likelihood(trained.network, scale, trained.data, noise, **config.effort)
         results["likelihood"] = found
-    print(table(results))
-    file = config.run / EVALUATION
-    text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error}") from error
-    print(f"\nwritten to {file}")
-    return 0
+    return results
 
 
 def check_features(spec: str, trained: TrainedRun) -> None:
@@ -80,11 +96,6 @@ def check_features(spec: str, trained: TrainedRun) -> None:
     if not (Path(spec) / CONFIG).is_file():
         return
     stored = read_config(Path(spec))
-    if not {"data", "scenario", "precision", "settings"} <= set(stored):
-        raise ConfigError(
-            f"features is {spec}, which is not a run folder of `ebmguard train jem`, whose "
-            "classifier could judge samples"
-        )
     theirs = stored["data"], stored.get("image_size")
     own = trained.config.data, trained.settings.image_size
     if theirs != own:
@@ -94,8 +105,8 @@ def check_features(spec: str, trained: TrainedRun) -> None:
         )
 
 
-def evaluate(trained: TrainedRun, features: Features | None, count: int | None) -> dict[str, Any]:
-    """What evaluation.json holds.
+def judged(trained: TrainedRun, features: Features | None, count: int | None) -> dict[str, Any]:
+    """The model, and what its samples are worth.
 
     Args:
         trained: the model.
@@ -135,32 +146,15 @@ def evaluate(trained: TrainedRun, features: Features | None, count: int | None) 
         "held_out": quality.measure(data.scale(data.test_x[rows])),
         "noise": quality.measure(trained.starts(count, generator)),
     }
-    judged = {"reference_images": len(data.train_x), "scores": scores}
-    return results | features.described() | judged
+    return results | quality.described() | {"scores": scores}
 
 
 def short_run_samples(trained: TrainedRun, count: int) -> Tensor:
-    """Fresh samples: K Langevin steps from uniform noise, with the training's law of K.
-
-    Args:
-        trained: the model.
-        count: samples.
-
-    Returns:
-        (count, C, H, W), not clamped, on the CPU. They depend on the model and the device alone.
-    """
-    generator = torch.Generator(trained.device).manual_seed(SEED)
-    steps = torch.Generator().manual_seed(SEED)
+    """Fresh samples by the training's chains and its law of K, see :func:`.chains.fresh_chains`."""
     settings = trained.settings
-    parts = []
-    for start in range(0, count, CHAIN_BATCH):
-        size = min(CHAIN_BATCH, count - start)
-        k = random_steps(settings.sgld_steps, settings.most_sgld_steps, steps)
-        parts.append(trained.chains(trained.starts(size, generator), k, generator).cpu())
-        done = start + size
-        if done % SAID_EVERY == 0 or done == count:
-            _logger.info("%d of %d samples, %d steps each", done, count, k)
-    return torch.cat(parts)
+    steps = settings.sgld_steps, settings.most_sgld_steps
+    shape = (count, *trained.data.sample_shape)
+    return fresh_chains(trained.chains, shape, steps, trained.device)
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -171,36 +165,25 @@ def table(results: Mapping[str, Any]) -> str:
         f"seed {results['seed']}, after {results['step']:,} updates"
     ]
     if "scores" in results:
-        lines += ["", *_judged(results)]
+        least, most = results["sgld_steps"], results["most_sgld_steps"]
+        steps = str(least) if least == most else f"{least} to {most}"
+        names = {
+            "samples": f"samples, {steps} steps from noise",
+            "held_out": "held-out images",
+            "noise": "uniform noise",
+        }
+        found = {name: results["scores"][key] for key, name in names.items()}
+        rows = [(name, f"{row['samples']:,}", *score_words(row)) for name, row in found.items()]
+        more = "; the fewer images it is taken of, the larger it is"
+        lines += ["", markdown_table(("", "images", "IS", "FID"), rows)]
+        lines += ["", *judged_by(results, more)]
     if "likelihood" in results:
         lines += ["", described(results["likelihood"])]
     return "\n".join(lines)
 
 
-def _judged(results: Mapping[str, Any]) -> list[str]:
-    least, most = results["sgld_steps"], results["most_sgld_steps"]
-    steps = str(least) if least == most else f"{least} to {most}"
-    names = {
-        "samples": f"samples, {steps} steps from noise",
-        "held_out": "held-out images",
-        "noise": "uniform noise",
-    }
-    rows = []
-    for key, name in names.items():
-        row = results["scores"][key]
-        score = f"{row['is']:.3f} ± {row['is_std']:.3f}"
-        rows.append((name, f"{row['samples']:,}", score, f"{row['fid']:.2f}"))
-    lines = [
-        markdown_table(("", "images", "IS", "FID"), rows),
-        "",
-        f"judged by: {results['features']}",
-        f"FID to {results['reference_images']:,} training images; the fewer images it is taken of, "
-        "the larger it is",
-    ]
-    if not results["features_comparable"]:
-        lines.append("not comparable with published scores, which are of Inception features")
-    return lines
-
-
 def _images(data: str, image_size: int | None) -> str:
     return data if image_size is None else f"{data} averaged down to {image_size}x{image_size}"
+
+
+run = partial(command.run, evaluate, table)
