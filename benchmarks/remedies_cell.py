@@ -150,7 +150,7 @@ def judge(root: Path) -> Callable[[torch.Tensor], dict[str, Any]]:
     label = f"a plain classifier after {step:,} steps"
     features = Features(classifier_features(network), label, comparable=False, fixed=True)
     data = JemConfig(out=root).load_data()
-    quality = SampleQuality(features, data.train_x, data.scale, torch.device("cpu"))
+    quality = SampleQuality(features, data)
     measure: Callable[[torch.Tensor], dict[str, Any]] = quality.measure
     return measure
 

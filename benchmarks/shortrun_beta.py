@@ -108,7 +108,7 @@ def measure(folder: Path, judge: Path) -> dict[str, Any]:
     file = folder / EVALUATION
     if not file.is_file():
         device = torch.device("cpu")
-        features = load_features(str(judge), sha256=None, network=None, device=device)
+        features = load_features(str(judge), device)
         write_json(file, to_json(judged(load_run(folder, device), features, SAMPLES)))
     scores: dict[str, Any] = read_json(file)["scores"]
     return scores

@@ -239,8 +239,7 @@ def train_part(bench: Bench) -> Iterator[str]:
         return
     # Before the training, which would be lost on features that are none.
     judges = [
-        load_features(spec, sha256=None, network=None, device=bench.device)
-        for spec in bench.features or [str(classifier(bench))]
+        load_features(spec, bench.device) for spec in bench.features or [str(classifier(bench))]
     ]
     out = bench.runs / "model"
     before = updates_of(out)

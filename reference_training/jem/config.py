@@ -265,12 +265,7 @@ class JemConfig(RunConfig):
             )
         if self.features != "own" and settings.quality_samples and self.has_samples:
             # Tried here, before there is a folder. A run's own network needs no trial.
-            load_features(
-                self.features,
-                sha256=self.features_sha256,
-                network=None,
-                device=torch.device("cpu"),
-            )
+            load_features(self.features, torch.device("cpu"), sha256=self.features_sha256)
         if (self.p_x_y_weight or self.class_conditional) and settings.buffer_size % data.classes:
             raise ConfigError(
                 f"buffer_size is {settings.buffer_size}, expected a multiple of the "

@@ -189,9 +189,9 @@ def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> E
     quality = None
     if settings.quality_samples and config.has_samples:
         features = load_features(
-            config.features, sha256=config.features_sha256, network=network, device=device
+            config.features, device, sha256=config.features_sha256, network=network
         )
-        quality = SampleQuality(features, data.train_x, data.scale, device)
+        quality = SampleQuality(features, data)
     return Evaluator(data, noise_std=settings.eval_noise, quality=quality)
 
 

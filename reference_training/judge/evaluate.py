@@ -15,6 +15,7 @@ from ebmguard.errors import ConfigError
 from ..device import find_device
 from ..engine.progress import log_to_terminal
 from ..engine.run_folder import write_json
+from .likelihood import described
 
 EVALUATION = "evaluation.json"
 
@@ -77,7 +78,7 @@ def run(
 
     Args:
         evaluate: what the file holds, by plain values, of checked settings and a device.
-        table: the same for people.
+        table: the same for people, but for a `likelihood`.
         config: the settings.
 
     Returns:
@@ -93,6 +94,8 @@ def run(
     config.check()
     results = evaluate(config, find_device(config.device))
     print(table(results))
+    if "likelihood" in results:
+        print(f"\n{described(results['likelihood'])}")
     write_json(config.run / EVALUATION, results)
     print(f"\nwritten to {config.run / EVALUATION}")
     return 0

@@ -86,7 +86,11 @@ def runs_code(spec: object) -> bool:
 
 
 def load_features(
-    spec: str, *, sha256: str | None, network: WideResNet | None, device: torch.device
+    spec: str,
+    device: torch.device,
+    *,
+    sha256: str | None = None,
+    network: WideResNet | None = None,
 ) -> Features:
     """The network that `spec` names.
 
@@ -101,10 +105,10 @@ def load_features(
 
     Args:
         spec: what is to be loaded.
+        device: where the features are computed.
         sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
             that of the published file for ``inception:``, no check for a TorchScript file.
         network: the run's own, where there is one.
-        device: where the features are computed.
 
     Raises:
         ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.

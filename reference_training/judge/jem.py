@@ -21,7 +21,7 @@ from .chains import fresh_chains
 from .classification import ECE_BINS, classification
 from .evaluate import ImageEvaluateConfig
 from .features import load_features
-from .likelihood import described, image_likelihood
+from .likelihood import image_likelihood
 from .ood import OodName, detection, other_images
 from .quality import SampleQuality, judged_by, score_words
 from .stored import CheckpointName, load_network, read_config, read_last
@@ -91,9 +91,9 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if config.chains:
         features = load_features(
-            config.features, sha256=config.features_sha256, network=network, device=device
+            config.features, device, sha256=config.features_sha256, network=network
         )
-        quality = SampleQuality(features, data.train_x, data.scale, device)
+        quality = SampleQuality(features, data)
         samples: dict[str, Any] = {}
         if "buffer" in config.chains:
             at, chains = _buffer(config)
@@ -151,8 +151,6 @@ def table(results: Mapping[str, Any]) -> str:
         lines += ["", f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"]
         for name, row in results["ood"].items():
             lines.append(f"{name:34} {row['images']:8,} {row['f']:9.4f} {row['gradient']:9.4f}")
-    if "likelihood" in results:
-        lines += ["", described(results["likelihood"])]
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
 
+from ..data import ImageData
 from .features import Features
 
 BATCH = 100
@@ -27,31 +28,19 @@ class SampleQuality:
     where a class has a probability of 0 in all samples, which is where a collapsed model ends.
 
     Args:
-        features: the network that judges.
-        reference: images that samples are to be like, (N, C, H, W) uint8.
-        scale: makes them float32 in [-1, 1].
-        device: where all is computed.
+        features: the network that judges, on the device of the data.
+        data: whose training images samples are to be like.
 
     Raises:
         ConfigError: the features are not those of images of this shape.
         ImportError: torchmetrics is not installed.
     """
 
-    def __init__(
-        self,
-        features: Features,
-        reference: Tensor,
-        scale: Callable[[Tensor], Tensor],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, features: Features, data: ImageData) -> None:
         self.features = features
-        self.reference = reference
-        self.scale = scale
-        self.device = device
-        count = _feature_count(features, scale(reference[:2].to(device)))
-        self._fid = _fid_metric(count, device, keeps_reference=features.fixed)
-        self._reference_done = False
-        self._reference_finite = True
+        self.data = data
+        count = _feature_count(features, data.scale(data.train_x[:2]))
+        self._fid = _fid_metric(count, data.train_x.device, keeps_reference=features.fixed)
 
     def measure(self, samples: Tensor) -> dict[str, Any]:
         """Score samples.
@@ -68,38 +57,28 @@ class SampleQuality:
             `is`, its standard deviation over ten parts `is_std`, `fid` and `samples`, their
             number. A score that is undefined, such as that of NaN, is NaN.
         """
+        fid, data, logits = self._fid, self.data, []
         with torch.no_grad():
-            self._see_reference()
-            logits, finite = [], self._reference_finite
+            if not fid.real_features_num_samples:  # it has forgotten those of a changed network
+                for part in torch.split(data.train_x, BATCH):
+                    features, _ = self.features.module(data.scale(part))
+                    fid.update(features.double(), real=True)
             for part in torch.split(samples, BATCH):
-                features, own_logits = self.features.module(part.to(self.device).clamp(-1, 1))
-                finite = self._update(features, real=False) and finite
+                x = part.to(data.train_x.device).clamp(-1, 1)
+                features, own_logits = self.features.module(x)
+                fid.update(features.double(), real=False)
                 logits.append(own_logits)
             score, deviation = inception_score(torch.cat(logits))
-            defined = finite and len(samples) > 1 and len(self.reference) > 1
+            finite = (fid.real_features_sum + fid.fake_features_sum).isfinite().all()
             # torchmetrics raises where there is no distance.
-            fid = float(self._fid.compute()) if defined else math.nan
-            self._fid.reset()
-        return {"is": score, "is_std": deviation, "fid": fid, "samples": len(samples)}
+            defined = finite and min(len(data.train_x), len(samples)) > 1
+            distance = float(fid.compute()) if defined else math.nan
+            fid.reset()
+        return {"is": score, "is_std": deviation, "fid": distance, "samples": len(samples)}
 
     def described(self) -> dict[str, Any]:
         """What stands beside scores in evaluation.json."""
-        return self.features.described() | {"reference_images": len(self.reference)}
-
-    def _see_reference(self) -> None:
-        """Statistics of the reference images, computed once where the features are fixed."""
-        if self._reference_done:
-            return
-        self._reference_finite = True
-        for part in torch.split(self.reference, BATCH):
-            features, _ = self.features.module(self.scale(part.to(self.device)))
-            self._reference_finite &= self._update(features, real=True)
-        self._reference_done = self.features.fixed
-
-    def _update(self, features: Tensor, *, real: bool) -> bool:
-        """Give features to the metric; whether they are all finite."""
-        self._fid.update(features.double(), real=real)
-        return bool(features.isfinite().all())
+        return self.features.described() | {"reference_images": len(self.data.train_x)}
 
 
 def inception_score(logits: Tensor) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from . import evaluate as command
 from .chains import SEED, fresh_chains
 from .evaluate import ImageEvaluateConfig
 from .features import Features, load_features
-from .likelihood import described, image_likelihood
+from .likelihood import image_likelihood
 from .quality import SampleQuality, judged_by, score_words
 from .stored import read_config
 
@@ -76,9 +76,7 @@ def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
     features = None
     if config.features is not None:
         check_features(config.features, trained)
-        features = load_features(
-            config.features, sha256=config.features_sha256, network=None, device=device
-        )
+        features = load_features(config.features, device, sha256=config.features_sha256)
     results = judged(trained, features, config.count)
     if config.likelihood:
         scale, noise = trained.settings.output_scale, trained.settings.data_noise
@@ -135,7 +133,7 @@ def judged(trained: TrainedRun, features: Features | None, count: int | None) ->
     }
     if features is None:
         return results
-    quality = SampleQuality(features, data.train_x, data.scale, trained.device)
+    quality = SampleQuality(features, data)
     count = len(data.test_x) if count is None else count
     some = min(count, len(data.test_x))
     # Spread over all: the first half of MNIST's is the easier one, say its authors.
@@ -177,8 +175,6 @@ def table(results: Mapping[str, Any]) -> str:
         more = "; the fewer images it is taken of, the larger it is"
         lines += ["", markdown_table(("", "images", "IS", "FID"), rows)]
         lines += ["", *judged_by(results, more)]
-    if "likelihood" in results:
-        lines += ["", described(results["likelihood"])]
     return "\n".join(lines)
 
 

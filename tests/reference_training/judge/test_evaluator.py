@@ -24,8 +24,8 @@ def network():
 
 
 def make(network, *, data=DATA):
-    features = load_features("own", sha256=None, network=network, device=CPU)
-    quality = SampleQuality(features, data.train_x, data.scale, CPU)
+    features = load_features("own", CPU, network=network)
+    quality = SampleQuality(features, data)
     return Evaluator(data, noise_std=0.0, quality=quality)
 
 

@@ -27,7 +27,7 @@ class Halves(nn.Module):
 
 
 def load(spec, sha256=None, network=NETWORK):
-    return load_features(str(spec), sha256=sha256, network=network, device=CPU)
+    return load_features(str(spec), CPU, sha256=sha256, network=network)
 
 
 def checksum(file):

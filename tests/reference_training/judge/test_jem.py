@@ -36,8 +36,8 @@ def evaluate(path, **settings):
 
 
 def quality_of(network, data, samples):
-    features = load_features("own", sha256=None, network=network, device=CPU)
-    return SampleQuality(features, data.train_x, data.scale, CPU).measure(samples)
+    features = load_features("own", CPU, network=network)
+    return SampleQuality(features, data).measure(samples)
 
 
 def test_everything_is_measured_printed_and_stored(tmp_path, capsys):

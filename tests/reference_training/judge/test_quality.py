@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.judge.features import Features
 from ebmguard.reference_training.judge.quality import (
     SPLITS,
     SampleQuality,
     inception_score,
 )
-from tests.reference_training.judge.parts import CPU, frechet, scale
+from tests.reference_training.judge.parts import frechet, scale
 
 
 def pixels(x):
@@ -28,7 +30,8 @@ def make(module=pixels, *, fixed=True, reference=None, count=400):
     if reference is None:
         reference = torch.randint(60, 200, (count, 3, 1, 2), dtype=torch.uint8)
     features = Features(module, "test", False, fixed=fixed)
-    return SampleQuality(features, reference, scale, CPU), scale(reference)
+    data = replace(load_data("digits", test_images=1), train_x=reference, levels=255)
+    return SampleQuality(features, data), scale(reference)
 
 
 def score_of(probabilities):

@@ -118,7 +118,7 @@ def test_the_command_prints_and_stores_what_it_measured(tmp_path, capsys):
     config = EvaluateShortRun(run=path, features=str(judge), count=30, device="cpu")
     assert run(config) == 0
     stored = json.loads((path / "evaluation.json").read_text())
-    features = load_features(str(judge), sha256=None, network=None, device=CPU)
+    features = load_features(str(judge), CPU)
     expected = judged(load_run(path, CPU), features, 30)
     assert stored == json.loads(json.dumps(expected))
     printed = capsys.readouterr().out
