@@ -101,7 +101,7 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
         if "fresh" in config.chains:
             sizes = {name: settings[name] for name in ("step_size", "noise_std")}
             chains = fresh_chains(
-                lambda x0, k, noise: sgld(network, x0, steps=k, generator=noise, **sizes),
+                lambda x0, k, rng: sgld(network, x0, steps=k, generator=rng, **sizes),
                 (config.samples, *data.sample_shape),
                 (steps, steps),
                 device,

@@ -173,6 +173,18 @@ def test_the_network_and_its_arithmetic_are_those_of_the_training(tmp_path):
     torch.testing.assert_close(exact, rounded, rtol=0.02, atol=0.02)
 
 
+def test_a_folder_names_no_code_that_is_run(tmp_path, monkeypatch):
+    (tmp_path / "evil_network.py").write_text("raise RuntimeError('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    jem_folder(tmp_path / "run", stored={"features": "evil_network:make"})
+    results = evaluate(tmp_path / "run", chains=("buffer",), ood=())
+    assert results["features"].startswith("the run's own classifier")
+    # As little where it judges another run.
+    jem_folder(tmp_path / "other")
+    results = evaluate(tmp_path / "other", features=str(tmp_path / "run"), chains=("buffer",))
+    assert results["features"].startswith(f"the classifier of the run {tmp_path / 'run'}")
+
+
 def test_the_command_line():
     words = "runs/a --checkpoint last --ood svhn uniform --chains fresh --features inception:w.pth"
     config = tyro.cli(EvaluateJem, args=words.split())
