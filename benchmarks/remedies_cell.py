@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.evaluation import Features, SampleQuality
-from ebmguard.reference_training.jem.evaluation.features import ClassifierFeatures
-from ebmguard.reference_training.jem.evaluation.stored import load_network, read_last
 from ebmguard.reference_training.jem.scenarios import DIGITS
 from ebmguard.reference_training.jem.train import train
+from ebmguard.reference_training.judge.features import Features, classifier_features
+from ebmguard.reference_training.judge.quality import SampleQuality
+from ebmguard.reference_training.judge.stored import load_network, read_last
 
 from .cells import write_json
 
@@ -148,9 +148,9 @@ def judge(root: Path) -> Callable[[torch.Tensor], dict[str, Any]]:
     """Inception score and Fréchet distance by the features of the shared classifier."""
     network, step = load_network(root / JUDGE, "last", torch.device("cpu"))
     label = f"a plain classifier after {step:,} steps"
-    features = Features(ClassifierFeatures(network), label, comparable=False, fixed=True)
+    features = Features(classifier_features(network), label, comparable=False, fixed=True)
     data = JemConfig(out=root).load_data()
-    quality = SampleQuality(features, data.train_x, data.scale, torch.device("cpu"))
+    quality = SampleQuality(features, data)
     measure: Callable[[torch.Tensor], dict[str, Any]] = quality.measure
     return measure
 

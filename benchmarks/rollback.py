@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from ebmguard import BudgetSpentError, guard
 from ebmguard.recovery import Change, Recovery
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.evaluation import Evaluator
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
+from ebmguard.reference_training.judge.evaluator import Evaluator
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import JsonlSink, read_jsonl
 

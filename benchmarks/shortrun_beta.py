@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from ebmguard.reference_training.jem.evaluation import load_features
+from ebmguard.reference_training.judge.evaluate import EVALUATION
+from ebmguard.reference_training.judge.features import load_features
+from ebmguard.reference_training.judge.shortrun import judged
 from ebmguard.reference_training.plots.markdown import markdown_table
-from ebmguard.reference_training.shortrun.evaluation import EVALUATION, evaluate
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl, to_json
 
@@ -107,8 +108,8 @@ def measure(folder: Path, judge: Path) -> dict[str, Any]:
     file = folder / EVALUATION
     if not file.is_file():
         device = torch.device("cpu")
-        features = load_features(str(judge), sha256=None, network=None, device=device)
-        write_json(file, to_json(evaluate(load_run(folder, device), features, SAMPLES)))
+        features = load_features(str(judge), device)
+        write_json(file, to_json(judged(load_run(folder, device), features, SAMPLES)))
     scores: dict[str, Any] = read_json(file)["scores"]
     return scores
 

@@ -16,11 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from ebmguard.reference_training.data import ROOT_VARIABLE
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.evaluation import load_features
 from ebmguard.reference_training.jem.train import train as train_classifier
+from ebmguard.reference_training.judge.features import load_features
+from ebmguard.reference_training.judge.shortrun import judged, table
 from ebmguard.reference_training.precision import set_precision
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
-from ebmguard.reference_training.shortrun.evaluation import evaluate, table
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
@@ -239,8 +239,7 @@ def train_part(bench: Bench) -> Iterator[str]:
         return
     # Before the training, which would be lost on features that are none.
     judges = [
-        load_features(spec, sha256=None, network=None, device=bench.device)
-        for spec in bench.features or [str(classifier(bench))]
+        load_features(spec, bench.device) for spec in bench.features or [str(classifier(bench))]
     ]
     out = bench.runs / "model"
     before = updates_of(out)
@@ -272,7 +271,7 @@ def train_part(bench: Bench) -> Iterator[str]:
     trained = load_run(out, bench.device)
     set_precision(trained.config.precision)
     for features in judges:
-        results = evaluate(trained, features, bench.size.samples)
+        results = judged(trained, features, bench.size.samples)
         yield f"\n{table(results)}\n"
     yield (
         f"\nSamples of the training, every {settings.sample_every} updates: `{out / 'samples'}`.\n"

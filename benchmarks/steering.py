@@ -28,7 +28,7 @@ import torch
 from ebmguard import Guard
 from ebmguard.reference_training.jem import trainer as jem
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.evaluation import Evaluator
+from ebmguard.reference_training.judge.evaluator import Evaluator
 from ebmguard.steering import AdaptiveSteps, SteerBeta
 
 from .cells import (

@@ -68,13 +68,13 @@ sweep toy
     reference_training.sweep grids:ToyGrid command:run
 evaluate jem
     accuracy, calibration, samples, out-of-distribution scores and likelihood of a JEM run
-    reference_training.jem.evaluation config:EvaluateConfig command:run
+    reference_training.judge jem:EvaluateJem jem:run
 evaluate shortrun
     FID and Inception score of a short-run model's samples, and its likelihood
-    reference_training.shortrun evaluate_config:EvaluateConfig evaluation:run
+    reference_training.judge shortrun:EvaluateShortRun shortrun:run
 evaluate toy
     KL of each member of a toy run, by quadrature and by annealing
-    reference_training.toy evaluation:EvaluateConfig evaluation:run
+    reference_training.judge toy:EvaluateToy toy:run
 table jem
     Tables 1 and 2 of the paper beside the numbers of JEM runs
     reference_training.jem.table config:TableConfig command:run

@@ -121,21 +121,24 @@ class Checkpoints:
         return None
 
 
-def load_all_ranks(folder: Path) -> tuple[int, list[dict[str, Any]]] | None:
+def load_all_ranks(folder: Path) -> tuple[int, list[dict[str, Any]]]:
     """Every rank's part of the newest checkpoint in a folder, for who did not write it.
 
     Returns:
-        its step, and a part for each rank, on the CPU; None where there is no whole checkpoint.
+        its step, and a part for each rank, on the CPU.
 
     Raises:
-        ConfigError: a part cannot be read.
+        ConfigError: there is no whole checkpoint, or a part cannot be read.
     """
     found: dict[tuple[int, int], dict[int, Path]] = {}
     for file, step, rank, world in _files(folder):
         found.setdefault((step, world), {})[rank] = file
     whole = {step: parts for (step, world), parts in found.items() if len(parts) == world}
     if not whole:
-        return None
+        raise ConfigError(
+            f"{folder.parent} has no checkpoint yet; wait for its first one, or go on with it by "
+            "--resume"
+        )
     step = max(whole)
     return step, [
         load_durably(file, torch.device("cpu")) for _, file in sorted(whole[step].items())

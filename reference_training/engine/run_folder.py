@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,8 @@ class RunFolder:
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; numbers that are not finite become strings."""
-        if not self.writes:
-            return
-        text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
-        _replace_text(self.path / RESULTS, text)
+        if self.writes:
+            write_json(self.path / RESULTS, results)
 
     def append_rows(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append lines to the row file `name`.
@@ -173,6 +172,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def write_json(file: Path, values: Mapping[str, Any]) -> None:
+    """Write a file of JSON, all of it or nothing; numbers that are not finite become strings.
+
+    Raises:
+        DiskError: it could not be written.
+    """
+    _replace_text(file, json.dumps(to_json(values), indent=2, allow_nan=False) + "\n")
+
+
 def _short(settings: dict[str, Any]) -> dict[str, Any]:
     # Errors quote settings in full.
     for name, value in settings.items():
@@ -203,5 +211,6 @@ def _replace_text(file: Path, text: str) -> None:
             stream.write(text)
         os.replace(partial, file)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            partial.unlink(missing_ok=True)
         raise DiskError.of(file, error) from error

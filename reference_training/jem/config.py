@@ -15,6 +15,7 @@ from ..compiling import CompileName
 from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import RunConfig
+from ..judge.features import load_features, runs_code
 from ..networks import ActivationName
 from ..precision import PrecisionName
 from .scenarios import SCENARIOS, Scenario
@@ -184,15 +185,12 @@ class JemConfig(RunConfig):
                 or a Python module, and are not given on the command line as well.
         """
         resumed = super().resumed(stored)
-        if self.features != resumed.features:
-            from .evaluation.features import runs_code
-
-            if runs_code(resumed.features):
-                raise ConfigError(
-                    f"the run in {self.out} has the features {resumed.features!r}, which run code "
-                    "of their own: a folder may not say so alone. Resume it with these --features "
-                    "if you trust them"
-                )
+        if self.features != resumed.features and runs_code(resumed.features):
+            raise ConfigError(
+                f"the run in {self.out} has the features {resumed.features!r}, which run code "
+                "of their own: a folder may not say so alone. Resume it with these --features "
+                "if you trust them"
+            )
         return resumed
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
@@ -267,14 +265,7 @@ class JemConfig(RunConfig):
             )
         if self.features != "own" and settings.quality_samples and self.has_samples:
             # Tried here, before there is a folder. A run's own network needs no trial.
-            from .evaluation import load_features
-
-            load_features(
-                self.features,
-                sha256=self.features_sha256,
-                network=None,
-                device=torch.device("cpu"),
-            )
+            load_features(self.features, torch.device("cpu"), sha256=self.features_sha256)
         if (self.p_x_y_weight or self.class_conditional) and settings.buffer_size % data.classes:
             raise ConfigError(
                 f"buffer_size is {settings.buffer_size}, expected a multiple of the "

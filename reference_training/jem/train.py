@@ -14,12 +14,14 @@ from ..data import ImageData
 from ..engine import loop
 from ..engine.record import Record
 from ..engine.task import Part, Step, Task
+from ..judge.evaluator import Evaluator
+from ..judge.features import load_features
+from ..judge.quality import SampleQuality
 from ..networks import WideResNet
 from ..precision import set_precision
 from .accuracy import AccuracyWatch
 from .config import JemConfig
 from .course import Course, is_lost
-from .evaluation import Evaluator, SampleQuality, load_features
 from .samples import SHOWN, KeptSamples
 from .trainer import Trainer, make_network
 
@@ -187,9 +189,9 @@ def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> E
     quality = None
     if settings.quality_samples and config.has_samples:
         features = load_features(
-            config.features, sha256=config.features_sha256, network=network, device=device
+            config.features, device, sha256=config.features_sha256, network=network
         )
-        quality = SampleQuality(features, data.train_x, data.scale, device)
+        quality = SampleQuality(features, data)
     return Evaluator(data, noise_std=settings.eval_noise, quality=quality)
 
 

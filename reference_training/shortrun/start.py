@@ -45,8 +45,7 @@ def start_from(network: EnergyNet, path: Path, activation: str) -> None:
     Raises:
         ConfigError: the run has no checkpoint, or its network is another.
     """
-    found = load_all_ranks(path / "checkpoints")
-    if found is None or not (path / CONFIG).is_file():
+    if not (path / CONFIG).is_file():
         raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")
     other = f"start_from is {path}, whose network is another than this run's"
     stored = read_config(path).get("settings", {})
@@ -54,7 +53,7 @@ def start_from(network: EnergyNet, path: Path, activation: str) -> None:
         raise ConfigError(
             f"{other}: its activation is {stored.get('activation')}, here it is {activation}"
         )
-    _, (first, *_) = found
+    _, (first, *_) = load_all_ranks(path / "checkpoints")
     try:
         network.load_state_dict(first["network"])
     except (KeyError, RuntimeError) as error:

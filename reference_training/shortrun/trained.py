@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-
 from ..data import ImageData
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
@@ -123,10 +121,7 @@ def load_run(path: Path, device: torch.device, data_root: str | None = None) -> 
     """
     stored = read_config(path)
     config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)
-    found = load_all_ranks(path / "checkpoints")
-    if found is None:
-        raise ConfigError(f"{path} has no checkpoint yet; train it, or wait for its first one")
-    step, (first, *_) = found
+    step, (first, *_) = load_all_ranks(path / "checkpoints")
     data = config.load_data().to(device)
     network = make_network(config, data)
     network.load_state_dict(first["network"])

@@ -312,15 +312,14 @@ def test_another_number_of_ranks_is_refused(tmp_path, saved, asked):
 
 @pytest.mark.parametrize("world", [1, 2, 11])
 def test_others_read_all_ranks_of_the_newest_whole_one(tmp_path, world):
-    assert load_all_ranks(tmp_path) is None
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+        load_all_ranks(tmp_path)
     ranks = [Checkpoints(tmp_path, Ranks(rank, world)) for rank in range(world)]
     for step in (4, 8):
         for one in ranks:
             one.save(step, state_of(step + 0.01 * one.ranks.rank))
     save_durably(tmp_path / f"step-00000012.rank0of{world + 1}.pt", state_of(12))
-    found = load_all_ranks(tmp_path)
-    assert found is not None
-    step, parts = found
+    step, parts = load_all_ranks(tmp_path)
     assert step == 8
     assert [part["x"][0].item() for part in parts] == pytest.approx(
         [8 + 0.01 * rank for rank in range(world)]

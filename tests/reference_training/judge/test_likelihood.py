@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ebmguard.likelihood import Path, bracket_log_z, quadrature_log_z
-from ebmguard.reference_training.likelihood import Cube, LikelihoodOptions, described, measure
+from ebmguard.reference_training.judge.likelihood import Cube, described, measure
 
 CUBE = Cube(1.5, torch.zeros(2, dtype=torch.float64))
 
@@ -48,9 +48,8 @@ def test_a_model_that_leans_on_a_wall_keeps_its_log_z():
 def test_log_likelihoods_turn_the_bracket_around():
     path = Path(lambda x: -CUBE.fold(x).square().sum(1), CUBE)
     held_out = torch.zeros(30, 2, dtype=torch.float64)
-    options = LikelihoodOptions(temperatures=20, ais_chains=50)
     generator = torch.Generator().manual_seed(2)
-    found = measure(path, held_out, held_out, options, generator, exact=False)
+    found = measure(path, held_out, held_out, generator, temperatures=20, chains=50, exact=False)
     low, high = found["log_z"]
     assert found["log_likelihood"] == (-high, -low)
     assert found["starts"] == "long-run"

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
 from ebmguard.likelihood import Path as Annealed
 from ebmguard.likelihood import quadrature_log_z
-from ebmguard.sinks import to_json
 
-from ..device import find_device
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
-from ..likelihood import SEED, Cube, LikelihoodOptions, measure
 from ..plots.markdown import NONE, markdown_table
-from .config import ToyConfig
-from .distributions import DISTRIBUTIONS
-from .evaluate import Evaluator
-from .network import EnsembleMLP
+from ..toy.config import ToyConfig
+from ..toy.distributions import DISTRIBUTIONS
+from ..toy.evaluate import Evaluator
+from ..toy.network import EnsembleMLP
+from . import evaluate as command
+from .evaluate import EvaluateConfig
+from .likelihood import SEED, Cube, measure
 
-EVALUATION = "evaluation.json"
 HELD_OUT = 10_000
 POOL = 200_000
 """Uniform points, of which exact samples are drawn by their weights."""
 
 
-@dataclass(frozen=True)
-class EvaluateConfig(LikelihoodOptions):
+@dataclass(frozen=True, kw_only=True)
+class EvaluateToy(EvaluateConfig):
     """Evaluate each member of a toy run: how far p_θ is from the truth, by quadrature.
 
     With --likelihood its log Z by annealed importance sampling stands beside that of the
@@ -42,44 +39,17 @@ class EvaluateConfig(LikelihoodOptions):
     evaluation.json in the run folder.
     """
 
-    run: tyro.conf.Positional[Path]
-    """Run folder of `ebmguard train toy`."""
-    device: str = "auto"
-    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
 
-
-def run(config: EvaluateConfig) -> int:
-    """`ebmguard evaluate toy`: evaluate, print a table, write evaluation.json.
-
-    Returns:
-        exit status, 0.
-
-    Raises:
-        ConfigError: the settings cannot be meant, or the run has no checkpoint.
-    """
-    results = evaluate(config)
-    text = json.dumps(to_json(results), indent=2, allow_nan=False) + "\n"
-    (config.run / EVALUATION).write_text(text, encoding="utf-8")
-    print(table(results))
-    print(f"\nwritten to {config.run / EVALUATION}")
-    return 0
-
-
-def evaluate(config: EvaluateConfig) -> dict[str, Any]:
+def evaluate(config: EvaluateToy, device: torch.device) -> dict[str, Any]:
     """What evaluation.json holds.
 
     Raises:
-        ConfigError: as for :func:`run`.
+        ConfigError: the folder is no toy run's, or has no checkpoint.
     """
-    config.check_likelihood()
-    device = find_device(config.device)
     stored = read_config(config.run)
     if "scenario" not in stored or "members" not in stored:
         raise ConfigError(f"{config.run} is not a run folder of `ebmguard train toy`")
-    found = load_all_ranks(config.run / "checkpoints")
-    if found is None:
-        raise ConfigError(f"{config.run} has no checkpoint yet; go on with it by --resume")
-    step, (state, *_) = found
+    step, (state, *_) = load_all_ranks(config.run / "checkpoints")
     toy = ToyConfig(out=config.run, resume=True).resumed(stored)
     evaluator = Evaluator(toy.settings, toy.members, device)
     network = _network(state["network"], evaluator, device)
@@ -128,7 +98,7 @@ def _network(
 
 
 def _likelihood(
-    network: EnsembleMLP, evaluator: Evaluator, kl: float, config: EvaluateConfig
+    network: EnsembleMLP, evaluator: Evaluator, kl: float, config: EvaluateToy
 ) -> dict[str, Any]:
     """Of one member; its KL by annealing is that by quadrature with another log Z."""
     distribution, device = DISTRIBUTIONS[evaluator.settings.data], evaluator.device
@@ -148,6 +118,9 @@ def _likelihood(
     held_out = distribution.sample(HELD_OUT, generator)
     held_out = held_out[(held_out.abs() <= distribution.limit).all(1)]
     path = Annealed(f, cube)
-    found = measure(path, pool[chosen], held_out, config, generator, exact=True)
+    found = measure(path, pool[chosen], held_out, generator, **config.effort, exact=True)
     off = tuple(kl + end - log_z for end in found["log_z"])
     return found | {"quadrature_log_z": log_z, "annealed_kl": off}
+
+
+run = partial(command.run, evaluate, table)

@@ -8,9 +8,8 @@ import math
 import numpy as np
 import torch
 
-from ebmguard.reference_training.jem.evaluation.features import load_features
-from ebmguard.reference_training.jem.evaluation.inception import SIZE, Inception, resize
-from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.judge.features import load_features
+from ebmguard.reference_training.judge.inception import SIZE, Inception, resize
 
 # What FeatureExtractorInceptionV3 of torch-fidelity 0.4.0 ("2048", "logits_unbiased"), the usual
 # reader of the published weights, makes of the weights and images below, in float32 on a CPU.
@@ -54,10 +53,7 @@ def test_features_and_logits_are_those_of_the_usual_reader_of_the_weights(tmp_pa
     file = tmp_path / "weights.pth"
     torch.save(weights, file, _use_new_zipfile_serialization=False)  # as old as the published one
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    network = WideResNet(width=1)
-    found = load_features(
-        f"inception:{file}", sha256=digest, network=network, device=torch.device("cpu")
-    )
+    found = load_features(f"inception:{file}", torch.device("cpu"), sha256=digest)
     file.unlink()  # 96 MB
     assert not found.comparable
     assert found.label == f"other weights of the Inception network (sha256 {digest[:8]})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sys
 import types
 
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.jem.evaluation.features import INCEPTION_SHA256, load_features
+from ebmguard.reference_training.judge.features import INCEPTION_SHA256, load_features
 from ebmguard.reference_training.networks import WideResNet
+from tests.reference_training.judge.parts import CPU, jem_folder
 
-CPU = torch.device("cpu")
 NETWORK = WideResNet(width=1)
 
 
@@ -28,7 +27,7 @@ class Halves(nn.Module):
 
 
 def load(spec, sha256=None, network=NETWORK):
-    return load_features(str(spec), sha256=sha256, network=network, device=CPU)
+    return load_features(str(spec), CPU, sha256=sha256, network=network)
 
 
 def checksum(file):
@@ -60,18 +59,16 @@ def test_own_follows_the_network_in_training():
 
 def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
     other = WideResNet(depth=16, width=1, early_stride=True)
-    settings = {"depth": 16, "width": 1, "early_stride": True}
-    config = {"data": "digits", "precision": "float32", "settings": settings}
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = tmp_path / "run"
+    jem_folder(run, best=False, depth=16)
     with pytest.raises(ConfigError, match="--checkpoint last"):
-        load(tmp_path)
+        load(run)
     state = {"step": 1234, "valid_accuracy": 0.5, "network": other.state_dict()}
-    torch.save(state, tmp_path / "checkpoints" / "best.pt")
-    features = load(tmp_path)
+    torch.save(state, run / "checkpoints" / "best.pt")
+    features = load(run)
     assert_is_classifier(features, other)
     assert features.fixed
-    assert str(tmp_path) in features.label
+    assert str(run) in features.label
     assert "1,234" in features.label
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...data import ImageData
-from ...networks import WideResNet
-from .classification import accuracy, calibration_error, classify, evaluation_mode
+from ..data import ImageData
+from ..networks import WideResNet
+from .classification import accuracy, classification, classify, evaluation_mode
 from .quality import SampleQuality
 
 
@@ -31,7 +31,9 @@ class Evaluator:
 
     def test_accuracy(self, network: WideResNet) -> float:
         """Share of the test images whose label the network gives."""
-        return accuracy(self._logits(network, self.data.test_x), self.data.test_y)
+        data = self.data
+        logits = classify(network, data.test_x, data.scale, noise_std=self.noise_std)
+        return accuracy(logits, data.test_y)
 
     def evaluate(
         self, network: WideResNet, step: int, epoch: float, buffer: Tensor | None
@@ -50,18 +52,13 @@ class Evaluator:
             `buffer_samples` (their number), `features` (what judged them), `features_comparable`
             (with published scores) and `features_fixed` (or of the network in training).
         """
-        data = self.data
-        test = self._logits(network, data.test_x)
+        found = classification(network, self.data, noise_std=self.noise_std)
         row: dict[str, Any] = {
             "step": step,
             "epoch": epoch,
-            "valid_accuracy": (
-                accuracy(self._logits(network, data.valid_x), data.valid_y)
-                if len(data.valid_y)
-                else None
-            ),
-            "test_accuracy": accuracy(test, data.test_y),
-            "ece": calibration_error(test, data.test_y),
+            "valid_accuracy": found["validation"]["accuracy"] if "validation" in found else None,
+            "test_accuracy": found["test"]["accuracy"],
+            "ece": found["test"]["ece"],
         }
         if buffer is not None and self.quality is not None:
             with evaluation_mode(network):
@@ -69,6 +66,3 @@ class Evaluator:
             row |= {f"buffer_{name}": value for name, value in scores.items()}
             row |= self.quality.features.described()
         return row
-
-    def _logits(self, network: WideResNet, images: Tensor) -> Tensor:
-        return classify(network, images, self.data.scale, noise_std=self.noise_std)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
 
-from ...engine.run_folder import CONFIG
-from ...networks import WideResNet
+from ..engine.run_folder import CONFIG
+from ..networks import WideResNet
 from .inception import Inception
 from .stored import load_network
 
@@ -62,20 +62,17 @@ class Features:
         }
 
 
-class ClassifierFeatures:
-    """A classifier's penultimate features, and its logits.
+def classifier_features(network: WideResNet) -> FeatureModule:
+    """A classifier's penultimate features (B, 64 * width), and its logits (B, classes).
 
     Not a module: the network in training is not to become a part of anything else.
     """
 
-    def __init__(self, network: WideResNet) -> None:
-        self.network = network
+    def module(x: Tensor) -> tuple[Tensor, Tensor]:
+        features = network.features(x)
+        return features, network.head(features)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, C, H, W) -> (B, 64 * width), (B, classes)."""
-        features = self.network.features(x)
-        logits: Tensor = self.network.head(features)
-        return features, logits
+    return module
 
 
 def runs_code(spec: object) -> bool:
@@ -89,7 +86,11 @@ def runs_code(spec: object) -> bool:
 
 
 def load_features(
-    spec: str, *, sha256: str | None, network: WideResNet | None, device: torch.device
+    spec: str,
+    device: torch.device,
+    *,
+    sha256: str | None = None,
+    network: WideResNet | None = None,
 ) -> Features:
     """The network that `spec` names.
 
@@ -104,34 +105,38 @@ def load_features(
 
     Args:
         spec: what is to be loaded.
+        device: where the features are computed.
         sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
             that of the published file for ``inception:``, no check for a TorchScript file.
         network: the run's own, where there is one.
-        device: where the features are computed.
 
     Raises:
         ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.
     """
-    if spec == "own" and network is not None:
-        _refuse_checksum(sha256, spec)
-        label = "the run's own classifier (comparable within one evaluation only)"
-        return Features(ClassifierFeatures(network), label, False, fixed=False)
     if spec.startswith(INCEPTION_PREFIX):
         return _inception(Path(spec.removeprefix(INCEPTION_PREFIX)), sha256, device)
     path = Path(spec)
-    if (path / CONFIG).is_file():
-        _refuse_checksum(sha256, spec)
-        other, step = load_network(path, "best", device)
-        label = f"the classifier of the run {path} at step {step:,} (comparable between runs here)"
-        return Features(ClassifierFeatures(other), label, False, fixed=True)
-    if path.is_file():
+    own = network if spec == "own" else None
+    if own is None and path.is_file():
         digest = _checked(path, sha256)
         label = f"TorchScript file {path.name} (sha256 {digest[:8]})"
         return Features(_frozen(_torchscript(path, device), device), label, False, fixed=True)
-    if ":" in spec:
-        _refuse_checksum(sha256, spec)
-        return Features(_frozen(_made(spec), device), spec, False, fixed=True)
-    raise ConfigError(f"features is {spec!r}; {FORMS}")
+    is_run = (path / CONFIG).is_file()
+    if own is None and not is_run and ":" not in spec:
+        raise ConfigError(f"features is {spec!r}; {FORMS}")
+    if sha256 is not None:
+        raise ConfigError(
+            f"features_sha256 was given with features {spec!r}, which is no file whose checksum "
+            "could be taken; leave it out"
+        )
+    if own is not None:
+        label = "the run's own classifier (comparable within one evaluation only)"
+        return Features(classifier_features(own), label, False, fixed=False)
+    if is_run:
+        other, step = load_network(path, "best", device)
+        label = f"the classifier of the run {path} at step {step:,} (comparable between runs here)"
+        return Features(classifier_features(other), label, False, fixed=True)
+    return Features(_frozen(_made(spec), device), spec, False, fixed=True)
 
 
 def _inception(file: Path, sha256: str | None, device: torch.device) -> Features:
@@ -202,11 +207,3 @@ def _checked(file: Path, sha256: str | None) -> str:
             "it again, or name the checksum of another file by --features-sha256"
         )
     return digest
-
-
-def _refuse_checksum(sha256: str | None, spec: str) -> None:
-    if sha256 is not None:
-        raise ConfigError(
-            f"features_sha256 was given with features {spec!r}, which is no file whose checksum "
-            "could be taken; leave it out"
-        )

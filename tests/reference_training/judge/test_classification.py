@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from ebmguard.reference_training.jem.evaluation.classification import (
+from ebmguard.reference_training.judge.classification import (
     BATCH,
     accuracy,
     as_seen,
@@ -18,10 +18,7 @@ from ebmguard.reference_training.jem.evaluation.classification import (
     evaluation_mode,
 )
 from ebmguard.reference_training.networks import WideResNet
-
-
-def scale(x):
-    return x.float().div(127.5).sub(1.0)
+from tests.reference_training.judge.parts import scale
 
 
 def guo(logits, labels, bins):

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.jem.evaluation import Evaluator, SampleQuality, load_features
+from ebmguard.reference_training.judge.evaluator import Evaluator
+from ebmguard.reference_training.judge.features import load_features
+from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.networks import WideResNet
+from tests.reference_training.judge.parts import CPU
 
-CPU = torch.device("cpu")
 DATA = load_data("digits", train_images=120, valid_images=50, test_images=80)
 
 
@@ -22,8 +24,8 @@ def network():
 
 
 def make(network, *, data=DATA):
-    features = load_features("own", sha256=None, network=network, device=CPU)
-    quality = SampleQuality(features, data.train_x, data.scale, CPU)
+    features = load_features("own", CPU, network=network)
+    quality = SampleQuality(features, data)
     return Evaluator(data, noise_std=0.0, quality=quality)
 
 

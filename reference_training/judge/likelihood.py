@@ -10,40 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
 from ebmguard.likelihood import Bracket, Estimate, Path, forward, pilot, reverse
 from ebmguard.samplers import hmc
 
-from .data import ImageData
+from ..data import ImageData
 
 SEED = 0
 """The same chains in every evaluation, so that two differ by their models alone."""
 WALLS = 6
 """How far the walls of the cube stand beyond images, in standard deviations of their noise."""
 BATCH = 250
-
-
-@dataclass(frozen=True, kw_only=True)
-class LikelihoodOptions:
-    """What every command that has `--likelihood` is told about it."""
-
-    likelihood: bool = False
-    """Bracket log Z, and with it the log-likelihood of held-out samples, by annealed importance
-    sampling from both sides."""
-    temperatures: int = 500
-    """Of the annealing; more narrow the bracket."""
-    ais_chains: int = 100
-    """Chains of each side."""
-
-    def check_likelihood(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names the setting, its value and what was expected.
-        """
-        for name, least in (("temperatures", 1), ("ais_chains", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected {least} or more")
 
 
 @dataclass(frozen=True)
@@ -88,7 +64,9 @@ def image_likelihood(
     output_scale: float,
     data: ImageData,
     noise: float,
-    options: LikelihoodOptions,
+    *,
+    temperatures: int,
+    chains: int,
 ) -> dict[str, Any]:
     """The likelihood of the model exp(o f) for test images, on a cube around all images.
 
@@ -99,7 +77,8 @@ def image_likelihood(
         output_scale: o.
         data: on the network's device.
         noise: standard deviation of the noise that images get first.
-        options: the command's.
+        temperatures: of the annealing.
+        chains: of each side.
 
     Returns:
         what :func:`measure` does.
@@ -107,20 +86,22 @@ def image_likelihood(
     generator = torch.Generator(data.test_x.device).manual_seed(SEED)
     images, held_out = (
         x + noise * torch.randn(x.shape, generator=generator, device=x.device)
-        for x in (data.scale(data.train_x[: options.ais_chains]), data.scale(data.test_x))
+        for x in (data.scale(data.train_x[:chains]), data.scale(data.test_x))
     )
     cube = Cube(1 + WALLS * noise, held_out[0])
     path = Path(lambda x: output_scale * network(cube.fold(x)), cube)
-    return measure(path, images, held_out, options, generator, exact=False)
+    effort = {"temperatures": temperatures, "chains": chains}
+    return measure(path, images, held_out, generator, **effort, exact=False)
 
 
 def measure(
     path: Path,
     samples: Tensor,
     held_out: Tensor,
-    options: LikelihoodOptions,
     generator: torch.Generator,
     *,
+    temperatures: int,
+    chains: int,
     exact: bool,
 ) -> dict[str, Any]:
     """Both sides of log Z, the verdict, and the mean of log p = f - log Z over held-out samples.
@@ -130,22 +111,22 @@ def measure(
         samples: exact samples of the model; or where chains start that first go as many steps of
             MALA at β = 1 as there are temperatures.
         held_out: samples whose log-likelihood is wanted.
-        options: temperatures and chains.
         generator: on the device of the samples.
+        temperatures: of the annealing.
+        chains: from the base; back from the model there are as many as samples.
         exact: what `samples` are.
 
     Returns:
         plain values; brackets are pairs, the lower end first.
     """
-    chains = options.ais_chains
-    schedule = pilot(path, chains=chains, temperatures=options.temperatures, generator=generator)
+    schedule = pilot(path, chains=chains, temperatures=temperatures, generator=generator)
     ahead = forward(path, schedule, chains=chains, generator=generator)
     if not exact:
         size = schedule.sizes[-1]
         samples = hmc(
             path.f,
             samples,
-            steps=options.temperatures,
+            steps=temperatures,
             leapfrog_steps=path.leapfrog_steps,
             step_size=size**2 / 2,
             noise_std=size,
@@ -157,7 +138,7 @@ def measure(
         f = torch.cat([path.f(x).double() for x in torch.split(held_out, BATCH)])
     ends = (bracket.lower, bracket.upper)
     return {
-        "temperatures": options.temperatures,
+        "temperatures": temperatures,
         "chains": chains,
         "starts": bracket.starts,
         "log_z": ends,

@@ -9,27 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.jem.evaluation import Features, load_features
-from ebmguard.reference_training.networks import WideResNet
-from ebmguard.reference_training.shortrun import evaluation
-from ebmguard.reference_training.shortrun.evaluate_config import EvaluateConfig
-from ebmguard.reference_training.shortrun.evaluation import (
+from ebmguard.reference_training.judge import chains
+from ebmguard.reference_training.judge.features import Features, load_features
+from ebmguard.reference_training.judge.shortrun import (
+    EvaluateShortRun,
     check_features,
-    evaluate,
+    judged,
     run,
     short_run_samples,
     table,
 )
 from ebmguard.reference_training.shortrun.trained import TrainedRun, load_run
+from tests.reference_training.judge.parts import CPU, jem_folder
+from tests.reference_training.judge.parts import frechet as frechet_distance
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run, trained_folder
-
-CPU = torch.device("cpu")
 
 
 def moments(x):
@@ -43,31 +41,18 @@ MOMENTS = Features(moments, "moments", comparable=False, fixed=True)
 
 
 def frechet(one, two):
-    """The Fréchet distance of two sets of features (Heusel et al. 2017, Eq. 6) in float64."""
-    a, b = (moments(x)[0].double().numpy() for x in (one, two))
-    cov_a, cov_b = (np.cov(f, rowvar=False) for f in (a, b))
-    shift = a.mean(0) - b.mean(0)
-    root = scipy.linalg.sqrtm(cov_a @ cov_b).real
-    return float(shift @ shift + np.trace(cov_a + cov_b - 2 * root))
+    return frechet_distance(*(moments(x)[0] for x in (one, two)))
 
 
-def classifier_run(path, **settings):
-    """A folder of a JEM run with a best checkpoint; `settings` are entries of its config.json."""
-    (path / "checkpoints").mkdir(parents=True)
-    config: dict[str, Any] = {"data": "digits", "scenario": "digits", "precision": "float32"}
-    config["settings"] = {"depth": 10, "width": 1, "early_stride": True}
-    (path / "config.json").write_text(json.dumps(config | settings))
-    with torch.random.fork_rng():
-        torch.manual_seed(5)
-        network = WideResNet(width=1, early_stride=True)
-    state = {"step": 4, "valid_accuracy": 0.2, "network": network.state_dict()}
-    torch.save(state, path / "checkpoints" / "best.pt")
+def classifier(path, **stored):
+    """A folder of a JEM run, which can judge."""
+    jem_folder(path, stored=stored)
     return path
 
 
 def test_each_score_is_of_its_images():
     trained = tiny_run(train_images=200, test_images=60)
-    results = evaluate(trained, MOMENTS, 40)
+    results = judged(trained, MOMENTS, 40)
     data = load_data("digits", train_images=200, test_images=60)
     train = data.scale(data.train_x)
     scores = results["scores"]
@@ -90,9 +75,9 @@ def test_each_score_is_of_its_images():
 
 def test_by_default_there_are_as_many_samples_as_held_out_images():
     trained = tiny_run(test_images=20)
-    numbers = {k: v["samples"] for k, v in evaluate(trained, MOMENTS, None)["scores"].items()}
+    numbers = {k: v["samples"] for k, v in judged(trained, MOMENTS, None)["scores"].items()}
     assert numbers == {"samples": 20, "held_out": 20, "noise": 20}
-    numbers = {k: v["samples"] for k, v in evaluate(trained, MOMENTS, 33)["scores"].items()}
+    numbers = {k: v["samples"] for k, v in judged(trained, MOMENTS, 33)["scores"].items()}
     assert numbers == {"samples": 33, "held_out": 20, "noise": 33}
 
 
@@ -100,7 +85,7 @@ def test_all_held_out_images_are_the_floor():
     trained = tiny_run(train_images=200, test_images=60)
     data = trained.data
     expected = frechet(data.scale(data.train_x), data.scale(data.test_x))
-    found = evaluate(trained, MOMENTS, None)["scores"]["held_out"]["fid"]
+    found = judged(trained, MOMENTS, None)["scores"]["held_out"]["fid"]
     assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -114,37 +99,27 @@ def test_samples_have_gone_through_the_chains():
     assert torch.equal(short_run_samples(trained, 60), samples)
 
 
-def test_batches_of_chains_start_afresh(monkeypatch):
-    monkeypatch.setattr(evaluation, "CHAIN_BATCH", 4)
-    samples = short_run_samples(tiny_run(), 10)
-    assert samples.shape == (10, 1, 8, 8)
-    assert len({tuple(image.flatten().tolist()) for image in samples}) == 10
-
-
 def test_the_number_of_steps_is_drawn_as_in_the_training(monkeypatch):
     steps: list[int] = []
 
-    def chains(_, x0, k, generator):
+    def walk(_, x0, k, generator):
         steps.append(k)
         return x0
 
-    monkeypatch.setattr(evaluation, "CHAIN_BATCH", 1)
-    monkeypatch.setattr(TrainedRun, "chains", chains)
+    monkeypatch.setattr(chains, "BATCH", 1)
+    monkeypatch.setattr(TrainedRun, "chains", walk)
     short_run_samples(tiny_run(sgld_steps=4, most_sgld_steps=6), 60)
     assert set(steps) == {4, 5, 6}
-    steps.clear()
-    short_run_samples(tiny_run(sgld_steps=4), 5)
-    assert steps == [4] * 5
 
 
 def test_the_command_prints_and_stores_what_it_measured(tmp_path, capsys):
     path = trained_folder(tmp_path / "run")
-    judge = classifier_run(tmp_path / "judge")
-    config = EvaluateConfig(run=path, features=str(judge), count=30, device="cpu")
+    judge = classifier(tmp_path / "judge")
+    config = EvaluateShortRun(run=path, features=str(judge), count=30, device="cpu")
     assert run(config) == 0
     stored = json.loads((path / "evaluation.json").read_text())
-    features = load_features(str(judge), sha256=None, network=None, device=CPU)
-    expected = evaluate(load_run(path, CPU), features, 30)
+    features = load_features(str(judge), CPU)
+    expected = judged(load_run(path, CPU), features, 30)
     assert stored == json.loads(json.dumps(expected))
     printed = capsys.readouterr().out
     assert table(stored) in printed
@@ -159,7 +134,7 @@ def test_the_command_prints_and_stores_what_it_measured(tmp_path, capsys):
 
 def test_samples_that_are_not_numbers_have_no_score(tmp_path):
     nowhere = Quadratic(float("nan"))
-    results = evaluate(tiny_run(network=nowhere), MOMENTS, 30)
+    results = judged(tiny_run(network=nowhere), MOMENTS, 30)
     row = results["scores"]["samples"]
     assert np.isnan(row["fid"])
     assert np.isnan(row["is"])
@@ -177,7 +152,7 @@ def test_samples_that_are_not_numbers_have_no_score(tmp_path):
     ],
 )
 def test_features_of_other_images_are_refused(tmp_path, stored, settings, says):
-    judge = classifier_run(tmp_path / "judge", **stored)
+    judge = classifier(tmp_path / "judge", **stored)
     with pytest.raises(ConfigError, match=says):
         check_features(str(judge), tiny_run(**settings))
 
@@ -185,15 +160,15 @@ def test_features_of_other_images_are_refused(tmp_path, stored, settings, says):
 def test_features_of_the_same_images_are_not(tmp_path):
     sizes: list[dict[str, Any]] = [{}, {"image_size": None}, {"image_size": 4}]
     for number, size in enumerate(sizes):
-        judge = classifier_run(tmp_path / str(number), **size)
+        judge = classifier(tmp_path / str(number), **size)
         check_features(str(judge), tiny_run(**size))
     check_features("inception:file.pth", tiny_run())
 
 
 def test_small_images_are_judged_by_a_classifier_of_small_images(tmp_path):
     path = trained_folder(tmp_path / "run", image_size=4, nf=2)
-    judge = classifier_run(tmp_path / "judge", image_size=4)
-    config = EvaluateConfig(run=path, features=str(judge), device="cpu")
+    judge = classifier(tmp_path / "judge", image_size=4)
+    config = EvaluateShortRun(run=path, features=str(judge), device="cpu")
     assert run(config) == 0
     stored = json.loads((path / "evaluation.json").read_text())
     assert (stored["image_size"], stored["scores"]["held_out"]["samples"]) == (4, 32)
@@ -201,30 +176,25 @@ def test_small_images_are_judged_by_a_classifier_of_small_images(tmp_path):
 
 def test_what_cannot_be_meant(tmp_path):
     path = trained_folder(tmp_path / "run")
-    judge = str(classifier_run(tmp_path / "judge"))
+    judge = str(classifier(tmp_path / "judge"))
 
     def refused(says, **settings):
         values = {"run": path, "features": judge, "device": "cpu", **settings}
         with pytest.raises(ConfigError, match=says):
-            run(EvaluateConfig(**values))
+            run(EvaluateShortRun(**values))
         assert not (path / "evaluation.json").is_file()
 
     refused('features is "None", and a short-run model', features=None)
-    refused("temperatures is 0, expected 1", likelihood=True, temperatures=0)
     refused('features is "own", and a short-run model has no classifier', features="own")
     refused("count is 1, expected at least 2", count=1)
-    refused("holds no run", run=tmp_path)
     refused("features is 'nothing'; expected", features="nothing")
-    refused("which is not a run folder of `ebmguard train jem`", features=str(path))
-    refused("is not a run of `ebmguard train shortrun`", run=Path(judge))
-    (path / "evaluation.json").mkdir()
-    refused(r"evaluation\.json cannot be written")
+    refused("run is not a run folder of `ebmguard train jem`", features=str(path))
 
 
 def test_the_command_line():
     words = "--run runs/a --features inception:w.pth --count 50000 --data-root /data"
-    config = tyro.cli(EvaluateConfig, args=words.split())
-    assert config == EvaluateConfig(
+    config = tyro.cli(EvaluateShortRun, args=words.split())
+    assert config == EvaluateShortRun(
         run=Path("runs/a"), features="inception:w.pth", count=50_000, data_root="/data"
     )
 
@@ -232,7 +202,7 @@ def test_the_command_line():
 def test_likelihood_needs_no_features(tmp_path, capsys):
     path = trained_folder(tmp_path / "run", noise_std=2.0)
     options: dict[str, Any] = {"likelihood": True, "temperatures": 12, "ais_chains": 20}
-    assert run(EvaluateConfig(run=path, device="cpu", **options)) == 0
+    assert run(EvaluateShortRun(run=path, device="cpu", **options)) == 0
     stored = json.loads((path / "evaluation.json").read_text())
     assert "scores" not in stored
     found = stored["likelihood"]

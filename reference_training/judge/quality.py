@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
 
+from ..data import ImageData
 from .features import Features
 
 BATCH = 100
@@ -27,31 +28,19 @@ class SampleQuality:
     where a class has a probability of 0 in all samples, which is where a collapsed model ends.
 
     Args:
-        features: the network that judges.
-        reference: images that samples are to be like, (N, C, H, W) uint8.
-        scale: makes them float32 in [-1, 1].
-        device: where all is computed.
+        features: the network that judges, on the device of the data.
+        data: whose training images samples are to be like.
 
     Raises:
         ConfigError: the features are not those of images of this shape.
         ImportError: torchmetrics is not installed.
     """
 
-    def __init__(
-        self,
-        features: Features,
-        reference: Tensor,
-        scale: Callable[[Tensor], Tensor],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, features: Features, data: ImageData) -> None:
         self.features = features
-        self.reference = reference
-        self.scale = scale
-        self.device = device
-        count = _feature_count(features, scale(reference[:2].to(device)))
-        self._fid = _fid_metric(count, device, keeps_reference=features.fixed)
-        self._reference_done = False
-        self._reference_finite = True
+        self.data = data
+        count = _feature_count(features, data.scale(data.train_x[:2]))
+        self._fid = _fid_metric(count, data.train_x.device, keeps_reference=features.fixed)
 
     def measure(self, samples: Tensor) -> dict[str, Any]:
         """Score samples.
@@ -68,34 +57,28 @@ class SampleQuality:
             `is`, its standard deviation over ten parts `is_std`, `fid` and `samples`, their
             number. A score that is undefined, such as that of NaN, is NaN.
         """
+        fid, data, logits = self._fid, self.data, []
         with torch.no_grad():
-            self._see_reference()
-            logits, finite = [], self._reference_finite
+            if not fid.real_features_num_samples:  # it has forgotten those of a changed network
+                for part in torch.split(data.train_x, BATCH):
+                    features, _ = self.features.module(data.scale(part))
+                    fid.update(features.double(), real=True)
             for part in torch.split(samples, BATCH):
-                features, own_logits = self.features.module(part.to(self.device).clamp(-1, 1))
-                finite = self._update(features, real=False) and finite
+                x = part.to(data.train_x.device).clamp(-1, 1)
+                features, own_logits = self.features.module(x)
+                fid.update(features.double(), real=False)
                 logits.append(own_logits)
             score, deviation = inception_score(torch.cat(logits))
-            defined = finite and len(samples) > 1 and len(self.reference) > 1
+            finite = (fid.real_features_sum + fid.fake_features_sum).isfinite().all()
             # torchmetrics raises where there is no distance.
-            fid = float(self._fid.compute()) if defined else math.nan
-            self._fid.reset()
-        return {"is": score, "is_std": deviation, "fid": fid, "samples": len(samples)}
+            defined = finite and min(len(data.train_x), len(samples)) > 1
+            distance = float(fid.compute()) if defined else math.nan
+            fid.reset()
+        return {"is": score, "is_std": deviation, "fid": distance, "samples": len(samples)}
 
-    def _see_reference(self) -> None:
-        """Statistics of the reference images, computed once where the features are fixed."""
-        if self._reference_done:
-            return
-        self._reference_finite = True
-        for part in torch.split(self.reference, BATCH):
-            features, _ = self.features.module(self.scale(part.to(self.device)))
-            self._reference_finite &= self._update(features, real=True)
-        self._reference_done = self.features.fixed
-
-    def _update(self, features: Tensor, *, real: bool) -> bool:
-        """Give features to the metric; whether they are all finite."""
-        self._fid.update(features.double(), real=real)
-        return bool(features.isfinite().all())
+    def described(self) -> dict[str, Any]:
+        """What stands beside scores in evaluation.json."""
+        return self.features.described() | {"reference_images": len(self.data.train_x)}
 
 
 def inception_score(logits: Tensor) -> tuple[float, float]:
@@ -121,15 +104,25 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
     return float(all_scores.mean()), float(all_scores.std(correction=0))
 
 
-class _Precomputed(nn.Module):
-    """Features as they are: torchmetrics' place for a feature network."""
+def score_words(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Inception score and FID of what :meth:`SampleQuality.measure` returned, for people."""
+    return f"{row['is']:.3f} ± {row['is_std']:.3f}", f"{row['fid']:.2f}"
 
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.num_features = count
 
-    def forward(self, features: Tensor) -> Tensor:
-        return features
+def judged_by(results: Mapping[str, Any], more: str = "") -> list[str]:
+    """What people have to know beside scores, from :meth:`SampleQuality.described`.
+
+    Args:
+        results: which hold that.
+        more: about the number of images.
+    """
+    lines = [
+        f"judged by: {results['features']}",
+        f"FID to {results['reference_images']:,} training images{more}",
+    ]
+    if not results["features_comparable"]:
+        lines.append("not comparable with published scores, which are of Inception features")
+    return lines
 
 
 def _fid_metric(feature_count: int, device: torch.device, *, keeps_reference: bool) -> Any:
@@ -139,9 +132,12 @@ def _fid_metric(feature_count: int, device: torch.device, *, keeps_reference: bo
         raise ImportError(
             'the FID needs torchmetrics, which is not installed: pip install "ebmguard[train]"'
         ) from error
+    # In place of a feature network: the features are there already.
+    given: Any = nn.Identity()
+    given.num_features = feature_count
     # Evaluation is one process's: it does not wait for other ranks.
     metric = FrechetInceptionDistance(
-        _Precomputed(feature_count), reset_real_features=not keeps_reference, sync_on_compute=False
+        given, reset_real_features=not keeps_reference, sync_on_compute=False
     )
     return metric.to(device)
 

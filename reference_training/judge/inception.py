@@ -14,6 +14,7 @@ readers of it either need torchvision, or come as TorchScript, whose loading PyT
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class ConvNormRelu(nn.Module):
         kernel: tuple[int, int],
         *,
         stride: int = 1,
-        padding: tuple[int, int] = (0, 0),
+        padding: str = "valid",
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(
@@ -96,19 +97,11 @@ class Mixed(nn.Module):
                     convolutions = dict(zip((f"{name}a", f"{name}b"), step, strict=True))
                 else:
                     convolutions = {name: step}
-                last = number == len(steps)
-                for own_name, (out_channels, height, width) in convolutions.items():
-                    self.add_module(
-                        own_name,
-                        ConvNormRelu(channels, out_channels, (height, width), stride=2)
-                        if last and pool is halve
-                        else ConvNormRelu(
-                            channels,
-                            out_channels,
-                            (height, width),
-                            padding=(height // 2, width // 2),
-                        ),
-                    )
+                halves = pool is halve and number == len(steps)
+                how: Any = {"stride": 2} if halves else {"padding": "same"}
+                for own_name, (out, height, width) in convolutions.items():
+                    module = ConvNormRelu(channels, out, (height, width), **how)
+                    self.add_module(own_name, module)
                 names.append(list(convolutions))
                 channels = sum(out for out, _, _ in convolutions.values())
             self.branches.append((branch, names))
@@ -174,7 +167,7 @@ class Inception(nn.Module):
         super().__init__()
         self.Conv2d_1a_3x3 = ConvNormRelu(3, 32, (3, 3), stride=2)
         self.Conv2d_2a_3x3 = ConvNormRelu(32, 32, (3, 3))
-        self.Conv2d_2b_3x3 = ConvNormRelu(32, 64, (3, 3), padding=(1, 1))
+        self.Conv2d_2b_3x3 = ConvNormRelu(32, 64, (3, 3), padding="same")
         self.Conv2d_3b_1x1 = ConvNormRelu(64, 80, (1, 1))
         self.Conv2d_4a_3x3 = ConvNormRelu(80, 192, (3, 3))
         self.Mixed_5b = mixed_35(192, 32)

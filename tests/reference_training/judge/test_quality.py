@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.jem.evaluation.features import Features
-from ebmguard.reference_training.jem.evaluation.quality import (
+from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.judge.features import Features
+from ebmguard.reference_training.judge.quality import (
     SPLITS,
     SampleQuality,
     inception_score,
 )
-
-CPU = torch.device("cpu")
-
-
-def scale(x):
-    return x.float().div(127.5).sub(1.0)
+from tests.reference_training.judge.parts import frechet, scale
 
 
 def pixels(x):
@@ -34,15 +30,8 @@ def make(module=pixels, *, fixed=True, reference=None, count=400):
     if reference is None:
         reference = torch.randint(60, 200, (count, 3, 1, 2), dtype=torch.uint8)
     features = Features(module, "test", False, fixed=fixed)
-    return SampleQuality(features, reference, scale, CPU), scale(reference)
-
-
-def frechet(a, b):
-    """The definition, by scipy's matrix root."""
-    a, b = (x.flatten(1).double().numpy() for x in (a, b))
-    s, t = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
-    root = scipy.linalg.sqrtm(s @ t).real
-    return float(np.sum((a.mean(0) - b.mean(0)) ** 2) + np.trace(s + t - 2 * root))
+    data = replace(load_data("digits", test_images=1), train_x=reference, levels=255)
+    return SampleQuality(features, data), scale(reference)
 
 
 def score_of(probabilities):

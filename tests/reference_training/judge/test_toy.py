@@ -6,20 +6,19 @@ import json
 
 import pytest
 
-from ebmguard.errors import ConfigError
-from ebmguard.reference_training.toy import evaluation
-from ebmguard.reference_training.toy.evaluation import EvaluateConfig, run
+from ebmguard.reference_training.judge import toy
+from ebmguard.reference_training.judge.toy import EvaluateToy, run, table
 from tests.reference_training.toy.parts import config_for, go, small_evaluations
 
 
 @pytest.mark.parametrize("scenario", ["gmm-default", "mixture1d-default"])
 def test_annealing_agrees_with_the_quadrature(tmp_path, capsys, monkeypatch, scenario):
     small_evaluations(monkeypatch)
-    monkeypatch.setattr(evaluation, "POOL", 20_000)
+    monkeypatch.setattr(toy, "POOL", 20_000)
     out = tmp_path / "run"
     go(config_for(out, scenario=scenario, betas=("0", "0.5"), seeds=1, evaluations=1))
     monkeypatch.undo()
-    config = EvaluateConfig(run=out, device="cpu", likelihood=True, temperatures=40)
+    config = EvaluateToy(run=out, device="cpu", likelihood=True, temperatures=40)
     assert run(config) == 0
     printed = capsys.readouterr().out
     stored = json.loads((out / "evaluation.json").read_text())
@@ -32,22 +31,14 @@ def test_annealing_agrees_with_the_quadrature(tmp_path, capsys, monkeypatch, sce
         low, high = member["annealed_kl"]
         assert low - (high - low) < member["kl"] < high + (high - low)
         assert f"{low:.3f} to {high:.3f}" in printed
-    assert evaluation.table(stored) in printed
+    assert table(stored) in printed
 
 
 def test_without_annealing_it_is_the_quadrature_alone(tmp_path, capsys, monkeypatch):
     small_evaluations(monkeypatch)
     out = tmp_path / "run"
     go(config_for(out, betas=("0",), seeds=1, evaluations=1))
-    assert run(EvaluateConfig(run=out, device="cpu")) == 0
+    assert run(EvaluateToy(run=out, device="cpu")) == 0
     (member,) = json.loads((out / "evaluation.json").read_text())["members"]
     assert "log_z" not in member
     assert "KL by" not in capsys.readouterr().out
-
-
-def test_what_cannot_be_evaluated_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="ais_chains is 1, expected 2 or more"):
-        run(EvaluateConfig(run=tmp_path, ais_chains=1))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="not a run folder of `ebmguard train toy`"):
-        run(EvaluateConfig(run=tmp_path, device="cpu"))

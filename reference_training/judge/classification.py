@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...networks import WideResNet
+from ..data import ImageData
+from ..networks import WideResNet
 
 BATCH = 250
 """Images per forward pass."""
@@ -66,6 +68,32 @@ def classify(
     with evaluation_mode(network), torch.no_grad():
         seen = as_seen(images, scale, noise_std=noise_std)
         return torch.cat([network.classify(x) for x in seen])
+
+
+def classification(
+    network: WideResNet, data: ImageData, *, noise_std: float
+) -> dict[str, dict[str, Any]]:
+    """The classifier on `validation` images, where there are some, and on those of the `test`.
+
+    Args:
+        network: as in :func:`classify`.
+        data: on the network's device.
+        noise_std: as in :func:`as_seen`.
+
+    Returns:
+        of each set `images`, their number, `accuracy` and `ece`, the :func:`calibration_error`.
+    """
+    parts = {"validation": (data.valid_x, data.valid_y), "test": (data.test_x, data.test_y)}
+    results = {}
+    for name, (images, labels) in parts.items():
+        if len(labels):
+            logits = classify(network, images, data.scale, noise_std=noise_std)
+            results[name] = {
+                "images": len(labels),
+                "accuracy": accuracy(logits, labels),
+                "ece": calibration_error(logits, labels),
+            }
+    return results
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:

@@ -1,8 +1,7 @@
-"""The network and the chains of a run, as its checkpoints hold them."""
+"""The classifier of a JEM run, and its chains, as its checkpoints hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +11,10 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably
 
-from ...engine import run_folder
-from ...engine.checkpoints import load_all_ranks
-from ...engine.run_folder import CONFIG
-from ...networks import WideResNet
+from ..engine import run_folder
+from ..engine.checkpoints import load_all_ranks
+from ..networks import WideResNet
+from ..precision import autocast_type
 
 CheckpointName = Literal["best", "last"]
 BEST = "best.pt"
@@ -27,8 +26,8 @@ def read_config(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the folder holds none.
     """
-    config = run_folder.read_config(run) if (run / CONFIG).is_file() else {}
-    if not {"data", "precision", "settings"} <= set(config):
+    config = run_folder.read_config(run)
+    if not {"data", "scenario", "precision", "settings"} <= set(config):
         raise ConfigError(f"{run} is not a run folder of `ebmguard train jem`")
     return config
 
@@ -43,10 +42,7 @@ def read_last(run: Path) -> tuple[int, dict[str, Tensor], Tensor]:
     Raises:
         ConfigError: there is none with the parts of all its processes, or it cannot be read.
     """
-    found = load_all_ranks(run / "checkpoints")
-    if found is None:
-        raise ConfigError(f"{run} has no checkpoint yet; go on with it by --resume")
-    step, parts = found
+    step, parts = load_all_ranks(run / "checkpoints")
     return step, parts[0]["network"], torch.cat([part["buffer"]["samples"] for part in parts])
 
 
@@ -67,6 +63,7 @@ def load_network(
         ConfigError: the folder holds no run, or no such checkpoint.
     """
     config = read_config(run)
+    settings = config["settings"]
     if checkpoint == "last":
         step, parameters, _ = read_last(run)
     else:
@@ -79,15 +76,6 @@ def load_network(
             )
         state = load_durably(file, torch.device("cpu"))
         step, parameters = int(state["step"]), state["network"]
-    network = _build(config, parameters)
-    network.requires_grad_(False)
-    # As in training: the faster memory layout for these convolutions.
-    network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return network.eval(), step
-
-
-def _build(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> WideResNet:
-    settings = config["settings"]
     network = WideResNet(
         in_channels=parameters["stem.weight"].shape[1],
         classes=parameters["head.weight"].shape[0],
@@ -95,7 +83,10 @@ def _build(config: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> WideR
         width=settings["width"],
         early_stride=settings["early_stride"],
         activation=config.get("activation", "leaky_relu"),  # once there was no choice
-        autocast=torch.bfloat16 if config["precision"] == "bfloat16" else None,
+        autocast=autocast_type(config["precision"]),
     )
     network.load_state_dict(parameters)
-    return network
+    network.requires_grad_(False)
+    # As in training: the faster memory layout for these convolutions.
+    network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network.eval(), step

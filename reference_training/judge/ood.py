@@ -7,16 +7,16 @@ f(x), and the approximate mass, -||df/dx||. Larger means more like the data.
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ...data import ImageData, load_data
-from ...networks import WideResNet
+from ..data import ImageData, kept_data
+from ..networks import WideResNet
 from .classification import as_seen, evaluation_mode
 
 OodName = Literal[
@@ -27,7 +27,7 @@ BATCH = 125
 SEED = 0
 
 
-def other_images(name: OodName, data: ImageData, root: Path | None) -> Tensor:
+def other_images(name: OodName, data: ImageData, root: str | None) -> Tensor:
     """Images that are not of the run's data, at most as many as its test images.
 
     - ``uniform``: every value uniform in [-1, 1].
@@ -61,7 +61,7 @@ def other_images(name: OodName, data: ImageData, root: Path | None) -> Tensor:
         return (images[order] + images[order.roll(1)]) / 2
     if name == data.name:
         raise ConfigError(f"ood names {name}, which is what the run was trained on; leave it out")
-    other = load_data(name, root)
+    other = kept_data(name, root)
     if other.sample_shape != data.sample_shape:
         raise ConfigError(
             f"ood names {name}, whose images have the shape {other.sample_shape}, and the run's "
@@ -88,6 +88,29 @@ def scores(network: WideResNet, images: Tensor, *, noise_std: float) -> tuple[Te
                 energies.append(f.detach())
                 masses.append(-grad.flatten(1).norm(dim=1))
     return torch.cat(energies), torch.cat(masses)
+
+
+def detection(
+    network: WideResNet, data: ImageData, others: Mapping[str, Tensor], *, noise_std: float
+) -> dict[str, dict[str, Any]]:
+    """How well the test images are told from others, by both scores.
+
+    Args:
+        network: as in :func:`scores`.
+        data: on the network's device.
+        others: by name, as :func:`other_images` gives them.
+        noise_std: as in :func:`scores`.
+
+    Returns:
+        of each set `images`, their number, and the :func:`auroc` of `f` and of `gradient`.
+    """
+    inside = scores(network, data.scale(data.test_x), noise_std=noise_std) if others else ()
+    results: dict[str, dict[str, Any]] = {}
+    for name, images in others.items():
+        outside = scores(network, images, noise_std=noise_std)
+        pairs = zip(("f", "gradient"), inside, outside, strict=True)
+        results[name] = {"images": len(images)} | {of: auroc(*pair) for of, *pair in pairs}
+    return results
 
 
 def auroc(inside: Tensor, outside: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.jem.evaluation.ood import BATCH, auroc, other_images, scores
+from ebmguard.reference_training.judge.ood import BATCH, auroc, other_images, scores
 
 
 class Quadratic(nn.Module):

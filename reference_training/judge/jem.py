@@ -1,0 +1,188 @@
+"""`ebmguard evaluate jem`: a JEM run as a classifier, as a sampler and as a density."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+from ebmguard.samplers import sgld
+
+from ..data import kept_data
+from ..device import describe
+from ..precision import set_precision
+from . import evaluate as command
+from .chains import fresh_chains
+from .classification import ECE_BINS, classification
+from .evaluate import ImageEvaluateConfig
+from .features import load_features
+from .likelihood import image_likelihood
+from .ood import OodName, detection, other_images
+from .quality import SampleQuality, judged_by, score_words
+from .stored import CheckpointName, load_network, read_config, read_last
+
+ChainName = Literal["buffer", "fresh"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateJem(ImageEvaluateConfig):
+    """Evaluate a JEM run: classifier, samples, and what it takes for its data.
+
+    The results are printed, and written to evaluation.json in the run folder.
+    """
+
+    checkpoint: CheckpointName = "best"
+    """The network that is evaluated: the best by validation accuracy, or the newest."""
+    chains: tuple[ChainName, ...] = ("buffer", "fresh")
+    """Samples that are judged: the replay buffer of the newest checkpoint, and fresh chains of the
+    evaluated network, from uniform noise on f(x)."""
+    samples: int = 10_000
+    """Samples of each kind; all of the buffer where it has fewer."""
+    chain_steps: int | None = None
+    """Langevin steps of a fresh chain; None is sgld_steps / reinit_rate of the run, the mean number
+    of steps between two restarts of a chain in the buffer."""
+    features: str = "own"
+    """Network that judges samples: "own" is the evaluated classifier; the folder of another run;
+    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
+    ood: tuple[OodName, ...] = ("uniform", "constant", "interpolated")
+    """What the test images are told from: noise, single colours, means of two test images, or
+    another data set with images of the same shape."""
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant.
+
+        Raises:
+            ConfigError: names the setting, its value and what was expected.
+        """
+        if self.samples < 1:
+            raise ConfigError(f"samples is {self.samples}, expected at least 1")
+        if self.chain_steps is not None and self.chain_steps < 0:
+            raise ConfigError(f"chain_steps is {self.chain_steps}, expected 0 or more")
+        super().check()
+
+
+def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
+    """What evaluation.json holds.
+
+    Raises:
+        ConfigError: the run has no such checkpoint, or lacks what the settings ask for; before
+            anything is computed.
+        ImportError: torchmetrics is not installed.
+    """
+    stored = read_config(config.run)
+    settings: dict[str, Any] = stored["settings"]
+    network, step = load_network(config.run, config.checkpoint, device)
+    set_precision(stored["precision"])
+    steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
+    scale = _output_scale(settings) if config.likelihood else 0.0
+    root = config.data_root or stored["data_root"]
+    data = kept_data(
+        stored["data"],
+        root,
+        **{f"{part}_images": settings[f"{part}_images"] for part in ("train", "valid", "test")},
+        image_size=stored.get("image_size"),  # once there was no choice
+    ).to(device)
+    others: dict[str, Tensor] = {name: other_images(name, data, root) for name in config.ood}
+    found: dict[str, Any] = {}
+    if config.chains:
+        features = load_features(
+            config.features, device, sha256=config.features_sha256, network=network
+        )
+        quality = SampleQuality(features, data)
+        samples: dict[str, Any] = {}
+        if "buffer" in config.chains:
+            at, chains = _buffer(config)
+            samples["buffer"] = {"step": at, **quality.measure(chains)}
+        if "fresh" in config.chains:
+            sizes = {name: settings[name] for name in ("step_size", "noise_std")}
+            chains = fresh_chains(
+                lambda x0, k, rng: sgld(network, x0, steps=k, generator=rng, **sizes),
+                (config.samples, *data.sample_shape),
+                (steps, steps),
+                device,
+            )
+            samples["fresh"] = {"steps": steps, **quality.measure(chains)}
+        found = {**quality.described(), "samples": samples}
+    noise_std: float = settings["eval_noise"]
+    found["ood"] = detection(network, data, others, noise_std=noise_std)
+    if config.likelihood:
+        found["likelihood"] = image_likelihood(network, scale, data, noise_std, **config.effort)
+    return {
+        "data": stored["data"],
+        **{name: stored.get(name) for name in ("scenario", "beta_star", "seed")},
+        "checkpoint": config.checkpoint,
+        "step": step,
+        "device": describe(device),
+        "eval_noise": noise_std,
+        "classification": classification(network, data, noise_std=noise_std),
+        **found,
+    }
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results for people."""
+    about = f"JEM on {results['data']}, scenario {results['scenario']}, "
+    about += f"beta* = {results['beta_star']}, seed {results['seed']}"
+    lines = [
+        about,
+        f"{results['checkpoint']} checkpoint, after {results['step']:,} steps",
+        "",
+        f"{'classifier':34} {'images':>8} {'accuracy':>9} {f'ECE, {ECE_BINS} bins':>13}",
+    ]
+    for name, row in results["classification"].items():
+        lines.append(f"{name:34} {row['images']:8,} {row['accuracy']:9.2%} {row['ece']:13.4f}")
+    if "samples" in results:
+        lines += ["", f"{'samples':34} {'number':>8} {'IS':>15} {'FID':>9}"]
+        for name, row in results["samples"].items():
+            what = (
+                f"replay buffer after {row['step']:,} steps"
+                if name == "buffer"
+                else f"fresh chains of {row['steps']:,} steps"
+            )
+            score, fid = score_words(row)
+            lines.append(f"{what:34} {row['samples']:8,} {score:>15} {fid:>9}")
+        lines += judged_by(results)
+    if results["ood"]:
+        lines += ["", f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"]
+        for name, row in results["ood"].items():
+            lines.append(f"{name:34} {row['images']:8,} {row['f']:9.4f} {row['gradient']:9.4f}")
+    return "\n".join(lines)
+
+
+def _output_scale(settings: Mapping[str, Any]) -> float:
+    """o of exp(o f), which the run's chains sample from."""
+    if not settings["noise_std"]:
+        raise ConfigError(
+            "likelihood: the run's chains have no noise (noise_std is 0), which leaves the scale "
+            "of log p(x) = o f(x) - log Z open; leave --likelihood out"
+        )
+    scale: float = 2 * settings["step_size"] / settings["noise_std"] ** 2
+    return scale
+
+
+def _chain_steps(config: EvaluateJem, settings: Mapping[str, Any]) -> int:
+    if config.chain_steps is not None:
+        return config.chain_steps
+    if not settings["reinit_rate"]:
+        raise ConfigError(
+            "the run's chains never restart (reinit_rate is 0), which leaves the length of fresh "
+            "chains open: name it by --chain-steps"
+        )
+    steps: int = round(settings["sgld_steps"] / settings["reinit_rate"])
+    return steps
+
+
+def _buffer(config: EvaluateJem) -> tuple[int, Tensor]:
+    """Steps of the newest checkpoint, and at most so many of its chains, spread over all."""
+    step, _, chains = read_last(config.run)
+    count = min(config.samples, len(chains))
+    # Chains of a class lie together.
+    return step, chains[torch.arange(count) * len(chains) // count]
+
+
+run = partial(command.run, evaluate, table)

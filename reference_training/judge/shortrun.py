@@ -1,0 +1,185 @@
+"""`ebmguard evaluate shortrun`: how good the samples of a short-run model are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ..device import describe
+from ..engine.run_folder import CONFIG
+from ..plots.markdown import markdown_table
+from ..precision import set_precision
+from ..shortrun.trained import TrainedRun, load_run
+from . import evaluate as command
+from .chains import SEED, fresh_chains
+from .evaluate import ImageEvaluateConfig
+from .features import Features, load_features
+from .likelihood import image_likelihood
+from .quality import SampleQuality, judged_by, score_words
+from .stored import read_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateShortRun(ImageEvaluateConfig):
+    """Judge the samples of a short-run model: Fréchet inception distance and Inception score.
+
+    Fresh samples, held-out images and uniform noise are compared with the training images: the
+    second is what no model can do better than, the third is where its chains start. The scores are
+    printed, and written to evaluation.json in the run folder.
+    """
+
+    run: Path
+    """Run folder of `ebmguard train shortrun`."""
+    features: str | None = None
+    """Network that judges: the folder of a JEM run on the same data at the same image size;
+    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY. With
+    --likelihood it may be left out, and FID and Inception score with it."""
+    count: int | None = None
+    """Samples; the default is as many as there are held-out images."""
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant.
+
+        Raises:
+            ConfigError: names the setting, its value and what was expected.
+        """
+        if self.count is not None and self.count < 2:
+            raise ConfigError(f"count is {self.count}, expected at least 2: one has no covariance")
+        super().check()
+        if self.features == "own" or (self.features is None and not self.likelihood):
+            raise ConfigError(
+                f'features is "{self.features}", and a short-run model has no classifier of its '
+                "own: name the folder of a JEM run on the same data at the same image size, such "
+                "as one of `ebmguard train jem --p-x-weight 0 --valid-images 100`, or "
+                "inception:FILE with the published weights"
+            )
+
+
+def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
+    """What evaluation.json holds.
+
+    Raises:
+        ConfigError: the run has no checkpoint, or the features cannot be had or are of other
+            images.
+        ImportError: torchmetrics is not installed.
+    """
+    trained = load_run(config.run, device, config.data_root)
+    set_precision(trained.config.precision)
+    features = None
+    if config.features is not None:
+        check_features(config.features, trained)
+        features = load_features(config.features, device, sha256=config.features_sha256)
+    results = judged(trained, features, config.count)
+    if config.likelihood:
+        scale, noise = trained.settings.output_scale, trained.settings.data_noise
+        found = image_likelihood(trained.network, scale, trained.data, noise, **config.effort)
+        results["likelihood"] = found
+    return results
+
+
+def check_features(spec: str, trained: TrainedRun) -> None:
+    """Refuse the features of a JEM run on other images: its network would read these all the same.
+
+    Raises:
+        ConfigError: the folder's run is none of JEM, or is on other data or another image size.
+    """
+    if not (Path(spec) / CONFIG).is_file():
+        return
+    stored = read_config(Path(spec))
+    theirs = stored["data"], stored.get("image_size")
+    own = trained.config.data, trained.settings.image_size
+    if theirs != own:
+        raise ConfigError(
+            f"features is {spec}, a run on {_images(*theirs)}, and {trained.path} is on "
+            f"{_images(*own)}; train the classifier with the same --data and --image-size"
+        )
+
+
+def judged(trained: TrainedRun, features: Features | None, count: int | None) -> dict[str, Any]:
+    """The model, and what its samples are worth.
+
+    Args:
+        trained: the model.
+        features: what judges, on the model's device; None leaves out all that is judged.
+        count: samples; None takes as many as there are held-out images.
+
+    Returns:
+        the model, the features and, under `scores`, for `samples`, `held_out` and `noise`: `is`,
+        `is_std`, `fid` and `samples`, their number; a score that is undefined is NaN. There are as
+        many held-out images as samples, or all where those are fewer.
+
+    Raises:
+        ConfigError: the features are not those of images of this shape.
+        ImportError: torchmetrics is not installed.
+    """
+    data, settings = trained.data, trained.settings
+    results = {
+        "data": data.name,
+        "image_size": data.sample_shape[-1],
+        "beta_star": trained.config.beta_star,
+        "seed": trained.config.seed,
+        "step": trained.step,
+        "sgld_steps": settings.sgld_steps,
+        "most_sgld_steps": settings.most_sgld_steps,
+        "device": describe(trained.device),
+    }
+    if features is None:
+        return results
+    quality = SampleQuality(features, data)
+    count = len(data.test_x) if count is None else count
+    some = min(count, len(data.test_x))
+    # Spread over all: the first half of MNIST's is the easier one, say its authors.
+    rows = torch.arange(some, device=trained.device) * len(data.test_x) // some
+    generator = torch.Generator(trained.device).manual_seed(SEED)
+    scores = {
+        "samples": quality.measure(short_run_samples(trained, count)),
+        "held_out": quality.measure(data.scale(data.test_x[rows])),
+        "noise": quality.measure(trained.starts(count, generator)),
+    }
+    return results | quality.described() | {"scores": scores}
+
+
+def short_run_samples(trained: TrainedRun, count: int) -> Tensor:
+    """Fresh samples by the training's chains and its law of K, see :func:`.chains.fresh_chains`."""
+    settings = trained.settings
+    steps = settings.sgld_steps, settings.most_sgld_steps
+    shape = (count, *trained.data.sample_shape)
+    return fresh_chains(trained.chains, shape, steps, trained.device)
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results for people."""
+    size = results["image_size"]
+    lines = [
+        f"short-run model of {results['data']} at {size}x{size}, beta* = {results['beta_star']:g}, "
+        f"seed {results['seed']}, after {results['step']:,} updates"
+    ]
+    if "scores" in results:
+        least, most = results["sgld_steps"], results["most_sgld_steps"]
+        steps = str(least) if least == most else f"{least} to {most}"
+        names = {
+            "samples": f"samples, {steps} steps from noise",
+            "held_out": "held-out images",
+            "noise": "uniform noise",
+        }
+        found = {name: results["scores"][key] for key, name in names.items()}
+        rows = [(name, f"{row['samples']:,}", *score_words(row)) for name, row in found.items()]
+        more = "; the fewer images it is taken of, the larger it is"
+        lines += ["", markdown_table(("", "images", "IS", "FID"), rows)]
+        lines += ["", *judged_by(results, more)]
+    return "\n".join(lines)
+
+
+def _images(data: str, image_size: int | None) -> str:
+    return data if image_size is None else f"{data} averaged down to {image_size}x{image_size}"
+
+
+run = partial(command.run, evaluate, table)
