@@ -55,7 +55,7 @@ def test_two_guards_do_not_write_to_one_folder(tmp_path):
 FORKS = """
     import os, sys, torch
     from ebmguard import guard
-    torch.set_num_threads(1)  # OpenMP's threads do not outlive a fork; the child would wait for them
+    torch.set_num_threads(1)  # threads do not outlive a fork; a child would wait for them
     g = guard(None, None, beta_star=0.5, log_dir=sys.argv[1])
     for _ in range(7):
         g.loss_fn(torch.randn(3), torch.randn(3))
