@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections import Counter
@@ -18,13 +19,15 @@ from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, outcome
 from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, value_of
-from .files import GrowingFile
+from .files import GrowingFile, opened
 from .folder import RecordedRun
 from .plots import short_number
 
 __all__ = ["ReportConfig", "page", "report"]
 
 _MOST_RUNS = 6
+_PNG = b"\x89PNG\r\n\x1a\n"
+_LARGEST = 4 << 20  # bytes; a larger picture would make the page slow to open
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,21 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
         "counts": {kind: counts[kind] for kind in ("ERROR", "WARN", "INFO") if counts[kind]},
         "tiles": [(title, value) for title, value in tiles if value is not None],
         "advice": advice(run),
+        "samples": _samples(run.path),
     }
+
+
+def _samples(folder: Path) -> list[tuple[str, str]]:
+    """Names and base64 text of the pictures of samples that a run kept, figures/samples_*.png."""
+    found = []
+    for path in sorted((folder / "figures").glob("samples_*.png")):
+        if file := opened(path):
+            with file:
+                picture = file.read(_LARGEST + 1)
+            if picture.startswith(_PNG) and len(picture) <= _LARGEST:
+                name = path.stem.removeprefix("samples_").replace("_", " ")
+                found.append((printable(name), base64.b64encode(picture).decode()))
+    return found
 
 
 def _title(chart: Tag, row: Mapping[str, float]) -> str:

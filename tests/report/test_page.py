@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
+from matplotlib.image import imsave
 
 from ebmguard import cli
+from ebmguard.errors import ConfigError
 from ebmguard.report.page import page
 from ebmguard.report.plots import TOP
 from ebmguard.sinks import read_jsonl
@@ -125,6 +129,26 @@ def test_every_sampler_of_a_mixture_has_a_chart(folder, tmp_path):
     mixed = record(tmp_path / "mixed", [(step, row) for step in range(20)])
     labels = [attrs.get("aria-label") for _, attrs in Parsed(page([folder, mixed])).tags]
     assert labels.count("weight on buffer by step") == labels.count("weight on noise by step") == 1
+
+
+def test_samples_that_the_run_kept_are_shown_and_nothing_else_is(folder):
+    figures = folder / "figures"
+    figures.mkdir()
+    picture = np.random.default_rng(0).random((4, 6, 3))
+    imsave(figures / "samples_last_<healthy>.png", picture)
+    imsave(figures / "other.png", picture)
+    (figures / "samples_evil.png").write_text("<script>")
+    kept = (figures / "samples_last_<healthy>.png").read_bytes()
+    (figures / "samples_long.png").write_bytes(kept + bytes(4 << 20))
+    parsed = Parsed(page([folder]))
+    ((_, shown),) = [each for each in parsed.tags if each[0] == "img"]
+    assert shown["alt"] == "last <healthy>"
+    kind, text = str(shown["src"]).split(",")
+    assert kind == "data:image/png;base64"
+    assert base64.b64decode(text) == kept
+    (figures / "samples_folder.png").mkdir()
+    with pytest.raises(ConfigError, match=r"samples_folder\.png cannot be read: it is not a file"):
+        page([folder])
 
 
 def test_what_a_rollback_undid_is_drawn_apart(folder, tmp_path):
