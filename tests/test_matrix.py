@@ -67,5 +67,5 @@ def test_what_is_not_there_is_said(environment, says):
 
 def test_the_lowest_versions_are_those_of_pyproject():
     lowest = {matrix.lowest(each) for each in matrix.requirements(["train"])}
-    assert {"tensorboard==2.16", "tyro==0.9", "pillow==10"} <= lowest
+    assert {"tensorboard==2.17", "tyro==0.9", "pillow==10"} <= lowest
     assert all(each.count("==") == 1 for each in lowest)
