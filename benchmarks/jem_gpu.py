@@ -27,7 +27,8 @@ from ebmguard.reference_training.precision import set_precision
 from ebmguard.sinks import read_jsonl
 
 from .contenders import Iterations, JemLoop
-from .gpu_parts import NEVER, TOY, Bench, Case, Part, RandomImages, Size, main
+from .gpu_cases import NEVER, TOY, Bench, Case, Part, RandomImages, Size
+from .gpu_parts import main
 from .timing import WARM_UP, first_line
 
 BATCHES_AT_ONCE = 8

@@ -30,7 +30,8 @@ from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
 
 from .contenders import ShortRunLoop
-from .gpu_parts import NEVER, TOY, Bench, Case, Part, RandomImages, Size, main
+from .gpu_cases import NEVER, TOY, Bench, Case, Part, RandomImages, Size
+from .gpu_parts import main
 from .watching import Deadline
 
 ROWS = 12

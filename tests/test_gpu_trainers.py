@@ -12,10 +12,11 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from benchmarks import gpu_parts, jem_gpu
+from benchmarks import jem_gpu
 from benchmarks.contenders import Iterations, JemLoop, ShortRunLoop, step_flop
 from benchmarks.document import UNFINISHED
-from benchmarks.gpu_parts import LOOPS, OURS, Bench, main
+from benchmarks.gpu_cases import LOOPS, OURS, Bench, RandomImages
+from benchmarks.gpu_parts import main, profiled
 from benchmarks.jem_gpu import JEM
 from benchmarks.shortrun_gpu import SHORTRUN
 from benchmarks.timing import Clock
@@ -200,7 +201,7 @@ def test_without_data_random_images_stand_in_for_cifar10(case, monkeypatch, tmp_
     monkeypatch.delenv("EBMGUARD_DATA", raising=False)
     bench = bench_of(case, tmp_path, "full")
     config = bench.config(tmp_path / "run", train_images=20, test_images=10)
-    assert isinstance(config, gpu_parts.RandomImages)
+    assert isinstance(config, RandomImages)
     data = config.load_data()
     assert (len(data.train_x), len(data.test_x), data.sample_shape) == (20, 10, (3, 32, 32))
     assert "random bytes instead of cifar10" in str(bench)
@@ -235,7 +236,7 @@ def test_a_common_shift_of_one_side_is_a_difference_of_gaps():
 @pytest.mark.parametrize(("name", "passes"), [("loop, TF32", 2), (OURS, 1)])
 def test_operations_are_counted_as_the_profiler_sees_them(tmp_path, name, passes):
     """Of a convolution each: K calls by the sampler; the loop passes data and negatives apart."""
-    counts, seconds = gpu_parts.profiled(bench_of(SHORTRUN, tmp_path), name)
+    counts, seconds = profiled(bench_of(SHORTRUN, tmp_path), name)
     assert counts["aten::convolution"] == (K + passes) * LAYERS
     assert seconds["aten::convolution"] > 0
 
