@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import torch
 
 from ebmguard import Guard
@@ -33,6 +32,7 @@ LOST_AT = 300
 """From here on arms of a lost sampler are adaptive; GradScale has been 0 for hundreds of steps."""
 ADAPTIVE = AdaptiveSteps()
 STRETCH = 50
+RESULT = "result.json"
 COLUMNS = {
     "steps": "",
     "grad_scale": "grad_scale",
@@ -162,101 +162,87 @@ def run(cell: Cell, root: Path) -> None:
     records = [alert.record() for alert in (*alerts, *trainer.loss_fn.guard.alerts)]
     result = {**columns, "accuracy": accuracy, "alerts": records, "seconds": seconds}
     (root / cell.name).mkdir(parents=True, exist_ok=True)
-    write_json(root / cell.name / "result.json", result)
+    write_json(root / cell.name / RESULT, result)
 
 
-@dataclass
 class Result:
-    """What a cell left behind, one value a step."""
+    """What a cell left behind.
 
-    steps: list[int]
-    grad_scale: list[float]
-    ess: list[float]
-    gap: list[float]
-    beta_star: list[float]
-    accuracy: list[tuple[int, float]]
-    alerts: list[dict[str, Any]]
-    seconds: float
+    Attributes:
+        rows: one for each step, with :data:`COLUMNS`.
+        accuracy: of the test images, by step.
+        alerts: their records.
+        seconds: of the CPU.
+    """
 
-    @classmethod
-    def load(cls, cell: Cell, root: Path) -> Result | None:
-        if not is_done(cell, root):
-            return None
-        return cls(**read_json(root / cell.name / "result.json"))
+    def __init__(self, file: Path) -> None:
+        found = read_json(file)
+        self.rows = pd.DataFrame({name: found[name] for name in COLUMNS})
+        self.accuracy = dict(found["accuracy"])
+        self.alerts = pd.DataFrame(found["alerts"], columns=["rule", "level", "step"])
+        self.seconds = found["seconds"]
 
-    def first(self, condition: Callable[[float], bool], after: int = 0) -> int | None:
-        """The first step from `after` on whose GradScale is so."""
-        scales = enumerate(self.grad_scale)
-        return next((i for i, x in scales if i >= after and condition(x)), None)
-
-    def back(self, after: int) -> int | None:
-        """The first step over 0.5, from `after` on, in whose next steps the median is so too."""
-        starts = (i for i in range(after, len(self.grad_scale)) if self.grad_scale[i] > 0.5)
-        return next((i for i in starts if self.median("grad_scale", i, i + STRETCH) > 0.5), None)
-
-    def median(self, name: str, low: int, high: int | None = None) -> float:
-        return float(statistics.median(getattr(self, name)[low:high]))
-
-    def alert(self, rule: str) -> str:
-        """When the rule spoke first."""
-        own = [f"{each['step']} ({each['level']})" for each in self.alerts if each["rule"] == rule]
-        return own[0] if own else "–"
+    def first(self, **only: str) -> str:
+        """When the first of these alerts came, and the rest of what it says."""
+        own = self.alerts
+        for name, value in only.items():
+            own = own[own[name] == value]
+        rest = "level" if "rule" in only else "rule"
+        return f"{own['step'].iloc[0]} ({own[rest].iloc[0]})" if len(own) else "–"
 
 
-def lost_row(cell: Cell, result: Result) -> dict[str, str]:
+def lost_row(arm: Arm, result: Result) -> dict[str, str]:
     """A line of the table of lost samplers."""
-    arm = LOST[cell.arm]
-    low = result.first(lambda x: x < 0.1)
-    back = None if low is None else result.back(max(low, arm.start))
-    over = [x > 0.5 for x in result.grad_scale[-500:]]
-    after = [a for step, a in result.accuracy if back is not None and step > back]
-    spent = result.steps[arm.start :]
+    scale, steps = result.rows["grad_scale"], result.rows["steps"]
+    low = next(iter(scale.index[scale < 0.1]), None)
+    # Over 0.5, and in the steps from there on the median too.
+    ahead = scale[::-1].rolling(STRETCH, min_periods=1).median()[::-1]
+    over = scale.index[(scale > 0.5) & (ahead > 0.5)]
+    back = None if low is None else next(iter(over[over >= max(low, arm.start)]), None)
+    after = [a for step, a in result.accuracy.items() if back is not None and step > back]
     return {
         "first under 0.1": number(low, ".0f"),
         "back over 0.5": number(back, ".0f"),
-        "of the last 500 over 0.5": percent(sum(over) / len(over)),
-        "largest factor": str(max(result.steps) // arm.sgld_steps),
-        "`sampler_failing`": result.alert("sampler_failing"),
-        "accuracy: lowest after the return": percent(min(after)) if after else "–",
-        "final": percent(result.accuracy[-1][1]),
-        "SGLD steps per one of the base": f"{sum(spent) / len(spent) / arm.sgld_steps:.1f}",
+        "of the last 500 over 0.5": percent((scale[-500:] > 0.5).mean()),
+        "largest factor": str(steps.max() // arm.sgld_steps),
+        "`sampler_failing`": result.first(rule="sampler_failing"),
+        "accuracy: lowest after the return": percent(min(after, default=None)),
+        "final": percent([*result.accuracy.values()][-1]),
+        "SGLD steps per one of the base": f"{steps[arm.start :].mean() / arm.sgld_steps:.1f}",
         "CPU seconds": f"{result.seconds:.0f}",
     }
 
 
-def beta_row(_: Cell, result: Result) -> dict[str, str]:
+def beta_row(_: Arm, result: Result) -> dict[str, str]:
     """A line of the table of β*."""
-    marks = range(500, 2001, 500)
-    errors = [each for each in result.alerts if each["level"] == "ERROR"]
+    last = result.rows[-100:].median()
+    beta_star = result.rows["beta_star"][499:2000:500]
     return {
-        "β* at 500, 1,000, 1,500, 2,000": ", ".join(
-            f"{result.beta_star[m - 1]:.3g}" for m in marks
-        ),
-        "ESS / M": f"{result.median('ess', -100):.2f}",
-        "GradScale": f"{result.median('grad_scale', -100):.3f}",
-        "gap": f"{result.median('gap', -100):.3g}",
-        "largest gap": f"{max(map(abs, result.gap)):.3g}",
-        "first ERROR": f"{errors[0]['step']} ({errors[0]['rule']})" if errors else "–",
-        "final accuracy": percent(result.accuracy[-1][1]),
+        "β* at 500, 1,000, 1,500, 2,000": ", ".join(f"{x:.3g}" for x in beta_star),
+        "ESS / M": f"{last['ess']:.2f}",
+        "GradScale": f"{last['grad_scale']:.3f}",
+        "gap": f"{last['gap']:.3g}",
+        "largest gap": f"{result.rows['gap'].abs().max():.3g}",
+        "first ERROR": result.first(level="ERROR"),
+        "final accuracy": percent([*result.accuracy.values()][-1]),
     }
 
 
-def trajectory_row(_: Cell, result: Result) -> dict[str, str]:
+def trajectory_row(_: Arm, result: Result) -> dict[str, str]:
     """Medians of GradScale."""
-    marks = range(100, 2001, 100)
-    return {str(m): f"{result.median('grad_scale', m - 100, m):.2f}" for m in marks}
+    scale = result.rows["grad_scale"]
+    medians = scale.groupby(scale.index // 100 * 100 + 100).median()
+    return {str(mark): f"{median:.2f}" for mark, median in medians.items()}
 
 
-def by_arm(
-    root: Path, arms: Mapping[str, Arm], of: Callable[[Cell, Result], dict[str, str]]
-) -> str:
+def by_arm(root: Path, arms: Mapping[str, Arm], of: Callable[[Arm, Result], dict[str, str]]) -> str:
     """A table of the cells of some arms that are done."""
-    rows = []
-    for name, arm in arms.items():
-        for cell in (Cell(name, seed) for seed in SEEDS):
-            result = Result.load(cell, root)
-            if result is not None:
-                rows.append({"arm": arm.title, "seed": str(cell.seed), **of(cell, result)})
+    rows = [
+        {"arm": arm.title, "seed": str(cell.seed), **of(arm, Result(root / cell.name / RESULT))}
+        for name, arm in arms.items()
+        for cell in (Cell(name, seed) for seed in SEEDS)
+        if is_done(cell, root)
+    ]
     return table(rows, {name: itemgetter(name) for name in rows[0]}) if rows else "None yet."
 
 
