@@ -20,6 +20,7 @@ from benchmarks.gpu_parts import main, profiled
 from benchmarks.jem_gpu import JEM
 from benchmarks.shortrun_gpu import SHORTRUN
 from benchmarks.timing import Clock
+from benchmarks.toy import stage
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
 from ebmguard.reference_training.shortrun.network import EnergyNet
@@ -70,10 +71,10 @@ def rows(text: str, first: str) -> list[list[str]]:
 def jem_layers():
     layers = [(3, 16, 3, 32)]  # channels in and out, kernel, output resolution
     channels = 16
-    for stage, before, after in ((160, 32, 32), (320, 32, 16), (640, 16, 8)):
-        layers += [(channels, stage, 3, before), (stage, stage, 3, after)]
-        layers += [(channels, stage, 1, after)] + 6 * [(stage, stage, 3, after)]
-        channels = stage
+    for wide, before, after in ((160, 32, 32), (320, 32, 16), (640, 16, 8)):
+        layers += [(channels, wide, 3, before), (wide, wide, 3, after)]
+        layers += [(channels, wide, 1, after)] + 6 * [(wide, wide, 3, after)]
+        channels = wide
     return [*layers, (640, 10, 1, 1)]
 
 
@@ -210,6 +211,21 @@ def test_without_data_random_images_stand_in_for_cifar10(case, monkeypatch, tmp_
     ] in str(bench)
     for part in case.parts.values():
         assert "".join(part.text(bench)).startswith("Left out: EBMGUARD_DATA")
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_toys_stand_still_and_write_where_that_is_asked(logs):
+    with stage(CPU) as made:
+        ensemble = made.ensemble("gmm-default", 1, logs=logs)
+        parameters = list(ensemble.task.network.parameters())
+        before = [p.detach().clone() for p in parameters]
+        for _ in range(3):
+            ensemble.step()
+        ensemble.close()
+        # Adam's steps are of the learning rate, under the last bit of weights.
+        torch.testing.assert_close(parameters, before, rtol=0, atol=1e-11)
+        rows = ensemble.record.folder.path / "metrics.jsonl"
+        assert len(list(read_jsonl(rows)) if rows.is_file() else []) == 3 * logs
 
 
 # -- how it is measured ------------------------------------------------------------------------
