@@ -63,9 +63,11 @@ class Grid:
     run: Callable[[Any, Path], object] | None = None
     judge: Any = None
 
-    def main(self, words: Sequence[str] | None = None) -> None:
-        """Run the cells that are not done, and write the page."""
-        parser = argparse.ArgumentParser(description=f"{self.table.stem}: {len(self.cells)} runs")
+    def main(self, words: Sequence[str] | None = None, *own: argparse.ArgumentParser) -> None:
+        """Run the cells that are not done, and write the page; `own` are options read before."""
+        parser = argparse.ArgumentParser(
+            description=f"{self.table.stem}: {len(self.cells)} runs", parents=own
+        )
         parser.add_argument("--runs", type=Path, default=self.runs)
         parser.add_argument("--table", type=Path, default=self.table)
         parser.add_argument("--workers", type=int, default=2, help="runs at a time")

@@ -168,7 +168,7 @@ def main() -> None:
     """Run the grid, or one cell of it."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to try it out")
-    given, words = parser.parse_known_args()
+    given, _ = parser.parse_known_args()
     judge, cells, longer = grid(given.steps)
 
     def lines(root: Path) -> list[str]:
@@ -177,7 +177,7 @@ def main() -> None:
     runs = Path("runs/bench-remedies")
     target = Path("docs/results/remedies.md")
     own = Grid("remedies", [*cells, *longer], lines, target, runs, run_cell, judge)
-    own.main(words)
+    own.main(None, parser)
 
 
 if __name__ == "__main__":
