@@ -1,18 +1,33 @@
-"""Grids of training runs: one process a cell, a few at a time, resumed cell by cell."""
+"""Grids of training runs: one process a cell, a few at a time, resumed cell by cell, and a page.
+
+Cells that are done are kept, so that an interrupted grid goes on where it was. The page of results
+is written anew after each cell.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import datetime
 import json
+import logging
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from ebmguard.reference_training.plots.markdown import markdown_table
 
 from .rules import rules_version, stamp
+
+RESULTS = ("result.json", "results.json", "cell.json")
+"""Files in which a cell may say what came of it."""
+Row = TypeVar("Row")
 
 
 class Cell(Protocol):
@@ -24,6 +39,80 @@ class Cell(Protocol):
 
     def command(self, folder: Path) -> Sequence[str]:
         """What runs the cell in `folder`, or goes on with what is there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """A benchmark that runs cells and writes a page about them.
+
+    Attributes:
+        name: of its module.
+        cells: in the order in which they are begun.
+        page: the lines of the page, of the cells that are done.
+        table: where the page is.
+        runs: where the cells' folders are.
+        run: runs a cell in this process, given the cells' root; None where each has a command.
+        judge: a cell that is run before the others.
+    """
+
+    name: str
+    cells: Sequence[Any]
+    page: Callable[[Path], Sequence[str]]
+    table: Path
+    runs: Path
+    run: Callable[[Any, Path], object] | None = None
+    judge: Any = None
+
+    def main(self, words: Sequence[str] | None = None, *own: argparse.ArgumentParser) -> None:
+        """Run the cells that are not done, and write the page; `own` are options read before."""
+        parser = argparse.ArgumentParser(
+            description=f"{self.table.stem}: {len(self.cells)} runs", parents=own
+        )
+        parser.add_argument("--runs", type=Path, default=self.runs)
+        parser.add_argument("--table", type=Path, default=self.table)
+        parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+        parser.add_argument("--table-only", action="store_true")
+        parser.add_argument("--cell", help="run this one only, here, as the grid's processes do")
+        given = parser.parse_args(words)
+        judges = [] if self.judge is None else [self.judge]
+        if given.cell and self.run:
+            logging.basicConfig(level=logging.INFO, format="%(message)s")
+            every = {cell.name: cell for cell in (*judges, *self.cells)}
+            self.run(every[given.cell], given.runs)
+            return
+
+        def write() -> None:
+            write_page(given.table, self.page(given.runs))
+
+        if not given.table_only:
+            run_cells(judges, given.runs)
+            run_cells(self.cells, given.runs, workers=given.workers, after=write)
+        write()
+        print(given.table.read_text(encoding="utf-8"))
+
+    def source(self, root: Path) -> list[str]:
+        """What was run, where and when, and under which rules."""
+        done = sum(is_done(cell, root) for cell in self.cells)
+        return [
+            f"Commit {', '.join(commits(root)) or 'none yet'}, {datetime.date.today()}, "
+            f"{platform.machine()} CPU, one thread a run on a machine shared with other work, "
+            f"`python -m benchmarks.{self.name}`; {done} of {len(self.cells)} runs done.",
+            "",
+            rules(root),
+            "",
+        ]
+
+
+def cell_command(module: str, folder: Path) -> list[str]:
+    """Runs one cell of a grid whose cells run in its own process."""
+    words = ["--runs", str(folder.parent), "--cell", folder.name]
+    return [sys.executable, "-m", f"benchmarks.{module}", *words]
+
+
+def train_command(trainer: str, folder: Path, *words: str) -> list[str]:
+    """Trains, or goes on with what is in the folder."""
+    command = [sys.executable, "-m", "ebmguard", "train", trainer, "--out", str(folder)]
+    return [*command, *(["--resume"] if (folder / "config.json").is_file() else words)]
 
 
 def run_cells(
@@ -76,6 +165,26 @@ def run_cells(
 def is_done(cell: Cell, root: Path) -> bool:
     """Whether the cell has been run to its end."""
     return (root / f"{cell.name}.done").is_file()
+
+
+def load(cells: Iterable[Cell], root: Path) -> list[dict[str, Any]]:
+    """Of the cells that are done: the cell and its fields, and what its files say came of it."""
+    found: list[dict[str, Any]] = []
+    for cell in cells:
+        if is_done(cell, root):
+            fields = dataclasses.asdict(cell)  # type: ignore[call-overload]
+            files = (root / cell.name / name for name in RESULTS)
+            known = [read_json(file) for file in files if file.is_file()]
+            found.append({k: v for own in (fields, *known) for k, v in own.items()})
+            found[-1]["cell"] = cell
+    return found
+
+
+def table(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]], words: int = 1) -> str:
+    """A Markdown table: a line for each row, whose cells the columns make of it."""
+    made = [[cell(row) for cell in columns.values()] for row in rows]
+    text: str = markdown_table(list(columns), made, words=words)
+    return text
 
 
 def commits(root: Path) -> list[str]:

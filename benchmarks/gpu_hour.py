@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.device import find_device
 
-from .gpu_document import GRACE, Document, provenance, write_part
+from .document import GRACE, Document, provenance, write_part
 
 HEADER = "# A first hour on a GPU\n"
 MINUTES = 8.0
@@ -120,7 +120,7 @@ PARTS = {
     "overhead": Part("What the guard costs", _overhead),
     "waits": Part("Waiting for the GPU", _waits),
     "jem": Part("JEM: floor, step, compilation", _benchmark("jem_gpu", "floor", "step")),
-    "shortrun": Part("Short runs: kernels, update", _benchmark("shortrun_gpu", "kernels", "step")),
+    "shortrun": Part("Short runs: kernels, step", _benchmark("shortrun_gpu", "kernels", "step")),
     "toys": Part("The toys", _toys),
     "train": Part("A JEM on CIFAR-10", _train),
 }

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,9 @@ from .jem_step import (
     guarded,
     with_everything,
 )
+from .reading import peak_resident_kib
+from .timing import Seconds, Turn, alternate, spread
+from .watching import prove_no_wait
 
 # Measurements that are not counted: the first ones set up caches and allocators.
 WARM_UP = 3
@@ -54,56 +56,59 @@ GPU_BLOCK = 10
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ratios of paired measurements, and the seconds of one unguarded step."""
+    """Rounds of unguarded and of guarded steps."""
 
-    wall: list[float]
-    cpu: list[float]
-    plain_seconds: float
-    extra: list[float]
+    plain: list[Seconds]
+    guarded: list[Seconds]
+
+    def over(self, name: str) -> list[float]:
+        """Ratios within pairs, of "wall" or "cpu"."""
+        pairs = zip(self.guarded, self.plain, strict=True)
+        return [getattr(a, name) / getattr(b, name) for a, b in pairs]
+
+    @property
+    def plain_seconds(self) -> float:
+        """Of an unguarded step."""
+        return statistics.median(each.wall for each in self.plain)
+
+    @property
+    def extra(self) -> list[float]:
+        """Seconds that the guard adds to a step."""
+        return [a.wall - b.wall for a, b in zip(self.guarded, self.plain, strict=True)]
 
     def row(self, name: str, target: str) -> str:
-        low, middle, high = statistics.quantiles(self.wall, n=4)
+        """A line of the table."""
         return (
-            f"| {name} | {1e3 * self.plain_seconds:.2f} | {middle:.4f} ({low:.4f} to {high:.4f}) "
-            f"| {statistics.median(self.cpu):.4f} | {1e3 * statistics.median(self.extra):.2f} "
-            f"| {target} |"
+            f"| {name} | {1e3 * self.plain_seconds:.2f} | {spread(self.over('wall'), '.4f')} "
+            f"| {statistics.median(self.over('cpu')):.4f} "
+            f"| {1e3 * statistics.median(self.extra):.2f} | {target} |"
         )
 
 
 def compare(
     trainer: Trainer, guard: ebmguard.Guard, pairs: int, device: torch.device
 ) -> Comparison:
-    """Alternate unguarded and guarded steps."""
+    """Alternate unguarded and guarded steps, which begin each round with the same numbers."""
     block = GPU_BLOCK if device.type == "cuda" else 1
     loss, sample = guard
-    optimizers = {False: trainer.optimizer, True: guard.trainer.optimizer or trainer.optimizer}
+    plain = trainer.optimizer
 
-    def measure(kind: bool, seed: int) -> tuple[float, float]:
-        trainer.rng.manual_seed(seed)
-        trainer.optimizer = optimizers[kind]
-        synchronize(device)
-        wall, cpu = time.perf_counter(), time.process_time()
-        for _ in range(block):
-            if kind:
-                trainer.step(loss, sample)
-            else:
-                trainer.step(trainer.loss, trainer.sample)
-        synchronize(device)
-        return time.perf_counter() - wall, time.process_time() - cpu
+    def turn(loss: Loss, sample: Any, optimizer: torch.optim.Optimizer) -> Turn:
+        seeds = itertools.count()
 
-    for seed in range(WARM_UP):
-        measure(False, seed)
-        measure(True, seed)
-    wall, cpu, plain, extra = [], [], [], []
-    for seed in range(pairs):
-        order = (False, True) if seed % 2 else (True, False)
-        found = {kind: measure(kind, seed) for kind in order}
-        wall.append(found[True][0] / found[False][0])
-        cpu.append(found[True][1] / found[False][1])
-        plain.append(found[False][0] / block)
-        extra.append((found[True][0] - found[False][0]) / block)
-    trainer.optimizer = optimizers[False]
-    return Comparison(wall, cpu, statistics.median(plain), extra)
+        def begin() -> None:
+            trainer.rng.manual_seed(next(seeds))
+            trainer.optimizer = optimizer
+
+        return Turn(lambda: trainer.step(loss, sample), block, begin)
+
+    turns = {
+        "plain": turn(trainer.loss, trainer.sample, plain),
+        "guarded": turn(loss, sample, guard.trainer.optimizer or plain),
+    }
+    found = alternate(turns, pairs, device, WARM_UP)
+    trainer.optimizer = plain
+    return Comparison(**found)
 
 
 def parts(scenario: Scenario, device: torch.device, repeats: int) -> dict[str, float]:
@@ -185,38 +190,8 @@ def contrastive(f_pos: Tensor, f_neg: Tensor) -> Tensor:
 
 
 def lower_quartile(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    for _ in range(WARM_UP):
-        call()
-    seconds = []
-    for _ in range(repeats):
-        synchronize(device)
-        start = time.perf_counter()
-        call()
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return statistics.quantiles(seconds, n=4)[0]
-
-
-def prove_no_wait(trainer: Trainer, guard: ebmguard.Guard, steps: int) -> None:
-    """Run good steps in which PyTorch raises at any synchronising call.
-
-    The event wait for the row of step t - 2 is explicit and so is not one of them; neither is
-    anything that the steps before have set up once.
-    """
-    loss, sample = guard
-    for _ in range(FLUSH_EVERY + WARM_UP):
-        trainer.step(loss, sample)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(steps):
-            trainer.step(loss, sample)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    found = alternate({"call": Turn(call, 1)}, repeats, device, WARM_UP)["call"]
+    return statistics.quantiles([each.wall for each in found], n=4)[0]
 
 
 def peak_memory(name: str, kind: str, device: torch.device) -> float:
@@ -233,15 +208,6 @@ def peak_memory(name: str, kind: str, device: torch.device) -> float:
         if device.type == "cuda":
             return torch.cuda.max_memory_allocated(device) / 2**20
         return peak_resident_kib() / 2**10
-
-
-def peak_resident_kib() -> int:
-    # ru_maxrss of a child process starts at its parent's value on Linux, /proc does not.
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = (line.split() for line in status.read_text().splitlines())
-    return next(int(words[1]) for words in lines if words[0] == "VmHWM:")
 
 
 def added_memory(name: str, device: str, runs: int) -> tuple[float, float]:
@@ -275,7 +241,10 @@ def report(names: Sequence[str], arguments: argparse.Namespace) -> None:
                 title = scenario.title + (", judge_in_loss=True" if hold else "")
                 print(found.row(title, "" if hold else target), flush=True)
                 if device.type == "cuda" and not hold:
-                    prove_no_wait(trainer, guard, 2 * FLUSH_EVERY)
+                    step = partial(trainer.step, *guard)
+                    for _ in range(FLUSH_EVERY + WARM_UP):
+                        step()
+                    prove_no_wait(step, 2 * FLUSH_EVERY)
                     print(f"no synchronising call in {2 * FLUSH_EVERY} steps", file=sys.stderr)
                 alerts = [alert.message for alert in guard.alerts]
                 guard.close()

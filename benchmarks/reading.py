@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -74,10 +75,14 @@ def write_run(path: Path, rows: int, lines: list[str]) -> Path:
     return path
 
 
-def peak_mib() -> float:
-    """The most that this process has held."""
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    return next(int(words[1]) for words in lines if words[0] == "VmHWM:") / 2**10
+def peak_resident_kib() -> int:
+    """The most memory that this process has held."""
+    # ru_maxrss of a child process starts at its parent's value on Linux, /proc does not.
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = (line.split() for line in status.read_text().splitlines())
+    return next(int(words[1]) for words in lines if words[0] == "VmHWM:")
 
 
 def measure(words: list[str]) -> None:
@@ -93,7 +98,7 @@ def measure(words: list[str]) -> None:
         "status": status,
         "wall": time.perf_counter() - start,
         "cpu": time.process_time(),
-        "mib": peak_mib(),
+        "mib": peak_resident_kib() / 2**10,
     }
     print(json.dumps(taken))
 

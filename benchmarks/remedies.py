@@ -3,27 +3,23 @@
     python -m benchmarks.remedies                # the whole grid, two runs at a time
     python -m benchmarks.remedies --table-only   # the table of what has been run
 
-Cells that are done are kept, so that an interrupted grid goes on where it was; a run in the middle
-of a cell is resumed from its checkpoint. The table is written anew after each cell.
+A run in the middle of a cell is resumed from its checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import logging
-import platform
 import statistics
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from ebmguard.reference_training.jem.scenarios import DIGITS
 
-from .cells import commits, is_done, number, percent, read_json, rules, run_cells, write_page
+from .cells import Grid, load, number, percent, read_json, table
 from .remedies_cell import (
     CLIP_NORM,
-    COMMAND,
     JUDGE,
     LONGER,
     REMEDIES,
@@ -42,14 +38,6 @@ FIT_GAP, FIT_GRAD_SCALE, FIT_ACCURACY = 20.0, 0.5, 0.97
 least the second, both of the last 100 steps, and a final accuracy of at least the third."""
 
 
-def load(cell: Cell, root: Path) -> dict[str, Any] | None:
-    """What is known of a cell that is done."""
-    if not is_done(cell, root):
-        return None
-    folder = root / cell.name
-    return {**read_json(folder / "results.json"), **read_json(folder / "cell.json")}
-
-
 def is_fit(results: Mapping[str, Any]) -> bool:
     """Whether the run ended in a state worth having, and not merely without divergence."""
     grad_scale = results["reference_grad_scale_median_last_100"]
@@ -65,84 +53,77 @@ def median_of(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def summary(cells: Sequence[Cell], root: Path) -> list[str]:
-    lines = [
-        "| remedy | steps | survived | ended fit | final accuracy: median, worst | best accuracy | "
-        "median gap | GradScale | FID | IS | ms a step | s in all |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for remedy in REMEDIES:
-        own = [load(cell, root) for cell in cells if cell.remedy == remedy]
-        found = [r for r in own if r is not None]
-        if not found:
-            lines.append(f"| {remedy} | not run |" + " |" * 10)
-            continue
-        alive = [r for r in found if r["diverged_at"] is None]
-        worst = min(r["accuracy"] for r in found)
-        cost = median_of(found, "seconds_per_step")
-        in_all = cost and cost * found[0]["iterations"]
-        lines.append(
-            f"| {remedy} | {found[0]['iterations']:,} | {len(alive)} of {len(found)} | "
-            f"{sum(map(is_fit, found))} of {len(found)} | "
-            f"{percent(median_of(found, 'accuracy'))}, {percent(worst)} | "
-            f"{percent(median_of(found, 'best_accuracy'))} | "
-            f"{number(median_of(alive, 'median_abs_gap_last_100'))} | "
-            f"{number(median_of(alive, 'reference_grad_scale_median_last_100'))} | "
-            f"{number(median_of(alive, 'fid'))} | {number(median_of(alive, 'is'))} | "
-            f"{number(cost and 1000 * cost, '.1f')} | {number(in_all, '.0f')} |"
-        )
-    return lines
+def ms(seconds: float | None) -> str:
+    """Of a step."""
+    return number(seconds and 1000 * seconds, ".1f")
 
 
-def every_run(cells: Sequence[Cell], root: Path) -> list[str]:
-    lines = [
-        "| remedy | seed | steps | diverged at | first ERROR | fit | final accuracy | best | "
-        "median gap | GradScale | ESS / M | FID | IS | ms a step |",
-        "|---|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for remedy in REMEDIES:
-        for cell in cells:
-            results = load(cell, root)
-            if cell.remedy != remedy or results is None:
-                continue
-            lost, error, cost = (
-                results[name] for name in ("diverged_at", "first_error", "seconds_per_step")
-            )
-            lines.append(
-                f"| {remedy} | {cell.seed} | {results['steps']:,} | "
-                f"{'–' if lost is None else lost} | "
-                f"{'–' if error is None else error['step']} | "
-                f"{'yes' if is_fit(results) else 'no'} | {percent(results['accuracy'])} | "
-                f"{percent(results['best_accuracy'])} | "
-                f"{number(results['median_abs_gap_last_100'])} | "
-                f"{number(results['reference_grad_scale_median_last_100'])} | "
-                f"{number(results['reference_ess_median_last_100'], '.2f')} | "
-                f"{number(results['fid'])} | {number(results['is'])} | "
-                f"{number(cost and 1000 * cost, '.1f')} |"
-            )
-    return lines
+def summed_up(own: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Of a remedy's runs, one line."""
+    alive = [run for run in own if run["diverged_at"] is None]
+    steps, cost = own[0]["iterations"], median_of(own, "seconds_per_step")
+    worst = min(run["accuracy"] for run in own)
+    return {
+        "remedy": own[0]["remedy"],
+        "steps": f"{steps:,}",
+        "survived": f"{len(alive)} of {len(own)}",
+        "ended fit": f"{sum(map(is_fit, own))} of {len(own)}",
+        "final accuracy: median, worst": f"{percent(median_of(own, 'accuracy'))}, {percent(worst)}",
+        "best accuracy": percent(median_of(own, "best_accuracy")),
+        "median gap": number(median_of(alive, "median_abs_gap_last_100")),
+        "GradScale": number(median_of(alive, "reference_grad_scale_median_last_100")),
+        "FID": number(median_of(alive, "fid")),
+        "IS": number(median_of(alive, "is")),
+        "ms a step": ms(cost),
+        "s in all": number(cost and cost * steps, ".0f"),
+    }
 
 
-def write_results(
-    cells: Sequence[Cell], longer: Sequence[Cell], root: Path, target: Path, workers: int
-) -> None:
-    every = [*cells, *longer]
-    done = sum(is_done(cell, root) for cell in every)
+def summary(cells: Sequence[Cell], root: Path) -> str:
+    """A line for each remedy."""
+    found = load(cells, root)
+    by_remedy = [[run for run in found if run["remedy"] == remedy] for remedy in REMEDIES]
+    lines = [summed_up(own) for own in by_remedy if own]
+    return table(lines, {name: itemgetter(name) for name in lines[0]}) if lines else "None yet."
+
+
+EVERY = {
+    "remedy": lambda run: run["remedy"],
+    "seed": lambda run: str(run["seed"]),
+    "steps": lambda run: f"{run['steps']:,}",
+    "diverged at": lambda run: number(run["diverged_at"], ".0f"),
+    "first ERROR": lambda run: number((run["first_error"] or {}).get("step"), ".0f"),
+    "fit": lambda run: "yes" if is_fit(run) else "no",
+    "final accuracy": lambda run: percent(run["accuracy"]),
+    "best": lambda run: percent(run["best_accuracy"]),
+    "median gap": lambda run: number(run["median_abs_gap_last_100"]),
+    "GradScale": lambda run: number(run["reference_grad_scale_median_last_100"]),
+    "ESS / M": lambda run: number(run["reference_ess_median_last_100"], ".2f"),
+    "FID": lambda run: number(run["fid"]),
+    "IS": lambda run: number(run["is"]),
+    "ms a step": lambda run: ms(run["seconds_per_step"]),
+}
+
+
+def every_run(cells: Sequence[Cell], root: Path) -> str:
+    """A line for each run, remedy by remedy."""
+    order = list(REMEDIES)
+    ordered = sorted(cells, key=lambda cell: order.index(cell.remedy or ""))
+    return table(load(ordered, root), EVERY)
+
+
+def page(root: Path, *, cells: Sequence[Cell], longer: Sequence[Cell], source: Any) -> list[str]:
+    """The lines of docs/results/remedies.md."""
     scale = [
         f"{name}: FID {scores['fid']:.3g}, IS {scores['is']:.3g} ({scores['samples']:,} images)"
         for name, scores in yardsticks(root).items()
     ]
     accuracy = read_json(root / JUDGE / "results.json")["accuracy"]
     budget = batches(DIGITS.sgld_steps)
-    lines = [
+    return [
         "# Remedies for a diverging JEM, at equal compute on digits",
         "",
-        f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
-        f"one thread a run, {workers} runs at a time on two cores that others use too, "
-        f"`python -m {COMMAND}`; {done} of {len(every)} runs done.",
-        "",
-        rules(root),
-        "",
+        *source(root),
         "Settings are the defaults of `ebmguard train jem` (WRN-10-1, 64 positives and negatives, "
         f"Adam {DIGITS.lr:g}, {DIGITS.sgld_steps} SGLD steps of step size {DIGITS.step_size:g} and "
         f"noise {DIGITS.noise_std:g}) at β* = 0, with one thing changed. "
@@ -168,47 +149,35 @@ def write_results(
         "- ms a step: CPU time, guard and logging included; median over the steps of a run, and "
         "over runs. s in all: times the steps.",
         "",
-        *summary(cells, root),
+        summary(cells, root),
         "",
         "## Every run",
         "",
-        *every_run(cells, root),
+        every_run(cells, root),
         "",
         f"## {LONGER} times the compute",
         "",
         "Some of those that survive: whether they hold, or only take longer.",
         "",
-        *every_run(longer, root),
+        every_run(longer, root),
         "",
     ]
-    write_page(target, lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench-remedies"))
-    parser.add_argument("--table", type=Path, default=Path("docs/results/remedies.md"))
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
+    """Run the grid, or one cell of it."""
+    parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to try it out")
-    parser.add_argument("--table-only", action="store_true")
-    parser.add_argument("--cell", help="run this cell alone, in this process")
-    given = parser.parse_args()
-    judge_cell, cells, longer = grid(given.steps)
+    given, _ = parser.parse_known_args()
+    judge, cells, longer = grid(given.steps)
 
-    if given.cell is not None:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
-        every = {cell.name: cell for cell in (judge_cell, *cells, *longer)}
-        run_cell(every[given.cell], given.runs)
-        return
+    def lines(root: Path) -> list[str]:
+        return page(root, cells=cells, longer=longer, source=own.source)
 
-    def write() -> None:
-        write_results(cells, longer, given.runs, given.table, given.workers)
-
-    if not given.table_only:
-        run_cells([judge_cell], given.runs)
-        run_cells([*cells, *longer], given.runs, workers=given.workers, after=write)
-    write()
-    print(given.table.read_text(encoding="utf-8"))
+    runs = Path("runs/bench-remedies")
+    target = Path("docs/results/remedies.md")
+    own = Grid("remedies", [*cells, *longer], lines, target, runs, run_cell, judge)
+    own.main(None, parser)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ebmguard.reference_training.engine.progress import SilentReporter
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.scenarios import DIGITS
 from ebmguard.reference_training.jem.train import train
@@ -19,7 +20,7 @@ from ebmguard.reference_training.judge.features import Features, classifier_feat
 from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.stored import load_network, read_last
 
-from .cells import write_json
+from .cells import cell_command, write_json
 
 SEEDS = range(20, 25)
 CLIP_NORM = 3.0
@@ -44,7 +45,6 @@ LONGER_REMEDIES = ("learning rate / 3", "SGLD steps x 2", "β* = 2")
 """What survives is run for longer too: a third of the learning rate may only take longer to die."""
 JUDGE = "judge"
 JUDGE_SEED, JUDGE_STEPS = 1000, 1000
-COMMAND = "benchmarks.remedies"
 
 
 def batches(sgld_steps: int) -> int:
@@ -77,8 +77,7 @@ class Cell:
         return "_".join([*words, f"s{self.seed}", *([f"x{self.times}"] if self.times > 1 else [])])
 
     def command(self, folder: Path) -> Sequence[str]:
-        words = [sys.executable, "-m", COMMAND, "--runs", str(folder.parent)]
-        return [*words, *self.words, "--cell", self.name]
+        return [*cell_command("remedies", folder), *self.words]
 
     def config(self, folder: Path) -> JemConfig:
         if (folder / "config.json").is_file():
@@ -105,27 +104,23 @@ def grid(steps: int = STEPS) -> tuple[Cell, list[Cell], list[Cell]]:
     return judge, cells, longer
 
 
-class Clock:
-    """A reporter that takes the CPU time of every step, in which other processes have no part."""
+class Clock(SilentReporter):  # type: ignore[misc]
+    """Takes the CPU time of every step, in which other processes have no part."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._last: float | None = None
+        self.times: list[float] = []
 
     def start(self, name: str, done: int, total: int) -> None:
-        self._last = time.process_time()
+        """Of the first step."""
+        self.times.append(time.process_time())
 
     def step(self, done: int, state: Mapping[str, float | str]) -> None:
-        now = time.process_time()
-        if self._last is not None:
-            self.seconds.append(now - self._last)
-        self._last = now
+        """Between two steps."""
+        self.times.append(time.process_time())
 
     def note(self, text: str) -> None:
+        """Into the cell's log."""
         print(text, flush=True)
-
-    def stop(self) -> None:
-        pass
 
 
 def run_cell(cell: Cell, root: Path) -> None:
@@ -140,7 +135,8 @@ def run_cell(cell: Cell, root: Path) -> None:
         _, _, chains = read_last(folder.path)
         scores = judge(root)(chains)
     # Of the steps since it was resumed, where it was.
-    timed = {"seconds_per_step": statistics.median(clock.seconds) if clock.seconds else None}
+    seconds = [after - before for before, after in itertools.pairwise(clock.times)]
+    timed = {"seconds_per_step": statistics.median(seconds) if seconds else None}
     write_json(folder.path / "cell.json", {**scores, **timed})
 
 

@@ -8,15 +8,14 @@ The loop is a plain one, as a user has it; what recovery needs of it is the mark
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -29,15 +28,15 @@ from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import JsonlSink, read_jsonl
 
 from .cells import (
-    commits,
+    Grid,
+    cell_command,
     is_done,
+    load,
     number,
     percent,
     read_json,
-    rules,
-    run_cells,
+    table,
     write_json,
-    write_page,
 )
 
 STEPS = 2000
@@ -76,14 +75,19 @@ class Cell:
 
     def command(self, folder: Path) -> Sequence[str]:
         """What runs it."""
-        own = ("--runs", str(folder.parent), "--cell", self.name)
-        return (sys.executable, "-m", "benchmarks.rollback", *own)
+        return cell_command("rollback", folder)
 
 
 # The default first: it is what most people will have.
 FIRST = ("default", "none", "beta2")
-GRID = [Cell(policy, seed) for policy in FIRST for seed in SEEDS]
-GRID += [Cell(policy, seed) for seed in SEEDS for policy in POLICIES if policy not in FIRST]
+CELLS = [Cell(policy, seed) for policy in FIRST for seed in SEEDS]
+CELLS += [Cell(policy, seed) for seed in SEEDS for policy in POLICIES if policy not in FIRST]
+
+
+def run(cell: Cell, root: Path) -> None:
+    """Run a cell, and write what came of it."""
+    (root / cell.name).mkdir(parents=True, exist_ok=True)
+    write_json(root / cell.name / "result.json", result_of(cell, root))
 
 
 def result_of(cell: Cell, root: Path) -> dict[str, Any]:
@@ -178,44 +182,39 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
     }
 
 
-def is_saved(result: dict[str, Any]) -> bool:
-    """Whether a run reached its end alive, and by more than standing still."""
-    return bool(
-        result["steps"] >= STEPS
-        and result["lr"] >= LEAST_LR
-        and result["median_abs_gap"] < LARGEST_GAP
-        and result["reference_grad_scale"] >= LEAST_GRAD_SCALE
-        and result["accuracy"] >= LEAST_ACCURACY
-        and result["parameters_finite"]
-    )
-
-
 def why_not(result: dict[str, Any]) -> str:
-    """What a run that is not saved lacks."""
-    reasons = [
-        (result["steps"] < STEPS, f"ended at step {result['steps']}"),
-        (result["lr"] < LEAST_LR, f"learning rate {result['lr']:.2g} of the first"),
-        (not result["median_abs_gap"] < LARGEST_GAP, f"|gap| {result['median_abs_gap']:.3g}"),
-        (
-            not result["reference_grad_scale"] >= LEAST_GRAD_SCALE,
-            f"GradScale {result['reference_grad_scale']:.2g}",
-        ),
-        (result["accuracy"] < LEAST_ACCURACY, f"accuracy {percent(result['accuracy'])}"),
-    ]
-    return ", ".join(text for failed, text in reasons if failed)
+    """What a run lacks to have reached its end alive, and by more than standing still."""
+    gap, scale = result["median_abs_gap"], result["reference_grad_scale"]
+    reasons = {
+        f"ended at step {result['steps']}": result["steps"] < STEPS,
+        f"learning rate {result['lr']:.2g} of the first": result["lr"] < LEAST_LR,
+        f"|gap| {gap:.3g}": not gap < LARGEST_GAP,
+        f"GradScale {scale:.2g}": not scale >= LEAST_GRAD_SCALE,
+        f"accuracy {percent(result['accuracy'])}": result["accuracy"] < LEAST_ACCURACY,
+        "parameters that are not finite": not result["parameters_finite"],
+    }
+    return ", ".join(text for text, failed in reasons.items() if failed)
+
+
+def is_saved(result: dict[str, Any]) -> bool:
+    """Whether it lacks nothing."""
+    return not why_not(result)
 
 
 def page(root: Path) -> list[str]:
     """The lines of docs/results/rollback.md."""
-    results = [read_json(root / cell.name / "result.json") for cell in GRID if is_done(cell, root)]
+    results = load(CELLS, root)
+    by_policy = pd.DataFrame(results, columns=RESULT).assign(
+        saved=[is_saved(each) for each in results],
+        count=[len(each["rollbacks"]) for each in results],
+        relapses=[sum(x["relapse"] for x in each["rollbacks"]) for each in results],
+    )
+    groups = [by_policy[by_policy["policy"] == policy] for policy in POLICIES]
+    lost = [each for each in results if not is_saved(each) and each["policy"] != "none"]
     lines = [
         "# Runs that save themselves",
         "",
-        f"Commit {', '.join(commits(root))}, x86_64 CPU, one thread a run, two at a time, "
-        f"`python -m benchmarks.rollback`; {len(results)} of {len(GRID)} runs done.",
-        "",
-        rules(root),
-        "",
+        *GRID.source(root),
         "Digits with the defaults of `ebmguard train jem` at β* = 0, which diverges. A plain loop "
         f'of {STEPS} steps under `action="rollback"`, at most {BUDGET} rollbacks. Saved is a run '
         f"that reaches the last step with a learning rate of at least {LEAST_LR:g} of the first, a "
@@ -224,23 +223,16 @@ def page(root: Path) -> list[str]:
         f"{LEAST_ACCURACY:.0%}. SGLD steps and seconds are those of all updates, the abandoned "
         "ones included.",
         "",
-        "| policy | saved | reached the end | rollbacks (median, most) | relapses | accuracy | "
-        "median \\|gap\\| | reference GradScale | SGLD steps | seconds |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        table([own for own in groups if len(own)], BY_POLICY),
+        "",
+        "## What was not saved",
+        "",
+        table(lost, NOT_SAVED),
+        "",
+        "## The audit log of each run under the default policy",
+        "",
+        "```",
     ]
-    for policy, (words, _) in POLICIES.items():
-        own = [each for each in results if each["policy"] == policy]
-        if own:
-            lines.append(_row(words, own))
-    lines += ["", "## What was not saved", ""]
-    lines += ["| policy | seed | rollbacks at (to) | why it does not count |", "|---|---:|---|---|"]
-    for each in results:
-        if not is_saved(each) and each["policy"] != "none":
-            lines.append(
-                f"| {POLICIES[each['policy']][0]} | {each['seed']} | {_path(each)} | "
-                f"{why_not(each)} |"
-            )
-    lines += ["", "## The audit log of each run under the default policy", "", "```"]
     for each in results:
         if each["policy"] == "default":
             lines.append(f"seed {each['seed']}: {percent(each['accuracy'])} at the end")
@@ -248,49 +240,43 @@ def page(root: Path) -> list[str]:
     return [*lines, "```", ""]
 
 
-def _row(words: str, own: list[dict[str, Any]]) -> str:
-    def median(key: str) -> float:
-        return float(statistics.median(each[key] for each in own))
-
-    counts = [len(each["rollbacks"]) for each in own]
-    relapses = sum(record["relapse"] for each in own for record in each["rollbacks"])
-    cost = statistics.median(each["sgld_steps"] / each["usual_sgld_steps"] for each in own)
-    return (
-        f"| {words} | {sum(map(is_saved, own))} of {len(own)} | "
-        f"{sum(each['steps'] >= STEPS for each in own)} | {statistics.median(counts):g}, "
-        f"{max(counts)} | {relapses} | {percent(median('accuracy'))} | "
-        f"{number(median('median_abs_gap'))} | {number(median('reference_grad_scale'), '.2f')} | "
-        f"× {cost:.2f} | {median('seconds'):.0f} |"
-    )
-
-
-def _path(result: dict[str, Any]) -> str:
+def path(result: dict[str, Any]) -> str:
+    """The steps of the rollbacks, and to which they went."""
     steps = [f"{each['step']} ({each['restored_step']})" for each in result["rollbacks"]]
     return ", ".join(steps) or "–"
 
 
-def main() -> None:
-    """Run the grid, or one cell of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench-rollback"))
-    parser.add_argument("--table", type=Path, default=Path("docs/results/rollback.md"))
-    parser.add_argument("--table-only", action="store_true")
-    parser.add_argument("--cell", help="run this one alone")
-    given = parser.parse_args()
-    if given.cell:
-        cell = next(each for each in GRID if each.name == given.cell)
-        folder = given.runs / cell.name
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "result.json", result_of(cell, given.runs))
-        return
-
-    def write() -> None:
-        write_page(given.table, page(given.runs))
-
-    if not given.table_only:
-        run_cells(GRID, given.runs, after=write)
-    write()
-
+RESULT = (
+    "policy",
+    "steps",
+    "accuracy",
+    "median_abs_gap",
+    "reference_grad_scale",
+    "sgld_steps",
+    "usual_sgld_steps",
+    "seconds",
+)
+BY_POLICY = {
+    "policy": lambda own: POLICIES[own["policy"].iloc[0]][0],
+    "saved": lambda own: f"{own['saved'].sum()} of {len(own)}",
+    "reached the end": lambda own: str((own["steps"] >= STEPS).sum()),
+    "rollbacks (median, most)": lambda own: f"{own['count'].median():g}, {own['count'].max()}",
+    "relapses": lambda own: str(own["relapses"].sum()),
+    "accuracy": lambda own: percent(own["accuracy"].median()),
+    "median |gap|": lambda own: number(own["median_abs_gap"].median()),
+    "reference GradScale": lambda own: number(own["reference_grad_scale"].median(), ".2f"),
+    "SGLD steps": lambda own: f"× {(own['sgld_steps'] / own['usual_sgld_steps']).median():.2f}",
+    "seconds": lambda own: f"{own['seconds'].median():.0f}",
+}
+NOT_SAVED = {
+    "policy": lambda each: POLICIES[each["policy"]][0],
+    "seed": lambda each: str(each["seed"]),
+    "rollbacks at (to)": path,
+    "why it does not count": lambda each: why_not(each),
+}
+GRID = Grid(
+    "rollback", CELLS, page, Path("docs/results/rollback.md"), Path("runs/bench-rollback"), run
+)
 
 if __name__ == "__main__":
-    main()
+    GRID.main()

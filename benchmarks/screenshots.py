@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ebmguard.report.page import page as page_of
 
 from .browser import missing, open_browser, serve_tensorboard
+from .cells import train_command
 
 RUNS = Path("runs/screenshots")
 
@@ -36,8 +36,8 @@ def train(name: str, *options: str) -> Path:
     """A run at β* = 0, unless it is there already; its folder."""
     folder = RUNS / name
     if not (folder / "results.json").is_file():
-        words = ["train", "jem", "--beta-star", "0", "--seed", "0", *options]
-        subprocess.run([sys.executable, "-m", "ebmguard", *words, "--out", str(folder)], check=True)
+        words = ("--beta-star", "0", "--seed", "0", *options)
+        subprocess.run(train_command("jem", folder, *words), check=True)
     return folder
 
 

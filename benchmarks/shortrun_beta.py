@@ -1,16 +1,12 @@
 """β* on short-run training: how far it can go up, and what the adaptive sampler changes.
 
-    python -m benchmarks.shortrun_beta                # all runs, two at a time: an hour
-    python -m benchmarks.shortrun_beta --table-only   # the tables of what has been run
+python -m benchmarks.shortrun_beta                # all runs, two at a time: an hour
+python -m benchmarks.shortrun_beta --table-only   # the tables of what has been run
 
-Runs that are done are kept, so that an interrupted grid goes on where it was. The page of results
-is written anew after each run.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +17,11 @@ import torch
 from ebmguard.reference_training.judge.evaluate import EVALUATION
 from ebmguard.reference_training.judge.features import load_features
 from ebmguard.reference_training.judge.shortrun import judged
-from ebmguard.reference_training.plots.markdown import markdown_table
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl, to_json
 
-from .cells import commits, is_done, number, read_json, rules, run_cells, write_json, write_page
+from .cells import Grid, load, number, read_json, table, train_command, write_json
 
-WORDS = ("python", "-m", "benchmarks.shortrun_beta")
 BETA_STARS = (0.0, 0.02, 0.2, 2.0, 20.0, 200.0, 2000.0)
 ADAPTIVE = (20.0, 200.0)
 """β* that are also run with up to MOST times the steps, each as much finer."""
@@ -77,19 +71,15 @@ class Cell:
         return f"{self.data}-b{self.beta_star:g}{adaptive}"
 
     def command(self, folder: Path) -> Sequence[str]:
-        out = [sys.executable, "-m", "ebmguard", "train"]
-        if (folder / "config.json").is_file():
-            name = "jem" if self.beta_star is None else "shortrun"
-            return [*out, name, "--out", str(folder), "--resume"]
         if self.beta_star is None:
             plain = ("--p-x-weight", "0", "--n-labelled", "0", "--data", self.data)
-            return [*out, "jem", "--out", str(folder), *plain, *JUDGE[self.data]]
+            return train_command("jem", folder, *plain, *JUDGE[self.data])
         words = ("--data", self.data, "--beta-star", f"{self.beta_star:g}")
         steps = ("--most-steps", str(self.most_steps))
-        return [*out, "shortrun", "--out", str(folder), *words, *steps, *DATA[self.data]]
+        return train_command("shortrun", folder, *words, *steps, *DATA[self.data])
 
 
-GRID = [
+CELLS = [
     cell
     for data in DATA
     for cell in (
@@ -119,11 +109,9 @@ def page(root: Path) -> list[str]:
     lines = [
         "# β\\* on short-run training",
         "",
-        "How far β* can go up before training stops, on two small data sets. Written by",
-        f"`{' '.join(WORDS)}`, commits {', '.join(commits(root)) or 'none yet'}.",
+        "How far β* can go up before training stops, on two small data sets.",
         "",
-        rules(root),
-        "",
+        *GRID.source(root),
         f"β = β*/20,000. Medians over the last {LAST} updates; at β* = 0, where weights are",
         "uniform, GradScale and ESS are those of the reference exponent 0.5. FID: of",
         f"{SAMPLES} fresh samples against the training images, by the features of a classifier",
@@ -132,67 +120,52 @@ def page(root: Path) -> list[str]:
         "as much finer.",
     ]
     for data in DATA:
-        done = [cell for cell in GRID if cell.data == data and is_done(cell, root)]
-        runs = [cell for cell in done if cell.beta_star is not None]
-        judge = root / Cell(data).name
-        if Cell(data) not in done or not runs:
-            continue
-        lines += ["", f"## {data}", "", table(root, runs, judge)]
+        done = load((cell for cell in CELLS if cell.data == data), root)
+        judges = [run["cell"] for run in done if run["cell"].beta_star is None]
+        runs = [run for run in done if run["cell"].beta_star is not None]
+        if judges and runs:
+            lines += ["", f"## {data}", "", table_of(root, runs, root / judges[0].name)]
     return lines
 
 
-def table(root: Path, runs: Sequence[Cell], judge: Path) -> str:
+def table_of(root: Path, runs: Sequence[dict[str, Any]], judge: Path) -> str:
     """One line for each run, and the FID of held-out images and of noise below."""
-    head = ["β*", "β", "K", "gap", "β* · gap", "GradScale", "ESS", "‖∇f‖", "FID", "IS", "alerts"]
-    rows = []
-    scores: dict[str, Any] = {}
-    for cell in runs:
-        assert cell.beta_star is not None
-        folder = root / cell.name
-        results, scores = read_json(folder / "results.json"), measure(folder, judge)
-        last = results["median_last_100"]
+    for run in runs:
+        folder, last = root / run["cell"].name, run["median_last_100"]
+        prefix = "" if run["beta_star"] else "ref/"
         steps = [row["sgld_steps"] for row in read_jsonl(folder / "training.jsonl")]
-        prefix = "" if cell.beta_star else "ref/"
-        gap = last["energy_gap"]
-        alerts = [results[level] for level in ("first_warn", "first_error")]
-        said = [f"{a['level']} {a['rule']} @{a['step']}" for a in alerts if a is not None]
-        rows.append(
-            [
-                f"{cell.beta_star:g}" + (" adaptive" if cell.most_steps > 1 else ""),
-                f"{results['beta']:.0e}" if cell.beta_star else "0",
-                f"{sum(steps) / len(steps):.0f}",
-                number(gap),
-                number(None if gap is None else gap * cell.beta_star),
-                number(last[f"{prefix}grad_scale"]),
-                number(last[f"{prefix}ess"]),
-                number(last["sampler/grad_norm"]),
-                number(scores["samples"]["fid"]),
-                number(scores["samples"]["is"]),
-                ", ".join(dict.fromkeys(said)) or "none",
-            ]
-        )
+        alerts = [alert for alert in (run["first_warn"], run["first_error"]) if alert]
+        run |= {
+            "gap": last["energy_gap"],
+            "weights": [last[f"{prefix}{name}"] for name in ("grad_scale", "ess")],
+            "K": sum(steps) / len(steps),
+            "said": [f"{a['level']} {a['rule']} @{a['step']}" for a in alerts],
+            "scores": measure(folder, judge),
+        }
+    scores = runs[-1]["scores"]
     floor = " and ".join(
         f"{words} {number(scores[name]['fid'])} (IS {number(scores[name]['is'])})"
         for name, words in (("held_out", "held-out images"), ("noise", "the noise at the start"))
     )
-    return f"{markdown_table(head, rows)}\n\nFID of {floor}."
+    return f"{table(runs, COLUMNS)}\n\nFID of {floor}."
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=Path, default=Path("runs/shortrun-beta"))
-    parser.add_argument("--out", type=Path, default=Path("docs/results/shortrun-beta.md"))
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--table-only", action="store_true")
-    given = parser.parse_args()
-
-    def write() -> None:
-        write_page(given.out, page(given.runs))
-
-    if not given.table_only:
-        run_cells(GRID, given.runs, workers=given.workers, after=write)
-    write()
-
+COLUMNS = {
+    "β*": lambda run: f"{run['beta_star']:g}" + " adaptive" * (run["most_steps"] > 1),
+    "β": lambda run: f"{run['beta']:.0e}" if run["beta_star"] else "0",
+    "K": lambda run: f"{run['K']:.0f}",
+    "gap": lambda run: number(run["gap"]),
+    "β* · gap": lambda run: number(None if run["gap"] is None else run["gap"] * run["beta_star"]),
+    "GradScale": lambda run: number(run["weights"][0]),
+    "ESS": lambda run: number(run["weights"][1]),
+    "‖∇f‖": lambda run: number(run["median_last_100"]["sampler/grad_norm"]),
+    "FID": lambda run: number(run["scores"]["samples"]["fid"]),
+    "IS": lambda run: number(run["scores"]["samples"]["is"]),
+    "alerts": lambda run: ", ".join(dict.fromkeys(run["said"])) or "none",
+}
+GRID = Grid(
+    "shortrun_beta", CELLS, page, Path("docs/results/shortrun-beta.md"), Path("runs/shortrun-beta")
+)
 
 if __name__ == "__main__":
-    main()
+    GRID.main()

@@ -3,125 +3,182 @@
     python -m benchmarks.shortrun_gpu --part all --device cuda --minutes 9
     python -m benchmarks.shortrun_gpu --part train --minutes 9 --features inception:FILE
 
-CIFAR-10 at the published settings, guarded, against an eager loop of the published structure.
-Every part is a section of the file, written as soon as something is known, instead of what an
-earlier command wrote there; other sections stay. So a command that is cut short loses little, and
-the parts can be run by several commands. A training is gone on with by the next command, as long
-as its folder is kept. Without EBMGUARD_DATA only time, memory and waiting are measured, on random
-images.
+CIFAR-10 at the published settings, guarded, against an eager loop of the published structure. A
+training is gone on with by the next command, as long as its folder is kept. Without EBMGUARD_DATA
+only time, memory and waiting are measured, on random images.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from ebmguard.errors import ConfigError
-from ebmguard.reference_training.device import find_device
+import pandas as pd
 
-from .gpu_document import Document, provenance, run_all, write_part
-from .gpu_timing import Clock, memory_of
-from .shortrun_loop import SIZES
-from .shortrun_parts import (
-    VARIANTS,
-    Bench,
-    kernels_part,
-    memory_part,
-    step_part,
-    sync_part,
-    train_part,
+from ebmguard import runs
+from ebmguard.reference_training.data import ROOT_VARIABLE
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.train import train as train_classifier
+from ebmguard.reference_training.judge.features import load_features
+from ebmguard.reference_training.judge.shortrun import judged, table
+from ebmguard.reference_training.precision import set_precision
+from ebmguard.reference_training.shortrun.config import ShortRunConfig
+from ebmguard.reference_training.shortrun.train import ShortRun, train
+from ebmguard.reference_training.shortrun.trained import load_run
+from ebmguard.sinks import read_jsonl
+
+from .contenders import ShortRunLoop
+from .gpu_cases import NEVER, TOY, Bench, Case, Part, RandomImages, Size
+from .gpu_parts import main
+from .watching import Deadline
+
+ROWS = 12
+"""Rows, at most, of the table of a run's course."""
+JUDGING = 0.25
+"""Share of a training's time that is kept for judging its samples."""
+LEARNING = 0.15
+"""Share that the classifier has, where there is none yet."""
+COURSE = ["energy_gap", "grad_scale", "ess", "sampler/grad_norm", "contrast", "outside"]
+
+
+class RandomShortRun(RandomImages, ShortRunConfig):  # type: ignore[misc]
+    """On random bytes."""
+
+
+def train_part(bench: Bench) -> Iterator[str]:
+    """As many updates as there is time for, and what its samples are worth."""
+    if bench.size.lacks_data:
+        yield f"Left out: {ROOT_VARIABLE} does not name the folder of CIFAR-10.\n"
+        return
+    # Before the training, which would be lost on features that are none.
+    judges = [
+        load_features(spec, bench.device) for spec in bench.features or [str(classifier(bench))]
+    ]
+    out = bench.runs / "model"
+    before = updates_of(out)
+    seconds = bench.trained(out, (1 - JUDGING) * bench.clock.left)
+    config = bench.config(out)
+    done, wanted, settings = updates_of(out), config.total_steps, config.settings
+    compiled = ", compiled" if config.compile == "yes" else ""
+    yield (
+        f"`ebmguard train shortrun`, {bench}, β* = {config.beta_star:g}, "
+        f"{config.precision}{compiled}, seed {config.seed}: {done:,} of {wanted:,} updates, "
+        f"{done - before:,} of them by this command in {seconds:.0f} s, "
+        "start, compilation and checkpoints included.\n\n"
+    )
+    if done == before:
+        yield "Nothing was left to train.\n\n"
+    else:
+        hours = seconds / (done - before) * wanted / 3600
+        yield f"At this pace all updates take {hours:.2f} hours.\n\n"
+    yield course(out)
+    trained = load_run(out, bench.device)
+    set_precision(trained.config.precision)
+    for features in judges:
+        yield f"\n{table(judged(trained, features, bench.size.more['samples']))}\n"
+    yield (
+        f"\nSamples of the training, every {settings.sample_every} updates: `{out / 'samples'}`.\n"
+    )
+
+
+def updates_of(run: Path) -> int:
+    """Updates that a run folder has rows of."""
+    file = run / "training.jsonl"
+    return sum(1 for _ in read_jsonl(file)) if file.is_file() else 0
+
+
+def course(run: Path) -> str:
+    """A table of the course of a run: medians of equally many updates a row."""
+    found = runs.load(run)
+    rows = found.rows.droplevel("run").reindex(columns=COURSE)
+    each = next(x for x in (1, 10, 100, 500, 1000, 2000, 5000, 10_000) if ROWS * x >= len(rows))
+    groups = rows.groupby(rows.index // each * each)
+    shown = groups.median().assign(largest=groups["energy_gap"].agg(lambda gap: gap.abs().max()))
+    lines = [
+        f"Medians of {each} updates a row; the largest |gap| of them.\n",
+        f"| from update | {' | '.join(COURSE)} | largest gap |",
+        "|---:" * (2 + len(COURSE)) + "|",
+    ]
+    for start, row in shown.iterrows():
+        cells = ["" if pd.isna(x) else f"{x:.3g}" for x in row]
+        lines.append(f"| {start:,} | {' | '.join(cells)} |")
+    levels = found.alerts["level"].value_counts() if len(found.alerts) else {}
+    said = ", ".join(f"{times} {level}" for level, times in levels.items()) or "none"
+    return "\n".join(lines) + f"\n\nAlerts: {said}.\n"
+
+
+def classifier(bench: Bench) -> Path:
+    """The run folder of a plain classifier of the same images; trained where there is none yet."""
+    out = bench.runs / "classifier"
+    if (out / "checkpoints" / "best.pt").is_file():
+        return out
+    config = JemConfig(
+        out=out,
+        data=bench.size.data,
+        device=str(bench.device),
+        p_x_weight=0.0,
+        beta_star=0.0,
+        resume=(out / "config.json").is_file(),
+        **bench.size.more["classifier"],
+    )
+    train_classifier(*config.open(), Deadline(LEARNING * bench.clock.left))
+    return out
+
+
+FULL_CLASSIFIER = {
+    "depth": 16,
+    "width": 4,
+    "lr": 3e-4,
+    "warmup": 200,
+    "precision": "bfloat16",
+    "iterations": 6000,
+    "valid_images": 1000,
+    "eval_every": 500,
+    "checkpoint_every": 500,
+}
+TOY_CLASSIFIER = {
+    "depth": 10,
+    "width": 1,
+    "n_pos": 8,
+    "train_images": 64,
+    "valid_images": 16,
+    "test_images": 32,
+    "iterations": 2,
+    "eval_every": 1,
+}
+TOY_OPTIONS = {
+    "nf": 4,
+    "activation": "leaky_relu",
+    "batch": 8,
+    "sgld_steps": 2,
+    "train_images": 64,
+    "test_images": 32,
+    "iterations": 40,
+}
+SHORTRUN = Case(
+    command="ebmguard train shortrun",
+    module="benchmarks.shortrun_gpu",
+    title="The short-run trainer on a GPU",
+    config=ShortRunConfig,
+    random=RandomShortRun,
+    task=ShortRun,
+    train=train,
+    loop=ShortRunLoop,
+    words=lambda own: f"nf = {own.nf}, batch {own.batch}, K = {own.sgld_steps}",
+    quiet={"sample_every": NEVER},
+    aim=4,
+    sizes={
+        # The published script's settings, which are the preset's. None: as many samples as there
+        # are held-out images.
+        "full": Size(more={"classifier": FULL_CLASSIFIER, "samples": None}),
+        "toy": replace(
+            TOY, options=TOY_OPTIONS, more={"classifier": TOY_CLASSIFIER, "samples": 16}
+        ),
+    },
+    parts={"train": Part("A training of minutes", 5, train_part)},
 )
 
-HEADER = "# The short-run trainer on a GPU\n"
-TITLES = {
-    "step": "Time of an update",
-    "kernels": "Where the time goes",
-    "sync": "Waiting for the GPU",
-    "memory": "Peak memory",
-    "train": "A training of minutes",
-}
-SHARES = {"step": 4, "kernels": 1, "sync": 1, "memory": 2, "train": 5}
-"""How all parts divide the time that is left."""
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    made.add_argument("--part", choices=[*TITLES, "all"], default="all")
-    made.add_argument("--device", default="cuda", help="a GPU, such as cuda; cpu with --size toy")
-    made.add_argument("--size", choices=list(SIZES), default="full", help="toy: to try the parts")
-    made.add_argument("--minutes", type=float, default=9, help="time of the command")
-    made.add_argument("--out", type=Path, default=Path("docs/results/shortrun_gpu.md"))
-    made.add_argument("--runs", type=Path, default=Path("runs/shortrun_gpu"), help="their folder")
-    made.add_argument(
-        "--features",
-        action="append",
-        default=[],
-        help="judges samples: the folder of a JEM run on the same data, or inception:FILE; can be "
-        "given several times. Without it a classifier is trained first",
-    )
-    made.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
-    return made
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status is 1 where a part failed."""
-    arguments = parser().parse_args(words)
-    try:
-        device = find_device(arguments.device)
-    except ConfigError as error:
-        print(f"error: {error}\nTo try the parts without a GPU: --device cpu --size toy")
-        return 2
-
-    def command(part: str, minutes: float) -> list[str]:
-        options = {
-            "part": part,
-            "device": arguments.device,
-            "size": arguments.size,
-            "minutes": f"{minutes:.3g}",
-            "out": str(arguments.out),
-            "runs": str(arguments.runs),
-        }
-        pairs = [word for name, value in options.items() for word in (f"--{name}", value)]
-        judges = [word for spec in arguments.features for word in ("--features", spec)]
-        return [sys.executable, "-m", "benchmarks.shortrun_gpu", *pairs, *judges]
-
-    if arguments.part == "all":
-        failed = list(run_all(SHARES, command, arguments.minutes))
-        print("\n".join(failed))
-        return 1 if failed else 0
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    with tempfile.TemporaryDirectory() as scratch:
-        bench = Bench(
-            SIZES[arguments.size],
-            device,
-            Clock(arguments.minutes),
-            arguments.runs,
-            Path(scratch),
-            arguments.features,
-        )
-        if arguments.memory_of:
-            print(json.dumps(memory_of(bench.makers()[arguments.memory_of], device)))
-            return 0
-        own = command(arguments.part, arguments.minutes)
-        texts = {
-            "step": step_part,
-            "kernels": kernels_part,
-            "sync": sync_part,
-            "memory": lambda bench: memory_part(bench, own),
-            "train": train_part,
-        }[arguments.part](bench)
-        document = Document(arguments.out, HEADER, TITLES.values())
-        write_part(
-            document, TITLES[arguments.part], provenance(device, ["python", *own[1:]]), texts
-        )
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(SHORTRUN))

@@ -1,28 +1,22 @@
 """Steering on digits: a sampler that has lost the data, and β* from both ends.
 
-    python -m benchmarks.steering                # all cells, two at a time
-    python -m benchmarks.steering --table-only   # the table of what has been run
+python -m benchmarks.steering                # all cells, two at a time
+python -m benchmarks.steering --table-only   # the table of what has been run
 
-Cells that are done are kept, so that an interrupted grid goes on where it was. The page of results
-is written anew after each cell.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import datetime
 import json
 import logging
-import platform
-import statistics
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
+import pandas as pd
 import torch
 
 from ebmguard import Guard
@@ -31,24 +25,14 @@ from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.judge.evaluator import Evaluator
 from ebmguard.steering import AdaptiveSteps, SteerBeta
 
-from .cells import (
-    commits,
-    is_done,
-    number,
-    percent,
-    read_json,
-    rules,
-    run_cells,
-    write_json,
-    write_page,
-)
+from .cells import Grid, cell_command, is_done, number, percent, read_json, table, write_json
 
 SEEDS = range(3)
 LOST_AT = 300
 """From here on arms of a lost sampler are adaptive; GradScale has been 0 for hundreds of steps."""
-WORDS = ("python", "-m", "benchmarks.steering")
 ADAPTIVE = AdaptiveSteps()
 STRETCH = 50
+RESULT = "result.json"
 COLUMNS = {
     "steps": "",
     "grad_scale": "grad_scale",
@@ -116,17 +100,16 @@ class Cell:
 
     arm: str
     seed: int
-    words: tuple[str, ...] = dataclasses.field(default=(), compare=False)
 
     @property
     def name(self) -> str:
         return f"{self.arm}_s{self.seed}"
 
     def command(self, folder: Path) -> Sequence[str]:
-        return [sys.executable, *WORDS[1:], "--runs", str(folder.parent), "--cell", self.name]
+        return cell_command("steering", folder)
 
 
-GRID = [
+CELLS = [
     Cell(arm, seed)
     for arms in (("fixed", "adaptive", "lost"), BETA, ("longer", "slow"))
     for seed in SEEDS
@@ -136,6 +119,7 @@ GRID = [
 
 def run(cell: Cell, root: Path) -> None:
     """One cell, from its start: they take minutes."""
+    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
     arm = (LOST | BETA)[cell.arm]
     config = JemConfig(
@@ -178,129 +162,100 @@ def run(cell: Cell, root: Path) -> None:
     records = [alert.record() for alert in (*alerts, *trainer.loss_fn.guard.alerts)]
     result = {**columns, "accuracy": accuracy, "alerts": records, "seconds": seconds}
     (root / cell.name).mkdir(parents=True, exist_ok=True)
-    write_json(root / cell.name / "result.json", result)
+    write_json(root / cell.name / RESULT, result)
 
 
-@dataclass
 class Result:
-    """What a cell left behind, one value a step."""
+    """What a cell left behind.
 
-    steps: list[int]
-    grad_scale: list[float]
-    ess: list[float]
-    gap: list[float]
-    beta_star: list[float]
-    accuracy: list[tuple[int, float]]
-    alerts: list[dict[str, Any]]
-    seconds: float
+    Attributes:
+        rows: one for each step, with :data:`COLUMNS`.
+        accuracy: of the test images, by step.
+        alerts: their records.
+        seconds: of the CPU.
+    """
 
-    @classmethod
-    def load(cls, cell: Cell, root: Path) -> Result | None:
-        if not is_done(cell, root):
-            return None
-        return cls(**read_json(root / cell.name / "result.json"))
+    def __init__(self, file: Path) -> None:
+        found = read_json(file)
+        self.rows = pd.DataFrame({name: found[name] for name in COLUMNS})
+        self.accuracy = dict(found["accuracy"])
+        self.alerts = pd.DataFrame(found["alerts"], columns=["rule", "level", "step"])
+        self.seconds = found["seconds"]
 
-    def first(self, condition: Callable[[float], bool], after: int = 0) -> int | None:
-        """The first step from `after` on whose GradScale is so."""
-        scales = enumerate(self.grad_scale)
-        return next((i for i, x in scales if i >= after and condition(x)), None)
-
-    def back(self, after: int) -> int | None:
-        """The first step over 0.5, from `after` on, in whose next steps the median is so too."""
-        starts = (i for i in range(after, len(self.grad_scale)) if self.grad_scale[i] > 0.5)
-        return next((i for i in starts if self.median("grad_scale", i, i + STRETCH) > 0.5), None)
-
-    def median(self, name: str, low: int, high: int | None = None) -> float:
-        return float(statistics.median(getattr(self, name)[low:high]))
-
-    def alert(self, rule: str) -> str:
-        """When the rule spoke first."""
-        own = [f"{each['step']} ({each['level']})" for each in self.alerts if each["rule"] == rule]
-        return own[0] if own else "–"
+    def first(self, **only: str) -> str:
+        """When the first of these alerts came, and the rest of what it says."""
+        own = self.alerts
+        for name, value in only.items():
+            own = own[own[name] == value]
+        rest = "level" if "rule" in only else "rule"
+        return f"{own['step'].iloc[0]} ({own[rest].iloc[0]})" if len(own) else "–"
 
 
-def lost_table(root: Path) -> list[str]:
-    lines = [
-        "| | seed | first under 0.1 | back over 0.5 | of the last 500 over 0.5 | largest factor | "
-        "`sampler_failing` | accuracy: lowest after the return | final | SGLD steps per one of the "
-        "base | CPU seconds |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+def lost_row(arm: Arm, result: Result) -> dict[str, str]:
+    """A line of the table of lost samplers."""
+    scale, steps = result.rows["grad_scale"], result.rows["steps"]
+    low = next(iter(scale.index[scale < 0.1]), None)
+    # Over 0.5, and in the steps from there on the median too.
+    ahead = scale[::-1].rolling(STRETCH, min_periods=1).median()[::-1]
+    over = scale.index[(scale > 0.5) & (ahead > 0.5)]
+    back = None if low is None else next(iter(over[over >= max(low, arm.start)]), None)
+    after = [a for step, a in result.accuracy.items() if back is not None and step > back]
+    return {
+        "first under 0.1": number(low, ".0f"),
+        "back over 0.5": number(back, ".0f"),
+        "of the last 500 over 0.5": percent((scale[-500:] > 0.5).mean()),
+        "largest factor": str(steps.max() // arm.sgld_steps),
+        "`sampler_failing`": result.first(rule="sampler_failing"),
+        "accuracy: lowest after the return": percent(min(after, default=None)),
+        "final": percent([*result.accuracy.values()][-1]),
+        "SGLD steps per one of the base": f"{steps[arm.start :].mean() / arm.sgld_steps:.1f}",
+        "CPU seconds": f"{result.seconds:.0f}",
+    }
+
+
+def beta_row(_: Arm, result: Result) -> dict[str, str]:
+    """A line of the table of β*."""
+    last = result.rows[-100:].median()
+    beta_star = result.rows["beta_star"][499:2000:500]
+    return {
+        "β* at 500, 1,000, 1,500, 2,000": ", ".join(f"{x:.3g}" for x in beta_star),
+        "ESS / M": f"{last['ess']:.2f}",
+        "GradScale": f"{last['grad_scale']:.3f}",
+        "gap": f"{last['gap']:.3g}",
+        "largest gap": f"{result.rows['gap'].abs().max():.3g}",
+        "first ERROR": result.first(level="ERROR"),
+        "final accuracy": percent([*result.accuracy.values()][-1]),
+    }
+
+
+def trajectory_row(_: Arm, result: Result) -> dict[str, str]:
+    """Medians of GradScale."""
+    scale = result.rows["grad_scale"]
+    medians = scale.groupby(scale.index // 100 * 100 + 100).median()
+    return {str(mark): f"{median:.2f}" for mark, median in medians.items()}
+
+
+def by_arm(root: Path, arms: Mapping[str, Arm], of: Callable[[Arm, Result], dict[str, str]]) -> str:
+    """A table of the cells of some arms that are done."""
+    rows = [
+        {"arm": arm.title, "seed": str(cell.seed), **of(arm, Result(root / cell.name / RESULT))}
+        for name, arm in arms.items()
+        for cell in (Cell(name, seed) for seed in SEEDS)
+        if is_done(cell, root)
     ]
-    for name, arm in LOST.items():
-        for seed in SEEDS:
-            result = Result.load(Cell(name, seed), root)
-            if result is None:
-                lines.append(f"| {arm.title} | {seed} | not run |" + " |" * 8)
-                continue
-            low = result.first(lambda x: x < 0.1)
-            back = None if low is None else result.back(max(low, arm.start))
-            over = [x > 0.5 for x in result.grad_scale[-500:]]
-            after = [a for step, a in result.accuracy if back is not None and step > back]
-            spent = result.steps[arm.start :]
-            lines.append(
-                f"| {arm.title} | {seed} | {number(low)} | {number(back, '.0f')} | "
-                f"{percent(sum(over) / len(over))} | {max(result.steps) // arm.sgld_steps} | "
-                f"{result.alert('sampler_failing')} | {percent(min(after)) if after else '–'} | "
-                f"{percent(result.accuracy[-1][1])} | "
-                f"{sum(spent) / len(spent) / arm.sgld_steps:.1f} | {result.seconds:.0f} |"
-            )
-    return lines
+    return table(rows, {name: itemgetter(name) for name in rows[0]}) if rows else "None yet."
 
 
-def beta_table(root: Path) -> list[str]:
-    lines = [
-        "| β* | seed | β* at 500, 1,000, 1,500, 2,000 | ESS / M | GradScale | gap | largest gap | "
-        "first ERROR | final accuracy |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for name, arm in BETA.items():
-        for seed in SEEDS:
-            result = Result.load(Cell(name, seed), root)
-            if result is None:
-                lines.append(f"| {arm.title} | {seed} | not run |" + " |" * 6)
-                continue
-            marks = ", ".join(f"{result.beta_star[at - 1]:.3g}" for at in range(500, 2001, 500))
-            errors = [each for each in result.alerts if each["level"] == "ERROR"]
-            first = f"{errors[0]['step']} ({errors[0]['rule']})" if errors else "–"
-            lines.append(
-                f"| {arm.title} | {seed} | {marks} | {result.median('ess', -100):.2f} | "
-                f"{result.median('grad_scale', -100):.3f} | {result.median('gap', -100):.3g} | "
-                f"{max(map(abs, result.gap)):.3g} | {first} | "
-                f"{percent(result.accuracy[-1][1])} |"
-            )
-    return lines
-
-
-def trajectory(root: Path) -> list[str]:
-    marks = range(100, 2001, 100)
-    lines = [
-        "| | seed | " + " | ".join(str(mark) for mark in marks) + " |",
-        "|---|---:|" + "---:|" * len(marks),
-    ]
-    for name in ("fixed", "adaptive", "lost"):
-        for seed in SEEDS:
-            result = Result.load(Cell(name, seed), root)
-            if result is None:
-                continue
-            scales = (result.median("grad_scale", mark - 100, mark) for mark in marks)
-            row = " | ".join(f"{scale:.2f}" for scale in scales)
-            lines.append(f"| {LOST[name].title} | {seed} | {row} |")
-    return lines
-
-
-def write_table(root: Path, target: Path) -> None:
-    done = sum(is_done(cell, root) for cell in GRID)
-    settings = json.dumps(dataclasses.asdict(ADAPTIVE))[1:-1].replace('"', "")
-    beta = json.dumps(dataclasses.asdict(SteerBeta()))[1:-1].replace('"', "")
-    lines = [
+def page(root: Path) -> list[str]:
+    """The lines of docs/results/steering.md."""
+    settings, beta = (
+        json.dumps(dataclasses.asdict(own))[1:-1].replace('"', "")
+        for own in (ADAPTIVE, SteerBeta())
+    )
+    return [
         "# Steering: SGLD steps and β* that follow the run",
         "",
-        f"Commit {', '.join(commits(root))}, {datetime.date.today()}, {platform.machine()} CPU, "
-        "one thread a run on a machine shared with other work, "
-        f"`{' '.join(WORDS)}`; {done} of {len(GRID)} runs done.",
-        "",
-        rules(root),
-        "",
+        *GRID.source(root),
         "JEM on digits as `ebmguard train jem` has it (WRN-10-1, 64 positives and negatives, Adam "
         "3e-3, step size 1.0 and noise 0.01).",
         "",
@@ -312,44 +267,25 @@ def write_table(root: Path, target: Path) -> None:
         "the rule's first alert, test accuracies (taken every 25 steps), and gradient evaluations "
         "instead of one of the fixed sampler's, from where the arm is adaptive on.",
         "",
-        *lost_table(root),
+        by_arm(root, LOST, lost_row),
         "",
         "Median GradScale in windows of 100 steps, by their end:",
         "",
-        *trajectory(root),
+        by_arm(root, {name: LOST[name] for name in ("fixed", "adaptive", "lost")}, trajectory_row),
         "",
         "## β* from both ends",
         "",
         f"Five SGLD steps, 2,000 training steps, β* fixed or steered from its start: {beta}. ESS, "
         "GradScale and gap are medians of the last 100 steps.",
         "",
-        *beta_table(root),
+        by_arm(root, BETA, beta_row),
         "",
     ]
-    write_page(target, lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=Path, default=Path("runs/bench-steering"))
-    parser.add_argument("--table", type=Path, default=Path("docs/results/steering.md"))
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, one thread each")
-    parser.add_argument("--table-only", action="store_true")
-    parser.add_argument("--cell", help="run this one only, here, as the grid's processes do")
-    given = parser.parse_args()
-    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
-    if given.cell:
-        run(next(cell for cell in GRID if cell.name == given.cell), given.runs)
-        return
-
-    def table() -> None:
-        write_table(given.runs, given.table)
-
-    if not given.table_only:
-        run_cells(GRID, given.runs, workers=given.workers, after=table)
-    table()
-    print(given.table.read_text(encoding="utf-8"))
-
+GRID = Grid(
+    "steering", CELLS, page, Path("docs/results/steering.md"), Path("runs/bench-steering"), run
+)
 
 if __name__ == "__main__":
-    main()
+    GRID.main()

@@ -12,26 +12,35 @@ block lies between two synchronisations.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.metadata
+import importlib.util
 import logging
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ebmguard.reference_training.device import describe, find_device
-from ebmguard.reference_training.toy.scenario import SCENARIOS
+from ebmguard.reference_training.toy.config import ToyConfig
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
+from ebmguard.reference_training.toy.sampler import make_training_sampler
+from ebmguard.reference_training.toy.scenario import SCENARIOS, Scenario
+from ebmguard.reference_training.toy.train import Ensemble
 
 from .cells import commit
-from .toy_update import Ensemble, PublishedLoop, config_of, torchebm_chains
+from .contenders import Iterations, ToyLoop, toy_network
+from .timing import Seconds, Turn, alternate, ratios
+from .watching import prove_no_wait
 
 NAMES = ("gmm-default", "circles-default")
-BETAS = ("0", "0.1", "0.3", "0.5", "0.7", "0.9")
+BETAS = ("0.5", "0.3", "0.7", "0.1", "0.9", "0")
+"""From the middle outwards: a single member is not that of β = 0."""
 # Members: how many β, and how many seeds.
 SIZES = {
     1: (1, 1),
@@ -50,88 +59,57 @@ SHORT_BLOCK = 10
 GPU_BLOCK = 50
 WARM_UP = 2
 UPDATE_TARGET, CHAINS_TARGET = 8, 3
+STANDING = 1e-12
+"""A learning rate at which networks stay as they are, so that all updates do the same work."""
 
 
-class Contender(NamedTuple):
-    """Something to be measured, ``block`` calls at a time."""
-
-    call: Callable[[], object]
-    block: int
-
-
-class Seconds(NamedTuple):
-    """Of one call, of a block's mean."""
-
-    wall: float
-    cpu: float
-
-
-Rounds = dict[str, list[Seconds]]
-
-
-def measure(contenders: Mapping[str, Contender], rounds: int, device: torch.device) -> Rounds:
-    """Let the contenders take turns, after some rounds that do not count."""
-    found: Rounds = {name: [] for name in contenders}
-    for index in range(-WARM_UP, rounds):
-        for name in list(contenders)[:: -1 if index % 2 else 1]:
-            call, block = contenders[name]
-            synchronize(device)
-            wall, cpu = time.perf_counter(), time.process_time()
-            for _ in range(block):
-                call()
-            synchronize(device)
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            if index >= 0:
-                found[name].append(Seconds(wall / block, cpu / block))
-    return found
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def median_ms(seconds: list[Seconds]) -> float:
+def median_ms(seconds: Sequence[Seconds]) -> float:
     return 1e3 * statistics.median(each.wall for each in seconds)
 
 
-def compared(one: list[Seconds], ensemble: list[Seconds], members: int) -> str:
+def compared(one: Sequence[Seconds], ensemble: Sequence[Seconds], members: int) -> str:
     """Cells of a table: both sides' times, and how many times as long one model takes alone."""
-    pairs = list(zip(one, ensemble, strict=True))
-    low, middle, high = statistics.quantiles((members * a.wall / b.wall for a, b in pairs), n=4)
-    cpu = statistics.median(members * a.cpu / b.cpu for a, b in pairs)
+    alone = [Seconds(members * each.wall, members * each.cpu) for each in one]
+    cpu = statistics.median(a.cpu / b.cpu for a, b in zip(alone, ensemble, strict=True))
     ours = median_ms(ensemble)
     return (
         f"| {median_ms(one):.3f} | {ours:.3f} | {ours / members:.3f} "
-        f"| {middle:.1f} ({low:.1f} to {high:.1f}) | {cpu:.1f} "
+        f"| {ratios(alone, ensemble, '.1f')} | {cpu:.1f} "
     )
 
 
 class Stage:
-    """Makes contenders, in a temporary folder."""
+    """Makes ensembles, as `ebmguard train toy` trains them, in a temporary folder."""
 
     def __init__(self, device: torch.device, folder: Path) -> None:
         self.device = device
+        self.block = GPU_BLOCK if device.type == "cuda" else SHORT_BLOCK
         self.modes = {"": True}
         if device.type == "cuda":
             self.modes = {", CUDA graphs": True, ", eager": False}
         self._folder = folder
-        self._made: list[Ensemble] = []
+        self._made: list[Iterations] = []
 
-    def ensemble(self, scenario: str, members: int, *, sinks: bool, graphs: bool) -> Ensemble:
+    def ensemble(
+        self, scenario: str, members: int = MEMBERS, *, logs: bool = False, graphed: bool = True
+    ) -> Iterations:
+        """Of so many members; with the sinks of a log_dir or without."""
         betas, seeds = SIZES[members]
-        out = self._folder / str(len(self._made))
-        # From the middle outwards: a single member is not that of β = 0.
-        chosen = sorted(BETAS, key=lambda beta: abs(float(beta) - 0.5))[:betas]
-        config = config_of(scenario, chosen, seeds, self.device, out)
-        made = Ensemble(config, sinks=sinks, graphs=graphs)
-        self._made.append(made)
-        return made
+        config = ToyConfig(
+            out=self._folder / str(len(self._made)),
+            scenario=scenario,
+            betas=BETAS[:betas],
+            seeds=seeds,
+            lr=STANDING,
+            device=str(self.device),
+        )
+        self._made.append(Iterations(Ensemble, config, logs=logs, graphed=graphed))
+        return self._made[-1]
 
     def close(self) -> None:
+        """Close the ensembles."""
         for ensemble in self._made:
             ensemble.close()
-        self._made.clear()
 
 
 @contextmanager
@@ -146,21 +124,19 @@ def stage(device: torch.device) -> Iterator[Stage]:
 
 def report_updates(name: str, rounds: int, device: torch.device) -> None:
     """Rows of the first table."""
-    settings = SCENARIOS[name]
-    block = GPU_BLOCK if device.type == "cuda" else SHORT_BLOCK
     with stage(device) as made:
         single = {
-            "1x1 convolutions": PublishedLoop(settings, device, convolutions=True),
-            "linear layers": PublishedLoop(settings, device, convolutions=False),
+            "1x1 convolutions": ToyLoop(SCENARIOS[name], device, convolutions=True),
+            "linear layers": ToyLoop(SCENARIOS[name], device, convolutions=False),
         }
         ours = {
-            f"{title}{mode}": made.ensemble(name, MEMBERS, sinks=sinks, graphs=graphs)
-            for mode, graphs in made.modes.items()
-            for title, sinks in (("no sinks", False), ("log_dir", True))
+            f"{title}{mode}": made.ensemble(name, logs=logs, graphed=graphed)
+            for mode, graphed in made.modes.items()
+            for title, logs in (("no sinks", False), ("log_dir", True))
         }
-        contenders = {title: Contender(loop.update, block) for title, loop in single.items()}
-        contenders |= {title: Contender(each.update, PERIOD) for title, each in ours.items()}
-        found = measure(contenders, rounds, device)
+        turns = {title: Turn(loop.step, made.block) for title, loop in single.items()}
+        turns |= {title: Turn(each.step, PERIOD) for title, each in ours.items()}
+        found = alternate(turns, rounds, device, WARM_UP)
     for title in ours:
         for loop in single:
             target = UPDATE_TARGET if loop == "1x1 convolutions" else ""
@@ -171,21 +147,19 @@ def report_updates(name: str, rounds: int, device: torch.device) -> None:
 def report_sizes(name: str, rounds: int, device: torch.device) -> None:
     """A table of ensemble sizes."""
     with stage(device) as made:
-        ensembles = {
-            f"{members}{mode}": made.ensemble(name, members, sinks=False, graphs=graphs)
+        turns = {
+            f"{members}{mode}": Turn(
+                made.ensemble(name, members, graphed=graphed).step,
+                GPU_BLOCK if device.type == "cuda" else SHORT_BLOCK // 2,
+            )
             for members in SIZES
-            for mode, graphs in made.modes.items()
+            for mode, graphed in made.modes.items()
         }
-        block = GPU_BLOCK if device.type == "cuda" else SHORT_BLOCK // 2
-        contenders = {title: Contender(each.update, block) for title, each in ensembles.items()}
-        found = measure(contenders, rounds, device)
+        found = alternate(turns, rounds, device, WARM_UP)
         modes = list(made.modes)
     print(f"\n{name}\n")
-    print(
-        "| members | β x seeds"
-        + "".join(f" | update{m}, ms | a member{m}, ms" for m in modes)
-        + " |"
-    )
+    heads = "".join(f" | update{m}, ms | a member{m}, ms" for m in modes)
+    print(f"| members | β x seeds{heads} |")
     print("|---:|---:" + "|---:|---:" * len(modes) + "|")
     for members, (betas, seeds) in SIZES.items():
         times = [median_ms(found[f"{members}{mode}"]) for mode in modes]
@@ -197,37 +171,53 @@ def report_chains(name: str, rounds: int, device: torch.device) -> None:
     """Rows of the table against torchebm, where it is installed."""
     theirs = torchebm_chains(SCENARIOS[name], device)
     assert theirs is not None
-    block = GPU_BLOCK if device.type == "cuda" else SHORT_BLOCK
     with stage(device) as made:
         ours = {
-            f"ours{mode}": made.ensemble(name, MEMBERS, sinks=False, graphs=graphs)
-            for mode, graphs in made.modes.items()
+            f"ours{mode}": our_chains(made.ensemble(name, graphed=graphed).task, graphed=graphed)
+            for mode, graphed in made.modes.items()
         }
-        contenders = {title: Contender(each.chains, block) for title, each in ours.items()}
-        contenders["torchebm"] = Contender(theirs, block)
-        found = measure(contenders, rounds, device)
+        turns = {title: Turn(call, made.block) for title, call in ours.items()}
+        turns["torchebm"] = Turn(theirs, made.block)
+        found = alternate(turns, rounds, device, WARM_UP)
     for title in ours:
         cells = compared(found["torchebm"], found[title], MEMBERS)
         print(f"| {name} | {title} {cells}| {CHAINS_TARGET} |", flush=True)
 
 
-def prove_no_wait(name: str, device: torch.device) -> int:
-    """Run good updates in which PyTorch raises at any synchronising call; how many it were.
+def our_chains(task: Any, *, graphed: bool) -> Callable[[], object]:
+    """The chains of every member, without a guard."""
+    settings = task.settings
+    device = task.record.device if graphed else torch.device("cpu")  # where nothing is a graph
+    sample_q = make_training_sampler(settings, device)
+    return lambda: sample_q(task.network, *task.draws.chains(settings.n_neg))
 
-    The event wait for the guard's row of two updates ago is explicit and so is not one of them;
-    neither is anything that the updates before have set up once.
-    """
-    with stage(device) as made:
-        ensemble = made.ensemble(name, MEMBERS, sinks=True, graphs=True)
-        for _ in range(WARM_UP * PERIOD):
-            ensemble.update()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            for _ in range(2 * PERIOD):
-                ensemble.update()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return 2 * PERIOD
+
+def torchebm_chains(settings: Scenario, device: torch.device) -> Callable[[], object] | None:
+    """torchebm's Langevin sampler on the network of linear layers; None where it is missing."""
+    if importlib.util.find_spec("torchebm") is None:
+        return None
+    core: Any = importlib.import_module("torchebm.core")
+    samplers: Any = importlib.import_module("torchebm.samplers")
+    dim = DISTRIBUTIONS[settings.data].dim
+    network = toy_network(dim, convolutions=False).to(device)
+
+    def energy(_: object, x: Tensor) -> Tensor:
+        f: Tensor = network(x)
+        return -f.squeeze(-1)
+
+    model = type("Energy", (core.BaseModel,), {"forward": energy})(device=device)
+    # Its noise is sqrt(2 step_size) noise_scale.
+    noise_scale = settings.noise_std / (2 * settings.step_size) ** 0.5
+    sampler = samplers.LangevinDynamics(
+        model, step_size=settings.step_size, noise_scale=noise_scale, device=device
+    )
+    rng = torch.Generator(device).manual_seed(0)
+
+    def chains() -> object:
+        x0 = torch.randn((settings.n_neg, dim), generator=rng, device=device)
+        return sampler.sample(x=settings.init_std * x0, n_steps=settings.sgld_steps, generator=rng)
+
+    return chains
 
 
 def report(rounds: int, device: torch.device) -> None:
@@ -261,8 +251,12 @@ def report(rounds: int, device: torch.device) -> None:
     if device.type == "cuda":
         print()
         for name in NAMES:
-            updates = prove_no_wait(name, device)
-            print(f"{name}: no synchronising call in {updates} guarded updates.", flush=True)
+            with stage(device) as made:
+                ensemble = made.ensemble(name, logs=True)
+                for _ in range(WARM_UP * PERIOD):
+                    ensemble.step()
+                prove_no_wait(ensemble.step, 2 * PERIOD)
+            print(f"{name}: no synchronising call in {2 * PERIOD} guarded updates.", flush=True)
 
 
 def main() -> None:

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cells import NOTES, commits, is_done, read_json, run_cells, write_page
+from benchmarks.cells import (
+    NOTES,
+    Grid,
+    commits,
+    is_done,
+    load,
+    read_json,
+    run_cells,
+    table,
+    write_json,
+    write_page,
+)
 from benchmarks.remedies_cell import REMEDIES, grid, iterations
 
 
@@ -43,6 +54,32 @@ def test_cells_that_are_done_are_kept_and_failed_ones_are_run_again(tmp_path):
     assert len(commits(root)) == 1
     run_cells([Fake("a"), Fake("b"), Fake("c")], root, workers=1)
     assert [times(root, name) for name in "abc"] == [1, 2, 1]
+
+
+def test_a_grid_runs_its_judge_first_and_its_page_has_what_is_done(tmp_path, capsys):
+    root, seen = tmp_path / "grid", []
+
+    def page(root: Path) -> list[str]:
+        seen.append([row["name"] for row in load(small.cells, root)])
+        columns = {"name": lambda row: row["name"], "runs | read": lambda row: str(row["runs"])}
+        return [*small.source(root), table(load(small.cells, root), columns)]
+
+    def run(cell: Fake, root: Path) -> None:
+        write_json(root / cell.name / "result.json", {"runs": times(root, cell.name)})
+
+    cells, judge = [Fake("a"), Fake("b")], Fake("judge")
+    small = Grid("fake", cells, page, tmp_path / "page.md", root, run, judge)
+    for cell in cells:
+        (root / cell.name).mkdir(parents=True)
+        small.main(["--cell", cell.name])
+    small.main(["--workers", "1"])
+    assert seen == [["a"], ["a", "b"], ["a", "b"]]
+    assert is_done(judge, root)
+    text = (tmp_path / "page.md").read_text()
+    assert "`python -m benchmarks.fake`; 2 of 2 runs done." in text
+    assert "| name | runs \\| read |" in text
+    assert "| b    |            0 |" in text
+    assert capsys.readouterr().out.endswith(f"{text}\n")
 
 
 def test_what_people_wrote_below_a_table_stays(tmp_path):

@@ -11,9 +11,9 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.gpu_document import GRACE, UNFINISHED, Document, run_all, write_part
-from benchmarks.gpu_timing import Clock, Turn, alternate, compilations, warmed_up
-from benchmarks.gpu_watching import Window, synchronising_calls
+from benchmarks.document import GRACE, UNFINISHED, Document, run_all, write_part
+from benchmarks.timing import Clock, Turn, alternate, compilations, warmed_up
+from benchmarks.watching import Window, synchronising_calls
 from ebmguard.reference_training.precision import PrecisionName
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks import gpu_hour
-from benchmarks.gpu_document import UNFINISHED
+from benchmarks.document import UNFINISHED
 
 # What each part must have printed, in the time that it has here.
 MARKS = {
@@ -15,7 +15,7 @@ MARKS = {
     "overhead": r"\| peak memory",
     "waits": r"Found: none\.[\s\S]*Found: none\.",
     "jem": r"### Against the floor[\s\S]*### Time of a step",
-    "shortrun": r"### Where the time goes[\s\S]*### Time of an update",
+    "shortrun": r"### Where the time goes[\s\S]*### Time of a step",
     "toys": r"### A model update",
     "train": r"results|finished|4/4",
 }

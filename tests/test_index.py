@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,14 +99,16 @@ def is_a_command(words: list[str]) -> bool:
 
 
 def is_a_module(words: list[str]) -> bool:
-    """Whether `python -m` finds it, it can be imported, and its source names the options."""
+    """Whether `python -m` finds it, it can be imported, and it or what it uses has the options."""
     spec = importlib.util.find_spec(words[0])
     if spec is not None and spec.submodule_search_locations:
         spec = importlib.util.find_spec(f"{words[0]}.__main__")
     if spec is None or spec.origin is None:
         return False
-    importlib.import_module(spec.name)
-    source = Path(spec.origin).read_text(encoding="utf-8")
+    module = importlib.import_module(spec.name)
+    used = {getattr(each, "__module__", "") for each in vars(module).values()}
+    own = [sys.modules[name] for name in used if name.startswith("benchmarks.")]
+    source = "".join(map(inspect.getsource, [module, *own]))
     return all(f'"{word}"' in source for word in words[1:] if word.startswith("-"))
 
 

@@ -61,7 +61,7 @@ def judge(arguments: argparse.Namespace) -> None:
     """Judge the rows by the shipped rules; keep the steps of the ERRORs under a name."""
     runs = load(every_run(), arguments.rows)
     steps = {each.run.name: [alert.step for alert in errors_of(each)] for each in runs}
-    print("\n".join(detection({arguments.name: verdicts_of(runs, steps)})))
+    print(detection({arguments.name: verdicts_of(runs, steps)}))
     file = arguments.out / f"errors-{arguments.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(steps) + "\n")
@@ -125,19 +125,19 @@ def page(_: argparse.Namespace) -> None:
         "",
         "## The runs",
         "",
-        *families_table(recorded),
+        families_table(recorded),
         "",
         "## What rules find",
         "",
-        *detection(columns),
+        detection(columns),
         "",
         "### A family at a time",
         "",
-        *by_family(without),
+        by_family(without),
         "",
         "## What takes a run back",
         "",
-        *taken_back_table(found),
+        taken_back_table(found),
     ]
     write_page(PAGE, lines)
 

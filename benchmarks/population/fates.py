@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -45,7 +46,7 @@ class Watch:
         """
         if self.since is None:
             known = [x for x in self._spreads[-100:-20] if math.isfinite(x)]
-            self._unit = max(1.0, float(np.median(known))) if known else 1.0
+            self._unit = max(1.0, statistics.median(known)) if known else 1.0
             if not abs(gap) < BROKEN * self._unit:
                 self.since = self._step
         elif abs(gap) < BROKEN / 10 * self._unit:

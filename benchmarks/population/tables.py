@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pandas as pd
+
+from benchmarks.cells import table
 from ebmguard.alerts import Alert
 
 from .families import FAMILIES, LAST_FAMILIES
@@ -38,27 +38,28 @@ def _number(name: str, value: Any) -> str:
     return f"{count} of {of}"
 
 
-def families_table(runs: Sequence[Recorded]) -> list[str]:
+def families_table(runs: Sequence[Recorded]) -> str:
     """What the population is, and what became of it."""
-    lines = [
-        "| family | data | task | network | sampler | runs | steps | dead | limping | healthy |",
-        "|---|---|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    total: Counter[str] = Counter()
-    for family, axes in (FAMILIES | LAST_FAMILIES).items():
-        own = [each for each in runs if each.run.family == family]
-        if not own:
-            continue
-        fates = Counter(each.fate.name for each in own)
-        total += fates
-        words = [_words(axes.get(name, usual)) for name, usual in _USUAL.items()]
-        steps = sum(each.fate.steps for each in own)
-        counts = " | ".join(str(fates[name]) for name in ("dead", "limping", "healthy"))
-        lines.append(f"| {family} | {' | '.join(words)} | {len(own)} | {steps:,} | {counts} |")
-    counts = " | ".join(str(total[name]) for name in ("dead", "limping", "healthy"))
-    steps = sum(each.fate.steps for each in runs)
-    lines.append(f"| all | | | | | {len(runs)} | {steps:,} | {counts} |")
-    return lines
+    by_family = {
+        family: (axes, [each for each in runs if each.run.family == family])
+        for family, axes in (FAMILIES | LAST_FAMILIES).items()
+    }
+    rows = [(family, *own) for family, own in by_family.items() if own[1]]
+
+    def axis(name: str, usual: str) -> Any:
+        return lambda x: _words(x[1].get(name, usual))
+
+    def fates(name: str) -> Any:
+        return lambda x: str(sum(each.fate.name == name for each in x[2]))
+
+    columns = {
+        "family": lambda x: x[0],
+        **{name: axis(name, usual) for name, usual in _USUAL.items()},
+        "runs": lambda x: str(len(x[2])),
+        "steps": lambda x: f"{sum(each.fate.steps for each in x[2]):,}",
+        **{name: fates(name) for name in ("dead", "limping", "healthy")},
+    }
+    return table([*rows, ("all", dict.fromkeys(_USUAL, ""), runs)], columns, 5)
 
 
 _USUAL = {"data": "", "task": "jem", "network": "mlp", "sampler": "persistent"}
@@ -68,30 +69,30 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def detection(columns: Mapping[str, Sequence[Verdict]]) -> list[str]:
+def detection(columns: Mapping[str, Sequence[Verdict]]) -> str:
     """The lines of detection, one column for each set of verdicts."""
-    found = {name: scores(verdicts) for name, verdicts in columns.items()}
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    for name, words in _LINES.items():
-        cells = [_number(name, each[name]) for each in found.values()]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    return lines
+
+    def of(found: Mapping[str, Any]) -> Any:
+        return lambda name: _number(name, found[name])
+
+    made = {name: of(scores(verdicts)) for name, verdicts in columns.items()}
+    return table(_LINES, {"": _LINES.__getitem__, **made})
 
 
-def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> list[str]:
+def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
     """What thresholds that were chosen without a family find in it."""
-    names = ["ERROR in the blow-up", "under 5 points", "healthy with an ERROR"]
-    lines = [
-        f"| left out | {', '.join(GRID)} | {' | '.join(names)} | steps ahead |",
-        "|---|---|---:|---:|---:|---:|",
-    ]
-    for family, (point, verdicts) in chosen.items():
-        found = scores(verdicts)
-        cells = [_number(name, found[name]) for name in (*names, "steps ahead")]
-        lines.append(
-            f"| {family} | {_words(tuple(f'{x:g}' for x in point))} | {' | '.join(cells)} |"
-        )
-    return lines
+
+    def of(name: str) -> Any:
+        return lambda x: _number(name, x[2][name])
+
+    rows = [(family, point, scores(verdicts)) for family, (point, verdicts) in chosen.items()]
+    names = ("ERROR in the blow-up", "under 5 points", "healthy with an ERROR", "steps ahead")
+    columns = {
+        "left out": lambda x: x[0],
+        ", ".join(GRID): lambda x: _words(tuple(f"{value:g}" for value in x[1])),
+        **{name: of(name) for name in names},
+    }
+    return table(rows, columns, 2)
 
 
 def cause_of(recorded: Recorded, errors: Sequence[Alert]) -> str:
@@ -103,22 +104,20 @@ def cause_of(recorded: Recorded, errors: Sequence[Alert]) -> str:
     return f"gap {'above' if gap > 0 else 'below'} 0{', start' if is_start else ''}"
 
 
-def taken_back_table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def taken_back_table(found: Sequence[Mapping[str, Any]]) -> str:
     """By cause, how many of the runs each remedy made healthy."""
-    remedies = list(dict.fromkeys(each["remedy"] for each in found))
-    causes = sorted({each["cause"] for each in found})
-    lines = [
-        f"| remedy | {' | '.join(causes)} | all | rollbacks, median |",
-        "|---" * (3 + len(causes)) + "|",
-    ]
-    for remedy in remedies:
-        own = [each for each in found if each["remedy"] == remedy]
-        cells = []
-        for cause in (*causes, None):
-            these = [each for each in own if cause in (None, each["cause"])]
-            healthy = sum(each["fate"] == "healthy" for each in these)
-            cells.append(f"{healthy} of {len(these)}")
-        counts = [each["rollbacks"] for each in own if each["rollbacks"] is not None]
-        count = statistics.median(counts) if counts else math.nan
-        lines.append(f"| {remedy} | {' | '.join(cells)} | {count:g} |")
-    return lines
+    frame = pd.DataFrame(found)
+
+    def of(cause: str) -> Any:
+        def cell(own: pd.DataFrame) -> str:
+            these = own if cause == "all" else own[own["cause"] == cause]
+            return f"{(these['fate'] == 'healthy').sum()} of {len(these)}"
+
+        return cell
+
+    columns = {
+        "remedy": lambda own: own["remedy"].iloc[0],
+        **{cause: of(cause) for cause in (*sorted(frame["cause"].unique()), "all")},
+        "rollbacks, median": lambda own: f"{own['rollbacks'].median():g}",
+    }
+    return table((own for _, own in frame.groupby("remedy", sort=False)), columns)

@@ -16,7 +16,7 @@ import torch
 from ebmguard.reference_training.device import describe
 
 from .cells import commit
-from .gpu_timing import Clock
+from .timing import Clock
 
 UNFINISHED = "**Cut short here.**"
 GRACE = 45

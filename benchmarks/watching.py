@@ -15,7 +15,7 @@ import torch
 
 from ebmguard.reference_training.engine.progress import LineReporter, Reporter, SilentReporter
 
-from .gpu_timing import Clock
+from .timing import Clock
 
 SYNCHRONISES = "synchronizing CUDA operation"
 PROJECT = ("reference_training", "ebmguard")
@@ -122,3 +122,17 @@ def waits(
     yield f"Found: {sum(places.values()) or 'none'}.\n"
     for place, times in places.most_common():
         yield f"- {times} times {place}\n"
+
+
+def prove_no_wait(step: Callable[[], object], steps: int) -> None:
+    """Run good steps in which PyTorch raises at any synchronising call.
+
+    The event wait for the guard's row of two steps ago is explicit and so is not one of them;
+    neither is anything that the steps before have set up once.
+    """
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(steps):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

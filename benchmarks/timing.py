@@ -1,4 +1,4 @@
-"""Ways to train against each other on a GPU: time in alternating blocks, and peak memory."""
+"""Ways to train against each other: time in alternating blocks, and peak memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch._dynamo.utils import counters
 
 from ebmguard.reference_training.precision import PrecisionName, set_precision
 
-from .overhead import peak_resident_kib
-from .toy import synchronize
+from .reading import peak_resident_kib
 
 WARM_UP = 3
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
@@ -65,24 +64,62 @@ class Turn(NamedTuple):
     before: Callable[[], object] = lambda: None
 
 
-def alternate(turns: Mapping[str, Turn], clock: Clock, device: torch.device) -> dict[str, Any]:
-    """Seconds of one call by name, a list over rounds; there and back until the time is over."""
-    found: dict[str, list[float]] = {name: [] for name in turns}
-    longest, rounds = 0.0, 0
-    while rounds < MIN_ROUNDS or (rounds < MAX_ROUNDS and clock.left > 1.5 * longest):
+class Seconds(NamedTuple):
+    """Of one call, the mean of a turn's."""
+
+    wall: float
+    cpu: float
+
+
+Rounds = dict[str, list[Seconds]]
+
+
+def alternate(
+    turns: Mapping[str, Turn], rounds: Clock | int, device: torch.device, warm_up: int = 0
+) -> Rounds:
+    """Let the turns alternate there and back; seconds of a call by name, a list over rounds.
+
+    Args:
+        turns: by name, in their order.
+        rounds: how many; or as many as there is time for.
+        device: on a GPU a turn lies between two synchronisations.
+        warm_up: rounds before these, which are not counted.
+    """
+    found: Rounds = {name: [] for name in turns}
+    longest, done = 0.0, -warm_up
+    while done < 0 or _goes_on(rounds, done, longest):
         began = time.monotonic()
-        for name in list(turns)[:: -1 if rounds % 2 else 1]:
+        for name in list(turns)[:: -1 if done % 2 else 1]:
             call, calls, before = turns[name]
             before()
             synchronize(device)
-            start = time.perf_counter()
+            cpu, wall = time.process_time(), time.perf_counter()
             for _ in range(calls):
                 call()
             synchronize(device)
-            found[name].append((time.perf_counter() - start) / calls)
+            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            if done >= 0:
+                found[name].append(Seconds(wall / calls, cpu / calls))
         longest = max(longest, time.monotonic() - began)
-        rounds += 1
+        done += 1
     return found
+
+
+def _goes_on(rounds: Clock | int, done: int, longest: float) -> bool:
+    if isinstance(rounds, int):
+        return done < rounds
+    return done < MIN_ROUNDS or (done < MAX_ROUNDS and rounds.left > 1.5 * longest)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what a GPU has under way."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ratios(over: Sequence[Seconds], under: Sequence[Seconds], digits: str = ".2f") -> str:
+    """How many times as long one takes as the other: median and quartiles within rounds."""
+    return spread([a.wall / b.wall for a, b in zip(over, under, strict=True)], digits)
 
 
 def spread(values: Sequence[float], digits: str = ".1f") -> str:
@@ -161,11 +198,9 @@ def step_tables(
     yield "\n| variant | step, ms | TFLOP/s |" + "".join(f" {x} / it |" for x in loops)
     yield "\n|---|---:|---:|" + len(loops) * "---:|" + "\n"
     for name, own in found.items():
-        ratios = [
-            spread([a / b for a, b in zip(found[loop], own, strict=True)], ".2f") for loop in loops
-        ]
-        rate = flop / statistics.median(own) / 1e12
-        cells = (spread([1e3 * x for x in own]), f"{rate:.1f}", *ratios)
+        wall = [x.wall for x in own]
+        rate = f"{flop / statistics.median(wall) / 1e12:.1f}"
+        cells = (spread([1e3 * x for x in wall]), rate, *(ratios(found[x], own) for x in loops))
         yield f"| {name} | {' | '.join(cells)} |\n"
     yield f"\n{len(next(iter(found.values())))} rounds.\n"
     if (again := compilations() - compiled) > 0:
