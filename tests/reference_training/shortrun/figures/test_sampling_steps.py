@@ -12,8 +12,13 @@ from matplotlib.patches import Rectangle
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.measured import Measured
-from ebmguard.reference_training.shortrun.figures.sampling_steps import make, statements, table
-from ebmguard.reference_training.shortrun.figures.sampling_steps_picture import columns, draw
+from ebmguard.reference_training.shortrun.figures.sampling_steps import (
+    columns,
+    draw,
+    make,
+    statements,
+    table,
+)
 from ebmguard.reference_training.shortrun.figures.step_sweep import Sweep, sweep
 from ebmguard.sinks import to_json
 from tests.reference_training.pictures import assert_no_text_on_text
