@@ -16,8 +16,13 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures import long_run as figure
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.long_chains import LongRun, long_run
-from ebmguard.reference_training.shortrun.figures.long_run import make, statements, verdict
-from ebmguard.reference_training.shortrun.figures.long_run_picture import draw, short
+from ebmguard.reference_training.shortrun.figures.long_run import (
+    draw,
+    make,
+    short,
+    statements,
+    verdict,
+)
 from ebmguard.reference_training.shortrun.figures.several import number
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import to_json
