@@ -24,8 +24,12 @@ from ebmguard.reference_training.shortrun.figures.reconstructed import (
     Reconstruction,
     reconstruct,
 )
-from ebmguard.reference_training.shortrun.figures.reconstruction import make, statements, table
-from ebmguard.reference_training.shortrun.figures.reconstruction_picture import draw
+from ebmguard.reference_training.shortrun.figures.reconstruction import (
+    draw,
+    make,
+    statements,
+    table,
+)
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import to_json
 
