@@ -26,8 +26,7 @@ from ebmguard.reference_training.shortrun.figures.densities import (
     measure,
     median,
 )
-from ebmguard.reference_training.shortrun.figures.likelihood import make, statements, table
-from ebmguard.reference_training.shortrun.figures.likelihood_picture import draw
+from ebmguard.reference_training.shortrun.figures.likelihood import draw, make, statements, table
 from ebmguard.reference_training.shortrun.flow.invert import Inverse, invert
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import to_json
