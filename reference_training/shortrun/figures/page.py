@@ -12,6 +12,7 @@ from ...plots.canvas import DARK, Canvas
 from ...plots.images import sample_grid
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -62,8 +63,7 @@ def page(
     """
     top = TOP + sum(height for height, _ in blocks)
     canvas = Canvas(width, top + (0 if panels is None else _height(panels)))
-    canvas.write(width / 2, 0.25, title, fontsize=13)
-    canvas.write(width / 2, 0.53, words, fontsize=9, color=DARK)
+    heading(canvas, title, words)
     y = TOP
     for height, draw in blocks:
         draw(canvas, y)
@@ -71,6 +71,25 @@ def page(
     if panels is not None:
         _draw_panels(canvas, top, panels)
     return canvas.figure
+
+
+def heading(canvas: Canvas, title: str, words: str) -> None:
+    """A title, and a line of words under it."""
+    canvas.write(canvas.width / 2, 0.25, title, fontsize=13)
+    canvas.write(canvas.width / 2, 0.53, words, fontsize=9, color=DARK)
+
+
+def tiling(count: int, most: int) -> tuple[int, int]:
+    """Rows and columns of panels in even rows, at most so many in each."""
+    rows = -(-count // most)
+    return rows, -(-count // rows)
+
+
+def legend_above(canvas: Canvas, y: float, handles: Sequence[Artist]) -> None:
+    """What lines and colours stand for in all panels, in a line at a height of the canvas."""
+    place = (0.5, 1 - y / canvas.height)
+    style: dict[str, Any] = {"loc": "center", "bbox_to_anchor": place, "frameon": False}
+    canvas.figure.legend(handles=handles, ncols=len(handles), fontsize=10, **style)
 
 
 def _height(panels: Panels) -> float:

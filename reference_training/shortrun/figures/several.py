@@ -98,6 +98,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if 999.5 <= size < 1e6 else f"{value:.3g}"
 
 
+def counted(value: float) -> str:
+    """How many; a dash for none."""
+    return f"{value:,}" if value else NONE
+
+
 Columns = Mapping[str, tuple[str, Callable[[float], str]]]
 """Of a table: by the name of a number, the title of its column and how it is written."""
 
