@@ -116,23 +116,21 @@ COLUMNS: Columns = {
 
 def table(own: Reconstructed) -> str:
     """A run's errors: a line for each kind of images and network, and for each baseline."""
-    rows = []
-    for one in own.found:
-        values: dict[str, Any] = _values(one)
-        if one.images == HELD_OUT:
-            values["needed"] = _components(own, values["error"])
-        name = f"{one.network}, z {_where(one)}"
-        rows.append([one.images, name, str(len(one.target)), *cells(COLUMNS, values)])
     variance = own.one(TRAINED, HELD_OUT, inside=True).variance
-    for name, errors in _baselines(own).items():
-        values = _errors(errors, variance)
-        values["needed"] = _components(own, values["error"])
-        rows.append([HELD_OUT, name, str(len(errors)), *cells(COLUMNS, values)])
+    named = [
+        *((o.images, f"{o.network}, z {_where(o)}", len(o.target), _values(o)) for o in own.found),
+        *((HELD_OUT, k, len(e), _errors(e, variance)) for k, e in _baselines(own).items()),
+    ]
+    rows = []
+    for images, name, count, values in named:
+        if images == HELD_OUT:
+            values["needed"] = _components(own, values["error"])
+        rows.append([images, name, str(count), *cells(COLUMNS, values)])
     head = ["images", "reached by", "number", *heads(COLUMNS)]
     return f"{describe(own.run)}\n\n{markdown_table(head, rows, words=2)}"
 
 
-def _values(one: Reconstruction) -> dict[str, float]:
+def _values(one: Reconstruction) -> dict[str, Any]:
     return {
         **_errors(one.inverse.error, one.variance),
         "outside": one.outside,
@@ -141,7 +139,7 @@ def _values(one: Reconstruction) -> dict[str, float]:
     }
 
 
-def _errors(errors: Tensor, variance: float) -> dict[str, float]:
+def _errors(errors: Tensor, variance: float) -> dict[str, Any]:
     """Mean squared errors, (N,), in numbers."""
     count, error = len(errors), errors.mean().item()
     spread = errors.double().std().item() / math.sqrt(count) if count > 1 else math.nan
