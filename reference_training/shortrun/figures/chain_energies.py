@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..trained import TrainedRun
+from .measured import noisy, some_of
 from .separation import Floats, Separation, separation
 from .several import negatives
 
@@ -67,10 +68,8 @@ def measure(
         factors: on the step size α of the chains.
     """
     generator = torch.Generator(run.device).manual_seed(seed)
-    images = run.data.train_x
-    order = torch.randperm(len(images), generator=generator, device=run.device)
-    clean = run.data.scale(images[order[:count]])
-    noise = torch.randn(clean.shape, generator=generator, device=run.device)
+    clean = some_of(run, run.data.train_x, generator, count)
+    data = noisy(run, clean, generator)
     starts = run.starts(len(clean), generator)
     state = generator.get_state()
     chains = {}
@@ -80,7 +79,7 @@ def measure(
     return Energies(
         label=label,
         beta_star=float(run.config.beta_star),
-        data=_numpy(run.energies(clean + run.settings.data_noise * noise)),
+        data=_numpy(run.energies(data)),
         clean=_numpy(run.energies(clean)),
         negatives=chains,
     )

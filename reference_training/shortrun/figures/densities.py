@@ -24,7 +24,7 @@ from ..flow.likelihood import (
     uniform_bits,
 )
 from ..flow.logdet import log_abs_det
-from .measured import some_of
+from .measured import noisy, some_of
 from .several import enough_held_out
 
 if TYPE_CHECKING:
@@ -132,10 +132,8 @@ def measure(run: TrainedRun, *, count: int, seed: int, search: Search = invert) 
 
 def _kinds(run: TrainedRun, x: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
     kinds = {STORED: x}
-    noise = run.settings.data_noise
-    if noise:
-        drawn = torch.randn(x.shape, generator=generator, device=x.device)
-        kinds[NOISY] = x + noise * drawn
+    if run.settings.data_noise:
+        kinds[NOISY] = noisy(run, x, generator)
     kinds[DEQUANTISED] = dequantise(x, run.data.levels, generator)
     return kinds
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
-from ...plots.canvas import COLOURS, DARK, Canvas
-from ...plots.markdown import NONE, markdown_table
+from ...plots.canvas import COLOURS, Canvas
+from ...plots.markdown import markdown_table
 from ..trained import TrainedRun
 from .config import FigureConfig
 from .courses import (
@@ -29,7 +29,8 @@ from .courses import (
     windows,
 )
 from .made import Made
-from .several import caution, labels, number, ordered
+from .page import heading, legend_above, plain, tiling
+from .several import caution, counted, labels, number, ordered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,7 +116,7 @@ def table(courses: Sequence[Course], endings: Sequence[Ending]) -> str:
                 f"{len(course.steps):,}",
                 *map(number, numbers),
                 *(number(value) + mark for value in (end.grad_scale, end.ess)),
-                f"{end.not_finite:,}" if end.not_finite else NONE,
+                counted(end.not_finite),
             ]
         )
     lines = [
@@ -152,38 +153,22 @@ def draw(courses: Sequence[Course], title: str) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    rows = -(-len(courses) // COLUMNS)
-    columns = -(-len(courses) // rows)
+    rows, columns = tiling(len(courses), COLUMNS)
     # Room for the widest row of panels, and for the gaps of a few runs beside their legend.
     inside = max(columns * (WIDTH + BETWEEN) - BETWEEN, 2 * WIDTH + BETWEEN)
-    canvas = Canvas(
-        LEFT + inside + RIGHT,
-        TOP + rows * (HEIGHT + BELOW) + 0.15 + GAP_HEIGHT + BELOW,
-    )
+    below = TOP + rows * (HEIGHT + BELOW) + 0.15
+    canvas = Canvas(LEFT + inside + RIGHT, below + GAP_HEIGHT + BELOW)
     every = spacing(courses)
-    canvas.write(canvas.width / 2, 0.25, title, fontsize=12)
     words = f"means over one batch, every {every} updates" if every > 1 else "means over a batch"
-    canvas.write(canvas.width / 2, 0.52, words, fontsize=9, color=DARK)
-    panels = [
-        canvas.axes(
-            LEFT + i % columns * (WIDTH + BETWEEN),
-            TOP + i // columns * (HEIGHT + BELOW),
-            WIDTH,
-            HEIGHT,
-        )
-        for i in range(len(courses))
-    ]
+    heading(canvas, title, words)
+    panels = []
+    for i in range(len(courses)):
+        x = LEFT + i % columns * (WIDTH + BETWEEN)
+        y = TOP + i // columns * (HEIGHT + BELOW)
+        panels.append(canvas.axes(x, y, WIDTH, HEIGHT))
     _draw_means(panels, courses, every, columns)
-    canvas.figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="center",
-        bbox_to_anchor=(0.5, 1 - 0.76 / canvas.height),
-        ncols=2,
-        frameon=False,
-        fontsize=10,
-    )
-    top = TOP + rows * (HEIGHT + BELOW) + 0.15
-    _draw_gaps(canvas.axes(LEFT, top, inside - LEGEND, GAP_HEIGHT), courses)
+    legend_above(canvas, 0.76, panels[0].get_legend_handles_labels()[0])
+    _draw_gaps(canvas.axes(LEFT, below, inside - LEGEND, GAP_HEIGHT), courses)
     return canvas.figure
 
 
@@ -198,9 +183,7 @@ def _draw_means(
             (course.f_neg, COLOURS[1], "f(x⁻), negatives"),
         ):
             axes.plot(course.steps[shown], values[shown], color=colour, lw=0.9, label=label)
-        _finish(axes, linear)
-        axes.set_title(course.label, fontsize=10)
-        axes.set_xlabel("update", fontsize=9)
+        _finish(axes, linear, course.label, "f")
     bottom = min(axes.get_ylim()[0] for axes in panels)
     top = max(axes.get_ylim()[1] for axes in panels)
     for i, axes in enumerate(panels):
@@ -208,8 +191,7 @@ def _draw_means(
         axes.set_xlim(0, _right(courses))
         if i % columns:
             axes.tick_params(labelleft=False)
-        else:
-            axes.set_ylabel("f" + _scale(linear), fontsize=9)
+            axes.set_ylabel("")
 
 
 def _draw_gaps(axes: Axes, courses: Sequence[Course]) -> None:
@@ -225,29 +207,22 @@ def _draw_gaps(axes: Axes, courses: Sequence[Course]) -> None:
         axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
         axes.plot(steps, middle, color=colour, lw=1.5, label=course.label)
     axes.axhline(0, color="black", lw=0.6)
-    _finish(axes, linear)
+    title = "the gap: median and quartiles of consecutive updates"
+    _finish(axes, linear, title, "mean f(x⁺) − mean f(x⁻)")
     if linear is not None:
         # Where all gaps are positive, the axis would end a decade below 0.
         lowest = min(float(np.nanmin(windows(c)[1], initial=0.0)) for c in courses)
         axes.set_ylim(bottom=lowest - linear / 2)
     axes.set_xlim(0, _right(courses))
-    axes.set_xlabel("update", fontsize=9)
-    axes.set_ylabel("mean f(x⁺) − mean f(x⁻)" + _scale(linear), fontsize=9)
-    axes.set_title("the gap: median and quartiles of consecutive updates", fontsize=10)
     axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=9)
 
 
-def _finish(axes: Axes, linear: float | None) -> None:
+def _finish(axes: Axes, linear: float | None, title: str, ylabel: str) -> None:
     if linear is not None:
         axes.set_yscale("symlog", linthresh=linear)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
+        ylabel += f"\nsymlog, linear up to ±{linear:g}"
+    plain(axes, title, "update", ylabel)
 
 
 def _right(courses: Sequence[Course]) -> int:
     return 1 + max(int(course.steps[-1]) for course in courses)
-
-
-def _scale(linear: float | None) -> str:
-    return "" if linear is None else f"\nsymlog, linear up to ±{linear:g}"

@@ -12,12 +12,24 @@ import torch
 from torch import Tensor
 
 from ...plots.canvas import DARK, Canvas
-from ...plots.images import sample_grid
 from ...plots.markdown import NONE, markdown_table
 from ..trained import TrainedRun
 from .config import FigureConfig
 from .made import Made
-from .several import caution, from_noise, labels, negatives, number, ordered, unrefined
+from .page import show, tiling
+from .several import (
+    Columns,
+    caution,
+    cells,
+    counted,
+    from_noise,
+    heads,
+    labels,
+    negatives,
+    number,
+    ordered,
+    unrefined,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +42,15 @@ REFERENCE = 1000
 # All in inches.
 PANEL, BETWEEN, CAPTION, TOP, BELOW = 3.0, 0.2, 0.4, 0.5, 0.15
 COLUMNS = 3
+
+NUMBERS: Columns = {
+    "distance": ("energy distance", number),
+    "mean": ("pixel mean", number),
+    "std": ("std", number),
+    "beyond": ("beyond", number),
+    "not_finite": ("not finite", counted),
+}
+"""Columns of the table."""
 
 
 @dataclass(frozen=True)
@@ -67,19 +88,10 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
     real = quality(held_out, reference)
     said = statement(runs, judged, real)
     title = f"Figure 15: negatives of SGLD from the same noise, {runs[0].data.name}"
+    words = [table(names, runs, judged, real, len(reference)), said]
     return Made(
         figure=draw({"training images": images, **dict(zip(names, samples, strict=True))}, title),
-        text="\n\n".join(
-            filter(
-                None,
-                [
-                    table(names, runs, judged, real, len(reference)),
-                    said,
-                    caution(runs),
-                    unrefined(runs),
-                ],
-            )
-        ),
+        text="\n\n".join(filter(None, [*words, caution(runs), unrefined(runs)])),
         numbers={
             "runs": [
                 {
@@ -180,28 +192,18 @@ def table(
     reference: int,
 ) -> str:
     """A line for each run, and one for test images."""
-    head = ["images", "updates", "K", "energy distance", "pixel mean", "std", "beyond"]
     rows = [
-        [name, f"{run.step:,}", str(run.settings.sgld_steps), *_cells(own)]
+        [name, f"{run.step:,}", str(run.settings.sgld_steps), *cells(NUMBERS, asdict(own))]
         for name, run, own in zip(names, runs, judged, strict=True)
     ]
-    rows.append(["test images", NONE, NONE, *_cells(real)])
+    rows.append(["test images", NONE, NONE, *cells(NUMBERS, asdict(real))])
     note = (
         f"Energy distance, in pixels, to {reference:,} training images that are not shown. "
         "Beyond: how far pixels lie beyond [-1, 1], on average; they are clipped when drawn and "
         "compared. Pixels that are not finite are red."
     )
-    return f"{markdown_table([*head, 'not finite'], rows)}\n\n{note}"
-
-
-def _cells(own: Quality) -> list[str]:
-    return [
-        number(own.distance),
-        number(own.mean),
-        number(own.std),
-        number(own.beyond),
-        f"{own.not_finite:,}" if own.not_finite else NONE,
-    ]
+    head = ["images", "updates", "K", *heads(NUMBERS)]
+    return f"{markdown_table(head, rows)}\n\n{note}"
 
 
 def draw(panels: dict[str, Tensor], title: str) -> Figure:
@@ -210,17 +212,13 @@ def draw(panels: dict[str, Tensor], title: str) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    rows = -(-len(panels) // COLUMNS)
-    columns = -(-len(panels) // rows)
+    rows, columns = tiling(len(panels), COLUMNS)
     canvas = Canvas(BETWEEN + columns * (PANEL + BETWEEN), TOP + rows * (PANEL + CAPTION) + BELOW)
     canvas.write(canvas.width / 2, 0.3, title, fontsize=12)
     for i, (name, images) in enumerate(panels.items()):
         x = BETWEEN + i % columns * (PANEL + BETWEEN)
         y = TOP + i // columns * (PANEL + CAPTION)
         canvas.write(x + PANEL / 2, y + CAPTION / 2, name, fontsize=10.5, color=DARK)
-        axes = canvas.axes(x, y + CAPTION, PANEL, PANEL)
-        axes.set_axis_off()
         square = math.isqrt(len(images) - 1) + 1
-        zoom = max(1, 64 // images.shape[-1])
-        axes.imshow(sample_grid(images, columns=square, zoom=zoom), interpolation="nearest")
+        show(canvas, x, y + CAPTION, images, PANEL / square, square)
     return canvas.figure

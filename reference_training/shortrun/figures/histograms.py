@@ -15,8 +15,9 @@ from ..trained import TrainedRun
 from .chain_energies import LARGER, Energies, measure
 from .config import FigureConfig
 from .made import Made
+from .page import heading, legend_above, plain, tiling
 from .separation import Floats, edges, linear_range, overlap, shares
-from .several import caution, from_noise, labels, number, ordered, unrefined
+from .several import caution, counted, from_noise, labels, number, ordered, unrefined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,7 +92,7 @@ def table(found: Sequence[Energies]) -> str:
             of_data = (s.data_mean, s.data_std, float(clean.mean()) if len(clean) else math.nan)
             values = (*of_data, s.mean, s.std, s.gap, s.above, s.overlap)
             row = [own.label, f"× {factor:g}", *map(number, values)]
-            row.append(f"{s.not_finite:,}" if s.not_finite else NONE)
+            row.append(counted(s.not_finite))
             if larger:
                 row.append(NONE if factor == 1 else number(own.rise))
             rows.append(row)
@@ -121,53 +122,35 @@ def draw(found: Sequence[Energies], title: str) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    rows = -(-len(found) // COLUMNS)
-    columns = -(-len(found) // rows)
+    rows, columns = tiling(len(found), COLUMNS)
     inside = columns * (WIDTH + BETWEEN) - BETWEEN
     width = max(LEFT + inside + RIGHT, 6.4)
     canvas = Canvas(width, TOP + rows * (HEIGHT + BELOW))
     left = (width - inside + LEFT - RIGHT) / 2
-    canvas.write(width / 2, 0.25, title, fontsize=12)
-    words = "f is known up to a constant: 0 is its mean on data"
-    canvas.write(width / 2, 0.52, words, fontsize=9, color=DARK)
+    heading(canvas, title, "f is known up to a constant: 0 is its mean on data")
     for i, own in enumerate(found):
         x = left + i % columns * (WIDTH + BETWEEN)
         y = TOP + i // columns * (HEIGHT + BELOW)
         axes = canvas.axes(x, y, WIDTH, HEIGHT)
-        _draw_histograms(axes, own)
-        if i % columns == 0:
-            axes.set_ylabel("share of images (%)", fontsize=9)
-    canvas.figure.legend(
-        handles=_legend(list(found[0].negatives)),
-        loc="center",
-        bbox_to_anchor=(0.5, 1 - 0.8 / canvas.height),
-        ncols=3,
-        frameon=False,
-        fontsize=10,
-    )
+        words = _draw_histograms(axes, own)
+        plain(axes, own.label, words, "" if i % columns else "share of images (%)")
+    legend_above(canvas, 0.8, _legend(list(found[0].negatives)))
     return canvas.figure
 
 
-def _draw_histograms(axes: Axes, own: Energies) -> None:
+def _draw_histograms(axes: Axes, own: Energies) -> str:
+    """What stands below them."""
     centre = own.separation(1.0).data_mean
     data = own.data[np.isfinite(own.data)] - centre
     chains = {f: values[np.isfinite(values)] - centre for f, values in own.negatives.items()}
     samples = [data, *chains.values()]
-    axes.set_title(own.label, fontsize=10)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
     if not len(data):
         axes.text(0.5, 0.5, "f is finite nowhere on data", transform=axes.transAxes, ha="center")
-        return
+        return ""
     bins = edges(*samples)
     for style, sample in zip(_styles(list(chains)), samples, strict=True):
         axes.stairs(100 * shares(sample, bins), bins, **style)
-    last = own.separation(max(chains))
-    words = f"P(f⁻ > f⁺) = {number(last.above)}"
-    if len(chains) > 1:
-        words += f" (× 1: {number(own.separation(1.0).above)})"
-    if last.not_finite:
-        words += f"; {last.not_finite:,} of {len(own.data):,} not finite"
+    axes.set_ylim(bottom=0)
     label = "f − mean f(x⁺)"
     linear = linear_range(*samples)
     if linear is None:
@@ -177,9 +160,13 @@ def _draw_histograms(axes: Axes, own: Energies) -> None:
         axes.set_xticks(symlog_ticks(bins[0], bins[-1], linear))
         axes.set_xticks([], minor=True)
         label += f", symlog, linear up to ±{linear:g}"
-    axes.set_xlabel(f"{label}\n{words}", fontsize=8.5)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.2)
+    last = own.separation(max(chains))
+    words = f"P(f⁻ > f⁺) = {number(last.above)}"
+    if len(chains) > 1:
+        words += f" (× 1: {number(own.separation(1.0).above)})"
+    if last.not_finite:
+        words += f"; {last.not_finite:,} of {len(own.data):,} not finite"
+    return f"{label}\n{words}"
 
 
 def symlog_ticks(low: float, high: float, linear: float) -> list[float]:

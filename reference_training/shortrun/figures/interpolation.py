@@ -6,21 +6,36 @@ Nijkamp et al. (2019), section 3.4.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...plots.canvas import COLOURS, DARK, Canvas
 from ...plots.markdown import NONE, markdown_table
 from .config import FigureConfig
-from .interpolation_picture import MOST_RUNS, draw
 from .made import Made
 from .measured import describe
-from .paths import Paths, course, interpolate, outside, spread
+from .page import BETWEEN, WIDTH, Panels, page, show_rows
+from .paths import POINTS, Paths, course, interpolate, outside, spread
 from .several import at_most, from_noise
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from ..trained import TrainedRun
+
+MOST_RUNS = len(COLOURS)
+PAIRS = 4
+"""Whose images are shown."""
+EVERY = 2
+"""Of the points of a path, so many apart are shown."""
+LABEL, HEADER = 1.15, 0.5
+"""Room on the left of a run's images and above them, in inches."""
+CELL = (WIDTH - LABEL - 0.3) / len(range(0, POINTS, EVERY))
+NAMES = ("f", "distance", "contrast")
 
 COUNT = 8
 """Pairs of each run."""
@@ -72,9 +87,6 @@ def table(paths: Paths) -> str:
     rows.append(["held-out", *[NONE] * 5, *held_out])
     title = f"{describe(paths.run)}; {len(paths.images):,} pairs, {len(paths.rho)} points each"
     return f"{title}\n\n{markdown_table(head, rows)}"
-
-
-NAMES = ("f", "distance", "contrast")
 
 
 def _number(value: float) -> str:
@@ -152,3 +164,107 @@ def _numbers(paths: Paths) -> dict[str, Any]:
         "along_path": {name: paths.along(name).tolist() for name in NAMES},
         "along_blend": {name: paths.along(name, blend=True).tolist() for name in NAMES},
     }
+
+
+def draw(found: Sequence[Paths]) -> Figure:
+    """Rows of images for each run, with the pixel blend of its first pair, and curves below.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    coloured = list(zip(found, COLOURS, strict=False))
+    blocks = []
+    for paths, colour in coloured:
+        rows = min(PAIRS, len(paths.images)) + 1
+        height = HEADER + rows * (CELL + BETWEEN) + 0.2
+        blocks.append((height, partial(_draw_rows, paths, colour)))
+
+    def curves_of_all(curve: Curve, axes: Axes) -> None:
+        for paths, colour in coloured:
+            curve(axes, paths, colour)
+
+    return page(
+        "Between two samples, through the noise they come from",
+        "x = M(ρ z1 + √(1 − ρ²) z2), the steps of training without noise; ρ at even angles; cut to "
+        "[-1, 1] for display",
+        blocks,
+        Panels(
+            f"means over {len(found[0].images):,} pairs in bold, each pair thin; dashed: pixel "
+            "blends; dotted: held-out images",
+            {title: partial(curves_of_all, curve) for title, curve in CURVES.items()},
+            "angle (degrees), 0 is z2 and 90 is z1",
+            _finish,
+            [(paths.run.name, {"color": colour}) for paths, colour in coloured],
+        ),
+    )
+
+
+def _draw_rows(paths: Paths, colour: str, canvas: Canvas, y: float) -> None:
+    canvas.write(LABEL, y + 0.12, describe(paths.run), fontsize=10, ha="left", color=colour)
+    for i, rho in enumerate(paths.rho[::EVERY].tolist()):
+        label = f"{'ρ = ' if i == 0 else ''}{rho:.2f}"
+        canvas.write(LABEL + (i + 0.5) * CELL, y + HEADER - 0.11, label, fontsize=9, color=DARK)
+    pairs = [(f"pair {i + 1}", images[::EVERY]) for i, images in enumerate(paths.images[:PAIRS])]
+    # Under the pair whose ends it has.
+    pairs.insert(1, ("pixel blend\nof pair 1", paths.blends[0, ::EVERY]))
+    show_rows(canvas, LABEL, y + HEADER, pairs, CELL)
+
+
+def _finish(axes: Axes) -> None:
+    axes.set_xticks((0, 30, 60, 90))
+    axes.set_xlim(0, 90)
+    axes.yaxis.set_major_formatter("{x:.4g}")
+
+
+Curve = Callable[["Axes", Paths, str], None]
+
+
+def _angles(count: int) -> list[float]:
+    return [90 * i / (count - 1) for i in range(count)]
+
+
+def _along(name: str, *, less_data: bool = False) -> Curve:
+    def curve(axes: Axes, paths: Paths, colour: str) -> None:
+        held_out = paths.held_out.mean(name)
+        zero = held_out if less_data else 0.0
+        own, blend = (paths.along(name, blend=b) - zero for b in (False, True))
+        at = _angles(own.shape[1])
+        axes.plot(at, own.T.tolist(), color=colour, lw=0.6, alpha=0.35)
+        axes.plot(at, own.mean(dim=0).tolist(), color=colour, lw=2)
+        axes.plot(at, blend.mean(dim=0).tolist(), color=colour, lw=1.5, ls="--")
+        axes.axhline(held_out - zero, color=colour, lw=1.2, ls=":")
+
+    return curve
+
+
+def _steps(axes: Axes, paths: Paths, colour: str) -> None:
+    steps = course(paths.images).steps
+    at = [90 * (i + 0.5) / steps.shape[1] for i in range(steps.shape[1])]
+    axes.plot(at, steps.T.tolist(), color=colour, lw=0.6, alpha=0.35)
+    axes.plot(at, steps.mean(dim=0).tolist(), color=colour, lw=2)
+    axes.axhline(1 / steps.shape[1], color=colour, lw=1.5, ls="--")
+    axes.set_ylim(bottom=0)
+
+
+def _outside(axes: Axes, paths: Paths, colour: str) -> None:
+    shares = outside(paths.starts)
+    axes.plot(_angles(len(shares)), (100 * shares).tolist(), color=colour, lw=2)
+    axes.set_ylim(bottom=0)
+
+
+def _spread(axes: Axes, paths: Paths, colour: str) -> None:
+    own, convex = spread(paths.starts), spread(paths.convex)
+    axes.plot(_angles(len(own)), own.tolist(), color=colour, lw=2)
+    axes.plot(_angles(len(own)), convex.tolist(), color=colour, lw=1.5, ls="--")
+    axes.set_ylim(0, 1.1 * own.max().item())
+
+
+CURVES: dict[str, Curve] = {
+    # Each run's f has a zero of its own.
+    "f, less that of held-out images": _along("f", less_data=True),
+    "distance to the nearest training image": _along("distance"),
+    "contrast": _along("contrast"),
+    "length of a step, of the ends' distance": _steps,
+    "entries of z_ρ outside [-1, 1] (%)": _outside,
+    "spread of z_ρ; dashed: convex": _spread,
+}

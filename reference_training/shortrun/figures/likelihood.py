@@ -6,12 +6,14 @@ Nijkamp et al. (2019), author response; with what such a number hides beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
+from ...plots.canvas import COLOURS, DARK, Canvas
 from ...plots.markdown import NONE, markdown_table
 from .config import FigureConfig
 from .densities import (
@@ -19,18 +21,23 @@ from .densities import (
     GAUSSIAN,
     NOISY,
     OWN,
+    PIXELS,
     STORED,
+    UNIFORM,
     Densities,
     Flow,
     measure,
     median,
 )
-from .likelihood_picture import draw
 from .made import Made
 from .measured import describe
+from .page import SIDE, page, plain, show_rows
 from .several import at_most, enough_held_out, from_noise, number
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from ..trained import TrainedRun
 
 COUNT = 16
@@ -38,6 +45,18 @@ COUNT = 16
 MOST_RUNS = 4
 PUBLISHED = 4.12
 """The authors' bits per dimension of 16 images of CIFAR-10, "rough, preliminary"."""
+PALETTE = (*COLOURS, "#8C6D31")
+"""Of the flows, in their order; the last is brown."""
+SHOWN = 8
+"""Images of a kind, at most."""
+MARKS = ((PIXELS, "^"), (GAUSSIAN, "D"))
+"""Fitted densities, and how their means are drawn."""
+# All in inches.
+WIDTH = 13.7
+LABEL, CELL = 1.75, 0.46
+HEADER, PANEL_HEIGHT, BELOW = 0.5, 3.05, 0.95
+STRIP_LEFT, STRIP_WIDTH = 6.6, 3.5
+COURSE_LEFT, COURSE_WIDTH = 10.7, 2.75
 
 LEGEND = (
     "p(x) = p_0(z) / |det dM/dz| with p_0 = U(-1, 1)^D and x = M(z), M the K steps of training "
@@ -106,7 +125,17 @@ def table(own: Densities) -> str:
     """A run's bits: a line for each kind of images by the flow, and by each fitted density."""
     head = ["density", "images", "mean", "median", "least", "most"]
     head += ["in the cube", "miss", "folded"]
-    rows = [_row(one) for one in own.flows]
+    rows = [
+        [
+            f"flow, z {_where(one)}",
+            one.images,
+            *_spread(one.bits),
+            f"{one.share_within:.0%}",
+            number(one.miss),
+            f"{int((one.flips > 0).sum())} of {len(one.flips)}",
+        ]
+        for one in own.flows
+    ]
     rows += [
         [name, images, *_spread(bits), *[NONE] * 3]
         for name, by_images in own.fitted.items()
@@ -119,17 +148,6 @@ def table(own: Densities) -> str:
     said = f"{describe(own.run)}; {count} held-out images, D = {size:,}, "
     said += f"levels 0..{own.run.data.levels}"
     return f"{said}\n\n{markdown_table(head, rows, words=2)}"
-
-
-def _row(one: Flow) -> list[str]:
-    return [
-        f"flow, z {_where(one)}",
-        one.images,
-        *_spread(one.bits),
-        f"{one.share_within:.0%}",
-        number(one.miss),
-        f"{int((one.flips > 0).sum())} of {len(one.flips)}",
-    ]
 
 
 def _where(one: Flow) -> str:
@@ -256,3 +274,77 @@ def _numbers(own: Densities) -> dict[str, Any]:
         },
         "noise_bits": own.noise,
     }
+
+
+def draw(found: Sequence[Densities]) -> Figure:
+    """For each run images beside M(z), bits per dimension, and how log|det| came about.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    height = HEADER + PANEL_HEIGHT + BELOW
+    return page(
+        "Held-out images, and their density by the short run as a flow",
+        "p(M(z)) = p_0(z) / |det dM/dz|: density where the flow arrives, which is not at the image "
+        "where M(z) misses it; images are cut to [-1, 1] for display",
+        [(height, partial(_draw_run, own)) for own in found],
+        width=WIDTH,
+    )
+
+
+def _draw_run(own: Densities, canvas: Canvas, y: float) -> None:
+    canvas.write(SIDE, y + 0.1, describe(own.run), fontsize=10, ha="left")
+    y += HEADER
+    free, cube = own.one(STORED, inside=False), own.one(STORED)
+    rows = [
+        ("held-out images", cube.target),
+        ("M(z), z free", free.x),
+        ("M(z), z in the cube", cube.x),
+    ]
+    if own.noise is not None:
+        noisy = own.one(NOISY)
+        rows += [("with training's noise", noisy.target), ("M(z), z in the cube", noisy.x)]
+    rows.append(("M(z), z drawn", own.one(OWN).x))
+    shown = [(label, images[:SHOWN].float()) for label, images in rows]
+    show_rows(canvas, LABEL, y, shown, CELL)
+    _draw_bits(canvas.axes(STRIP_LEFT, y, STRIP_WIDTH, PANEL_HEIGHT), own)
+    _draw_course(canvas.axes(COURSE_LEFT, y, COURSE_WIDTH, PANEL_HEIGHT), own)
+
+
+def _draw_bits(axes: Axes, own: Densities) -> None:
+    for row, (one, colour) in enumerate(zip(own.flows, PALETTE, strict=False)):
+        finite = one.bits.isfinite()
+        for within, face in ((True, colour), (False, "white")):
+            chosen = one.bits[finite & (one.within == within)].tolist()
+            # Beside one another, always the same way: they would lie on one another.
+            places = [row + 0.1 * (i % 5 - 2) for i in range(len(chosen))]
+            axes.scatter(chosen, places, s=14, facecolors=face, edgecolors=colour, linewidths=0.8)
+        for name, marker in MARKS:
+            if one.images in own.fitted.get(name, {}):
+                mean = own.fitted[name][one.images].mean().item()
+                label = f"{name}, mean" if row == 0 else None
+                axes.plot(mean, row, marker, color=DARK, ms=6, mfc="none", ls="none", label=label)
+        if one.images == NOISY and own.noise is not None:
+            ends = [row - 0.4, row + 0.4]
+            axes.plot([own.noise] * 2, ends, color=DARK, lw=1.6, label="entropy of the noise")
+    uniform = own.fitted[UNIFORM][STORED][0].item()
+    axes.axvline(uniform, color=DARK, lw=1, ls=":", label=UNIFORM)
+    for face, label in ((DARK, "an image"), ("white", "z outside: likelihood 0")):
+        axes.scatter([], [], s=14, facecolors=face, edgecolors=DARK, linewidths=0.8, label=label)
+    labels = [f"{one.images},\nz {_where(one)}" for one in own.flows]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(own.flows) - 0.4, -0.6)
+    place = (0.4, -0.08)
+    axes.legend(fontsize=7, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=place)
+    plain(axes, "bits per dimension at M(z)")
+    for tick, colour in zip(axes.get_yticklabels(), PALETTE, strict=False):
+        tick.set_color(colour)
+
+
+def _draw_course(axes: Axes, own: Densities) -> None:
+    for one, colour in zip(own.flows, PALETTE, strict=False):
+        axes.plot(one.course.tolist(), color=colour, lw=0.4, alpha=0.35)
+        axes.plot(one.course.mean(1).tolist(), color=colour, lw=1.6)
+    axes.axhline(0, color=DARK, lw=0.6)
+    axes.set_xlim(0, len(own.flows[0].course) - 1)
+    plain(axes, "log2|det| / D of the first k steps", "k; colours as on the left")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from .measured import Measured, measure, some_of
+from .measured import Measured, measure, noisy, some_of
 
 if TYPE_CHECKING:
     from ..trained import TrainedRun
@@ -231,8 +231,8 @@ def long_run(run: TrainedRun, stops: Sequence[int], *, count: int, seed: int) ->
     generator = torch.Generator(run.device).manual_seed(seed)
     noise_starts = run.starts(count, generator)
     held_out = some_of(run, run.data.test_x, generator)
-    data_starts = _noisy(run, some_of(run, run.data.test_x, generator, count), generator)
-    data = _noisy(run, some_of(run, run.data.train_x, generator), generator)
+    data_starts = noisy(run, some_of(run, run.data.test_x, generator, count), generator)
+    data = noisy(run, some_of(run, run.data.train_x, generator), generator)
     starts = torch.cat([noise_starts, data_starts])
     x, done = starts, 0
     seen: list[list[Tensor]] = [[], []]
@@ -245,7 +245,7 @@ def long_run(run: TrainedRun, stops: Sequence[int], *, count: int, seed: int) ->
         _chains(run, name, tuple(stops), torch.stack(states))
         for name, states in zip(("noise", "data"), seen, strict=True)
     )
-    reference = measure(run, _noisy(run, held_out, generator))
+    reference = measure(run, noisy(run, held_out, generator))
     return LongRun(run, (noise, from_data), measure(run, data), reference, spread(data))
 
 
@@ -261,8 +261,3 @@ def _chains(run: TrainedRun, start: str, stops: tuple[int, ...], states: Tensor)
         spread=tuple(map(spread, states)),
         images=states[:, :SHOWN].transpose(0, 1).cpu(),
     )
-
-
-def _noisy(run: TrainedRun, images: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(images.shape, generator=generator, device=images.device)
-    return images + run.settings.data_noise * noise

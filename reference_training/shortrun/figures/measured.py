@@ -73,6 +73,12 @@ def some_of(
     return run.data.scale(images[chosen])
 
 
+def noisy(run: TrainedRun, images: Tensor, generator: torch.Generator) -> Tensor:
+    """Images with the noise of a run's training."""
+    noise = torch.randn(images.shape, generator=generator, device=images.device)
+    return images + run.settings.data_noise * noise
+
+
 def describe(run: TrainedRun) -> str:
     """A run in a line: its folder, its data, β*, the K of training, and for how long it trained."""
     low, high = run.settings.sgld_steps, run.settings.most_sgld_steps

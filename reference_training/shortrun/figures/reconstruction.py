@@ -7,29 +7,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...plots.markdown import NONE, markdown_table
+from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.markdown import markdown_table
 from .config import FigureConfig
 from .made import Made
 from .measured import describe
+from .page import BETWEEN, SIDE, page, plain, show_rows
 from .principal import components_needed
 from .reconstructed import (
     HELD_OUT,
     NOISE,
     PERMUTED,
+    STAGES,
     TRAINED,
     UNTRAINED,
     Reconstructed,
     Reconstruction,
     reconstruct,
 )
-from .reconstruction_picture import LEAST, draw
-from .several import at_most, enough_held_out, from_noise, number
+from .several import Columns, at_most, cells, enough_held_out, from_noise, heads, number
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from ..trained import TrainedRun
 
 COUNT = 64
@@ -37,6 +43,23 @@ COUNT = 64
 MOST_RUNS = 4
 CONVERGED = 0.05
 """The descent counts as over where the last tenth of it took less than this share of the error."""
+SHOWN = 10
+"""Images of a kind, at most."""
+LEAST = 1e-5
+"""Where the axes of errors end, as a share of the variance: what is left of an image that a free
+descent has reached is rounding."""
+CURVES = (
+    (TRAINED, HELD_OUT, COLOURS[0]),
+    (UNTRAINED, HELD_OUT, COLOURS[1]),
+    (TRAINED, PERMUTED, COLOURS[2]),
+    (TRAINED, NOISE, COLOURS[3]),
+)
+"""Network, images, and how their errors are drawn: dashed where z is free."""
+# All in inches.
+WIDTH = 12.0
+LABEL, CELL = 2.05, 0.56
+HEADER, APART, AFTER = 0.35, 0.18, 0.45
+PANEL_LEFT, PANEL_WIDTH, PANEL_HEIGHT, PANEL_BELOW = 8.55, 3.2, 2.45, 0.75
 
 LEGEND = (
     "z minimises |x - M(z)|², M the K steps of training without noise, from z = x / 2. "
@@ -80,34 +103,47 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
     return Made(draw(found), text, {"runs": [_numbers(own) for own in found], "statements": said})
 
 
+COLUMNS: Columns = {
+    "error": ("error", number),
+    "standard_error": ("±", number),
+    "of_variance": ("of variance", "{:.1%}".format),
+    "needed": ("PCA", str),
+    "outside": ("outside", "{:.1%}".format),
+    "largest": ("largest", number),
+    "still_falling": ("falling", "{:.1%}".format),
+}
+
+
 def table(own: Reconstructed) -> str:
     """A run's errors: a line for each kind of images and network, and for each baseline."""
-    head = ["images", "reached by", "number", "error", "±", "of variance", "PCA"]
-    head += ["outside", "largest", "falling"]
-    rows = [_row(own, one) for one in own.found]
     variance = own.one(TRAINED, HELD_OUT, inside=True).variance
-    for name, errors in _baselines(own).items():
-        error = errors.mean().item()
-        cells = [HELD_OUT, name, str(len(errors)), number(error), number(_standard_error(errors))]
-        rows.append([*cells, f"{error / variance:.1%}", _components(own, error), *[NONE] * 3])
+    named = [
+        *((o.images, f"{o.network}, z {_where(o)}", len(o.target), _values(o)) for o in own.found),
+        *((HELD_OUT, k, len(e), _errors(e, variance)) for k, e in _baselines(own).items()),
+    ]
+    rows = []
+    for images, name, count, values in named:
+        if images == HELD_OUT:
+            values["needed"] = _components(own, values["error"])
+        rows.append([images, name, str(count), *cells(COLUMNS, values)])
+    head = ["images", "reached by", "number", *heads(COLUMNS)]
     return f"{describe(own.run)}\n\n{markdown_table(head, rows, words=2)}"
 
 
-def _row(own: Reconstructed, one: Reconstruction) -> list[str]:
-    errors = one.inverse.error
-    error = errors.mean().item()
-    return [
-        one.images,
-        f"{one.network}, z {_where(one)}",
-        str(len(errors)),
-        number(error),
-        number(_standard_error(errors)),
-        f"{one.share:.1%}",
-        _components(own, error) if one.images == HELD_OUT else NONE,
-        f"{one.outside:.1%}",
-        number(one.largest),
-        f"{one.still_falling:.1%}",
-    ]
+def _values(one: Reconstruction) -> dict[str, Any]:
+    return {
+        **_errors(one.inverse.error, one.variance),
+        "outside": one.outside,
+        "largest": one.largest,
+        "still_falling": one.still_falling,
+    }
+
+
+def _errors(errors: Tensor, variance: float) -> dict[str, Any]:
+    """Mean squared errors, (N,), in numbers."""
+    count, error = len(errors), errors.mean().item()
+    spread = errors.double().std().item() / math.sqrt(count) if count > 1 else math.nan
+    return {"error": error, "standard_error": spread, "of_variance": error / variance}
 
 
 def _where(one: Reconstruction) -> str:
@@ -126,11 +162,6 @@ def _baselines(own: Reconstructed) -> dict[str, Tensor]:
         f"{own.components} principal components": own.principal[own.components],
         "mean training image": own.principal[0],
     }
-
-
-def _standard_error(errors: Tensor) -> float:
-    count = len(errors)
-    return errors.double().std().item() / math.sqrt(count) if count > 1 else math.nan
 
 
 def statements(own: Reconstructed) -> list[str]:
@@ -215,12 +246,7 @@ def _numbers(own: Reconstructed) -> dict[str, Any]:
                 "images": one.images,
                 "network": one.network,
                 "inside": one.inside,
-                "error": one.inverse.error.mean().item(),
-                "standard_error": _standard_error(one.inverse.error),
-                "of_variance": one.share,
-                "outside": one.outside,
-                "largest": one.largest,
-                "still_falling": one.still_falling,
+                **_values(one),
                 "errors": one.inverse.error.tolist(),
                 "course": one.inverse.course.double().mean(1).tolist(),
             }
@@ -231,3 +257,92 @@ def _numbers(own: Reconstructed) -> dict[str, Any]:
         "principal": own.principal.mean(1).tolist(),
         "components_needed": components_needed(own.principal, cube.inverse.error.mean().item()),
     }
+
+
+def draw(found: Sequence[Reconstructed]) -> Figure:
+    """For each run rows of images, and beside them errors over the iterations and components.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    blocks = []
+    for own in found:
+        rows = _rows(own)
+        images = sum(map(len, rows)) * (CELL + BETWEEN) + (len(rows) - 1) * APART
+        height = max(images, 2 * PANEL_HEIGHT + PANEL_BELOW + 0.2)
+        blocks.append((HEADER + height + AFTER, partial(_draw_run, own, rows)))
+    return page(
+        "Held-out images, and the nearest that a chain ends at",
+        "x = M(z), the steps of training without noise; z by descent on |x − M(z)|² after t "
+        "iterations; cut to [-1, 1] for display",
+        blocks,
+        width=WIDTH,
+    )
+
+
+Rows = list[tuple[str, Tensor]]
+"""Labels, and images."""
+
+
+def _rows(own: Reconstructed) -> list[Rows]:
+    """The rows of a run, in groups that lie apart."""
+    cube, free = (own.one(TRAINED, HELD_OUT, inside=inside) for inside in (True, False))
+    fresh = own.one(UNTRAINED, HELD_OUT, inside=True)
+    stages = [
+        (f"t = {stage}{', z in the cube' if stage else ''}", images)
+        for stage, images in zip(STAGES, cube.inverse.stages, strict=True)
+    ]
+    first = [
+        (HELD_OUT, cube.target),
+        *stages,
+        (f"t = {STAGES[-1]}, z free", free.inverse.x),
+        ("untrained, in the cube", fresh.inverse.x),
+        ("nearest training image", own.neighbours),
+    ]
+    controls = [own.one(TRAINED, name, inside=True) for name in (PERMUTED, NOISE)]
+    groups = [first, *([(o.images, o.target), ("z in the cube", o.inverse.x)] for o in controls)]
+    return [[(label, images[:SHOWN]) for label, images in group] for group in groups]
+
+
+def _draw_run(own: Reconstructed, rows: Sequence[Rows], canvas: Canvas, y: float) -> None:
+    canvas.write(SIDE, y + 0.1, describe(own.run), fontsize=10, ha="left")
+    y += HEADER
+    lower = y + PANEL_HEIGHT + PANEL_BELOW
+    _draw_courses(canvas.axes(PANEL_LEFT, y, PANEL_WIDTH, PANEL_HEIGHT), own)
+    _draw_components(canvas.axes(PANEL_LEFT, lower, PANEL_WIDTH, PANEL_HEIGHT), own)
+    for group in rows:
+        y = APART + show_rows(canvas, LABEL, y, group, CELL)
+
+
+def _draw_courses(axes: Axes, own: Reconstructed) -> None:
+    for network, images, colour in CURVES:
+        for inside in (True, False):
+            one = own.one(network, images, inside=inside)
+            label = (images if network == TRAINED else "untrained") if inside else None
+            shares = (one.inverse.course.double().mean(1) / one.variance).tolist()
+            style = "-" if inside else "--"
+            axes.plot(shares, color=colour, ls=style, lw=1.4, label=label)
+    axes.set_xlim(0, STAGES[-1])
+    _finish(axes, own, "error, of variance; dashed: z free", "iteration t")
+    axes.set_ylim(bottom=LEAST)
+    axes.legend(fontsize=7, frameon=False, loc="lower right")
+
+
+def _draw_components(axes: Axes, own: Reconstructed) -> None:
+    one = own.one(TRAINED, HELD_OUT, inside=True)
+    shares = (own.principal.mean(1) / one.variance).tolist()
+    shown = [share for share in shares if share > LEAST]
+    axes.plot(shown, color=DARK, lw=1.4, label="principal components")
+    axes.axhline(one.share, color=COLOURS[0], lw=1.4, label="z in the cube")
+    axes.set_xlim(left=0)
+    words = f"principal components, of {own.neighbours[0].numel():,}"
+    _finish(axes, own, "error, of variance, of held-out images", words)
+    axes.legend(fontsize=7, frameon=False, loc="lower left")
+
+
+def _finish(axes: Axes, own: Reconstructed, title: str, xlabel: str) -> None:
+    variance = own.one(TRAINED, HELD_OUT, inside=True).variance
+    near = own.neighbour_error.mean().item() / variance
+    axes.axhline(near, color=DARK, lw=1, ls=":", label="nearest training image")
+    axes.set_yscale("log")
+    plain(axes, title, xlabel)

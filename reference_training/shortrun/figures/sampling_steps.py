@@ -7,22 +7,56 @@ Nijkamp et al. (2019), author response, question 3: models trained with K1 steps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...plots.markdown import NONE, markdown_table
+from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.markdown import markdown_table
 from .config import FigureConfig
 from .made import Made
-from .measured import Measured, describe
-from .sampling_steps_picture import MOST_RUNS, draw
-from .several import at_most, from_noise
-from .step_sweep import Sweep, stops_of, sweep
+from .measured import describe
+from .page import SIDE, WIDTH, Block, Panels, page, show_chains
+from .several import Columns, at_most, cells, from_noise, heads
+from .step_sweep import Sweep, even_stops, stops_of, sweep
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
     from ..trained import TrainedRun
 
 COUNT = 128
 """Chains of each run."""
+LINES = ("-", "--", ":")
+MOST_RUNS = len(COLOURS) * len(LINES)
+MOST_PANELS = 6
+LARGEST, HEADER = 0.95, 0.55
+"""Of an image, at most, and of what stands above a run's images, in inches."""
+RATIOS = ("contrast", "colour", "distance")
+LEGEND = (
+    "Means over the chains, of x⁻ after K2 steps. Beyond: share of entries outside [-1, 1], and by "
+    "how much on the mean of all entries. Ends: share shown as pure black or white. Contrast: "
+    "standard deviation of an image's entries. Slope: length of ∇f(x). Distance: root mean square "
+    "difference to the nearest training image, after cutting to [-1, 1]. 'Data' has the noise of "
+    "training, and is what x⁻ is to be like; its numbers are what 'of data' refers to, the "
+    "distance's are those of held-out images."
+)
+COLUMNS: Columns = {
+    "beyond": ("beyond", "{:.1%}".format),
+    "excess": ("by", "{:.4f}".format),
+    "ends": ("ends", "{:.1%}".format),
+    "size": ("mean |x|", "{:.3f}".format),
+    "contrast": ("contrast", "{:.3f}".format),
+    "contrast_of_data": ("of data", "{:.3f}".format),
+    "colour": ("colour", "{:.3f}".format),
+    "colour_of_data": ("of data", "{:.3f}".format),
+    "f": ("f", "{:.4g}".format),
+    "gap": ("gap", "{:.3g}".format),
+    "slope": ("slope", "{:.3g}".format),
+    "distance": ("distance", "{:.3f}".format),
+    "distance_of_data": ("of held-out", "{:.3f}".format),
+}
 
 
 def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
@@ -46,49 +80,28 @@ def make(runs: Sequence[TrainedRun], config: FigureConfig) -> Made:
     return Made(draw(sweeps), text, {"runs": [_numbers(s) for s in sweeps], "statements": said})
 
 
-LEGEND = (
-    "Means over the chains, of x⁻ after K2 steps. Beyond: share of entries outside [-1, 1], and by "
-    "how much on the mean of all entries. Ends: share shown as pure black or white. Contrast: "
-    "standard deviation of an image's entries. Slope: length of ∇f(x). Distance: root mean square "
-    "difference to the nearest training image, after cutting to [-1, 1]. 'Data' has the noise of "
-    "training, and is what x⁻ is to be like; its numbers are what 'of data' refers to, the "
-    "distance's are those of held-out images."
-)
-
-
 def table(own: Sweep) -> str:
     """A run's numbers, a line for each K2 and three of what they are held against."""
-    coloured = own.run.data.sample_shape[0] > 1
-    head = ["K2", "beyond", "by", "ends", "mean |x|", "contrast", "of data"]
-    head += ["colour", "of data"] if coloured else []
-    head += ["f", "gap", "slope", "distance", "of held-out"]
-    rows = []
-    for steps, chains in zip(own.stops, own.chains, strict=True):
-        mark = " = K1" if steps == own.trained[0] else ""
-        ratios = {name: f"{own.over_data(steps, name):.3f}" for name in RATIOS}
-        rows.append(_row(f"{steps}{mark}", chains, coloured, f"{own.gap(steps):.3g}", ratios))
-    nothing = dict.fromkeys(RATIOS, NONE)
-    rows.append(_row("data", own.data, coloured, NONE, nothing))
-    rows.append(_row("without noise", own.clean, coloured, NONE, nothing))
-    rows.append(_row("held-out", own.held_out, coloured, NONE, nothing))
-    count = len(own.chains[0].each["f"])
-    title = f"{describe(own.run)}; {count:,} chains"
-    return f"{title}\n\n{markdown_table(head, rows)}"
+    grey = own.run.data.sample_shape[0] == 1
+    shown = {k: v for k, v in COLUMNS.items() if not (grey and k.startswith("colour"))}
+    named = {
+        **{f"{k}{' = K1' if k == own.trained[0] else ''}": _numbers_at(own, k) for k in own.stops},
+        "data": own.data.means(),
+        "without noise": own.clean.means(),
+        "held-out": own.held_out.means(),
+    }
+    rows = [[name, *cells(shown, values)] for name, values in named.items()]
+    title = f"{describe(own.run)}; {_chains(own):,} chains"
+    return f"{title}\n\n{markdown_table(['K2', *heads(shown)], rows)}"
 
 
-RATIOS = ("contrast", "colour", "distance")
+def _chains(own: Sweep) -> int:
+    return len(own.chains[0].each["f"])
 
 
-def _row(
-    name: str, images: Measured, coloured: bool, gap: str, ratios: dict[str, str]
-) -> list[str]:
-    cells = [name, f"{images.mean('beyond'):.1%}", f"{images.mean('excess'):.4f}"]
-    cells += [f"{images.mean('ends'):.1%}", f"{images.mean('size'):.3f}"]
-    cells += [f"{images.mean('contrast'):.3f}", ratios["contrast"]]
-    if coloured:
-        cells += [f"{images.mean('colour'):.3f}", ratios["colour"]]
-    cells += [f"{images.mean('f'):.4g}", gap, f"{images.mean('slope'):.3g}"]
-    return [*cells, f"{images.mean('distance'):.3f}", ratios["distance"]]
+def _numbers_at(own: Sweep, steps: int) -> dict[str, float]:
+    ratios = {f"{name}_of_data": own.over_data(steps, name) for name in RATIOS}
+    return {**own.at(steps).means(), "gap": own.gap(steps), **ratios}
 
 
 def statements(own: Sweep) -> list[str]:
@@ -149,17 +162,121 @@ def _numbers(own: Sweep) -> dict[str, Any]:
         "run": str(own.run.path),
         "name": own.run.name,
         "trained_steps": own.trained,
-        "chains": len(own.chains[0].each["f"]),
+        "chains": _chains(own),
         "data": own.data.means(),
         "data_without_noise": own.clean.means(),
         "held_out": own.held_out.means(),
-        "steps": [
-            {
-                "steps": steps,
-                **chains.means(),
-                "gap": own.gap(steps),
-                **{f"{name}_of_data": own.over_data(steps, name) for name in RATIOS},
-            }
-            for steps, chains in zip(own.stops, own.chains, strict=True)
-        ],
+        "steps": [{"steps": steps, **_numbers_at(own, steps)} for steps in own.stops],
     }
+
+
+def draw(sweeps: Sequence[Sweep]) -> Figure:
+    """A strip of images for each run, K1 marked, and curves of all runs below.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    shapes = {own.run.data.sample_shape for own in sweeps}
+    # One seed gives runs the same starts and noise where their images have one shape.
+    alike = len(sweeps) > 1 and len(shapes) == 1
+    coloured = any(shape[0] > 1 for shape in shapes)
+    titles = [title for title in CURVES if coloured or title != COLOUR][:MOST_PANELS]
+
+    def finish(axes: Axes) -> None:
+        axes.yaxis.set_major_formatter("{x:.4g}")
+        axes.set_xlim(0, sweeps[0].stops[-1])
+
+    return page(
+        "Sampling with K2 steps what was trained with K1",
+        "each row is one chain on its way, cut to [-1, 1] for display"
+        + ("; the same starts and noise for every run" if alike else ""),
+        _blocks(sweeps),
+        Panels(
+            f"means over {_chains(sweeps[0]):,} chains; upright: K1; level and dotted: data with "
+            "the noise of training",
+            {title: partial(CURVES[title], sweeps) for title in titles},
+            "K2",
+            finish,
+            [(own.run.name, _style(i)) for i, own in enumerate(sweeps)],
+        ),
+    )
+
+
+def columns(trained: Sequence[int]) -> tuple[int, ...]:
+    """The K2 whose images are shown: the even ones and every run's K1.
+
+    Args:
+        trained: K1 of each run.
+    """
+    return tuple(sorted({*even_stops(trained), *trained}))
+
+
+def _blocks(sweeps: Sequence[Sweep]) -> list[Block]:
+    shown = columns([own.trained[0] for own in sweeps])
+    cell = min(LARGEST, (WIDTH - 2 * SIDE) / len(shown))
+    left = (WIDTH - cell * len(shown)) / 2
+
+    def strip(own: Sweep, colour: str, canvas: Canvas, y: float) -> None:
+        low, high = own.trained
+        canvas.write(left, y + 0.12, describe(own.run), fontsize=10, ha="left", color=colour)
+        images = own.images[:, [own.stops.index(steps) for steps in shown]]
+        labels = [f"{'K1 = ' if steps == low else ''}{steps}" for steps in shown]
+        framed = [i for i, steps in enumerate(shown) if low <= steps <= high]
+        y += HEADER
+        show_chains(canvas, left, y, images, labels, cell, framed=framed, colour=colour)
+
+    return [
+        (HEADER + cell * len(own.images) + 0.15, partial(strip, own, _style(i)["color"]))
+        for i, own in enumerate(sweeps)
+    ]
+
+
+def _style(place: int) -> dict[str, str]:
+    return {"color": COLOURS[place % len(COLOURS)], "ls": LINES[place // len(COLOURS)]}
+
+
+Curve = Callable[[Sequence[Sweep], "Axes"], None]
+
+
+def _means(values: Callable[[Sweep, int], float], level: float | None) -> Curve:
+    def curve(sweeps: Sequence[Sweep], axes: Axes) -> None:
+        for i, own in enumerate(sweeps):
+            style: dict[str, Any] = _style(i)
+            axes.plot(own.stops, [values(own, steps) for steps in own.stops], lw=1.4, **style)
+            low, high = own.trained
+            if low == high:
+                axes.axvline(low, lw=0.8, alpha=0.6, **style)
+            else:
+                axes.axvspan(low, high, color=style["color"], alpha=0.12, lw=0)
+        if level is not None:
+            axes.axhline(level, color=DARK, lw=1.2, ls=":")
+
+    return curve
+
+
+def _relative(name: str) -> Curve:
+    return _means(lambda own, steps: own.over_data(steps, name), 1)
+
+
+def _absolute(name: str) -> Curve:
+    means = _means(lambda own, steps: own.at(steps).mean(name), None)
+
+    def curve(sweeps: Sequence[Sweep], axes: Axes) -> None:
+        means(sweeps, axes)
+        for i, own in enumerate(sweeps):
+            axes.axhline(own.data.mean(name), color=_style(i)["color"], lw=1.2, ls=":")
+
+    return curve
+
+
+COLOUR = "colour, of the data's"
+CURVES: dict[str, Curve] = {
+    "contrast, of the data's": _relative("contrast"),
+    COLOUR: _relative("colour"),
+    "share shown as black or white": _absolute("ends"),
+    "mean excess beyond [-1, 1]": _absolute("excess"),
+    "mean f(data) − mean f(x⁻)": _means(lambda own, steps: own.gap(steps), 0),
+    "distance to data, of that of held-out": _relative("distance"),
+    "mean length of ∇f": _absolute("slope"),
+}
+"""The panels, the more telling first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -96,6 +96,25 @@ def number(value: float | None) -> str:
         return "∞" if value > 0 else "−∞"
     size = abs(value)
     return f"{value:,.0f}" if 999.5 <= size < 1e6 else f"{value:.3g}"
+
+
+def counted(value: float) -> str:
+    """How many; a dash for none."""
+    return f"{value:,}" if value else NONE
+
+
+Columns = Mapping[str, tuple[str, Callable[[float], str]]]
+"""Of a table: by the name of a number, the title of its column and how it is written."""
+
+
+def heads(columns: Columns) -> list[str]:
+    """The titles of columns."""
+    return [title for title, _ in columns.values()]
+
+
+def cells(columns: Columns, values: Mapping[str, float]) -> list[str]:
+    """A row of named numbers, with a dash for those that it lacks."""
+    return [show(values[k]) if k in values else NONE for k, (_, show) in columns.items()]
 
 
 def negatives(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .measured import BATCH, Measured, measure, some_of
+from .measured import BATCH, Measured, measure, noisy, some_of
 
 if TYPE_CHECKING:
     from ..trained import TrainedRun
@@ -102,12 +102,12 @@ def sweep(run: TrainedRun, stops: Sequence[int], *, count: int, seed: int) -> Sw
         images.append(x[:SHOWN].cpu())
     generator.manual_seed(seed)
     clean = some_of(run, run.data.train_x, generator)
-    noise = torch.randn(clean.shape, generator=generator, device=run.device)
+    data = noisy(run, clean, generator)
     return Sweep(
         run=run,
         stops=tuple(stops),
         chains=tuple(chains),
-        data=measure(run, clean + run.settings.data_noise * noise),
+        data=measure(run, data),
         clean=measure(run, clean),
         held_out=measure(run, some_of(run, run.data.test_x, generator)),
         images=torch.stack(images, dim=1),

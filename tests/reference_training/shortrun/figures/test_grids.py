@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.plots.images import sample_grid
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.grids import (
@@ -142,9 +141,3 @@ def test_lost_samples_are_told_and_red():
     assert "undefined" in made.text.splitlines()[2]
     lost = np.asarray(made.figure.axes[1].images[0].get_array())
     assert (lost[10, 10] == (1, 0, 0)).all()
-
-
-def test_persistent_chains_are_refused():
-    run = tiny_run("kept", init="persistent", buffer_size=20)
-    with pytest.raises(ConfigError, match="Figure 15 draws negatives as in training"):
-        make([run], FIGURE_15)

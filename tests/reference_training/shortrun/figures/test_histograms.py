@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 from torch import nn
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures import separation as sep
 from ebmguard.reference_training.shortrun.figures.chain_energies import Energies, measure
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
@@ -247,12 +246,6 @@ def test_a_network_that_is_not_finite_has_no_histogram():
     made = make([run], figure("13", count=50))
     assert made.figure.axes[0].texts[0].get_text() == "f is finite nowhere on data"
     assert cells(made.text, 2)[2:10] == ["undefined"] * 8
-
-
-def test_persistent_chains_are_refused():
-    run = tiny_run("kept", init="persistent", buffer_size=20)
-    with pytest.raises(ConfigError, match=r"kept were persistent and are not kept.*--init noise"):
-        make([run], figure("13"))
 
 
 @pytest.mark.parametrize("name", ["13", "14", "15"])

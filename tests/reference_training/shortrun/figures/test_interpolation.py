@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.interpolation import make, statements, table
 from ebmguard.reference_training.shortrun.figures.paths import POINTS, interpolate
@@ -106,10 +105,3 @@ def test_one_pair_and_lost_ones_can_be_drawn():
     made = make([tiny_run(network=Quadratic(-1e30))], config(1))
     assert "nothing can be said" in made.text
     assert_no_text_on_text(made.figure)
-
-
-def test_what_the_figure_cannot_show_is_refused():
-    with pytest.raises(ConfigError, match="persistent"):
-        make([tiny_run(init="persistent", buffer_size=8)], config())
-    with pytest.raises(ConfigError, match="room for 4 runs, and 5 were given"):
-        make([tiny_run()] * 5, config())

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.reconstructed import (
     CONTROLS,
@@ -24,8 +23,12 @@ from ebmguard.reference_training.shortrun.figures.reconstructed import (
     Reconstruction,
     reconstruct,
 )
-from ebmguard.reference_training.shortrun.figures.reconstruction import make, statements, table
-from ebmguard.reference_training.shortrun.figures.reconstruction_picture import draw
+from ebmguard.reference_training.shortrun.figures.reconstruction import (
+    draw,
+    make,
+    statements,
+    table,
+)
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import to_json
 
@@ -203,15 +206,3 @@ def test_runs_side_by_side() -> None:
 
 def test_no_text_lies_on_text(own: Reconstructed) -> None:
     assert_no_text_on_text(draw([own]))
-
-
-def test_runs_that_cannot_be_used_are_refused() -> None:
-    persistent = [shrinking(init="persistent", buffer_size=16)]
-    with pytest.raises(ConfigError, match="were persistent"):
-        make(persistent, config(persistent))
-    many = [shrinking()] * 5
-    with pytest.raises(ConfigError, match="has room for 4 runs"):
-        make(many, config(many))
-    few = [shrinking()]
-    with pytest.raises(ConfigError, match=r"33 held-out images were asked for, .* have 32"):
-        make(few, config(few, count=33))

@@ -9,11 +9,15 @@ import pytest
 import torch
 from matplotlib.patches import Rectangle
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.measured import Measured
-from ebmguard.reference_training.shortrun.figures.sampling_steps import make, statements, table
-from ebmguard.reference_training.shortrun.figures.sampling_steps_picture import columns, draw
+from ebmguard.reference_training.shortrun.figures.sampling_steps import (
+    columns,
+    draw,
+    make,
+    statements,
+    table,
+)
 from ebmguard.reference_training.shortrun.figures.step_sweep import Sweep, sweep
 from ebmguard.sinks import to_json
 from tests.reference_training.pictures import assert_no_text_on_text
@@ -187,10 +191,3 @@ def test_the_picture_frames_the_columns_of_training(most, framed):
     column = image.get_array().shape[1] / 12  # 0, 20, 40, 50, 60, ..., 200
     assert frame.get_x() + 0.5 == pytest.approx(3 * column)
     assert frame.get_width() == pytest.approx(framed * column)
-
-
-def test_what_the_figure_cannot_show_is_refused():
-    with pytest.raises(ConfigError, match="persistent"):
-        make([tiny_run(init="persistent", buffer_size=8)], config())
-    with pytest.raises(ConfigError, match="room for 12 runs, and 13 were given"):
-        make([tiny_run()] * 13, config())
