@@ -199,8 +199,8 @@ def test_guarded_chain_follows_its_beta(device):
 
 def chain_of_classes(network, x, noise, labels):
     """A trainer's kind of sampler: f(x, y) of a convolutional network, its parameters frozen."""
-    with frozen(network):
-        return chain(lambda x: network(x, labels), x, noise)
+    with frozen(network) as f:
+        return chain(lambda x: f(x, labels), x, noise)
 
 
 def images(seed, device, dtype=torch.float64):
@@ -238,25 +238,25 @@ def test_guarded_chain_of_classes_follows_labels_and_parameters(device):
     assert (untempered - other).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("inside", [False, True])
+def chain_of_features(network, x, noise, labels):
+    """Not frozen: what requires a gradient is cached by autocast."""
+    return chain(lambda x: network.features(x).sum(1), x, noise)
+
+
+@pytest.mark.parametrize(
+    ("own", "inside"),
+    [(chain_of_features, False), (chain_of_features, True), (chain_of_classes, False)],
+)
 @pytest.mark.usefixtures("stand_ins")
-def test_bfloat16_chain_reads_the_parameters_of_each_call(inside):
+def test_bfloat16_chain_reads_the_parameters_of_each_call(own, inside):
     """Also inside a caller's autocast, whose cache would keep the weights of the warm-up."""
-
-    def chain_of_features(network, x, noise):  # not frozen: what requires a gradient is cached
-        return chain(lambda x: network.features(x).sum(1), x, noise)
-
     callers = torch.autocast("cpu", torch.bfloat16) if inside else nullcontext()
     found = []
-    for sampler, context in (
-        (graphed(chain_of_features, CPU), callers),
-        (chain_of_features, nullcontext()),
-    ):
+    for sampler, context in ((graphed(own, CPU), callers), (own, nullcontext())):
         network, steps = wide_resnet(autocast=torch.bfloat16), []
         with context:
             for step in range(3):
-                x, noise, _ = images(step, CPU, torch.float32)
-                steps.append(sampler(network, x, noise).clone())
+                steps.append(sampler(network, *images(step, CPU, torch.float32)).clone())
                 with torch.no_grad():
                     network.stem.weight.mul_(1.5)
         found.append(steps)
