@@ -79,7 +79,8 @@ class MetaGpu(TorchDispatchMode):
         waits: what would wait for the device, as "kind (file:line)", and how often.
         wrong: what cannot be meant, at any time: devices that do not mix, and random numbers or
             host tensors in a capture.
-        captured: kernels in captured graphs.
+        captured: kernels in captured graphs, by operation.
+        autocast: to which type convolutions cast at present; None for none.
     """
 
     def __init__(self) -> None:
@@ -88,7 +89,8 @@ class MetaGpu(TorchDispatchMode):
         self.launches: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.wrong: Counter[str] = Counter()
-        self.captured = 0
+        self.captured: Counter[str] = Counter()
+        self.autocast: torch.dtype | None = None
         self.is_capturing = False
         self._pinned = WeakIdKeyDictionary()
 
@@ -99,10 +101,10 @@ class MetaGpu(TorchDispatchMode):
         else:
             self.waits[f"{kind} ({own_place()})"] += 1
 
-    def launched(self) -> None:
+    def launched(self, name: str = "graph") -> None:
         """One launch, or of a capture one kernel."""
         if self.is_capturing:
-            self.captured += 1
+            self.captured[name] += 1
             return
         frame = _own_frame()
         file = None if frame is None else Path(frame.f_code.co_filename).relative_to(ROOT)
@@ -142,7 +144,7 @@ class MetaGpu(TorchDispatchMode):
         if not is_view and not name.startswith(_NO_LAUNCH):
             leaves = tree_leaves((result, args, kwargs))
             if any(isinstance(x, Tensor) and x.device.type == "meta" for x in leaves):
-                self.launched()
+                self.launched(name)
         return result
 
     def _copy(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -174,6 +176,15 @@ class MetaGpu(TorchDispatchMode):
         finally:
             self.is_capturing = False
 
+    @contextmanager
+    def autocasting(self, _: str, dtype: torch.dtype, **__: Any) -> Iterator[None]:
+        """``torch.autocast``, which PyTorch lacks for this device: of convolutions."""
+        before, self.autocast = self.autocast, dtype
+        try:
+            yield
+        finally:
+            self.autocast = before
+
     def make_graphed(
         self, function: Callable[..., tuple[Tensor, ...]], sample: Sequence[Tensor], **_: Any
     ) -> Callable[..., tuple[Tensor, ...]]:
@@ -204,13 +215,15 @@ class MetaGpu(TorchDispatchMode):
 
 
 class _Tensors(TorchFunctionMode):
-    """Sees the tensors that are made of numbers of the host on the device."""
+    """Sees the tensors that are made of numbers of the host on the device; and autocasts."""
 
     def __init__(self, gpu: MetaGpu) -> None:
         super().__init__()
         self._gpu = gpu
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.conv2d and self._gpu.autocast is not None:
+            args = [x.to(self._gpu.autocast) if isinstance(x, Tensor) else x for x in args]
         made = func(*args, **(kwargs or {}))
         if func in _TO_DEVICE and isinstance(made, Tensor) and made.device.type == "meta":
             self._gpu.wait(f"numbers of the host to the device: {func.__name__}")
@@ -239,6 +252,7 @@ def gpu_on_meta() -> Iterator[MetaGpu]:
 
     fakes: dict[str, Any] = {
         "torch.Generator": Generator,
+        "torch.autocast": gpu.autocasting,
         "torch.cuda.is_initialized": lambda: True,
         "torch.cuda.is_current_stream_capturing": lambda: gpu.is_capturing,
         "torch.cuda.device": lambda _: nullcontext(),

@@ -70,6 +70,7 @@ CASES: dict[str, dict[str, Any]] = {
     "jem steered beta*": {"steer_beta": True},
     "jem rollback": {"action": "rollback"},
     "jem raise": {"action": "raise"},
+    "jem bfloat16": {"precision": "bfloat16"},
     "jem silu": {"activation": "silu"},
     "jem classifier": {"p_x_weight": 0.0},
     "shortrun": {},
@@ -78,6 +79,7 @@ CASES: dict[str, dict[str, Any]] = {
     "shortrun most_steps": {"most_steps": 4},
     "shortrun persistent": {"init": "persistent", "buffer_size": 30},
     "shortrun SGD": {"optimizer": "sgd"},
+    "shortrun bfloat16": {"precision": "bfloat16"},
     "shortrun raise": {"action": "raise"},
     "toy": {},
     "toy no_pos": {"variants": ("no_pos",)},
@@ -99,13 +101,13 @@ class Steps:
     Attributes:
         wrong: as in :class:`~.gpu_on_meta.MetaGpu`.
         waits, launches: of each step, from the first one on, by place and by file.
-        captured: kernels in graphs.
+        captured: kernels in graphs, by operation.
     """
 
     wrong: Counter[str]
     waits: list[Counter[str]] = field(default_factory=list)
     launches: list[Counter[str]] = field(default_factory=list)
-    captured: int = 0
+    captured: Counter[str] = field(default_factory=Counter)
 
     @property
     def usual(self) -> Counter[str]:

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 N = TypeVar("N", bound=nn.Module)
@@ -195,8 +196,8 @@ def of_class(logits: Tensor, y: Tensor) -> Tensor:
 
 
 @contextmanager
-def frozen(network: nn.Module) -> Iterator[None]:
-    """Switch off `requires_grad` of all parameters inside the block, for sampling.
+def frozen(network: nn.Module) -> Iterator[Callable[..., Tensor]]:
+    """The network with constant parameters inside the block, for sampling.
 
     Samplers differentiate for the samples alone. Eager autograd then leaves the gradients of the
     parameters out; a compiled network computes in its backward pass those of everything that
@@ -206,12 +207,34 @@ def frozen(network: nn.Module) -> Iterator[None]:
 
     Args:
         network: the network, or the module inside a wrapper.
+
+    Yields:
+        the network as a function. Where it casts for its convolutions (`autocast`), it gets their
+        weights cast already, to the same bits: once for all calls in the block, and not in each.
+        A CUDA graph that captures the block casts them anew at every replay.
     """
     before = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
     try:
         for parameter, _ in before:
             parameter.requires_grad_(False)
-        yield
+        weights = _cast_weights(network)
+        yield (lambda *x: functional_call(network, weights, x)) if weights else network
     finally:
         for parameter, required in before:
             parameter.requires_grad_(required)
+
+
+def _cast_weights(network: nn.Module) -> dict[str, Tensor]:
+    """Copies of what a forward pass would cast, by name: of the convolutions, but for the head."""
+    dtype: torch.dtype | None = getattr(network, "autocast", None)
+    if dtype is None:
+        return {}
+    weights = {
+        f"{name}.{own}": weight.detach()
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Conv2d) and name != "head"
+        for own, weight in module.named_parameters()
+    }
+    copies = {name: torch.empty_like(weight, dtype=dtype) for name, weight in weights.items()}
+    torch._foreach_copy_(list(copies.values()), list(weights.values()))
+    return copies

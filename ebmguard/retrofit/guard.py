@@ -15,7 +15,7 @@ from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
 from ..measurement import Measured
-from ..objective import trusted
+from ..objective.trusted import coefficients, contrastive_loss
 from ..tempering import scale
 from ..trainer import Clamp
 from .actions import SgldSteps
@@ -43,6 +43,7 @@ class Guard(Loop):
             flattened model dimensions; empty for a single model.
         alerts: all alerts so far, oldest first.
         rollbacks: all rollbacks of this process so far, oldest first: the audit log.
+        compute: calls pure functions, ``compute(function, *args, **kwargs)``; may be replaced.
     """
 
     def __init__(self, **parts: Any) -> None:
@@ -135,10 +136,9 @@ class Guard(Loop):
             else:
                 pos, neg = self._upright(f_pos, f_neg)
                 options = beside | self._settings.objective
-                loss = trusted.contrastive_loss(pos, neg, strength.beta_star, **options)
+                loss = self.compute(contrastive_loss, pos, neg, strength.beta_star, **options)
                 weight = self._caller_loss.weight(f_pos, f_neg, self._settings.models)
-                if weight is not None:
-                    loss = weight * loss
+                loss = loss if weight is None else weight * loss
             self._take_loss(f_pos, f_neg, beside, strength, loss=loss, loss_weight=weight)
             if self._actions.is_pending:
                 return no_gradient(f_pos) + no_gradient(f_neg)
@@ -171,11 +171,10 @@ class Guard(Loop):
             if strength.is_off:
                 return f_pos, f_neg
             pos, neg = self._upright(f_pos, f_neg)
-            options = beside | self._settings.objective
-            coefficients = trusted.coefficients(pos, neg, strength.beta_star, **options)
+            by = coefficients(pos, neg, strength.beta_star, **beside, **self._settings.objective)
             # Whoever averages the gradients divides by the number of ranks.
             ranks = self._settings.ranks.count
-            to_pos, to_neg = (by * (ranks * by.shape[-1]) for by in coefficients)
+            to_pos, to_neg = (side * (ranks * side.shape[-1]) for side in by)
             return scaled_gradient(f_pos, -to_pos), scaled_gradient(f_neg, to_neg)
 
     def next_steps(self) -> SgldSteps:

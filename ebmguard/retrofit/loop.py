@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,6 +54,7 @@ class Loop:
         self.sampler: Any = None if sampler is None else wrap_sampler(self, sampler, methods)
         self.trainer = Trainer()
         self.alerts = actions.alerts
+        self.compute: Callable[..., Any] = operator.call
         self.rollbacks = [] if actions.recoverer is None else actions.recoverer.rollbacks
         self.last: Row = {}
         self.members: list[Row] = []
@@ -166,8 +168,8 @@ class Loop:
         self._rows.note(self._actions.notes())
         slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
         energies = self._upright(f_pos.detach(), f_neg.detach())
-        numbers = self._measure.loss(self.trainer, *energies, strength, extra, slow=slow, **beside)
-        self._follow(self._rows.add(*numbers))
+        given = self.trainer, *energies, strength, extra, self.compute
+        self._follow(self._rows.add(*self._measure.loss(*given, slow=slow, **beside)))
 
     def _upright(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
         """The negative energies, high on data, whatever the caller's convention."""
@@ -183,8 +185,7 @@ class Loop:
             steps = self._actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
         remember = slow and self.trainer.steps is not None
-        model = self.trainer.model
-        recording = self._measuring.recording((call, model, *args, *kwargs.values()))
+        recording = self._measuring.recording((call, self.trainer.model, *args, *kwargs.values()))
         result, tempering = self._sampling.run(
             call,
             args,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,6 +109,7 @@ class Measure:
         f_neg: Tensor,
         strength: StrengthAt,
         extra: Mapping[str, Tensor | None],
+        compute: Callable[..., Any],
         *,
         slow: bool,
         groups: Groups | None,
@@ -120,6 +121,7 @@ class Measure:
             f_pos, f_neg: detached negative energies, high on data, in a layout of
                 :mod:`ebmguard.energies`.
             extra: further numbers by tag, those that are known.
+            compute: calls pure functions.
 
         Returns:
             0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
@@ -134,8 +136,8 @@ class Measure:
         pos = per_sample(f_pos, star, settings.reduce)
         neg = per_sample(f_neg, star, settings.reduce)
         numbers = {
-            **energy_diagnostics(pos, neg),
-            **nonfinite_diagnostics(pos, neg, star, log_q),
+            **compute(energy_diagnostics, pos, neg),
+            **compute(nonfinite_diagnostics, pos, neg, star, log_q),
             "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
             **self._take_from_sampler(trainer.buffer, neg),
             **{name: _tensor(x, neg) for name, x in self._from_update.items()},
@@ -151,7 +153,7 @@ class Measure:
             numbers["pareto_k"], numbers["ref/pareto_k"] = shapes
             samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
         if group is None:
-            weights, reference = weight_diagnostics_at(pos, neg, stars, groups, log_q)
+            weights, reference = compute(weight_diagnostics_at, pos, neg, stars, groups, log_q)
         else:
             (weights, reference), numbers = diagnostics_of_ranks(
                 pos, neg, stars, numbers, group, groups, log_q

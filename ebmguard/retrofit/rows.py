@@ -314,7 +314,9 @@ def _stack(values: list[Tensor]) -> Tensor:
     dtypes = {x.dtype for x in values}
     if dtypes != {torch.float32}:
         dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        values = [x.to(dtype) for x in values]
+        table = values[0].new_empty((len(values), *values[0].shape), dtype=dtype)
+        torch._foreach_copy_(list(table.unbind()), [x.detach() for x in values])
+        return table
     return torch.stack(values).detach()
 
 

@@ -8,16 +8,22 @@ outputs are overwritten by the next call, and parameters must be updated in plac
 
 from __future__ import annotations
 
+import operator
 import warnings
+from collections import deque
 from collections.abc import Callable
-from typing import Any, Concatenate
+from typing import Any, Concatenate, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ebmguard.errors import ConfigError
 
+_MOST_GRAPHS = 32
+_REPEATS = 3  # of a call before it is captured
 _WARM_UP = 3  # steps, of which a guard can tell what a sampler does
 
 
@@ -197,6 +203,136 @@ def graphed_energies(
         return f_pos, f_neg
 
     return checked
+
+
+def replayed(device: torch.device) -> Callable[..., Any]:
+    """What a guard calls its functions with (``Guard.compute``): as CUDA graphs on a GPU.
+
+    Pure functions of tensors and constants, which may be nested in lists, tuples and dicts. A call
+    whose shapes and constants keep coming is captured, and replayed from then on; others, such as
+    those of a schedule of numbers, run as they are. What is returned is the caller's own. Of the
+    results one may have a gradient, as a loss has: a first derivative. Of an ensemble's losses each
+    is a member's own, whose energies have its index.
+
+    Args:
+        device: of the tensors. On a CPU functions run as they are.
+    """
+    return _Replayed(device) if _is_gpu(device) else operator.call
+
+
+class _Replayed:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graphs: dict[object, _Replay] = {}
+        self._eager = deque[object](maxlen=4 * _MOST_GRAPHS)  # the latest calls of no graph
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        leaves, layout = tree_flatten((args, kwargs))
+        constants = [_constant(x) for x in leaves]
+        key = function.__qualname__, str(layout), *constants, torch.is_grad_enabled()
+        if key not in self._graphs:
+            self._eager.append(key)
+            is_new = self._eager.count(key) < _REPEATS
+            if is_new or len(self._graphs) == _MOST_GRAPHS:
+                return function(*args, **kwargs)
+            with torch.cuda.device(self._device):
+                self._graphs[key] = _Replay(function, leaves, layout, self._device)
+        return self._graphs[key]([x for x in leaves if isinstance(x, Tensor)])
+
+
+def _constant(x: object) -> object:
+    return (x.shape, x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x)
+
+
+class _Replay:
+    """One captured call. All results leave the graph by one copy for each dtype."""
+
+    def __init__(
+        self, function: Callable[..., Any], leaves: list[Any], layout: Any, device: torch.device
+    ) -> None:
+        # The graph's own memory, written before each replay.
+        self._inputs = [
+            x.detach().to(device, copy=True).requires_grad_(x.requires_grad)
+            for x in leaves
+            if isinstance(x, Tensor)
+        ]
+        self._wanted = [i for i, x in enumerate(self._inputs) if x.requires_grad]
+        own = iter(self._inputs)
+        args, kwargs = tree_unflatten(
+            [next(own) if isinstance(x, Tensor) else x for x in leaves], layout
+        )
+
+        def run() -> dict[torch.dtype, Tensor]:
+            self._results, self._layout = tree_flatten(function(*args, **kwargs))
+            found = [x for x in self._results if isinstance(x, Tensor)]
+            losses = [x for x in found if x.requires_grad]
+            if losses:
+                wanted = [self._inputs[i] for i in self._wanted]
+                found += torch.autograd.grad([x.sum() for x in losses], wanted)
+            self._shapes = [(x.dtype, x.shape) for x in found]
+            dtypes = dict.fromkeys(x.dtype for x in found)
+            flat = {d: [x.detach().flatten() for x in found if x.dtype == d] for d in dtypes}
+            return {dtype: torch.cat(parts) for dtype, parts in flat.items()}
+
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+            self._outputs = run()
+        # What is left of the results is constant, or stands for one that is copied out.
+        self._results = [
+            _Result(x.requires_grad) if isinstance(x, Tensor) else x for x in self._results
+        ]
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        with torch.no_grad():
+            torch._foreach_copy_(self._inputs, tensors)
+            self._graph.replay()
+            copies = {dtype: iter(self._split(dtype)) for dtype in self._outputs}
+        found = [next(copies[dtype]) for dtype, _ in self._shapes]
+        count = len(found) - len(self._wanted)
+        found, gradients = found[:count], found[count:]
+        results = list(self._results)
+        places = [i for i, x in enumerate(results) if isinstance(x, _Result)]
+        for i, x in zip(places, found, strict=True):
+            results[i] = x
+            if self._results[i].is_loss:
+                inputs = [tensors[i] for i in self._wanted]
+                results[i] = _Known.apply(x, gradients, *inputs)  # type: ignore[no-untyped-call]
+        return tree_unflatten(results, self._layout)
+
+    def _split(self, dtype: torch.dtype) -> list[Tensor]:
+        shapes = [shape for own, shape in self._shapes if own == dtype]
+        sizes = [shape.numel() for shape in shapes]
+        parts = self._outputs[dtype].clone().split(sizes)  # type: ignore[no-untyped-call]
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+class _Result(NamedTuple):
+    is_loss: bool
+
+
+class _Known(torch.autograd.Function):
+    """A loss whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *_: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return loss.view_as(loss)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by: Tensor) -> Any:
+        if not by.ndim:
+            return None, None, *torch._foreach_mul(ctx.gradients, by)
+        return (
+            None,
+            None,
+            *(by.view(*by.shape, *[1] * (x.ndim - by.ndim)) * x for x in ctx.gradients),
+        )
 
 
 def _is_gpu(device: torch.device) -> bool:

@@ -10,6 +10,7 @@ import torch
 from ebmguard.errors import ConfigError, DivergenceError
 
 from ..device import find_device
+from .graphs import replayed
 from .interrupt import DeferredInterrupt
 from .progress import Reporter, SilentReporter, default_reporter
 from .ranks import ONE_RANK, Ranks
@@ -64,6 +65,9 @@ def train(
         with restoring(folder.path):
             _load(task, state)
     del state
+    if ranks.group is None:  # ranks exchange messages, which are not captured
+        for own in task.guards.values():
+            own.compute = replayed(device)
     reporter = (reporter or default_reporter(task.lines_every)) if ranks.is_first else None
     record.reporter = reporter = reporter or SilentReporter()
     reporter.start(task.title, record.next_step, config.total_steps)

@@ -42,14 +42,10 @@ def make_sampler(
     def climb(
         refinement: int, network: nn.Module, x0: Tensor, noise: Tensor, *labels: Tensor
     ) -> Tensor:
-        def f(x: Tensor) -> Tensor:
-            energy: Tensor = network(x, *labels)
-            return energy
-
         # A compiled network would compute the parameters' gradients along with the samples'.
-        with frozen(network):
+        with frozen(network) as f:
             return sgld(
-                f,
+                lambda x: f(x, *labels),
                 x0,
                 steps=len(noise),
                 # The same diffusion for the same time, with the same output scale.

@@ -35,9 +35,9 @@ def chain(settings: Preset, network: nn.Module, x0: Tensor, noise: Tensor) -> Te
         detached samples, (n, C, H, W).
     """
     # A compiled network would compute the parameters' gradients along with the samples'.
-    with frozen(network):
+    with frozen(network) as f:
         return sgld(
-            network,
+            f,
             x0,
             steps=len(noise),
             step_size=settings.step_size,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard import guard
 from ebmguard.reference_training.networks import WideResNet, frozen
+from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.samplers import sgld
 
 aten = torch.ops.aten
@@ -337,8 +340,8 @@ def plain(network, x, noise, *labels):
 
 
 def sampler(network, *tensors):
-    with frozen(network):
-        return plain(network, *tensors)
+    with frozen(network) as f:
+        return plain(f, *tensors)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
@@ -387,6 +390,67 @@ def test_compiled_networks_are_tempered(masks, part, labels):
     torch.testing.assert_close(
         plain(net, *inputs), plain(twin, *inputs), rtol=1e-10, atol=1e-10
     )  # untempered afterwards
+
+
+class Casts(TorchDispatchMode):
+    """The shapes that are cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten._to_copy.default:
+            self.shapes.append(args[0].shape)
+        return func(*args, **(kwargs or {}))
+
+
+class Normalised(nn.Module):
+    """With a BatchNorm, whose weights autocast leaves in float32."""
+
+    autocast = torch.bfloat16
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.SiLU())
+        self.head = nn.Conv2d(5, 1, 6)
+
+    def forward(self, x):
+        with torch.autocast("cpu", self.autocast, cache_enabled=False):
+            maps = self.features(x)
+        return self.head(maps.float()).flatten()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(WideResNet, depth=16, autocast=torch.bfloat16),
+        partial(EnergyNet, in_channels=1, image_size=8, nf=4, autocast=torch.bfloat16),
+        Normalised,
+    ],
+    ids=["WideResNet", "EnergyNet", "BatchNorm"],
+)
+def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, masks):
+    torch.manual_seed(0)
+    net, (x, noise) = make(), start()
+    twin = deepcopy(net)
+    if compiled:
+        net.compile(backend=masks.backend)
+    weights = {p.shape for p in net.parameters()}
+    for step in range(2):  # parameters of the second are others
+        with Casts() as before:
+            expected = plain(twin, x, noise)
+        with Casts() as casts:
+            found = sampler(net, x, noise)
+        assert torch.equal(found, expected), step
+        assert len(weights.intersection(before.shapes)) > 1
+        assert not weights.intersection(casts.shapes)
+        with torch.no_grad():
+            for p in (*net.parameters(), *twin.parameters()):
+                p.mul_(1.2)
+    for name, own in twin.state_dict().items():  # statistics of batches too
+        torch.testing.assert_close(net.state_dict()[name], own, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
