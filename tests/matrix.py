@@ -121,7 +121,9 @@ def interpreter(environment: Environment) -> str:
         raise CannotRunError(f"{CPU_INFO} knows no {environment.needs} of this processor")
     is_plain = environment.torch == "pinned" and not environment.lowest
     own = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if is_plain and environment.python in ("", own):
+    if is_plain and environment.python == own:
+        raise CannotRunError("it is the plain environment")
+    if is_plain and not environment.python:
         return sys.executable
     base = shutil.which(environment.python or own)
     if base is None:

@@ -11,6 +11,8 @@ import pytest
 from tests import matrix
 from tests.matrix import ENVIRONMENTS, CannotRunError, Environment, Outcome
 
+OWN = f"python{sys.version_info.major}.{sys.version_info.minor}"
+
 RUN = """
 import pytest
 
@@ -58,6 +60,7 @@ def test_a_row_replaces_that_of_its_environment_alone():
     [
         (Environment("", python="python3.999"), "no python3.999 on the PATH"),
         (Environment("", needs="avx999"), "knows no avx999"),
+        (Environment("", python=OWN), "it is the plain environment"),
     ],
 )
 def test_what_is_not_there_is_said(environment, says):
