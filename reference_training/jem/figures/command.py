@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ebmguard.errors import ConfigError
 
-from ...plots.canvas import check_picture, save_picture
+from ...plots.figure import Made, draw
 from ..paper import PROGRESS_FIGURES, TABLE_2
 from ..runs import JemRun, find_runs
 from ..table.scores import setups
@@ -38,12 +38,7 @@ def run(config: FigureConfig) -> int:
     """
     if not config.runs:
         raise ConfigError("--runs takes run folders of `ebmguard train jem`, or a folder of some")
-    # What draws is tried before files of hundreds of megabytes are read, not after them.
-    check_picture(config.file)
-    figure, text = make(config.name, find_runs(config.runs))
-    save_picture(figure, config.file)
-    print(f"{text}\n\npicture: {config.file}")
-    return 0
+    return draw(config, lambda: Made(*make(config.name, find_runs(config.runs))))
 
 
 def make(name: str, runs: Sequence[JemRun]) -> tuple[Figure, str]:

@@ -8,9 +8,11 @@ from typing import Literal
 
 import tyro
 
+from ...plots.figure import RunsFigure
+
 
 @dataclass(frozen=True)
-class FigureConfig:
+class FigureConfig(RunsFigure):
     """Draw a JEM figure of the paper from runs that are there, and print its numbers.
 
     3 and 16 show scenario 1, 20 to 25 scenarios 2 to 7: the runs of the figure's scenario are
@@ -24,10 +26,3 @@ class FigureConfig:
     """Number in the paper."""
     runs: tuple[Path, ...]
     """Run folders of `ebmguard train jem`, or folders with some anywhere below."""
-    out: Path | None = None
-    """The picture; the default is figure_NAME.png."""
-
-    @property
-    def file(self) -> Path:
-        """Where the picture goes."""
-        return Path(f"figure_{self.name}.png") if self.out is None else self.out

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 
 import torch
 
-from ebmguard.errors import ConfigError
-from ebmguard.sinks import to_json
-
 from ...device import find_device
-from ...plots.canvas import check_picture, save_picture
+from ...plots.figure import Made, draw
 from ..trained import load_run
 from .config import FigureConfig
-from .made import Made
 
 MODULES = {
     "12": "energies",
@@ -38,25 +33,25 @@ def run(config: FigureConfig) -> int:
 
     Raises:
         ConfigError: the settings cannot be meant, a folder holds no such run, the runs lack what
-            the figure shows, or a file cannot be written.
+            the figure shows, or the picture cannot be written.
+        DiskError: its numbers cannot be written.
         ImportError: matplotlib is not installed.
     """
     config.check()
-    # What draws is tried before chains are run for minutes, not after them.
-    check_picture(config.file)
+    return draw(config, lambda: make(config))
+
+
+def make(config: FigureConfig) -> Made:
+    """The figure that its module draws.
+
+    Raises:
+        ConfigError: a folder holds no such run, or the runs lack what the figure shows.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
     # A figure's module brings what it alone needs, and other figures should not wait for it.
     module = importlib.import_module(f".{MODULES[config.name]}", __package__)
-    made: Made = module.make(
-        [load_run(path, device, config.data_root) for path in config.runs], config
-    )
-    save_picture(made.figure, config.file)
-    text = json.dumps(to_json(made.numbers), indent=2, allow_nan=False) + "\n"
-    try:
-        config.numbers_file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{config.numbers_file} cannot be written: {error}") from error
-    print(f"{made.text}\n\npicture: {config.file}\nnumbers: {config.numbers_file}")
-    return 0
+    runs = [load_run(path, device, config.data_root) for path in config.runs]
+    made: Made = module.make(runs, config)
+    return made

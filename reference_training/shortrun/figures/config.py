@@ -10,9 +10,11 @@ import tyro
 
 from ebmguard.errors import ConfigError
 
+from ...plots.figure import RunsFigure
+
 
 @dataclass(frozen=True)
-class FigureConfig:
+class FigureConfig(RunsFigure):
     """Draw a figure of short-run models from trained runs, and print its numbers.
 
     Nothing is trained. Of the robust objective's Appendix L, each for runs of several β*:
@@ -60,17 +62,6 @@ class FigureConfig:
     """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
     threads: int = 0
     """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
-
-    @property
-    def file(self) -> Path:
-        """Where the picture goes."""
-        name = self.name.replace("-", "_")
-        return Path(f"figure_{name}.png") if self.out is None else self.out
-
-    @property
-    def numbers_file(self) -> Path:
-        """Where its numbers go."""
-        return self.file.with_suffix(".json")
 
     def check(self) -> None:
         """Refuse settings that cannot be meant, all of them in one error.

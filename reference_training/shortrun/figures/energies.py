@@ -12,7 +12,9 @@ import numpy as np
 from ebmguard.errors import ConfigError
 
 from ...plots.canvas import COLOURS, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import markdown_table
+from ...plots.page import heading, legend_above, plain, tiling
 from ..trained import TrainedRun
 from .config import FigureConfig
 from .courses import (
@@ -28,8 +30,6 @@ from .courses import (
     widening,
     windows,
 )
-from .made import Made
-from .page import heading, legend_above, plain, tiling
 from .several import caution, counted, labels, number, ordered
 
 if TYPE_CHECKING:

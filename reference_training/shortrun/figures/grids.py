@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ...plots.canvas import DARK, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import NONE, markdown_table
+from ...plots.page import show, tiling
 from ..trained import TrainedRun
 from .config import FigureConfig
-from .made import Made
-from .page import show, tiling
 from .several import (
     Columns,
     caution,

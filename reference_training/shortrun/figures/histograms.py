@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import NONE, markdown_table
+from ...plots.page import heading, legend_above, plain, tiling
 from ..trained import TrainedRun
 from .chain_energies import LARGER, Energies, measure
 from .config import FigureConfig
-from .made import Made
-from .page import heading, legend_above, plain, tiling
 from .separation import Floats, edges, linear_range, overlap, shares
 from .several import caution, counted, from_noise, labels, number, ordered, unrefined
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import NONE, markdown_table
+from ...plots.page import BETWEEN, WIDTH, Panels, page, show_rows
 from .config import FigureConfig
-from .made import Made
 from .measured import describe
-from .page import BETWEEN, WIDTH, Panels, page, show_rows
 from .paths import POINTS, Paths, course, interpolate, outside, spread
 from .several import at_most, from_noise
 

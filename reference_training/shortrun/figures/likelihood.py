@@ -14,7 +14,9 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 
 from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import NONE, markdown_table
+from ...plots.page import SIDE, page, plain, show_rows
 from .config import FigureConfig
 from .densities import (
     DEQUANTISED,
@@ -29,9 +31,7 @@ from .densities import (
     measure,
     median,
 )
-from .made import Made
 from .measured import describe
-from .page import SIDE, page, plain, show_rows
 from .several import at_most, enough_held_out, from_noise, number
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import NONE, markdown_table
+from ...plots.page import SIDE, WIDTH, Block, Panels, page, show_chains
 from .config import FigureConfig
 from .long_chains import Chains, LongRun, chain_count, last_stop, long_run, stops_of
-from .made import Made
-from .page import SIDE, WIDTH, Block, Panels, page, show_chains
 from .several import Columns, at_most, cells, heads, number
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import markdown_table
+from ...plots.page import BETWEEN, SIDE, page, plain, show_rows
 from .config import FigureConfig
-from .made import Made
 from .measured import describe
-from .page import BETWEEN, SIDE, page, plain, show_rows
 from .principal import components_needed
 from .reconstructed import (
     HELD_OUT,

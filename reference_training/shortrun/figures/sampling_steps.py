@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.figure import Made
 from ...plots.markdown import markdown_table
+from ...plots.page import SIDE, WIDTH, Block, Panels, page, show_chains
 from .config import FigureConfig
-from .made import Made
 from .measured import describe
-from .page import SIDE, WIDTH, Block, Panels, page, show_chains
 from .several import Columns, at_most, cells, from_noise, heads
 from .step_sweep import Sweep, even_stops, stops_of, sweep
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.plots.page import tiling
 from ebmguard.reference_training.shortrun.figures.command import MODULES
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
-from ebmguard.reference_training.shortrun.figures.page import tiling
 from ebmguard.reference_training.shortrun.figures.several import cells, counted, heads, number
 from tests.reference_training.shortrun.parts import tiny_run
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...plots.canvas import DARK, Canvas
-from ...plots.images import sample_grid
+from .canvas import DARK, Canvas
+from .images import sample_grid
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
