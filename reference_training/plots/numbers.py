@@ -1,10 +1,12 @@
-"""Statistics that keep a NaN a NaN, and times in words."""
+"""Statistics that keep a NaN a NaN; numbers and times as people read them."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+
+from .markdown import NONE
 
 
 def mean(values: Sequence[float]) -> float:
@@ -27,3 +29,20 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def number(value: float | None) -> str:
+    """Three digits, without zeros at the end; a word for what is undefined, a dash for None."""
+    if value is None:
+        return NONE
+    if math.isnan(value):
+        return "undefined"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value)
+    return f"{value:,.0f}" if 999.5 <= size < 1e6 else f"{value:.3g}"
+
+
+def counted(value: float) -> str:
+    """How many; a dash for none."""
+    return f"{value:,}" if value else NONE

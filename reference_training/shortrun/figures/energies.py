@@ -14,6 +14,7 @@ from ebmguard.errors import ConfigError
 from ...plots.canvas import COLOURS, Canvas
 from ...plots.figure import Made
 from ...plots.markdown import markdown_table
+from ...plots.numbers import counted, number
 from ...plots.page import heading, legend_above, plain, tiling
 from ..trained import TrainedRun
 from .config import FigureConfig
@@ -30,7 +31,7 @@ from .courses import (
     widening,
     windows,
 )
-from .several import caution, counted, labels, number, ordered
+from .several import caution, labels, ordered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

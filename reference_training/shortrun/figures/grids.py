@@ -13,23 +13,12 @@ from torch import Tensor
 
 from ...plots.canvas import DARK, Canvas
 from ...plots.figure import Made
-from ...plots.markdown import NONE, markdown_table
+from ...plots.markdown import NONE, Columns, cells, heads, markdown_table
+from ...plots.numbers import counted, number
 from ...plots.page import show, tiling
 from ..trained import TrainedRun
 from .config import FigureConfig
-from .several import (
-    Columns,
-    caution,
-    cells,
-    counted,
-    from_noise,
-    heads,
-    labels,
-    negatives,
-    number,
-    ordered,
-    unrefined,
-)
+from .several import caution, from_noise, labels, negatives, ordered, unrefined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,12 +12,13 @@ import numpy as np
 from ...plots.canvas import COLOURS, DARK, Canvas
 from ...plots.figure import Made
 from ...plots.markdown import NONE, markdown_table
+from ...plots.numbers import counted, number
 from ...plots.page import heading, legend_above, plain, tiling
 from ..trained import TrainedRun
 from .chain_energies import LARGER, Energies, measure
 from .config import FigureConfig
 from .separation import Floats, edges, linear_range, overlap, shares
-from .several import caution, counted, from_noise, labels, number, ordered, unrefined
+from .several import caution, from_noise, labels, ordered, unrefined
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,6 +16,7 @@ from ebmguard.errors import ConfigError
 from ...plots.canvas import COLOURS, DARK, Canvas
 from ...plots.figure import Made
 from ...plots.markdown import NONE, markdown_table
+from ...plots.numbers import number
 from ...plots.page import SIDE, page, plain, show_rows
 from .config import FigureConfig
 from .densities import (
@@ -32,7 +33,7 @@ from .densities import (
     median,
 )
 from .measured import describe
-from .several import at_most, enough_held_out, from_noise, number
+from .several import at_most, enough_held_out, from_noise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

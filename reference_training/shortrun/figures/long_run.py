@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...plots.canvas import COLOURS, DARK, Canvas
 from ...plots.figure import Made
-from ...plots.markdown import NONE, markdown_table
+from ...plots.markdown import NONE, Columns, cells, heads, markdown_table
+from ...plots.numbers import number
 from ...plots.page import SIDE, WIDTH, Block, Panels, page, show_chains
 from .config import FigureConfig
 from .long_chains import Chains, LongRun, chain_count, last_stop, long_run, stops_of
-from .several import Columns, at_most, cells, heads, number
+from .several import at_most
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...plots.canvas import COLOURS, DARK, Canvas
 from ...plots.figure import Made
-from ...plots.markdown import markdown_table
+from ...plots.markdown import Columns, cells, heads, markdown_table
+from ...plots.numbers import number
 from ...plots.page import BETWEEN, SIDE, page, plain, show_rows
 from .config import FigureConfig
 from .measured import describe
@@ -30,7 +31,7 @@ from .reconstructed import (
     Reconstruction,
     reconstruct,
 )
-from .several import Columns, at_most, cells, enough_held_out, from_noise, heads, number
+from .several import at_most, enough_held_out, from_noise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

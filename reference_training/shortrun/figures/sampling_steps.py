@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...plots.canvas import COLOURS, DARK, Canvas
 from ...plots.figure import Made
-from ...plots.markdown import markdown_table
+from ...plots.markdown import Columns, cells, heads, markdown_table
 from ...plots.page import SIDE, WIDTH, Block, Panels, page, show_chains
 from .config import FigureConfig
 from .measured import describe
-from .several import Columns, at_most, cells, from_noise, heads
+from .several import at_most, from_noise
 from .step_sweep import Sweep, even_stops, stops_of, sweep
 
 if TYPE_CHECKING:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ...plots.markdown import NONE
 from ..trained import TrainedRun
 
 TOGETHER = 200
@@ -84,37 +82,6 @@ def unrefined(runs: Sequence[TrainedRun]) -> str:
         "Chains here have the K steps of the settings; in training there may have been more, each "
         f"as much finer, up to so many times: {told}."
     )
-
-
-def number(value: float | None) -> str:
-    """Three digits, without zeros at the end; a word for what is undefined, a dash for None."""
-    if value is None:
-        return NONE
-    if math.isnan(value):
-        return "undefined"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    size = abs(value)
-    return f"{value:,.0f}" if 999.5 <= size < 1e6 else f"{value:.3g}"
-
-
-def counted(value: float) -> str:
-    """How many; a dash for none."""
-    return f"{value:,}" if value else NONE
-
-
-Columns = Mapping[str, tuple[str, Callable[[float], str]]]
-"""Of a table: by the name of a number, the title of its column and how it is written."""
-
-
-def heads(columns: Columns) -> list[str]:
-    """The titles of columns."""
-    return [title for title, _ in columns.values()]
-
-
-def cells(columns: Columns, values: Mapping[str, float]) -> list[str]:
-    """A row of named numbers, with a dash for those that it lacks."""
-    return [show(values[k]) if k in values else NONE for k, (_, show) in columns.items()]
 
 
 def negatives(

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.plots.numbers import duration, mean, median
+from ebmguard.reference_training.plots.markdown import cells, heads
+from ebmguard.reference_training.plots.numbers import counted, duration, mean, median, number
+from ebmguard.reference_training.plots.page import tiling
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
@@ -51,3 +53,36 @@ def test_a_mean_hides_nothing():
 )
 def test_times_are_in_the_unit_that_fits(seconds, words):
     assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (math.nan, "undefined"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (None, "–"),
+        (0.12345, "0.123"),
+        (465.2, "465"),
+        (1234.5, "1,234"),
+        (-1234.5, "-1,234"),
+        (1e12, "1e+12"),
+    ],
+)
+def test_numbers_as_people_read_them(value, words):
+    assert number(value) == words
+
+
+def test_a_row_has_a_dash_for_what_it_lacks():
+    columns = {"a": ("share", "{:.1%}".format), "b": ("lost", counted), "c": ("mean", number)}
+    assert heads(columns) == ["share", "lost", "mean"]
+    assert cells(columns, {"a": 0.25, "b": 1200, "other": 1.0}) == ["25.0%", "1,200", "–"]
+    assert cells(columns, {"b": 0, "c": math.nan}) == ["–", "–", "undefined"]
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "rows", "columns"),
+    [(1, 3, 1, 1), (3, 3, 1, 3), (4, 3, 2, 2), (7, 3, 3, 3), (9, 4, 3, 3)],
+)
+def test_panels_stand_in_even_rows(count, most, rows, columns):
+    assert tiling(count, most) == (rows, columns)

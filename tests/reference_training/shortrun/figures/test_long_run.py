@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from ebmguard.reference_training.plots.numbers import number
 from ebmguard.reference_training.shortrun.figures import long_run as figure
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
 from ebmguard.reference_training.shortrun.figures.long_chains import LongRun, long_run
@@ -22,7 +23,6 @@ from ebmguard.reference_training.shortrun.figures.long_run import (
     statements,
     verdict,
 )
-from ebmguard.reference_training.shortrun.figures.several import number
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import to_json
 

@@ -1,18 +1,15 @@
-"""What figures of several runs share: which runs they refuse, and how numbers are written."""
+"""What figures of several runs share: which runs they refuse."""
 
 from __future__ import annotations
 
 import importlib
-import math
 from typing import Any
 
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.plots.page import tiling
 from ebmguard.reference_training.shortrun.figures.command import MODULES
 from ebmguard.reference_training.shortrun.figures.config import FigureConfig
-from ebmguard.reference_training.shortrun.figures.several import cells, counted, heads, number
 from tests.reference_training.shortrun.parts import tiny_run
 
 
@@ -59,36 +56,3 @@ def test_more_runs_than_there_is_room_for_are_refused(name, room):
 )
 def test_more_images_than_are_held_out_are_refused(name, words):
     refused(name, words, count=33)
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (math.nan, "undefined"),
-        (math.inf, "∞"),
-        (-math.inf, "−∞"),
-        (None, "–"),
-        (0.12345, "0.123"),
-        (465.2, "465"),
-        (1234.5, "1,234"),
-        (-1234.5, "-1,234"),
-        (1e12, "1e+12"),
-    ],
-)
-def test_numbers_as_people_read_them(value, words):
-    assert number(value) == words
-
-
-def test_a_row_has_a_dash_for_what_it_lacks():
-    columns = {"a": ("share", "{:.1%}".format), "b": ("lost", counted), "c": ("mean", number)}
-    assert heads(columns) == ["share", "lost", "mean"]
-    assert cells(columns, {"a": 0.25, "b": 1200, "other": 1.0}) == ["25.0%", "1,200", "–"]
-    assert cells(columns, {"b": 0, "c": math.nan}) == ["–", "–", "undefined"]
-
-
-@pytest.mark.parametrize(
-    ("count", "most", "rows", "columns"),
-    [(1, 3, 1, 1), (3, 3, 1, 3), (4, 3, 2, 2), (7, 3, 3, 3), (9, 4, 3, 3)],
-)
-def test_panels_stand_in_even_rows(count, most, rows, columns):
-    assert tiling(count, most) == (rows, columns)
