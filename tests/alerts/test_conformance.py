@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebmguard.alerts import DEFAULT_RULES, Judge, Level, Rule, error_for
+from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, Rule, error_for
 from ebmguard.errors import (
     CollapsedError,
     ConfigError,
@@ -107,6 +108,11 @@ each_and_all = pytest.mark.parametrize(
 )
 
 
+def texts(alerts: Iterable[Alert]) -> list[str]:
+    """To compare alerts by: one whose value is NaN equals itself alone, from Python 3.13 on."""
+    return [repr(alert) for alert in alerts]
+
+
 def strict_json(state: Any) -> Any:
     return json.loads(json.dumps(state, allow_nan=False))
 
@@ -118,7 +124,7 @@ def test_it_fires_at_its_step_under_any_name_and_with_its_error(rule):
     assert [(a.level, a.step, a.tag) for a in alerts] == case.fired
     assert {a.rule for a in alerts} == {rule.name}
     renamed = replace(rule, name="another")
-    assert feed(renamed, case.rows) == [replace(a, rule="another") for a in alerts]
+    assert texts(feed(renamed, case.rows)) == texts(replace(a, rule="another") for a in alerts)
     for alert in alerts:
         error = error_for(alert, RULES)(alert)
         assert type(error) is case.error
@@ -148,7 +154,7 @@ def test_left_out_it_is_silent_and_the_others_do_not_notice(rule):
         replace(alert, remedies=was.remedies, follows=was.follows) if was.follows else alert
         for alert, was in zip(feed(Judge(others), STORY), rest, strict=True)
     ]
-    assert alone == rest
+    assert texts(alone) == texts(rest)
     assert len(rest) < len(told)
 
 
@@ -165,8 +171,9 @@ def test_restored_or_unpickled_it_gives_the_same_alerts(rules, rows):
         resumed.load_state_dict(strict_json(state))
         assert resumed.state_dict() == copy.state_dict() == state
         assert resumed.active == copy.active == through.active
-        alerts = feed(through, rows[cut:], cut)
-        assert feed(resumed, rows[cut:], cut) == feed(copy, rows[cut:], cut) == alerts
+        alerts = texts(feed(through, rows[cut:], cut))
+        assert texts(feed(resumed, rows[cut:], cut)) == alerts
+        assert texts(feed(copy, rows[cut:], cut)) == alerts
         assert json.dumps(state) == text  # a copy
 
 
