@@ -69,7 +69,8 @@ def of_tensors(function: F) -> F:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return checked(*args, **kwargs)
+            # Not every version of Dynamo can follow annotations.
+            return (function if torch.compiler.is_compiling() else checked)(*args, **kwargs)
         except _UNTYPED as error:
             if type(error) not in _UNTYPED:
                 raise  # out of memory, a lost rank, an error of ours

@@ -208,8 +208,10 @@ def outcome(report: ET.Element) -> Outcome:
 
 def row(name: str, environment: Environment, versions: str, found: Outcome | str) -> str:
     """A line of the table; of an environment that cannot be had, why."""
-    revision = command(["git", "describe", "--always", "--dirty=, changed"]).strip()
-    when = f"{datetime.date.today()}, {revision}"
+    when = f"{datetime.date.today()}, {command(['git', 'rev-parse', '--short', 'HEAD']).strip()}"
+    # Rows that were written before this one are no change.
+    if command(["git", "diff", "HEAD", "--name-only", "--", ".", f":!{TABLE.relative_to(ROOT)}"]):
+        when += ", changed"
     if isinstance(found, Outcome):
         failed = str(len(found.failed))
         if found.failed:

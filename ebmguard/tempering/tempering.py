@@ -16,6 +16,7 @@ noticed inside a function that ``torch.compile`` has compiled around the module.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,6 +95,8 @@ class Tempering:
     """
 
     _inner: Callable[..., Any]  # the module's own method, inside of `active`
+    _function: Callable[..., Any]  # the same unbound, and what it is bound to
+    _owner: tuple[Any, ...]
 
     def __init__(
         self, module: nn.Module, models: torch.Size = ONE_MODEL, energy: str = "forward"
@@ -192,7 +195,10 @@ class Tempering:
             )
         compiled = attributes.get("_compiled_call_impl") if name == "forward" else None
         self._set(factor, is_compiled=compiled is not None)
-        self._inner = getattr(module, name)
+        self._inner = inner = getattr(module, name)
+        # Compiled code is kept while what it calls lives; a bound method is a new object each time.
+        self._owner = (inner.__self__,) if inspect.ismethod(inner) else ()
+        self._function = inner.__func__ if self._owner else inner
         self._record = record
         self.reached = self._captured is not None
         self.seen.start(remember=remember)
@@ -209,7 +215,7 @@ class Tempering:
                 attributes[name] = existing
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
-            del self._inner
+            del self._inner, self._function, self._owner
             self._record = None
             self.seen.stop()
             if self._captured is not None:
@@ -222,7 +228,7 @@ class Tempering:
         return self._scaled(*args, **kwargs)
 
     def _scaled(self, *args: Any, **kwargs: Any) -> Tensor:
-        return scale(self._inner(*args, **kwargs), self._factor)
+        return scale(self._function(*self._owner, *args, **kwargs), self._factor)
 
     def _watched(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self.reached = True

@@ -20,6 +20,7 @@ from ebmguard import guard
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.samplers import sgld
+from tests.parts import TORCH
 
 aten = torch.ops.aten
 
@@ -344,6 +345,7 @@ def sampler(network, *tensors):
         return plain(f, *tensors)
 
 
+@pytest.mark.skipif(TORCH < (2, 13), reason="2.8 does not compile anew for frozen weights")
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_only_a_frozen_compiled_network_leaves_out_gradients_of_weights(masks, autocast):
     torch.manual_seed(0)

@@ -156,8 +156,12 @@ def test_rare_moves_are_as_rare_in_half_precision():
     start = start_chains(cliff, torch.zeros(n, 1, dtype=torch.bfloat16))
     _, proposal = mala_step(cliff, start, **settings, generator=seeded(0))
     rate = math.exp(-6)
-    torch.testing.assert_close(proposal.acceptance, torch.full((n,), rate, dtype=torch.float64))
-    assert abs(proposal.accepted.double().mean().item() - rate) < 5 * math.sqrt(rate / n)
+    moves = proposal.chains.x.squeeze(1) != 0  # rounded noise may be 0
+    assert moves.double().mean() > 0.99
+    acceptance = proposal.acceptance[moves]
+    torch.testing.assert_close(acceptance, torch.full_like(acceptance, rate, dtype=torch.float64))
+    accepted = proposal.accepted[moves].double().mean().item()
+    assert abs(accepted - rate) < 5 * math.sqrt(rate / n)
 
 
 def test_a_chain_goes_on_from_its_proposal_or_stays():

@@ -15,6 +15,7 @@ import tyro
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.options import GROUPS, from_words
+from tests.parts import save_script
 
 
 def at(out="x", **settings):
@@ -202,8 +203,7 @@ def test_a_run_folder_cannot_name_code_that_resuming_runs(spec, tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign_features.py").write_text("from torch.nn import Identity as make")
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
-        torch.jit.script(torch.nn.Identity()).save("features.pt")
+    save_script(torch.nn.Identity(), "features.pt")
     opened: list[str] = []
     load = torch.jit.load
 

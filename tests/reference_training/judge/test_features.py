@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.judge.features import INCEPTION_SHA256, load_features
 from ebmguard.reference_training.networks import WideResNet
+from tests.parts import save_script
 from tests.reference_training.judge.parts import CPU, jem_folder
 
 NETWORK = WideResNet(width=1)
@@ -74,8 +75,7 @@ def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
 
 def test_a_torchscript_file_is_read_without_a_warning(tmp_path):
     file = tmp_path / "halves.pt"
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
-        torch.jit.script(Halves()).save(str(file))
+    save_script(Halves(), file)
     features = load(file, sha256=checksum(file).upper())
     x = torch.rand(2, 3, 4, 4)
     own, logits = features.module(x)
