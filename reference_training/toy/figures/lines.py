@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.canvas import COLOURS, DARK, Canvas, unframed
 from ...plots.numbers import number
 from .panels import Band, Panel, Picture
 from .specs import FigureSpec
@@ -97,5 +97,4 @@ def _draw_curves(axes: Axes, band: Band, pair: tuple[Panel, Panel], row: int) ->
             axes.annotate(note, (0.98, 0.96), xycoords="axes fraction", ha="right", va="top")
     axes.set_xlim(band.axis[0], band.axis[-1])
     axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
+    unframed(axes)
