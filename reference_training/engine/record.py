@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from ebmguard.alerts import Alert, Level
-from ebmguard.sinks import read_jsonl
 
 from ..device import describe
 from .lagged import LaggedNumbers
 from .progress import Reporter
 from .ranks import ONE_RANK, Ranks
 from .run_config import RunConfig
-from .run_folder import RunFolder
+from .run_folder import RunFolder, read_rows
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -191,8 +190,8 @@ class Record:
 
     def guard_rows(self) -> list[Mapping[str, Any]]:
         """The guard's rows of the course that counts, oldest first; none where another writes."""
-        metrics = self.folder.path / "metrics.jsonl"
-        return last_course(read_jsonl(metrics)) if self.folder.writes and metrics.is_file() else []
+        folder = self.folder
+        return last_course(read_rows(folder.path, "metrics.jsonl")) if folder.writes else []
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """A number for TensorBoard."""
