@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from ..device import describe
 from .lagged import LaggedNumbers
 from .progress import Reporter
 from .ranks import ONE_RANK, Ranks
+from .rows import last_course
 from .run_config import RunConfig
 from .run_folder import RunFolder, read_rows
 
@@ -291,16 +292,3 @@ class Record:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def last_course(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows in the order of a file, without those of steps that a rollback gave up.
-
-    A step that comes again replaces what there was from it on.
-    """
-    kept: list[Mapping[str, Any]] = []
-    for row in rows:
-        while kept and kept[-1]["step"] >= row["step"]:
-            kept.pop()
-        kept.append(row)
-    return kept

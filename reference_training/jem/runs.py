@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ebmguard.errors import ConfigError
 
-from ..engine.record import last_course
+from ..engine.rows import last_course
 from ..engine.run_folder import CONFIG, RESULTS, read_json, read_rows
 from ..plots.numbers import word
 from .course import is_lost
 from .paper import TABLE_2
 from .scenarios import SCENARIOS
 
-METRICS_FILE = "metrics.jsonl"
 TRAINING_FILE = "training.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 SAMPLES = "samples"
@@ -287,41 +282,6 @@ def load_run(path: Path) -> JemRun:
         steps=steps,
         diverged_at=lost,
     )
-
-
-def series(
-    run: JemRun, tags: Sequence[str]
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
-    """Some of the guard's diagnostics at every step that was recorded (metrics.jsonl).
-
-    The file of a published run has 140,600 lines with some fifty numbers each, so that only what
-    is asked for is kept.
-
-    Args:
-        run: the run. Where it is in progress, a last line that is not complete is left out.
-        tags: names of diagnostics, such as "energy_gap".
-
-    Returns:
-        (T,) steps, ascending, and for each tag (T,) values, NaN where it was not recorded. Of a run
-        that was rolled back, those of its last course.
-    """
-    values: dict[int, list[float]] = {}
-    last = -1
-    file = run.path / METRICS_FILE
-    if file.is_file():
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                # A line in the making has no end yet.
-                if line.endswith("\n"):
-                    row = json.loads(line)
-                    step = row["step"]
-                    if step <= last:  # a rollback: what came after it is of a course given up
-                        values = {s: kept for s, kept in values.items() if s < step}
-                    values[step] = [float(row.get(tag, math.nan)) for tag in tags]
-                    last = step
-    steps = sorted(values)
-    table = np.array([values[step] for step in steps], dtype=np.float64).reshape(-1, len(tags))
-    return np.array(steps, dtype=np.int64), {tag: table[:, i] for i, tag in enumerate(tags)}
 
 
 def _is_jem(config: Path) -> bool:

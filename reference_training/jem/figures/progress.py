@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
+from ...engine.rows import series
 from ...engine.task import DIVERGED_GAP
 from ...plots.canvas import CONTRASTS, DARK, Canvas, unframed
 from ...plots.markdown import NONE, markdown_table
 from ..paper import DIVERGED, TABLE_2
-from ..runs import Evaluation, JemRun, series
+from ..runs import Evaluation, JemRun
 from ..table.scores import number, run_scores
 from .bundles import LINTHRESH, Bundles, bundle, bundle_size
 
@@ -76,7 +77,7 @@ def curves(runs: Sequence[JemRun]) -> list[Curve]:
         )
     gaps = {}
     for run in runs:
-        steps, values = series(run, ["energy_gap"])
+        steps, values = series(run.path, ["energy_gap"])
         gaps[run.path] = steps, values["energy_gap"]
     longest = max(len(steps) for steps, _ in gaps.values())
     if not longest:
