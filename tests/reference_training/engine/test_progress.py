@@ -65,7 +65,7 @@ def test_chooses_the_bar_on_a_terminal(monkeypatch):
 
 def test_the_other_processes_of_a_run_say_nothing(caplog, capsys):
     caplog.set_level(logging.INFO)
-    reporter: progress.Reporter = progress.SilentReporter()
+    reporter = progress.Reporter()
     reporter.start("run", 0, 10)
     reporter.step(10, {"acc": 0.5})
     reporter.note("diverged at step 7")
