@@ -26,6 +26,7 @@ from ebmguard.report.files import opened
 
 from .plots.canvas import CONTRASTS, new_figure, unframed
 from .plots.images import sample_grid
+from .plots.numbers import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -317,10 +318,8 @@ def _weight(run: RecordedRun, tag: str) -> str:
 
 def _number(run: RecordedRun, key: str) -> str:
     value = run.results.get(key)
-    if value is None:
-        return "unknown"
-    value = float(value)  # numbers that are not finite are stored as strings
-    return f"{value:.3g}" if math.isfinite(value) else str(value)
+    # Numbers that are not finite are stored as strings.
+    return "unknown" if value is None else number(float(value))
 
 
 def _seconds(run: RecordedRun) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -13,6 +12,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 from ebmguard.printable import printable
+
+from ..plots.numbers import number
 
 package_logger = logging.getLogger("ebmguard")
 logger = logging.getLogger("ebmguard.train")
@@ -159,12 +160,7 @@ def default_reporter(every: int = 100) -> Reporter:
 
 def state_text(state: Mapping[str, float | str]) -> str:
     """Name and value pairs on one line, numbers to three digits."""
-    return "  ".join(f"{name} {_number(value)}" for name, value in state.items())
-
-
-def _number(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    if math.isfinite(value) and abs(value) >= 1e5:
-        return f"{value:.1e}"
-    return f"{value:.3g}"
+    return "  ".join(
+        f"{name} {value if isinstance(value, str) else number(value)}"
+        for name, value in state.items()
+    )

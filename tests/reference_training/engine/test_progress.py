@@ -32,7 +32,7 @@ def test_what_is_logged_controls_no_terminal():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.98765, "0.988"), (123456.0, "1.2e+05"), (-2e9, "-2.0e+09"), (float("nan"), "nan")],
+    [(0.98765, "0.988"), (123456.0, "123,456"), (-2e9, "-2e+09"), (float("nan"), "undefined")],
 )
 def test_numbers_are_short(value, text):
     assert progress.state_text({"x": value}) == f"x {text}"
