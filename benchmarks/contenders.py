@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.device import find_device
 from ebmguard.reference_training.engine import graphs
-from ebmguard.reference_training.engine.progress import SilentReporter
+from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.run_config import RunConfig
 from ebmguard.reference_training.engine.task import Task
@@ -66,7 +66,7 @@ class Iterations:
         config, folder = config.open()
         self.precision = getattr(config, "precision", "float32")
         self.record = (Record if logs else _Unlogged)(config, folder, find_device(config.device))
-        self.record.reporter = SilentReporter()
+        self.record.reporter = Reporter()
         with ExitStack() as stack:
             if not graphed:
                 stack.enter_context(patch.object(graphs, "_is_gpu", lambda _: False))

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ebmguard.reference_training.data import ROOT_VARIABLE
+from ebmguard.reference_training.engine.run_folder import read_rows
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.runs import so_far
 from ebmguard.reference_training.jem.train import Jem, train
 from ebmguard.reference_training.jem.trainer import make_network
 from ebmguard.reference_training.precision import set_precision
-from ebmguard.sinks import read_jsonl
 
 from .contenders import Iterations, JemLoop
 from .gpu_cases import NEVER, TOY, Bench, Case, Part, RandomImages, Size
@@ -59,11 +59,8 @@ class Outcome:
     @classmethod
     def of(cls, folder: Path) -> Outcome:
         """Read a run that is over, or was stopped."""
-        gaps = [float(row["energy_gap"]) for row in read_jsonl(folder / "training.jsonl")]
-        file = folder / "alerts.jsonl"
-        first = {
-            row["level"]: row for row in reversed([*read_jsonl(file)] if file.is_file() else [])
-        }
+        gaps = [float(row["energy_gap"]) for row in read_rows(folder, "training.jsonl")]
+        first = {row["level"]: row for row in reversed(read_rows(folder, "alerts.jsonl"))}
         alerts = [
             f"{level} {first[level]['rule']} ({first[level]['tag']}) at {first[level]['step']}"
             for level in ("WARN", "ERROR")

@@ -14,7 +14,7 @@ from unittest.mock import MagicMock, patch
 from torch import Tensor
 
 from ebmguard.alerts import Alert, Judge, Level
-from ebmguard.reference_training.engine.progress import SilentReporter
+from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train as train_jem
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
@@ -147,7 +147,7 @@ class _Enough(Exception):
     """The steps that were asked for are over."""
 
 
-class _Reporter(SilentReporter):  # type: ignore[misc]
+class _Reporter(Reporter):  # type: ignore[misc]
     def __init__(self, gpu: MetaGpu, steps: Steps, last: int) -> None:
         self._gpu, self._steps, self._last = gpu, steps, last
         self._launches, self._waits = Counter[str](), Counter[str]()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ebmguard.reference_training.engine.progress import SilentReporter
+from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.scenarios import DIGITS
 from ebmguard.reference_training.jem.train import train
@@ -104,7 +104,7 @@ def grid(steps: int = STEPS) -> tuple[Cell, list[Cell], list[Cell]]:
     return judge, cells, longer
 
 
-class Clock(SilentReporter):  # type: ignore[misc]
+class Clock(Reporter):  # type: ignore[misc]
     """Takes the CPU time of every step, in which other processes have no part."""
 
     def __init__(self) -> None:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from ebmguard import runs
 from ebmguard.reference_training.data import ROOT_VARIABLE
+from ebmguard.reference_training.engine.run_folder import read_rows
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train as train_classifier
 from ebmguard.reference_training.judge.features import load_features
@@ -27,7 +28,6 @@ from ebmguard.reference_training.precision import set_precision
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.train import ShortRun, train
 from ebmguard.reference_training.shortrun.trained import load_run
-from ebmguard.sinks import read_jsonl
 
 from .contenders import ShortRunLoop
 from .gpu_cases import NEVER, TOY, Bench, Case, Part, RandomImages, Size
@@ -85,8 +85,7 @@ def train_part(bench: Bench) -> Iterator[str]:
 
 def updates_of(run: Path) -> int:
     """Updates that a run folder has rows of."""
-    file = run / "training.jsonl"
-    return sum(1 for _ in read_jsonl(file)) if file.is_file() else 0
+    return len(read_rows(run, "training.jsonl"))
 
 
 def course(run: Path) -> str:

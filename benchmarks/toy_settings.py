@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ebmguard.reference_training.engine.run_folder import read_json
 from ebmguard.reference_training.plots.numbers import median
 from ebmguard.reference_training.toy.command import train_run
 from ebmguard.reference_training.toy.config import ToyConfig
@@ -96,7 +96,7 @@ def train_cell(cell: Cell, out: Path, threads: int) -> dict[str, Any]:
     folder = out / cell.name
     finished = folder / "results.json"
     if finished.is_file():
-        found: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(finished)
         return found
     config = ToyConfig(
         out=folder,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ebmguard.reference_training.engine.progress import LineReporter, Reporter, SilentReporter
+from ebmguard.reference_training.engine.progress import LineReporter, Reporter
 
 from .timing import Clock
 
@@ -21,7 +21,7 @@ SYNCHRONISES = "synchronizing CUDA operation"
 PROJECT = ("reference_training", "ebmguard")
 
 
-class Window(SilentReporter):  # type: ignore[misc]
+class Window(Reporter):  # type: ignore[misc]
     """Calls back at both ends of a window of whole iterations of a run.
 
     Args:

@@ -24,7 +24,9 @@ from ebmguard.report import RecordedRun
 from ebmguard.report.advice import outcome
 from ebmguard.report.files import opened
 
+from .plots.canvas import CONTRASTS, new_figure, unframed
 from .plots.images import sample_grid
+from .plots.numbers import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CompareConfig", "compare", "draw", "table"]
 
-# Vermillion and blue first, of the palette that colour-blind readers can tell apart.
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = {"WARN": "v", "ERROR": "X"}
 # Steps that become one point with their minimum and maximum, as in Figure 16 of the paper, which
 # takes 200 of a run a hundred times as long; as many as a bin has where that is more.
@@ -59,6 +59,7 @@ _DAMAGE = (
 )
 _TALLEST = 1e6
 _NARROWEST = 12  # characters of a column of the table
+_MOST = 6  # runs in one picture
 _CHARTS = ("energy_gap", "grad_scale")
 _STAGES = {"start": "first step", "healthy": "last healthy", "end": "end"}
 
@@ -83,8 +84,8 @@ def compare(config: CompareConfig) -> int:
         ConfigError: fewer than two runs, or a folder without a finished run.
         ImportError: matplotlib is not installed.
     """
-    if not 2 <= len(config.runs) <= len(_COLOURS):
-        raise ConfigError(f"--runs takes 2 to {len(_COLOURS)} folders; got {len(config.runs)}.")
+    if not 2 <= len(config.runs) <= _MOST:
+        raise ConfigError(f"--runs takes 2 to {_MOST} folders; got {len(config.runs)}.")
     runs = [load(path) for path in config.runs]
     draw(runs).savefig(config.out, dpi=130)
     print(table(runs, shutil.get_terminal_size().columns))
@@ -168,15 +169,11 @@ def draw(runs: Sequence[RecordedRun]) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        # Without pyplot, so that no window system is asked for and nothing global changes.
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "ebmguard[cli]"') from error
-    figure = Figure(figsize=(15, 1.4 + 2.8 * max(2, len(runs))), layout="constrained")
+    figure = new_figure(15, 1.4 + 2.8 * max(2, len(runs)))
+    figure.set_layout_engine("constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.1, 1), squeeze=False)[0]
     gap, accuracy, scale = left.subplots(3, 1, sharex=True, height_ratios=(1.7, 1, 1))
-    for run, colour in zip(runs, _COLOURS, strict=False):
+    for run, colour in zip(runs, CONTRASTS, strict=False):
         _draw_gap(gap, run, colour)
         accuracy.plot(*zip(*run.accuracy, strict=True), color=colour)
         # Each stretch from its lowest to its highest value, so that none is lost.
@@ -240,13 +237,12 @@ def _dress(gap: Axes, accuracy: Axes, scale: Axes) -> None:
         "training step   (GradScale dotted: at the reference exponent, β* = 0 has none)"
     )
     for axes in (gap, accuracy, scale):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.2)
+        unframed(axes)
 
 
 def _draw_samples(figure: Any, runs: Sequence[RecordedRun]) -> None:
     panels = figure.subplots(len(runs), len(_STAGES), squeeze=False)
-    for axes, run, colour in zip(panels, runs, _COLOURS, strict=False):
+    for axes, run, colour in zip(panels, runs, CONTRASTS, strict=False):
         stored = _samples(run.path / "figures" / "samples.npz")
         lost = run.results.get("diverged_at") is not None
         for panel, (stage, title) in zip(axes, _STAGES.items(), strict=True):
@@ -322,10 +318,8 @@ def _weight(run: RecordedRun, tag: str) -> str:
 
 def _number(run: RecordedRun, key: str) -> str:
     value = run.results.get(key)
-    if value is None:
-        return "unknown"
-    value = float(value)  # numbers that are not finite are stored as strings
-    return f"{value:.3g}" if math.isfinite(value) else str(value)
+    # Numbers that are not finite are stored as strings.
+    return "unknown" if value is None else number(float(value))
 
 
 def _seconds(run: RecordedRun) -> str:

@@ -137,14 +137,7 @@ class WideResNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """What the head sees, averaged over the image: (B, C, H, W) -> (B, 64 * width)."""
-        precision: AbstractContextManager[Any] = nullcontext()
-        if self.autocast is not None:
-            # Without autocast's cache of converted weights. A call uses each weight once, so that
-            # it saves nothing; and inside a caller's autocast it would outlive the call: a CUDA
-            # graph would read copies of the weights from before its capture, or leave behind
-            # copies in memory of its own, which its replays overwrite.
-            precision = torch.autocast(x.device.type, self.autocast, cache_enabled=False)
-        with precision:
+        with casting(self.autocast, x.device):
             maps = self.blocks(self.stem(x))
         pooled: Tensor = self.activation(maps.to(self.head.weight.dtype)).mean((2, 3))
         return pooled
@@ -176,6 +169,15 @@ class WideResNet(nn.Module):
                 f"for each: {tuple(logits.shape[:1])}"
             )
         return of_class(logits, y)
+
+
+def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
+    """Convolutions inside are of that type; None: of their parameters'."""
+    # Without autocast's cache of converted weights. A call uses each weight once, so that it saves
+    # nothing; and inside a caller's autocast it would outlive the call: a CUDA graph would read
+    # copies of the weights from before its capture, or leave behind copies in memory of its own,
+    # which its replays overwrite.
+    return torch.autocast(device.type, dtype, cache_enabled=False) if dtype else nullcontext()
 
 
 def seeded(make: Callable[[], N], seed: int, device: torch.device) -> N:

@@ -111,7 +111,6 @@ class Verdict:
         lost: points of skill lost at the first in the blow-up; NaN where none had been won.
         is_possible: whether an ERROR that loses less than 5 points was possible.
         false: ERRORs that did not come true, by step.
-        true_before: ERRORs that came true, before the blow-up.
         calm_steps: steps at which an ERROR would have been false.
     """
 
@@ -123,7 +122,6 @@ class Verdict:
     lost: float
     is_possible: bool
     false: tuple[int, ...]
-    true_before: tuple[int, ...]
     calm_steps: int
 
 
@@ -133,7 +131,6 @@ def verdict(recorded: Recorded, steps: Sequence[int]) -> Verdict:
     until = len(recorded.skill) if death is None else death
     own = [step for step in steps if step <= until]
     false = tuple(step for step in own if not recorded.comes_true(step))
-    before = [s for s in own if s not in false and (death is None or s < death - BLOW_UP)]
     blow_up = [] if death is None else [s for s in own if s >= death - BLOW_UP]
     first = blow_up[0] if blow_up else None
     calm = until if death is None else max(0, death - AHEAD)
@@ -146,7 +143,6 @@ def verdict(recorded: Recorded, steps: Sequence[int]) -> Verdict:
         lost=math.nan if first is None else recorded.lost(first),
         is_possible=recorded.could_be_seen,
         false=false,
-        true_before=tuple(before),
         calm_steps=calm,
     )
 

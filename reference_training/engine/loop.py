@@ -12,7 +12,7 @@ from ebmguard.errors import ConfigError, DivergenceError
 from ..device import find_device
 from .graphs import replayed
 from .interrupt import DeferredInterrupt
-from .progress import Reporter, SilentReporter, default_reporter
+from .progress import Reporter, default_reporter
 from .ranks import ONE_RANK, Ranks
 from .record import Record
 from .restoring import restoring
@@ -69,7 +69,7 @@ def train(
         for own in task.guards.values():
             own.compute = replayed(device)
     reporter = (reporter or default_reporter(task.lines_every)) if ranks.is_first else None
-    record.reporter = reporter = reporter or SilentReporter()
+    record.reporter = reporter = reporter or Reporter()
     reporter.start(task.title, record.next_step, config.total_steps)
     try:
         with DeferredInterrupt() as interrupt:

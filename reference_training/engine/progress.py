@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -14,12 +13,14 @@ if TYPE_CHECKING:
 
 from ebmguard.printable import printable
 
+from ..plots.numbers import number
+
 package_logger = logging.getLogger("ebmguard")
 logger = logging.getLogger("ebmguard.train")
 
 
-class Reporter(Protocol):
-    """Receives the state of a run after every step."""
+class Reporter:
+    """Receives the state of a run after every step. This one says nothing; others say something."""
 
     def start(self, name: str, done: int, total: int) -> None:
         """The run begins at step `done` of `total`."""
@@ -50,7 +51,7 @@ def log_to_terminal() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
-class LineReporter:
+class LineReporter(Reporter):
     """Plain lines through `logging`, one every `every` steps and one for each note."""
 
     def __init__(self, every: int = 100) -> None:
@@ -71,27 +72,8 @@ class LineReporter:
         """Log the text."""
         logger.info("%s", text)
 
-    def stop(self) -> None:
-        """Nothing to close."""
 
-
-class SilentReporter:
-    """Says nothing, for all processes of a run but the first."""
-
-    def start(self, name: str, done: int, total: int) -> None:
-        """Nothing to say."""
-
-    def step(self, done: int, state: Mapping[str, float | str]) -> None:
-        """Nothing to say."""
-
-    def note(self, text: str) -> None:
-        """Nothing to say."""
-
-    def stop(self) -> None:
-        """Nothing to close."""
-
-
-class BarReporter:
+class BarReporter(Reporter):
     """A progress bar, and the guard's state in a line below it, drawn by rich.
 
     While it is on the screen, what the package logs (alerts) appears above it.
@@ -178,12 +160,7 @@ def default_reporter(every: int = 100) -> Reporter:
 
 def state_text(state: Mapping[str, float | str]) -> str:
     """Name and value pairs on one line, numbers to three digits."""
-    return "  ".join(f"{name} {_number(value)}" for name, value in state.items())
-
-
-def _number(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    if math.isfinite(value) and abs(value) >= 1e5:
-        return f"{value:.1e}"
-    return f"{value:.3g}"
+    return "  ".join(
+        f"{name} {value if isinstance(value, str) else number(value)}"
+        for name, value in state.items()
+    )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ebmguard.alerts import Alert, Level
-from ebmguard.sinks import read_jsonl
 
 from ..device import describe
 from .lagged import LaggedNumbers
 from .progress import Reporter
 from .ranks import ONE_RANK, Ranks
+from .rows import last_course
 from .run_config import RunConfig
-from .run_folder import RunFolder
+from .run_folder import RunFolder, read_rows
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -191,8 +191,8 @@ class Record:
 
     def guard_rows(self) -> list[Mapping[str, Any]]:
         """The guard's rows of the course that counts, oldest first; none where another writes."""
-        metrics = self.folder.path / "metrics.jsonl"
-        return last_course(read_jsonl(metrics)) if self.folder.writes and metrics.is_file() else []
+        folder = self.folder
+        return last_course(read_rows(folder.path, "metrics.jsonl")) if folder.writes else []
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """A number for TensorBoard."""
@@ -292,16 +292,3 @@ class Record:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def last_course(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows in the order of a file, without those of steps that a rollback gave up.
-
-    A step that comes again replaces what there was from it on.
-    """
-    kept: list[Mapping[str, Any]] = []
-    for row in rows:
-        while kept and kept[-1]["step"] >= row["step"]:
-            kept.pop()
-        kept.append(row)
-    return kept

@@ -11,7 +11,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import save_durably
-from ebmguard.sinks import LOCK, lock_folder, to_json
+from ebmguard.sinks import LOCK, lock_folder, read_jsonl, to_json
 
 from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
@@ -170,6 +170,18 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{file} is damaged: expected the settings of a run, {{...}}")
     return config
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """What a file of JSON holds, of a folder that nobody damages."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def read_rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """The lines of a run's row file, a last one in the making left out; none where it has none."""
+    file = path / name
+    return read_jsonl(file) if file.is_file() else []
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:

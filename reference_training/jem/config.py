@@ -11,10 +11,9 @@ import torch
 
 from ebmguard.errors import ConfigError
 
-from ..compiling import CompileName
 from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig
+from ..image_config import ImageConfig
 from ..judge.features import load_features, runs_code
 from ..networks import ActivationName
 from ..precision import PrecisionName
@@ -27,7 +26,7 @@ ActionName = Literal["warn", "raise", "rollback"]
 
 
 @dataclass(frozen=True)
-class JemConfig(RunConfig):
+class JemConfig(ImageConfig):
     """Train a joint energy-based model: a classifier that is also an EBM, watched by the guard.
 
     What a scenario sets can be overridden by name. Counts of images and samples are those of
@@ -38,17 +37,12 @@ class JemConfig(RunConfig):
 
     data: DataName | None = None
     """Data set. The digits are scikit-learn's 1,797 real 8x8 images, which need no download."""
-    data_root: str | None = None
-    """Folder of the other data sets."""
     scenario: ScenarioName | None = None
     """A scenario of the paper's Appendix M.1, or that of the digits."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
     steer_beta: bool = False
     """Let the guard steer β*, from beta_star on."""
-    most_steps: int = 1
-    """Up to so many times the SGLD steps, each as much finer, while GradScale is low; a power of
-    two. 1: never more."""
     variant: VariantName = "default"
     """Variant of the guarded loss."""
     action: ActionName = "warn"
@@ -73,8 +67,6 @@ class JemConfig(RunConfig):
     """Depth of the wide residual network, 6 n + 4."""
     width: int | None = None
     """Its channel multiplier: stages of 16, 32 and 64 times the width."""
-    iterations: int | None = None
-    """Training steps."""
     lr: float | None = None
     """Learning rate of Adam."""
     warmup: int | None = None
@@ -85,26 +77,10 @@ class JemConfig(RunConfig):
     """Samples per step."""
     n_labelled: int | None = None
     """Images of the classifier's own batch; with 0 it learns from the labels of the positives."""
-    sgld_steps: int | None = None
-    """Langevin steps per training step."""
-    step_size: float | None = None
-    """Factor of the gradient in a Langevin step."""
-    noise_std: float | None = None
-    """Standard deviation of the noise in a Langevin step."""
-    buffer_size: int | None = None
-    """Chains in the replay buffer."""
     reinit_rate: float | None = None
     """Share of the drawn chains that starts afresh."""
-    data_noise: float | None = None
-    """Standard deviation of the noise added to the training images."""
-    train_images: int | None = None
-    """Training images that are used, to make a run small."""
     valid_images: int | None = None
     """Validation images that are used; they choose checkpoints/best.pt."""
-    test_images: int | None = None
-    """Test images that are used."""
-    image_size: int | None = None
-    """Pixels a side to which images are averaged down."""
     eval_every: int | None = None
     """Steps between evaluations."""
     quality_samples: int | None = None
@@ -125,16 +101,8 @@ class JemConfig(RunConfig):
     precision: PrecisionName = "float32"
     """Arithmetic of the convolutions, with tf32 of the logits' product too; energies and logits are
     float32 numbers in any case. tf32 and the speed of bfloat16 need a GPU."""
-    compile: CompileName = "auto"
-    """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
-    checkpoint_every: int = 500
-    """Steps between checkpoints; the last step and Ctrl-C write one too."""
-    threads: int = 1
-    """CPU threads of PyTorch: one is fastest for small networks, 0 is PyTorch's own choice."""
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
-    shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed")
-    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def load_data(self) -> ImageData:
         """The data, on the CPU; read once and kept while the settings ask for the same.
@@ -204,8 +172,6 @@ class JemConfig(RunConfig):
             data=(self.data_name, DataName),
             scenario=(self.scenario_name, ScenarioName),
             variant=(self.variant, VariantName),
-            precision=(self.precision, PrecisionName),
-            compile=(self.compile, CompileName),
             action=(self.action, ActionName),
             activation=(self.activation, ActivationName),
         )
@@ -232,15 +198,11 @@ class JemConfig(RunConfig):
             )
         if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             problems.append(f"clip_norm is {self.clip_norm}, expected a positive number, or none")
-        if not math.isfinite(self.beta_star):
-            problems.append(f"beta_star is {self.beta_star}, expected a finite number, such as 2")
         if self.steer_beta and not self.beta_star > 0:
             problems.append(
                 f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
                 "expected a positive number to start from"
             )
-        if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
-            problems.append(f"most_steps is {self.most_steps}, expected a power of two, such as 16")
         if self.p_x_y_weight and self.variant not in ("default", "no_pos"):
             problems.append(
                 f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted "

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import read_jsonl
 
-from ..engine.record import last_course
-from ..engine.run_folder import CONFIG, RESULTS
+from ..engine.rows import last_course
+from ..engine.run_folder import CONFIG, RESULTS, read_json, read_rows
+from ..plots.numbers import word
 from .course import is_lost
 from .paper import TABLE_2
 from .scenarios import SCENARIOS
 
-METRICS_FILE = "metrics.jsonl"
 TRAINING_FILE = "training.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 SAMPLES = "samples"
@@ -79,7 +74,7 @@ class Deviation:
     published: Any
 
     def __str__(self) -> str:
-        return f"{self.name.replace('_', ' ')} {_word(self.own)}, not {_word(self.published)}"
+        return f"{self.name.replace('_', ' ')} {word(self.own)}, not {word(self.published)}"
 
 
 @dataclass(frozen=True)
@@ -269,13 +264,13 @@ def load_run(path: Path) -> JemRun:
     """
     if not (path / CONFIG).is_file() or not _is_jem(path / CONFIG):
         raise ConfigError(f"{path} is not a run folder of `ebmguard train jem`")
-    config = _read(path / CONFIG)
-    results = _read(path / RESULTS) if (path / RESULTS).is_file() else None
+    config = read_json(path / CONFIG)
+    results = read_json(path / RESULTS) if (path / RESULTS).is_file() else None
     if results is not None and results["iterations"] != config["settings"]["iterations"]:
         # The results are those of a shorter run, which is being made longer.
         results = None
-    errors = [alert for alert in _lines(path / "alerts.jsonl") if alert["level"] == "ERROR"]
-    found = last_course(_lines(path / EVALUATIONS_FILE))
+    errors = [alert for alert in read_rows(path, "alerts.jsonl") if alert["level"] == "ERROR"]
+    found = last_course(read_rows(path, EVALUATIONS_FILE))
     evaluations = {row["step"]: _evaluation(row) for row in found}
     steps, lost = so_far(path) if results is None else (results["steps"], results["diverged_at"])
     return JemRun(
@@ -289,57 +284,13 @@ def load_run(path: Path) -> JemRun:
     )
 
 
-def series(
-    run: JemRun, tags: Sequence[str]
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
-    """Some of the guard's diagnostics at every step that was recorded (metrics.jsonl).
-
-    The file of a published run has 140,600 lines with some fifty numbers each, so that only what
-    is asked for is kept.
-
-    Args:
-        run: the run. Where it is in progress, a last line that is not complete is left out.
-        tags: names of diagnostics, such as "energy_gap".
-
-    Returns:
-        (T,) steps, ascending, and for each tag (T,) values, NaN where it was not recorded. Of a run
-        that was rolled back, those of its last course.
-    """
-    values: dict[int, list[float]] = {}
-    last = -1
-    file = run.path / METRICS_FILE
-    if file.is_file():
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                # A line in the making has no end yet.
-                if line.endswith("\n"):
-                    row = json.loads(line)
-                    step = row["step"]
-                    if step <= last:  # a rollback: what came after it is of a course given up
-                        values = {s: kept for s, kept in values.items() if s < step}
-                    values[step] = [float(row.get(tag, math.nan)) for tag in tags]
-                    last = step
-    steps = sorted(values)
-    table = np.array([values[step] for step in steps], dtype=np.float64).reshape(-1, len(tags))
-    return np.array(steps, dtype=np.int64), {tag: table[:, i] for i, tag in enumerate(tags)}
-
-
 def _is_jem(config: Path) -> bool:
     # Toys have several β, and no data set. Other programs have files of this name too.
     try:
-        names = set(_read(config))
+        names = set(read_json(config))
     except ValueError:
         return False
     return {"data", "beta_star", "scenario", "precision", "settings"} <= names
-
-
-def _read(file: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return content
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return read_jsonl(file) if file.is_file() else []
 
 
 def _evaluation(row: Mapping[str, Any]) -> Evaluation:
@@ -360,7 +311,7 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation:
 def so_far(path: Path) -> tuple[int, int | None]:
     """Updates done and the step that was lost, of a run without results."""
     steps, lost = 0, None
-    for row in last_course(_lines(path / TRAINING_FILE)):
+    for row in last_course(read_rows(path, TRAINING_FILE)):
         steps = row["step"] + 1
         if lost is None and is_lost(row["cross_entropy"], row.get("energy_gap")):
             lost = row["step"]
@@ -373,7 +324,3 @@ def _as_published(name: str, own: Mapping[str, Any], published: Any) -> bool:
     if name in PUBLISHED_IMAGES:
         return own[name] in (None, PUBLISHED_IMAGES[name])
     return bool(own[name] == published)
-
-
-def _word(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

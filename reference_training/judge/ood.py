@@ -7,7 +7,7 @@ f(x), and the approximate mass, -||df/dx||. Larger means more like the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -78,16 +78,25 @@ def scores(network: WideResNet, images: Tensor, *, noise_std: float) -> tuple[Te
         images: (N, C, H, W), float32.
         noise_std: standard deviation of the noise added to the images, as in classification.
     """
-    energies, masses = [], []
-    with evaluation_mode(network), torch.enable_grad():
-        for seen in as_seen(images, torch.clone, noise_std=noise_std):
-            for part in torch.split(seen, BATCH):
-                x = part.detach().requires_grad_()
-                f = network(x)
-                (grad,) = torch.autograd.grad(f.sum(), x)
-                energies.append(f.detach())
-                masses.append(-grad.flatten(1).norm(dim=1))
-    return torch.cat(energies), torch.cat(masses)
+    with evaluation_mode(network):
+        seen = torch.cat([*as_seen(images, torch.clone, noise_std=noise_std)])
+        values, slopes = values_and_slopes(network, seen, BATCH)
+    return values, -slopes
+
+
+def values_and_slopes(
+    f: Callable[[Tensor], Tensor], x: Tensor, batch: int
+) -> tuple[Tensor, Tensor]:
+    """f and the length of its gradient, each (N,), of images (N, ...), so many at once."""
+    values, slopes = [], []
+    for part in torch.split(x, batch):
+        part = part.detach().requires_grad_()
+        with torch.enable_grad():
+            own = f(part)
+            (gradient,) = torch.autograd.grad(own.sum(), part)
+        values.append(own.detach())
+        slopes.append(gradient.flatten(1).norm(dim=1))
+    return torch.cat(values), torch.cat(slopes)
 
 
 def detection(

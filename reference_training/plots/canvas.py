@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 """Blue, vermillion, green and purple, of the palette that colour-blind readers can tell apart."""
 
+CONTRASTS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+"""Eight of it for runs side by side, vermillion first: it is that of the smallest β*."""
+
 DARK = "#444444"
 DPI = 150
 
@@ -31,6 +34,12 @@ def new_figure(width: float, height: float) -> Figure:
     except ImportError as error:
         raise ImportError('pictures need matplotlib: pip install "ebmguard[cli]"') from error
     return Figure(figsize=(width, height), dpi=DPI)
+
+
+def unframed(axes: Axes) -> None:
+    """A faint grid, and no frame at the top and on the right."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.2)
 
 
 def check_picture(file: Path) -> None:

@@ -31,8 +31,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def number(value: float | None) -> str:
-    """Three digits, without zeros at the end; a word for what is undefined, a dash for None."""
+def number(value: float | None, digits: int = 3) -> str:
+    """A few digits, without zeros at the end; a word for what is undefined, a dash for None.
+
+    From 0.0001 to a million it is never a power of ten.
+    """
     if value is None:
         return NONE
     if math.isnan(value):
@@ -40,7 +43,14 @@ def number(value: float | None) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     size = abs(value)
-    return f"{value:,.0f}" if 999.5 <= size < 1e6 else f"{value:.3g}"
+    if 10**digits - 0.5 <= size < 1e6:  # 99.7 of two digits would be 1e+02
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def word(value: object) -> str:
+    """A setting of any type; whole numbers with their thousands apart."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def counted(value: float) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .canvas import DARK, Canvas
+from .canvas import DARK, Canvas, unframed
 from .images import sample_grid
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def plain(axes: Axes, title: str = "", xlabel: str = "", ylabel: str = "") -> No
     axes.set_xlabel(xlabel, fontsize=8.5, labelpad=1)
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
+    unframed(axes)
 
 
 def show(

@@ -10,11 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from ebmguard.errors import ConfigError
 
-from ..compiling import CompileName
 from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig
-from ..precision import PrecisionName
+from ..image_config import ImageConfig
 from .network import ActivationName
 from .presets import PRESETS, InitName, OptimizerName, Preset
 from .start import make_network, start_from
@@ -24,7 +22,7 @@ ActionName = Literal["warn", "raise"]
 
 
 @dataclass(frozen=True)
-class ShortRunConfig(RunConfig):
+class ShortRunConfig(ImageConfig):
     """Train a short-run MCMC energy-based model (Nijkamp et al. 2019), watched by the guard.
 
     Negatives are K Langevin steps from uniform noise, anew at every update. What the data set's
@@ -37,66 +35,34 @@ class ShortRunConfig(RunConfig):
     data: DataName = "digits"
     """Data set: the digits, scikit-learn's 1,797 real 8x8 images, need no download; celeba64 are
     the aligned faces of CelebA, cropped and averaged down to 64x64."""
-    data_root: str | None = None
-    """Folder of the other data sets; None is the environment variable EBMGUARD_DATA."""
     beta_star: float = 0.02
     """Exponent of the guard's weights on raw outputs: β times the output scale, 20,000 with the
     published step_size and noise_std. 0 is the standard trainer. The paper could train with 0.02,
     and no more with 200."""
-    most_steps: int = 1
-    """Up to so many times the Langevin steps, each as much finer, while GradScale is low; a power
-    of two. 1: never more."""
     action: ActionName = "warn"
     """What an alert of level ERROR leads to: raise ends the run."""
-    image_size: int | None = None
-    """Pixels a side to which images are averaged down."""
-    train_images: int | None = None
-    """Training images that are used."""
     test_images: int | None = None
     """Test images that are used, for analyses; training does not look at them."""
     nf: int | None = None
     """Width of the network: the channels of its first convolution."""
     activation: ActivationName | None = None
     """leaky_relu is the published one; likelihoods need gelu."""
-    iterations: int | None = None
-    """Updates."""
     optimizer: OptimizerName | None = None
     """adam, as published for short runs; or sgd, without momentum, for convergent learning."""
-    lr: float | None = None
-    """Learning rate."""
     batch: int | None = None
     """Images, and chains, of an update."""
-    data_noise: float | None = None
-    """Standard deviation of the noise added to the images."""
     init: InitName | None = None
     """Where chains start: from noise at every update, or persistent, where they were."""
-    buffer_size: int | None = None
-    """Persistent chains."""
     sgld_steps: int | None = None
     """K, Langevin steps from noise to a negative."""
     most_sgld_steps: int | None = None
     """With a number above sgld_steps, K is drawn from between them, anew for each update."""
-    step_size: float | None = None
-    """Factor of the gradient in a Langevin step."""
-    noise_std: float | None = None
-    """Standard deviation of the noise in a Langevin step."""
     sample_every: int | None = None
     """Updates between the samples that are kept."""
     start_from: str | None = None
     """Run whose network, as its last checkpoint has it, this one starts with."""
-    precision: PrecisionName = "float32"
-    """Arithmetic of the convolutions; energies are float32 numbers in any case. tf32 and the speed
-    of bfloat16 need a GPU."""
-    compile: CompileName = "auto"
-    """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
-    checkpoint_every: int = 500
-    """Updates between checkpoints; the last one and Ctrl-C write one too."""
-    threads: int = 1
-    """CPU threads of PyTorch: one is fastest for small networks, 0 is PyTorch's own choice."""
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "shortrun")
-    shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed")
-    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def load_data(self) -> ImageData:
         """The data, on the CPU; read once and kept while the settings ask for the same.
@@ -143,22 +109,12 @@ class ShortRunConfig(RunConfig):
         """
         settings = self.settings
         wrong = settings.problems()
-        problems = self.problems(
-            action=(self.action, ActionName),
-            precision=(self.precision, PrecisionName),
-            compile=(self.compile, CompileName),
-        )
-        if not math.isfinite(self.beta_star):
-            problems.append(
-                f"beta_star is {self.beta_star}, expected a finite number, such as 0.02"
-            )
-        elif not wrong and self.beta_star >= settings.output_scale:
+        problems = self.problems(action=(self.action, ActionName))
+        if not wrong and settings.output_scale <= self.beta_star < math.inf:
             problems.append(
                 f"beta_star is {self.beta_star}, expected less than the output scale, "
                 f"{settings.output_scale:g}: f is not in the sampler at it, and upside down beyond"
             )
-        if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
-            problems.append(f"most_steps is {self.most_steps}, expected a power of two: 4")
         problems += wrong
         if settings.init == "persistent" and settings.buffer_size < settings.batch:
             problems.append(

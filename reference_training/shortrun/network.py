@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-NEGATIVE_SLOPE = 0.2
+from ..networks import NEGATIVE_SLOPE, casting
+
 SMALLEST = 4
 """The resolution is halved until an image has at most so many pixels a side."""
 WIDEST = 8
@@ -73,12 +73,7 @@ class EnergyNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Negative energy of images: (B, C, S, S) -> (B,)."""
-        precision: AbstractContextManager[Any] = nullcontext()
-        if self.autocast is not None:
-            # A cache of converted weights would outlive the call inside a caller's autocast, and
-            # a CUDA graph would go on with copies of old weights.
-            precision = torch.autocast(x.device.type, self.autocast, cache_enabled=False)
-        with precision:
+        with casting(self.autocast, x.device):
             maps: Tensor = self.features(x)
         f: Tensor = self.head(maps.to(self.head.weight.dtype))
         return f.flatten()

@@ -8,7 +8,8 @@ from typing import Any
 
 from ..engine.launch import launch
 from ..engine.progress import log_to_terminal
-from ..plots.numbers import median
+from ..plots.markdown import markdown_table
+from ..plots.numbers import median, number
 from .config import ToyConfig
 from .train import train
 
@@ -40,12 +41,10 @@ def summary(results: dict[str, Any], path: Path) -> str:
 def table(members: Sequence[dict[str, Any]]) -> str:
     """Medians over the seeds, one line for each variant and β."""
     columns = ("kl", "tv", "mode_mass_error", "energy_scale", "kl_sgld")
-    lines = [
-        f"{'variant':8} {'beta':>12} " + " ".join(f"{name:>15}" for name in columns) + "  diverged"
-    ]
+    rows = []
     for variant, beta in dict.fromkeys((m["variant"], m["beta"]) for m in members):
         same = [m for m in members if (m["variant"], m["beta"]) == (variant, beta)]
-        cells = (f"{median([m[name] for m in same]):15.4g}" for name in columns)
+        medians = (number(median([m[name] for m in same]), 4) for name in columns)
         lost = sum(m["diverged_at"] is not None for m in same)
-        lines.append(f"{variant:8} {beta:>12} {' '.join(cells)}  {lost} of {len(same)}")
-    return "\n".join(lines)
+        rows.append([variant, beta, *medians, f"{lost} of {len(same)}"])
+    return markdown_table(["variant", "beta", *columns, "diverged"], rows, words=2)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ebmguard import tags
-from ebmguard.sinks import read_jsonl
 
-from ..engine.run_folder import RunFolder
+from ..engine.run_folder import RunFolder, read_rows
 from ..engine.task import DIVERGED_GAP
 from ..plots.numbers import mean
 from .config import ToyConfig
@@ -68,7 +67,7 @@ class Course:
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the ensemble after so many updates has been evaluated."""
-        rows = self._rows()
+        rows = read_rows(self.folder.path, MEMBERS)
         return bool(rows) and rows[-1]["step"] == step
 
     def evaluate(
@@ -119,7 +118,7 @@ class Course:
         partial = self.folder.figures / f"partial.{GRIDS}"
         np.savez_compressed(partial, **arrays)
         os.replace(partial, self.folder.figures / GRIDS)
-        rows = self._rows()
+        rows = read_rows(self.folder.path, MEMBERS)
         diverged = self.diverged_at.tolist()
         members = [
             {
@@ -131,10 +130,6 @@ class Course:
         ]
         lost = min((at for at in diverged if at >= 0), default=None)
         return {"diverged_at": lost, "members": members}
-
-    def _rows(self) -> list[dict[str, Any]]:
-        file = self.folder.path / MEMBERS
-        return read_jsonl(file) if file.is_file() else []
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint."""

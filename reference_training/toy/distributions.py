@@ -10,10 +10,10 @@ Another setting is a ``dataclasses.replace`` of an entry of :data:`DISTRIBUTIONS
 
 from __future__ import annotations
 
+import abc
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,65 +28,58 @@ _STD = 0.15
 _NEAREST = 1e-6
 
 
-class Distribution(Protocol):
-    """A distribution with a sampler and the exact density of that sampler."""
-
-    @property
-    def dim(self) -> int:
-        """1 or 2."""
-        ...
-
-    @property
-    def limit(self) -> float:
-        """Pictures and grids span [-limit, limit] on each axis."""
-        ...
-
-    @property
-    def kde_factor(self) -> float:
-        """Kernel width of the published density estimate over the samples' own."""
-        ...
-
-    @property
-    def init_std(self) -> float:
-        """Standard deviation of the Gaussian from which chains start."""
-        ...
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Independent samples in random order: ``(n, dim)`` float32 on the generator's device."""
-        ...
-
-    def log_density(self, x: Tensor) -> Tensor:
-        """Log density of what :meth:`sample` draws, ``(..., dim)`` to ``(...)`` in float64."""
-        ...
-
-    def pictured_log_density(self, x: Tensor) -> Tensor:
-        """The form that published pictures show, ``(..., dim)`` to ``(...)`` in float64."""
-        ...
-
-    def component_log_densities(self, x: Tensor) -> Tensor:
-        """Log of weight times density per component, ``(..., components)`` in float64.
-
-        Its logsumexp is :meth:`log_density`.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class GaussianMixture:
-    """Isotropic Gaussians of one width, in one or two dimensions.
+@dataclass(frozen=True, kw_only=True)
+class Distribution(abc.ABC):
+    """A mixture with a sampler and the exact density of that sampler.
 
     Attributes:
-        centres: one point per component, each of ``dim`` coordinates.
         weights: positive, one per component; only their ratios matter.
-        std: standard deviation of every component.
+        std: standard deviation in every component.
+        limit: pictures and grids span [-limit, limit] on each axis.
+        kde_factor: kernel width of the published density estimate over the samples' own.
+        init_std: standard deviation of the Gaussian from which chains start.
 
     Raises:
         ConfigError: where these do not fit together.
     """
 
-    centres: tuple[tuple[float, ...], ...]
     weights: tuple[float, ...]
     std: float = _STD
+    limit: float
+    kde_factor: float
+    init_std: float
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """1 or 2."""
+
+    @abc.abstractmethod
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Independent samples in random order: ``(n, dim)`` float32 on the generator's device."""
+
+    @abc.abstractmethod
+    def component_log_densities(self, x: Tensor) -> Tensor:
+        """Log of weight times density per component, ``(..., components)`` in float64."""
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Log density of what :meth:`sample` draws, ``(..., dim)`` to ``(...)`` in float64."""
+        return self.component_log_densities(x).logsumexp(-1)
+
+    def pictured_log_density(self, x: Tensor) -> Tensor:
+        """The form that published pictures show, ``(..., dim)`` to ``(...)`` in float64."""
+        return self.log_density(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianMixture(Distribution):
+    """Isotropic Gaussians of one width, in one or two dimensions.
+
+    Attributes:
+        centres: one point per component, each of ``dim`` coordinates.
+    """
+
+    centres: tuple[tuple[float, ...], ...]
     limit: float = 1.6
     kde_factor: float = 0.1
     init_std: float = 1.0
@@ -113,14 +106,6 @@ class GaussianMixture:
             _tensor(self.centres, device, torch.float32)[chosen], noise, alpha=self.std
         )
 
-    def log_density(self, x: Tensor) -> Tensor:
-        """See :class:`Distribution`."""
-        return self.component_log_densities(x).logsumexp(-1)
-
-    def pictured_log_density(self, x: Tensor) -> Tensor:
-        """The same as :meth:`log_density`."""
-        return self.log_density(x)
-
     def component_log_densities(self, x: Tensor) -> Tensor:
         """See :class:`Distribution`."""
         x = x.double().unsqueeze(-2)
@@ -129,22 +114,17 @@ class GaussianMixture:
         return _log_weights(self.weights, x) - 0.5 * offsets.square().sum(-1) - norm
 
 
-@dataclass(frozen=True)
-class Rings:
+@dataclass(frozen=True, kw_only=True)
+class Rings(Distribution):
     """Concentric rings: a radius from N(R_k, std²), an angle that is uniform.
+
+    The density is sum_k w_k N(r; R_k, std²) / (2 π r).
 
     Attributes:
         radii: R_k, positive, one per ring.
-        weights: positive, one per ring; only their ratios matter.
-        std: standard deviation of the radius in every ring.
-
-    Raises:
-        ConfigError: where these do not fit together.
     """
 
     radii: tuple[float, ...]
-    weights: tuple[float, ...]
-    std: float = _STD
     limit: float = 4.6
     kde_factor: float = 0.075
     init_std: float = 2.0
@@ -170,10 +150,6 @@ class Rings:
         )
         angle = uniform[1] * (2 * math.pi)
         return torch.stack((radius * angle.cos(), radius * angle.sin()), -1)
-
-    def log_density(self, x: Tensor) -> Tensor:
-        """See :class:`Distribution`: sum_k w_k N(r; R_k, std²) / (2 π r)."""
-        return self.component_log_densities(x).logsumexp(-1)
 
     def pictured_log_density(self, x: Tensor) -> Tensor:
         """The form of ebm-anatomy's pictures: sum_k w_k N(r; R_k, std²) / (2 π R_k).

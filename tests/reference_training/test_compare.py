@@ -78,7 +78,7 @@ def test_the_table_says_what_happened(pair):
     assert "finished 40 steps" in lines["outcome"]
     assert "step 22: energy_blowup, accuracy then 97.5%" in lines["first WARN"]
     assert lines["first ERROR"].endswith("none")
-    assert "inf" in lines["|energy gap|, median of last 100"]
+    assert "∞" in lines["|energy gap|, median of last 100"]
     # At β* = 0 the weights are those of the reference exponent.
     assert "0.016" in lines["ESS / M, final (likewise)"]
     assert "0.5" in lines["ESS / M, final (likewise)"]

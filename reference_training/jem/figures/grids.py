@@ -11,11 +11,12 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
+from ...engine.rows import series
 from ...plots.canvas import DARK, Canvas
 from ...plots.images import sample_grid
 from ...plots.markdown import NONE, markdown_table
 from ..paper import Metric
-from ..runs import Evaluation, JemRun, series
+from ..runs import Evaluation, JemRun
 from ..table.scores import number
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def when(run: JemRun, step: int) -> str:
 def grid_table(grids: Grids) -> str:
     """What is known of the steps: the gap, the pixels, and the latest evaluation up to each."""
     run = grids.run
-    steps, values = series(run, ["energy_gap"])
+    steps, values = series(run.path, ["energy_gap"])
     gaps = dict(zip(steps.tolist(), values["energy_gap"].tolist(), strict=True))
     head = ["samples", "step", "gap", "pixel mean", "pixel std", "ACC (%)", "IS", "FID"]
     rows = []

@@ -13,29 +13,18 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
+from ...engine.rows import series
 from ...engine.task import DIVERGED_GAP
-from ...plots.canvas import DARK, Canvas
+from ...plots.canvas import CONTRASTS, DARK, Canvas, unframed
 from ...plots.markdown import NONE, markdown_table
 from ..paper import DIVERGED, TABLE_2
-from ..runs import Evaluation, JemRun, series
+from ..runs import Evaluation, JemRun
 from ..table.scores import number, run_scores
 from .bundles import LINTHRESH, Bundles, bundle, bundle_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLOURS = (
-    "#D55E00",
-    "#0072B2",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999999",
-)
-"""Of the palette that colour-blind readers can tell apart, the smallest β* first."""
 
 # All in inches.
 WIDTH, HEIGHT = 4.5, 2.6
@@ -81,14 +70,14 @@ def curves(runs: Sequence[JemRun]) -> list[Curve]:
         ConfigError: none of them has a recorded gap, or there are more β* than colours.
     """
     strengths = sorted({run.beta_star for run in runs})
-    if len(strengths) > len(COLOURS):
+    if len(strengths) > len(CONTRASTS):
         raise ConfigError(
-            f"a figure has room for {len(COLOURS)} β*; the runs have {len(strengths)}: "
+            f"a figure has room for {len(CONTRASTS)} β*; the runs have {len(strengths)}: "
             f"{', '.join(f'{value:g}' for value in strengths)}. Give fewer of them."
         )
     gaps = {}
     for run in runs:
-        steps, values = series(run, ["energy_gap"])
+        steps, values = series(run.path, ["energy_gap"])
         gaps[run.path] = steps, values["energy_gap"]
     longest = max(len(steps) for steps, _ in gaps.values())
     if not longest:
@@ -116,7 +105,7 @@ def draw_progress(found: Sequence[Curve], title: str, panels: Sequence[str]) -> 
         ImportError: matplotlib is not installed.
     """
     strengths = sorted({curve.run.beta_star for curve in found})
-    colours = dict(zip(strengths, COLOURS, strict=False))
+    colours = dict(zip(strengths, CONTRASTS, strict=False))
     by_epoch = all(curve.run.steps_per_epoch for curve in found)
     said, handles = _subtitle(found), _legend(found, colours)
     top = 1.1 + 0.17 * len(said)
@@ -150,8 +139,7 @@ def draw_progress(found: Sequence[Curve], title: str, panels: Sequence[str]) -> 
         axes.set_xlim(0, right)
         axes.set_xlabel("epoch" if by_epoch else "iteration")
         axes.tick_params(labelsize=9)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.2)
+        unframed(axes)
     canvas.figure.legend(
         handles=handles, loc="lower center", ncols=LEGEND_COLUMNS, frameon=False, fontsize=10
     )

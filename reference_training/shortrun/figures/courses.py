@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from ebmguard import tags
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import read_jsonl
 
+from ...engine.rows import METRICS, series
 from ..trained import TrainedRun
 
-METRICS_FILE = "metrics.jsonl"
 PAPERS_EVERY = 100
 """Updates between the single batches that the paper shows."""
 LEAST_POINTS = 100
@@ -83,31 +82,19 @@ def read(run: TrainedRun, label: str) -> Course:
     Raises:
         ConfigError: there are none.
     """
-    file = run.path / METRICS_FILE
+    file = run.path / METRICS
     if not file.is_file():
         raise ConfigError(
             f"{file} is missing: Figure 12 is drawn from the guard's rows, which `ebmguard train "
             f"shortrun` writes there"
         )
-    rows = {int(row["step"]): row for row in read_jsonl(file)}
-    if not rows:
-        raise ConfigError(f"{file} has no rows yet; wait for the run, or go on with it by --resume")
-    steps = sorted(rows)
     beta_star = float(run.config.beta_star)
-
-    def column(tag: str) -> Floats:
-        return np.array([rows[step].get(tag, math.nan) for step in steps], dtype=np.float64)
-
-    return Course(
-        label=label,
-        beta_star=beta_star,
-        beta=beta_star / run.settings.output_scale,
-        steps=np.array(steps, dtype=np.int64),
-        f_pos=column("f_pos/mean"),
-        f_neg=column("f_neg/mean"),
-        grad_scale=column(tags.weight_tag(tags.GRAD_SCALE, beta_star)),
-        ess=column(tags.weight_tag(tags.ESS, beta_star)),
-    )
+    weights = (tags.weight_tag(name, beta_star) for name in (tags.GRAD_SCALE, tags.ESS))
+    steps, values = series(run.path, ["f_pos/mean", "f_neg/mean", *weights])
+    if not len(steps):
+        raise ConfigError(f"{file} has no rows yet; wait for the run, or go on with it by --resume")
+    beta = beta_star / run.settings.output_scale
+    return Course(label, beta_star, beta, steps, *values.values())
 
 
 def ending(course: Course) -> Ending:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...judge.ood import values_and_slopes
 from .nearest import nearest
 from .saturation import saturation
 
@@ -44,24 +45,11 @@ class Measured:
 
 def measure(run: TrainedRun, x: Tensor) -> Measured:
     """Images, (N, C, H, W), by a run's network and its training images."""
-    values, slopes = values_and_slopes(run.network, x)
+    values, slopes = values_and_slopes(run.network, x, BATCH)
     distance = nearest(x, run.data.train_x, run.data.levels).distance
     named = {"f": values, "slope": slopes, "distance": distance}
     each = {name: value.cpu().double() for name, value in named.items()}
     return Measured({**saturation(x, run.data.levels)._asdict(), **each})
-
-
-def values_and_slopes(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """f and the length of its gradient, each (N,), of images (N, ...)."""
-    values, slopes = [], []
-    for part in torch.split(x, BATCH):
-        part = part.detach().requires_grad_()
-        with torch.enable_grad():
-            own = f(part)
-            (gradient,) = torch.autograd.grad(own.sum(), part)
-        values.append(own.detach())
-        slopes.append(gradient.flatten(1).norm(dim=1))
-    return torch.cat(values), torch.cat(slopes)
 
 
 def some_of(

@@ -6,7 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+
+from ...judge.ood import auroc
 
 BINS = 50
 WIDE = 30.0
@@ -49,7 +52,7 @@ def separation(data: Floats, negatives: Floats) -> Separation:
     return Separation(
         *mean_std(data),
         *mean_std(negatives),
-        above=above(data, negatives),
+        above=auroc(torch.from_numpy(negatives), torch.from_numpy(data)),
         overlap=overlap(data, negatives),
         not_finite=lost,
     )
@@ -60,16 +63,6 @@ def mean_std(values: Floats) -> tuple[float, float]:
     if not len(values):
         return math.nan, math.nan
     return float(values.mean()), float(values.std())
-
-
-def above(data: Floats, negatives: Floats) -> float:
-    """P(f⁻ > f⁺) + P(f⁻ = f⁺) / 2, the Mann-Whitney statistic as a share; NaN of no pair."""
-    if not len(data) or not len(negatives):
-        return math.nan
-    ranked = np.sort(data)
-    below = np.searchsorted(ranked, negatives, side="left")
-    up_to = np.searchsorted(ranked, negatives, side="right")
-    return float((below + up_to).mean() / (2 * len(data)))
 
 
 def overlap(data: Floats, negatives: Floats) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
+from ...plots.numbers import word
 from ..trained import TrainedRun
 
 TOGETHER = 200
@@ -60,7 +61,7 @@ def other_differences(runs: Sequence[TrainedRun]) -> list[str]:
     found |= {name: [getattr(run.config, name) for run in runs] for name in BEYOND}
     found["updates"] = [run.step for run in runs]
     return [
-        f"{name.replace('_', ' ')} {', '.join(map(_word, dict.fromkeys(values)))}"
+        f"{name.replace('_', ' ')} {', '.join(map(word, dict.fromkeys(values)))}"
         for name, values in found.items()
         if len(set(values)) > 1
     ]
@@ -147,7 +148,3 @@ def enough_held_out(runs: Sequence[TrainedRun], count: int) -> None:
                 f"{count} held-out images were asked for, and the data of {run.path} have "
                 f"{there}; give a smaller --count"
             )
-
-
-def _word(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

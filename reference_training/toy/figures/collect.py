@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ...engine.run_folder import CONFIG, RESULTS
+from ...engine.run_folder import CONFIG, RESULTS, read_json
 from ..config import ToyConfig
 from .config import FigureConfig
 from .runs import ToyRun, load_run
@@ -53,15 +52,14 @@ def _is_finished(training: ToyConfig) -> bool:
     file = training.out / RESULTS
     if not file.is_file():
         return False
-    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return bool(results["iterations"] == training.settings.iterations)
+    return bool(read_json(file)["iterations"] == training.settings.iterations)
 
 
 def _refuse_other_run(training: ToyConfig) -> None:
     file = training.out / CONFIG
     if not file.is_file():
         return
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = read_json(file)
     asked = training.to_json()
     names = ("scenario", "betas", "variants", "seed", "seeds")
     clashes = [

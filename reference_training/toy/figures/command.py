@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ebmguard.sinks import to_json
-
 from ...engine.interrupt import INTERRUPTED
-from ...plots.canvas import new_figure
+from ...engine.run_folder import RESULTS, write_json
+from ...plots.canvas import new_figure, save_picture
 from ..command import train_run
 from . import table
 from .collect import collect
@@ -58,7 +56,8 @@ def publish(
         the pictures.
 
     Raises:
-        ConfigError: a run lacks members that the figure shows.
+        ConfigError: a run lacks members that the figure shows, or a picture cannot be written.
+        DiskError: the numbers cannot be written.
         ImportError: matplotlib is not installed.
     """
     drawn = {
@@ -73,12 +72,9 @@ def publish(
         drawn["tradeoff"] = draw_tradeoff(spec, runs)
     files = [folder / f"{name}.png" for name in drawn]
     for file, figure in zip(files, drawn.values(), strict=True):
-        figure.savefig(file)
-    (folder / "table.md").write_text(table.markdown(spec, runs, said), encoding="utf-8")
-    (folder / "results.json").write_text(
-        json.dumps(to_json(results(spec, runs, said)), indent=2, allow_nan=False) + "\n",
-        encoding="utf-8",
-    )
+        save_picture(figure, file)
+    (folder / "table.md").write_text(table.page(spec, runs, said), encoding="utf-8")
+    write_json(folder / RESULTS, results(spec, runs, said))
     return files
 
 

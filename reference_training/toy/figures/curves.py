@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...plots.canvas import COLOURS, DARK, new_figure
+from ...plots.canvas import COLOURS, DARK, new_figure, unframed
 from ..broken import GOOD, SAMPLERS
 from .runs import GOOD_WEIGHT, ToyRun
 from .specs import FigureSpec
@@ -55,8 +55,7 @@ def draw_curves(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> Figure:
         axes.axhline(0.5, color=DARK, lw=0.8, ls=":")  # its share of the negatives
         axes.set_xlabel("update")
     for axes in (*above, *below):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.2)
+        unframed(axes)
     handles, labels = above[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(f"{spec.title}\nmedian and range over seeds", fontsize=11)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...plots.canvas import COLOURS, DARK, Canvas
+from ...plots.canvas import COLOURS, DARK, Canvas, unframed
+from ...plots.numbers import number
 from .panels import Band, Panel, Picture
 from .specs import FigureSpec
-from .words import NUMBERS, column_title, short
+from .words import NUMBERS, column_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,9 +93,8 @@ def _draw_curves(axes: Axes, band: Band, pair: tuple[Panel, Panel], row: int) ->
         axes.set_ylim(0, top)
         sharp = pair[0].density
         if sharp is not None and sharp.max() > top:
-            note = f"$p_\\theta$ reaches {short(float(sharp.max()))}"
+            note = f"$p_\\theta$ reaches {number(float(sharp.max()), 2)}"
             axes.annotate(note, (0.98, 0.96), xycoords="axes fraction", ha="right", va="top")
     axes.set_xlim(band.axis[0], band.axis[-1])
     axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
+    unframed(axes)

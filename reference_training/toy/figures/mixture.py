@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ...plots.numbers import mean
+from ...plots.numbers import mean, number
 from .runs import GOOD_WEIGHT, ToyRun
 from .specs import FigureSpec
 from .spread import Spread
-from .words import listed, short
+from .words import listed
 
 AS_WELL = 1.2
 """A run trains as well as another one if its KL is at most so many times that one's."""
@@ -28,7 +28,7 @@ def compare_samplers(spec: FigureSpec, first: ToyRun, run: ToyRun) -> str:
         )
         if betas
     )
-    means = listed([f"{short(ratio, 3)} at {beta}" for beta, ratio in ratios.items()])
+    means = listed([f"{number(ratio)} at {beta}" for beta, ratio in ratios.items()])
     return (
         f"{run.scenario}: KL(p_d‖p_θ) over the one of {first.scenario}, ratio of the means over "
         f"seeds: {means}; median of the seeds' own ratios: {listed(pairs)}. "
@@ -38,7 +38,7 @@ def compare_samplers(spec: FigureSpec, first: ToyRun, run: ToyRun) -> str:
 
 def weight_on_the_good(spec: FigureSpec, run: ToyRun) -> str:
     """How much of the weight the good sampler's negatives carry, over the whole training."""
-    shares = [f"{short(_share(run, beta), 3)} at {beta}" for beta in spec.betas]
+    shares = [f"{number(_share(run, beta))} at {beta}" for beta in spec.betas]
     return (
         f"{run.scenario}: share of the weight on the good sampler's negatives, mean over all "
         f"evaluations and seeds: {listed(shares)}."
@@ -52,7 +52,7 @@ def _ratio_of_means(first: ToyRun, run: ToyRun, beta: str) -> float:
 
 def _median_of_ratios(first: ToyRun, run: ToyRun, beta: str) -> str:
     pairs = zip(run.of(beta, "default"), first.of(beta, "default"), strict=True)
-    return short(Spread.of(a.metrics["kl"] / b.metrics["kl"] for a, b in pairs).median, 3)
+    return number(Spread.of(a.metrics["kl"] / b.metrics["kl"] for a, b in pairs).median)
 
 
 def _share(run: ToyRun, beta: str) -> float:

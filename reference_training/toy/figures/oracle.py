@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from ...plots.numbers import number
 from ..distributions import DISTRIBUTIONS
 from ..tabular import oracle_r2
 from .runs import ToyRun
 from .specs import FigureSpec
 from .spread import spread
-from .words import DATA, OFF, listed, negatives, short
+from .words import DATA, OFF, listed, negatives
 
 TABULAR_BETAS = (0.3, 0.5, 0.9)
 CELLS = 40
@@ -16,7 +17,7 @@ CELLS = 40
 def optimum_reached(spec: FigureSpec, run: ToyRun) -> str:
     """How close the networks of a run came to the optimum, at every β but 0."""
     reached = [
-        f"{short(spread(run, beta, 'default', 'oracle_r2').median, 3)} at {beta}"
+        f"{number(spread(run, beta, 'default', 'oracle_r2').median)} at {beta}"
         for beta in spec.betas
         if beta != OFF
     ]

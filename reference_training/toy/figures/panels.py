@@ -11,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...plots.numbers import number
 from ..grid import Grid
 from ..kde import bandwidth, kde
 from ..metrics import log_masses
 from .runs import Member, ToyRun
 from .specs import FigureSpec
 from .spread import spread
-from .words import DATA, VARIANT, negatives, short, who_draws
+from .words import DATA, VARIANT, negatives, who_draws
 
 FLOOR = 1e-10
 """Added to a density before its logarithm is drawn, as in the code of Nijkamp et al. (2020)."""
@@ -158,13 +159,13 @@ def _pair(run: ToyRun, member: Member) -> tuple[Panel, Panel]:
 
 
 def _caption(run: ToyRun, member: Member, metric: str, name: str) -> tuple[str, ...]:
-    own = f"{name} {short(member.metrics[metric])}"
+    own = f"{name} {number(member.metrics[metric], 2)}"
     if run.seeds == 1:
         return (own,)
     median = spread(run, member.beta, member.variant, metric).median
     if math.isnan(median):
         return own, "median undefined"
-    return own, f"median of {run.seeds}: {short(median)}"
+    return own, f"median of {run.seeds}: {number(median, 2)}"
 
 
 def _grid(run: ToyRun) -> Grid:

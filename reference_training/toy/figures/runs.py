@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import read_jsonl
 
-from ...engine.run_folder import CONFIG, RESULTS
+from ...engine.run_folder import CONFIG, RESULTS, read_json, read_rows
 from ..broken import GOOD
 from ..course import GRIDS, MEMBERS
 from ..distributions import DISTRIBUTIONS, Distribution
@@ -161,9 +159,7 @@ def load_run(path: Path) -> ToyRun:
             f"{path} is not the folder of a finished toy run: {', '.join(missing)} missing. Finish "
             "it with `ebmguard train toy --resume`, or name another folder."
         )
-    config, results = (
-        json.loads(files[name].read_text(encoding="utf-8")) for name in (CONFIG, RESULTS)
-    )
+    config, results = (read_json(files[name]) for name in (CONFIG, RESULTS))
     with np.load(files[f"figures/{GRIDS}"]) as stored:
         grids = {name: stored[name] for name in ("axis", "negative_energy", "samples")}
     members = tuple(_member(i, record) for i, record in enumerate(results["members"]))
@@ -181,8 +177,8 @@ def load_run(path: Path) -> ToyRun:
         axis=grids["axis"],
         negative_energy=grids["negative_energy"],
         samples=grids["samples"],
-        evaluations=_lines(path / MEMBERS),
-        alerts=_lines(path / "alerts.jsonl"),
+        evaluations=read_rows(path, MEMBERS),
+        alerts=read_rows(path, "alerts.jsonl"),
     )
 
 
@@ -201,7 +197,3 @@ def _member(index: int, record: Mapping[str, Any]) -> Member:
 def _number(value: float | str | None) -> float:
     """A stored number; not finite ones are stored as strings, undefined ones may be null."""
     return math.nan if value is None else float(value)
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    return read_jsonl(file) if file.is_file() else []

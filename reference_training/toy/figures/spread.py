@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ...plots.numbers import number
 from .runs import ToyRun
-from .words import short
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Spread:
         if math.isnan(self.low):
             return "undefined"
         if self.low == self.high:
-            return short(self.median, 3)
-        return f"{short(self.median, 3)} [{short(self.low, 3)}, {short(self.high, 3)}]"
+            return number(self.median)
+        return f"{number(self.median)} [{number(self.low)}, {number(self.high)}]"
 
 
 def spread(run: ToyRun, beta: str, variant: str, metric: str) -> Spread:

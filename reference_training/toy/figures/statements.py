@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from ...plots.numbers import number
 from .mixture import compare_samplers, weight_on_the_good
 from .oracle import optimum_reached, tabular_optimum
 from .runs import Member, ToyRun
 from .specs import FigureSpec
 from .spread import Spread, spread
-from .words import OFF, VARIANT, listed, short
+from .words import OFF, VARIANT, listed
 
 
 def statements(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> list[str]:
@@ -82,8 +83,8 @@ def compare_variants(spec: FigureSpec, run: ToyRun) -> list[str]:
         compared = listed([_compared(own, v, other) for v, other in others.items()])
         lower = listed([VARIANT[variant] for variant in better]) if better else "no other variant"
         said.append(
-            f"{run.scenario}, β = {beta}: median KL {short(own.median)} for default, {compared}. "
-            f"A lower median than the default's: {lower}."
+            f"{run.scenario}, β = {beta}: median KL {number(own.median, 2)} for default, "
+            f"{compared}. A lower median than the default's: {lower}."
         )
     return [*said, _claim(run, betas, best, clear, within, beyond)]
 
@@ -144,17 +145,18 @@ def _count(found: list[str], betas: list[str]) -> str:
 def _compared(own: Spread, variant: str, other: Spread) -> str:
     factor = other.median / own.median if own.median else math.nan
     how = "overlap" if own.overlaps(other) else "apart"
-    return f"{short(other.median)} for {VARIANT[variant]} ({short(factor)} times, spreads {how})"
+    times = f"{number(factor, 2)} times"
+    return f"{number(other.median, 2)} for {VARIANT[variant]} ({times}, spreads {how})"
 
 
 def _gain(run: ToyRun, beta: str) -> str:
     # A seed that is lost at β has gained nothing, whatever it was at β = 0.
     ratios = (zero / own if math.isfinite(own) else 0.0 for zero, own in _pairs(run, beta, "kl"))
-    return short(Spread.of(ratios).median)
+    return number(Spread.of(ratios).median, 2)
 
 
 def _cost(run: ToyRun, beta: str) -> str:
-    return short(Spread.of(own / zero for zero, own in _pairs(run, beta, "kl_sgld")).median)
+    return number(Spread.of(own / zero for zero, own in _pairs(run, beta, "kl_sgld")).median, 2)
 
 
 def _pairs(run: ToyRun, beta: str, metric: str) -> Iterator[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""The numbers of a figure as tables: plain text for a terminal, and Markdown."""
+"""The numbers of a figure as tables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ...plots.markdown import markdown_table
 from .runs import GOOD_WEIGHT, ToyRun
 from .specs import FigureSpec
 from .spread import spread
@@ -65,20 +66,19 @@ def rows(spec: FigureSpec, run: ToyRun) -> list[dict[str, Any]]:
 
 
 def text(spec: FigureSpec, runs: Mapping[str, ToyRun]) -> str:
-    """The tables for a terminal, one for each run."""
-    return "\n\n".join(_plain(run_title(runs[name]), cells(spec, runs[name])) for name in runs)
-
-
-def markdown(spec: FigureSpec, runs: Mapping[str, ToyRun], statements: Sequence[str]) -> str:
-    """The same tables and what they show, as a page of Markdown."""
-    parts = [f"# {spec.title}", legend(spec, runs)]
+    """The tables, one for each run."""
+    words = 2 if len(spec.variants) > 1 else 1
+    parts = []
     for run in runs.values():
         head, *body = cells(spec, run)
-        lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        parts += [f"## {run_title(run)}", table]
-    parts.append("\n".join(f"- {statement}" for statement in statements))
-    return "\n\n".join(parts) + "\n"
+        parts += [f"## {run_title(run)}", markdown_table(head, body, words=words)]
+    return "\n\n".join(parts)
+
+
+def page(spec: FigureSpec, runs: Mapping[str, ToyRun], statements: Sequence[str]) -> str:
+    """The tables and what they show, as a page of Markdown."""
+    said = "\n".join(f"- {statement}" for statement in statements)
+    return f"# {spec.title}\n\n{legend(spec, runs)}\n\n{text(spec, runs)}\n\n{said}\n"
 
 
 def cells(spec: FigureSpec, run: ToyRun) -> list[list[str]]:
@@ -108,13 +108,3 @@ def _columns(spec: FigureSpec, run: ToyRun) -> dict[str, str]:
 
 def _diverged(run: ToyRun, beta: str, variant: str) -> int:
     return sum(member.diverged_at is not None for member in run.of(beta, variant))
-
-
-def _plain(title: str, table: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in table
-    ]
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join([title, *lines])

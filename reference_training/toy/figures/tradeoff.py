@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ...plots.canvas import COLOURS, DARK, new_figure
+from ...plots.canvas import COLOURS, DARK, new_figure, unframed
 from .runs import ToyRun
 from .specs import FigureSpec
 from .spread import spread
@@ -85,8 +85,7 @@ def _draw_scenario(axes: Axes, spec: FigureSpec, run: ToyRun) -> None:
         axes.set_xlabel("β")
     axes.set_ylabel("KL (nats)")
     axes.set_title(run_title(run), fontsize=10, color=DARK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.2)
+    unframed(axes)
     _mark_lost(axes, spec, run, places)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,20 +20,6 @@ NUMBERS = (
     r"Below the kernel density estimate of SGLD$(p_\theta)$: the same, both blurred alike."
 )
 """What the numbers below panels are."""
-
-
-def short(value: float, digits: int = 2) -> str:
-    """A number in few characters, never as a power of ten between 0.001 and a million."""
-    if math.isnan(value):
-        return "undefined"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    size = abs(value)
-    if size >= 1e6 or 0 < size < 1e-3:
-        return f"{value:.1e}"
-    if size >= 10**digits - 0.5:  # 99.7 of two digits would be 1e+02
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ def test_what_is_logged_controls_no_terminal():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.98765, "0.988"), (123456.0, "1.2e+05"), (-2e9, "-2.0e+09"), (float("nan"), "nan")],
+    [(0.98765, "0.988"), (123456.0, "123,456"), (-2e9, "-2e+09"), (float("nan"), "undefined")],
 )
 def test_numbers_are_short(value, text):
     assert progress.state_text({"x": value}) == f"x {text}"
@@ -65,7 +65,7 @@ def test_chooses_the_bar_on_a_terminal(monkeypatch):
 
 def test_the_other_processes_of_a_run_say_nothing(caplog, capsys):
     caplog.set_level(logging.INFO)
-    reporter: progress.Reporter = progress.SilentReporter()
+    reporter = progress.Reporter()
     reporter.start("run", 0, 10)
     reporter.step(10, {"acc": 0.5})
     reporter.note("diverged at step 7")

@@ -7,11 +7,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ebmguard.alerts import Alert, Level
-from ebmguard.reference_training.engine.record import Record, last_course
+from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.task import Step
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.engine.ring import Ring, RingConfig
@@ -109,14 +107,3 @@ def test_state_survives_a_file_and_time_before_a_resume_counts(tmp_path):
         del state["elapsed"]
     assert states[0] == states[1]
     record.close()
-
-
-@given(st.lists(st.integers(0, 9), max_size=30))
-def test_the_last_course_is_what_a_reader_with_an_array_would_keep(steps):
-    rows = [{"step": step, "row": i} for i, step in enumerate(steps)]
-    kept: dict[int, int] = {}
-    for row in rows:
-        kept = {step: i for step, i in kept.items() if step < row["step"]}
-        kept[row["step"]] = row["row"]
-    assert {row["step"]: row["row"] for row in last_course(rows)} == kept
-    assert [row["step"] for row in last_course(rows)] == sorted(kept)

@@ -43,7 +43,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-class Silent:
+class Silent(Reporter):  # type: ignore[misc]
     """A reporter that counts steps, and presses Ctrl-C after one of them."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
@@ -61,9 +61,6 @@ class Silent:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-    def stop(self) -> None:
-        pass
 
 
 def config_for(out: Path, **settings: Any) -> JemConfig:

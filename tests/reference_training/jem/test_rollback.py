@@ -11,10 +11,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ebmguard.reference_training.engine.record import last_course
+from ebmguard.reference_training.engine.rows import last_course, series
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.runs import load_run, series
+from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.sweep.cell import Cell, outcome
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
@@ -75,7 +75,7 @@ def test_rows_of_steps_that_come_again_say_so(rolled_back):
             assert set(attempts[:given_up]) == {None}, name
             assert set(attempts[given_up:]) == {1}, name
     gaps = {row["step"]: row["energy_gap"] for row in read_jsonl(rolled_back / "training.jsonl")}
-    steps, values = series(load_run(rolled_back), ["energy_gap"])
+    steps, values = series(rolled_back, ["energy_gap"])
     assert steps.tolist() == list(range(STEPS))
     assert values["energy_gap"].tolist() == pytest.approx(
         [gaps[step] for step in range(STEPS)], abs=1e-5

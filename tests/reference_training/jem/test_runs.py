@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.jem.runs import ADDED, find_runs, load_run, series
+from ebmguard.reference_training.engine.rows import series
+from ebmguard.reference_training.jem.runs import ADDED, find_runs, load_run
 from tests.reference_training.jem.table.fabricate import INCEPTION, OWN, write_lines, write_run
 
 SMALL: dict[str, Any] = {
@@ -64,7 +65,7 @@ def test_a_run_in_progress_with_torn_lines(tmp_path):
     assert (run.steps, run.complete, run.diverged_at) == (17, False, None)
     assert run.state() == "stopped or still running, 17 of 30 iterations"
     assert [row.step for row in run.evaluations] == [0, 10]
-    steps, values = series(run, ["energy_gap"])
+    steps, values = series(run.path, ["energy_gap"])
     assert steps.tolist() == list(range(17))
     assert np.isfinite(values["energy_gap"]).all()
 
@@ -95,7 +96,7 @@ def test_a_run_that_has_only_begun(tmp_path):
         (path / name).unlink()
     run = load_run(path)
     assert (run.steps, run.evaluations, run.first_error, run.grids()) == (0, (), None, {})
-    steps, values = series(run, ["energy_gap", "ess"])
+    steps, values = series(run.path, ["energy_gap", "ess"])
     assert steps.shape == values["energy_gap"].shape == values["ess"].shape == (0,)
     # 640 images in batches of 64; the evaluations do not say yet.
     assert run.steps_per_epoch == 10
@@ -110,26 +111,6 @@ def test_results_of_a_shorter_run_are_not_those_of_the_longer_one(tmp_path):
     (path / "config.json").write_text(json.dumps(config))
     run = load_run(path)
     assert (run.results, run.steps, run.iterations, run.complete) == (None, 30, 60, False)
-
-
-def test_series_are_the_lines_with_what_is_not_finite(tmp_path):
-    path = write_run(tmp_path / "x", **SMALL)
-    write_lines(
-        path / "metrics.jsonl",
-        [
-            {"step": 0, "energy_gap": 0.5, "ess": 1.0},
-            {"step": 1, "energy_gap": math.inf},
-            {"step": 2, "energy_gap": 7.0},
-            {"step": 3, "energy_gap": 8.0},
-            {"step": 1, "energy_gap": -math.inf, "ess": 0.25},
-            {"step": 2, "energy_gap": math.nan, "ess": 0.5},
-        ],
-    )
-    steps, values = series(load_run(path), ["energy_gap", "ess"])
-    assert steps.tolist() == [0, 1, 2]
-    # The later line of a step counts, and gives up what came after the earlier one.
-    np.testing.assert_array_equal(values["energy_gap"], [0.5, -math.inf, math.nan])
-    np.testing.assert_array_equal(values["ess"], [1.0, 0.25, 0.5])
 
 
 def test_a_published_run_deviates_in_nothing(tmp_path):

@@ -56,21 +56,40 @@ def test_times_are_in_the_unit_that_fits(seconds, words):
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "digits", "words"),
     [
-        (math.nan, "undefined"),
-        (math.inf, "∞"),
-        (-math.inf, "−∞"),
-        (None, "–"),
-        (0.12345, "0.123"),
-        (465.2, "465"),
-        (1234.5, "1,234"),
-        (-1234.5, "-1,234"),
-        (1e12, "1e+12"),
+        (math.nan, 3, "undefined"),
+        (math.inf, 2, "∞"),
+        (-math.inf, 3, "−∞"),
+        (None, 3, "–"),
+        (0.0, 2, "0"),
+        (0.00012, 2, "0.00012"),
+        (0.0864, 2, "0.086"),
+        (0.12345, 3, "0.123"),
+        (-3.456, 3, "-3.46"),
+        (8.04, 2, "8"),
+        (10.62, 2, "11"),
+        (99.4, 2, "99"),
+        (99.7, 2, "100"),
+        (465.2, 3, "465"),
+        (480.3, 2, "480"),
+        (999.7, 3, "1,000"),
+        (1234.5, 3, "1,234"),
+        (-1234.5, 3, "-1,234"),
+        (123456.7, 3, "123,457"),
+        (2.5e7, 2, "2.5e+07"),
+        (1e12, 3, "1e+12"),
     ],
 )
-def test_numbers_as_people_read_them(value, words):
-    assert number(value) == words
+def test_numbers_as_people_read_them(value, digits, words):
+    assert number(value, digits) == words
+
+
+@given(st.floats(1e-4, 1e6, exclude_max=True), st.sampled_from([2, 3]))
+def test_numbers_of_everyday_size_are_no_powers_of_ten(value, digits):
+    text = number(value, digits)
+    assert "e" not in text
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=0.5 * 10 ** (1 - digits))
 
 
 def test_a_row_has_a_dash_for_what_it_lacks():

@@ -16,26 +16,17 @@ from ebmguard.reference_training.toy.grid import Grid
 from ebmguard.reference_training.toy.train import train
 
 
-class Silent:
+class Silent(Reporter):  # type: ignore[misc]
     """Says nothing, and stops the run as Ctrl-C does where it is told to."""
 
     def __init__(self, interrupt_after: int | None = None) -> None:
         self.interrupt_after = interrupt_after
-
-    def start(self, name: str, done: int, total: int) -> None:
-        pass
 
     def step(self, done: int, state: Mapping[str, float | str]) -> None:
         if done == self.interrupt_after:
             import signal
 
             signal.raise_signal(signal.SIGINT)
-
-    def note(self, text: str) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
 
 
 def config_for(out: Path, **settings: Any) -> ToyConfig:

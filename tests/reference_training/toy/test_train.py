@@ -278,7 +278,7 @@ def test_results_are_means_over_the_last_five_evaluations(tmp_path):
         gaps = [row["energy_gap"] for row in rows if row["step"] == step]
         assert guarded[step - 1]["energy_gap"] == pytest.approx(np.mean(gaps), rel=1e-5)
     assert results["diverged_at"] is None
-    assert len(table(results["members"]).splitlines()) == 4
+    assert len(table(results["members"]).splitlines()) == 5
 
 
 def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.figures.bundles import bundle
 from ebmguard.reference_training.jem.figures.command import make
-from ebmguard.reference_training.jem.figures.progress import COLOURS, curves, progress_table
+from ebmguard.reference_training.jem.figures.progress import CONTRASTS, curves, progress_table
 from ebmguard.reference_training.jem.runs import find_runs
 from tests.reference_training.jem.table.fabricate import OWN, made_up_evaluation, write_run
 from tests.reference_training.pictures import assert_no_text_on_text
@@ -42,7 +42,7 @@ def test_the_four_panels(tmp_path):
     assert gap.get_yscale() == "symlog"
     assert [axes.get_ylabel() for axes in figure.axes[1:]] == ["test accuracy (%)", "IS", "FID"]
     assert {axes.get_xlabel() for axes in figure.axes} == {"epoch"}
-    for run, colour in zip(runs, COLOURS, strict=False):
+    for run, colour in zip(runs, CONTRASTS, strict=False):
         for axes, value in (
             (accuracy, lambda row: 100 * row.test_accuracy),
             (inception, lambda row: row.inception),
@@ -53,7 +53,7 @@ def test_the_four_panels(tmp_path):
             np.testing.assert_allclose(line.get_ydata(), [value(r) for r in run.evaluations])
     # 120 steps: three values a point.
     assert curves(runs)[0].size == 3
-    (line,) = lines_of(gap, COLOURS[1])
+    (line,) = lines_of(gap, CONTRASTS[1])
     assert len(line.get_xdata()) == 40
     assert "each point 3 values" in gap.get_title()
     assert "NOT the published setup: depth 10" in " ".join(t.get_text() for t in figure.texts)
@@ -65,7 +65,7 @@ def test_the_gap_is_bundled_on_the_axis(tmp_path):
     write_run(tmp_path / "x", beta_star=1, gaps=gaps, **SMALL)
     figure, _ = make("16", find_runs([tmp_path]))
     expected = bundle(np.arange(120), gaps, 3)
-    (line,) = lines_of(figure.axes[0], COLOURS[0])
+    (line,) = lines_of(figure.axes[0], CONTRASTS[0])
     np.testing.assert_allclose(line.get_ydata(), expected.centre)
     np.testing.assert_allclose(line.get_xdata(), expected.steps / 10)
     (band,) = figure.axes[0].collections
@@ -113,7 +113,7 @@ def test_seeds_share_a_colour_and_are_counted(tmp_path):
         lost = 60 if seed == 1 else None
         write_run(tmp_path / f"{seed}", seed=seed, diverged_at=lost, scenario="6", **SMALL)
     figure, text = make("24", find_runs([tmp_path]))
-    assert len(lines_of(figure.axes[1], COLOURS[0])) == 3
+    assert len(lines_of(figure.axes[1], CONTRASTS[0])) == 3
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[0] == "β* = 0 (3 seeds, 1 lost)"
     assert "SGLD step size × 4" in figure.texts[0].get_text()

@@ -38,7 +38,7 @@ def cells(text: str, line: int) -> list[str]:
 def test_above_is_the_mann_whitney_statistic(data, negatives):
     x, y = np.array(data), np.array(negatives)
     expected = mannwhitneyu(y, x, method="asymptotic").statistic / (len(x) * len(y))
-    assert sep.above(x, y) == pytest.approx(float(expected))
+    assert sep.separation(x, y).above == pytest.approx(float(expected))
 
 
 def test_overlap_of_what_is_known():

@@ -8,22 +8,8 @@ from ebmguard.reference_training.shortrun.figures.measured import (
     describe,
     measure,
     some_of,
-    values_and_slopes,
 )
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
-
-
-@pytest.mark.parametrize("batch", [3, 100])
-def test_values_and_slopes_of_a_quadratic(monkeypatch, batch):
-    monkeypatch.setattr(module, "BATCH", batch)
-    x = torch.randn(10, 2, 3, 3, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        values, slopes = values_and_slopes(Quadratic(0.5, mean=0.25), x)
-    away = (x - 0.25).flatten(1).norm(dim=1)
-    assert torch.allclose(values, -0.25 * away.square())
-    assert torch.allclose(slopes, 0.5 * away)
-    assert not values.requires_grad
-    assert not x.requires_grad
 
 
 def test_images_in_numbers():

@@ -49,7 +49,7 @@ def test_means_and_seeds_own_ratios_are_both_told(tmp_path):
     # Of the means 7 / 6; of the seeds 1.5, 1.1 and 1.1.
     assert compare_samplers(spec, first, mixture) == (
         "gmm-good+exploding: KL(p_d‖p_θ) over the one of gmm-default, ratio of the means over "
-        "seeds: 3.3e+08 at 0 and 1.17 at 0.5; median of the seeds' own ratios: 1 at 0 and 1.1 at "
+        "seeds: 3.33e+08 at 0 and 1.17 at 0.5; median of the seeds' own ratios: 1 at 0 and 1.1 at "
         "0.5. The means are at most 20% above it at β = 0.5; further above at β = 0."
     )
     lost = compare_samplers(spec, first, alone)

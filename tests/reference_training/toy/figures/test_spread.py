@@ -3,11 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ebmguard.reference_training.toy.figures.spread import Spread
-from ebmguard.reference_training.toy.figures.words import listed, short
+from ebmguard.reference_training.toy.figures.words import listed
 
 
 @pytest.mark.parametrize(
@@ -49,37 +47,6 @@ def test_overlap_and_order():
     assert low.better_than(lost)
     assert not lost.better_than(low)
     assert not lost.better_than(lost)
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (0.0864, 2, "0.086"),
-        (8.04, 2, "8"),
-        (10.62, 2, "11"),
-        (480.3, 2, "480"),
-        (99.4, 2, "99"),
-        (99.7, 2, "100"),
-        (999.7, 3, "1,000"),
-        (123456.7, 3, "123,457"),
-        (2.5e7, 2, "2.5e+07"),
-        (0.00012, 2, "1.2e-04"),
-        (0.0, 2, "0"),
-        (-3.456, 3, "-3.46"),
-        (math.nan, 2, "undefined"),
-        (math.inf, 2, "∞"),
-        (-math.inf, 2, "−∞"),
-    ],
-)
-def test_numbers_are_short(value, digits, text):
-    assert short(value, digits) == text
-
-
-@given(st.floats(1e-3, 1e6, exclude_max=True), st.sampled_from([2, 3]))
-def test_numbers_of_everyday_size_are_no_powers_of_ten(value, digits):
-    text = short(value, digits)
-    assert "e" not in text
-    assert float(text.replace(",", "")) == pytest.approx(value, rel=0.5 * 10 ** (1 - digits))
 
 
 def test_words_are_listed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 import pytest
@@ -219,10 +220,10 @@ def test_the_tables_have_a_line_for_each_variant_and_beta(tmp_path):
     assert lines[1][2] == "0.438 [0.398, 0.478]"
     assert lines[1][-1] == "0 of 3"
     text = table.text(spec, runs)
-    assert text.startswith("gmm-default: ")
+    assert text.startswith("## gmm-default: ")
     assert "updates, 3 seeds" in text
-    page = table.markdown(spec, runs, ["One sentence.", "Another."])
-    assert "| true obj | 0.5 | 0.526 [0.478, 0.574] |" in page
+    page = table.page(spec, runs, ["One sentence.", "Another."])
+    assert re.search(r"\| true obj +\| 0.5 +\| +0.526 \[0.478, 0.574\] \|", page)
     assert page.endswith("- One sentence.\n- Another.\n")
     row = table.rows(spec, runs["gmm-default"])[1]
     assert row["kl"] == pytest.approx({"median": 0.438, "low": 0.398, "high": 0.478}, abs=1e-3)

@@ -1,0 +1,74 @@
+"""What the settings of every trainer on images share: data, Langevin chains, arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .compiling import CompileName
+from .engine.run_config import RunConfig
+from .precision import PrecisionName
+
+
+@dataclass(frozen=True)
+class ImageConfig(RunConfig):
+    """Settings of one run on images; None is the value of the trainer's scenario or preset."""
+
+    data: str | None = None
+    """Data set."""
+    data_root: str | None = None
+    """Folder of the other data sets, else that of the environment variable EBMGUARD_DATA."""
+    beta_star: float = 0.0
+    """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
+    most_steps: int = 1
+    """Up to so many times the Langevin steps, each as much finer, while GradScale is low; a power
+    of two. 1: never more."""
+    action: str = "warn"
+    """What an alert of level ERROR leads to."""
+    image_size: int | None = None
+    """Pixels a side to which images are averaged down."""
+    train_images: int | None = None
+    """Training images that are used, to make a run small."""
+    test_images: int | None = None
+    """Test images that are used."""
+    iterations: int | None = None
+    """Training steps."""
+    lr: float | None = None
+    """Learning rate."""
+    data_noise: float | None = None
+    """Standard deviation of the noise added to the training images."""
+    buffer_size: int | None = None
+    """Persistent chains, in the replay buffer."""
+    sgld_steps: int | None = None
+    """Langevin steps per training step."""
+    step_size: float | None = None
+    """Factor of the gradient in a Langevin step."""
+    noise_std: float | None = None
+    """Standard deviation of the noise in a Langevin step."""
+    precision: PrecisionName = "float32"
+    """Arithmetic of the convolutions; energies are float32 numbers in any case. tf32 and the speed
+    of bfloat16 need a GPU."""
+    compile: CompileName = "auto"
+    """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
+    checkpoint_every: int = 500
+    """Training steps between checkpoints; the last one and Ctrl-C write one too."""
+    threads: int = 1
+    """CPU threads of PyTorch: one is fastest for small networks, 0 is PyTorch's own choice."""
+
+    shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed")
+    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
+
+    def problems(self, **choices: tuple[Any, Any]) -> list[str]:
+        """What is wrong with the settings above, and with choices among names."""
+        choices["precision"] = (self.precision, PrecisionName)
+        choices["compile"] = (self.compile, CompileName)
+        problems = super().problems(**choices)
+        if not math.isfinite(self.beta_star):
+            usual = type(self).beta_star
+            problems.append(
+                f"beta_star is {self.beta_star}, expected a finite number, such as {usual:g}"
+            )
+        if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
+            problems.append(f"most_steps is {self.most_steps}, expected a power of two, such as 16")
+        return problems
