@@ -27,6 +27,7 @@ from .config import FigureConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 N, K = "unrolled_steps", "inner_steps"
 COLUMNS: Columns = {
@@ -84,6 +85,11 @@ def make(config: FigureConfig) -> Made:
         for _, of in sorted(by_steps.items())
     ]
     table = markdown_table(heads(COLUMNS), [cells(COLUMNS, row) for row in rows], words=0)
+    return Made(picture(rows), f"{LEGEND}\n\n{table}", {"rows": rows})
+
+
+def picture(rows: Sequence[Mapping[str, float]]) -> Figure:
+    """Each of N and K, with the other as most of the rows have it."""
     curves: dict[str, Callable[[Axes], None]] = {}
     for axis, other in ((N, K), (K, N)):
         held = statistics.mode(row[other] for row in rows)
@@ -91,10 +97,9 @@ def make(config: FigureConfig) -> Made:
         for title, lines in PANELS.items():
             named = f"{title} by {COLUMNS[axis][0]}, {COLUMNS[other][0]} = {held:g}"
             curves[named] = partial(_curves, shown, axis, lines)
-    legend: list[tuple[str, Mapping[str, str]]] = []
-    panels = Panels("means over minibatches", curves, "Adam steps", _from_zero, legend)
-    figure = page("Bi-level gradients", "of N unrolled and K inner steps", [], panels)
-    return Made(figure, f"{LEGEND}\n\n{table}", {"rows": rows})
+    caption = "norms are means over minibatches; on their axes there is no 0"
+    panels = Panels(caption, curves, "Adam steps", _from_zero, [])
+    return page("Bi-level gradients", "N unrolled and K inner steps", [], panels)
 
 
 def of_run(path: Path, minibatches: int, seed: int) -> dict[str, float]:
@@ -136,7 +141,8 @@ def _curves(
         axes.plot([row[axis] for row in rows], values, "o-", ms=3, color=colour, label=label)
     if len(lines) > 1:
         axes.legend(frameon=False, fontsize=8)
-        axes.set_ylim(0, 1.4 * axes.get_ylim()[1])  # with room for the legend
+        axes.set_yscale("log")
+        axes.tick_params(which="minor", labelsize=6)
 
 
 def _from_zero(axes: Axes) -> None:
