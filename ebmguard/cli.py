@@ -39,8 +39,8 @@ class Command:
     summary: str
 
 
-# Of each command its words, of which one of those joined by "|" is given and is the command's first
-# argument; its summary; and its package with the module and the name of settings and function.
+# Of each command its words, of which one of those joined by "|" is given (a figure's is its first
+# argument); its summary; and its package with the module and the name of settings and function.
 _TABLE = """\
 train jem
     train a joint energy-based model, watched by the guard
@@ -87,6 +87,9 @@ figure 3|4|16|17|18|19|20|21|22|23|24|25
 figure 12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run
     a figure or study of short-run models, from runs that are there, with its numbers
     reference_training.shortrun.figures config:FigureConfig command:run
+figure bilevel
+    bias of bi-level gradients and its bound by unrolled and inner steps, from runs that are there
+    reference_training.bism.figures config:FigureConfig bilevel:run
 watch
     a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks
     report watch:WatchConfig watch:watch
@@ -141,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\nerror: {unknown(words[: taken + 1], found)}", file=sys.stderr)
         return 0 if wanted_help else USAGE_ERROR
     (name,) = found
-    if ALTERNATIVES in name[-1]:
+    if name[0] == "figure":
         taken -= 1
     try:
         import tyro

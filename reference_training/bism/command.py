@@ -17,8 +17,9 @@ def run(config: BismConfig) -> int:
 
 def summary(results: dict[str, Any], path: Path) -> str:
     """How the run went."""
-    nats, below = results["log_likelihood"], results["kl"]
-    return (
-        f"results in {path}, {results['wall_seconds']:.0f} s\n"
-        f"log-likelihood {nats:.4f} nats per sample, {below:.4f} below the data's own density"
-    )
+    head = f"results in {path}, {results['wall_seconds']:.0f} s\n"
+    if "verdict" in results:
+        low, high = results["log_likelihood_low"], results["log_likelihood_high"]
+        return f"{head}log-likelihood {low:.3f} to {high:.3f} nats per sample: {results['verdict']}"
+    below = f", {results['kl']:.4f} below the data's own density" if "kl" in results else ""
+    return f"{head}log-likelihood {results['log_likelihood']:.4f} nats per sample{below}"

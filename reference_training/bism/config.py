@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+import torch
+
 from ebmguard.errors import ConfigError
 
+from ..data import kept_data
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import RunConfig
 from ..toy.distributions import DISTRIBUTIONS, Distribution
 from .checkerboard import Checkerboard
+from .images import IMAGES, FlatImages
 from .methods import UpdateSettings
 
 DATA: dict[str, Checkerboard | Distribution] = {
@@ -30,9 +34,12 @@ class BismConfig(UpdateSettings, RunConfig):
     """
 
     data: str = "checkerboard"
-    """checkerboard, gmm or circles."""
+    """checkerboard, gmm or circles; digits, or frey, which reads frey_rawface.mat."""
+    data_root: str | None = None
+    """Folder of the data sets; None is the environment variable EBMGUARD_DATA."""
     hidden: int = 4
-    """Binary latents, up to 20: log Z is a sum over all their states."""
+    """Binary latents. Up to 20, log Z is a sum over all their states; of more, at the end of the
+    run, annealed importance sampling brackets it from both sides."""
     iterations: int = 100_000
     """Updates."""
     batch: int = 100
@@ -42,7 +49,11 @@ class BismConfig(UpdateSettings, RunConfig):
     evaluations: int = 20
     """Evaluations over the run."""
     test_samples: int = 10_000
-    """Held-out samples of an evaluation."""
+    """Held-out samples of an evaluation, at most; the digits have 360, the Frey faces 265."""
+    temperatures: int = 1000
+    """Of the annealing."""
+    ais_chains: int = 100
+    """Of each of its sides."""
     checkpoint_every: int = 5000
     """Updates between checkpoints; evaluations and Ctrl-C write one too."""
     threads: int = 1
@@ -50,6 +61,7 @@ class BismConfig(UpdateSettings, RunConfig):
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "bism")
     shown: ClassVar[tuple[str, ...]] = ("out", "method")
+    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant.
@@ -67,6 +79,8 @@ class BismConfig(UpdateSettings, RunConfig):
             "gibbs_steps": 1,
             "evaluations": 1,
             "test_samples": 1,
+            "temperatures": 1,
+            "ais_chains": 2,
         }
         problems = [*self.problems(), *self.update_problems()]
         problems += [
@@ -74,14 +88,24 @@ class BismConfig(UpdateSettings, RunConfig):
             for name, number in least.items()
             if getattr(self, name) < number
         ]
-        if self.hidden > 20:
-            problems.append(f"hidden is {self.hidden}, expected at most 20")
-        if self.data not in DATA:
-            problems.append(f"data is {self.data!r}, expected {', '.join(DATA)}")
+        if self.data not in (*DATA, *IMAGES):
+            problems.append(f"data is {self.data!r}, expected {', '.join((*DATA, *IMAGES))}")
         if ranks.world > 1:
             problems.append(f"so small a model is trained by one process, not by {ranks.world}")
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        self.open_data(torch.device("cpu"))  # before there is a folder
+
+    def open_data(self, device: torch.device) -> Checkerboard | Distribution | FlatImages:
+        """What the model is trained on.
+
+        Raises:
+            ConfigError: the images are not there, or are not what was published.
+        """
+        if self.data in DATA:
+            return DATA[self.data]
+        images = kept_data(self.data, self.data_root, valid_images=0).to(device)
+        return FlatImages(images, IMAGES[self.data])
 
     @property
     def total_steps(self) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -22,7 +22,7 @@ from .matching import LogDensity, contrastive, denoising, multiscale_denoising, 
 from .posterior import BernoulliPosterior
 from .rbm import GaussianBernoulliRBM
 
-__all__ = ["Update", "UpdateSettings"]
+__all__ = ["Levels", "Update", "UpdateSettings"]
 
 _MATCHING = ("dsm", "ssm", "mdsm")
 _BILEVEL = tuple(f"bi{name}" for name in _MATCHING)
@@ -48,6 +48,8 @@ class UpdateSettings:
     """K: Adam steps of the posterior on each minibatch."""
     unrolled_steps: int = 5
     """N: further steps that the model's gradient goes through."""
+    fresh_inner: bool = False
+    """A minibatch of its own for each of the K steps, instead of that of the update."""
     particles: int = 5
     """Latents that vnce draws for each sample of its noise."""
 
@@ -73,6 +75,21 @@ class UpdateSettings:
         if self.method not in named and not _CHAINS.fullmatch(self.method):
             problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")
         return problems
+
+
+class Levels(NamedTuple):
+    """Both levels of one update, before it is done.
+
+    Attributes:
+        before: phi_0, after the K steps.
+        after: phi_N, differentiable in the model's parameters where N > 0.
+        upper: the loss of any phi, differentiable in it and in the model's parameters; its random
+            numbers are the same at every call.
+    """
+
+    before: Parameters
+    after: Parameters
+    upper: Callable[[Parameters], Tensor]
 
 
 class Update:
@@ -109,11 +126,12 @@ class Update:
             self._latent = Latent(model.energy, self.posterior)
             self._moments = Moments.none(self._phi)
 
-    def __call__(self, v: Tensor) -> dict[str, Tensor]:
+    def __call__(self, v: Tensor, inner: Callable[[], Tensor] | None = None) -> dict[str, Tensor]:
         """One update.
 
         Args:
             v: the minibatch, ``(B, visible)``.
+            inner: draws a minibatch for each of the K steps; None: they have v.
 
         Returns:
             ``loss``; of a bi-level method also ``drift``, the norm of phi_N - phi_0.
@@ -121,10 +139,10 @@ class Update:
         numbers: dict[str, Tensor] = {}
         phi: Parameters = {}
         if self.posterior is not None:
-            phi = self._train_posterior(v)
+            phi = self._train_posterior(inner or (lambda: v))
             if self.settings.method in _BILEVEL:
                 before = self._phi
-                phi = self._descend(v, self.settings.unrolled_steps, unrolled=True)[0]
+                phi = self._unrolled(v, (phi, self._moments))
                 apart = [(phi[name].detach() - x).norm() for name, x in before.items()]
                 numbers["drift"] = torch.stack(apart).norm()
         loss = self._loss(v, phi).mean()
@@ -132,6 +150,22 @@ class Update:
         torch.autograd.backward(loss, inputs=self._trained)
         self._optimizer.step()
         return {"loss": loss.detach(), **numbers}
+
+    def levels(self, v: Tensor, inner: Callable[[], Tensor] | None = None) -> Levels:
+        """What an update of a bi-level method would do; the generator goes on, nothing else does.
+
+        Arguments are those of a call.
+        """
+        start = self._phi, self._moments
+        reached = self._descend(inner or (lambda: v), start, self.settings.inner_steps)
+        after = self._unrolled(v, reached)
+        held = self._generator.get_state()
+
+        def upper(phi: Parameters) -> Tensor:
+            self._generator.set_state(held)
+            return self._loss(v, phi).mean()
+
+        return Levels(reached[0], after, upper)
 
     def state_dict(self) -> dict[str, Any]:
         """All but the model's parameters and the generator."""
@@ -159,21 +193,32 @@ class Update:
         assert self.posterior is not None
         return {name: p.detach() for name, p in self.posterior.named_parameters()}
 
-    def _train_posterior(self, v: Tensor) -> Parameters:
-        phi, self._moments = self._descend(v, self.settings.inner_steps)
+    def _train_posterior(self, draw: Callable[[], Tensor]) -> Parameters:
+        start = self._phi, self._moments
+        phi, self._moments = self._descend(draw, start, self.settings.inner_steps)
         assert self.posterior is not None
         self.posterior.load_state_dict(phi)
         return phi
 
+    def _unrolled(self, v: Tensor, start: tuple[Parameters, Moments]) -> Parameters:
+        steps = self.settings.unrolled_steps
+        return self._descend(lambda: v, start, steps, unrolled=True)[0]
+
     def _descend(
-        self, v: Tensor, steps: int, *, unrolled: bool = False
+        self,
+        draw: Callable[[], Tensor],
+        start: tuple[Parameters, Moments],
+        steps: int,
+        *,
+        unrolled: bool = False,
     ) -> tuple[Parameters, Moments]:
         def lower(phi: Parameters) -> Tensor:
+            v = draw()
             # At the noise at which the upper level will ask for the posterior.
             seen = v + self._spread(len(v))[:, None] * self._normal(v)
             return self._latent.negative_elbo(phi, seen, self._draws(len(v))).mean()
 
-        return descend(lower, self._phi, self._moments, self._adam, steps, unrolled=unrolled)
+        return descend(lower, *start, self._adam, steps, unrolled=unrolled)
 
     def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
         method = self.settings.method

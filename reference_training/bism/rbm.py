@@ -10,9 +10,9 @@ from torch import Generator, Tensor, nn
 
 from ebmguard.errors import ConfigError
 
-__all__ = ["GaussianBernoulliRBM", "binary_states"]
+__all__ = ["MOST_ENUMERATED", "GaussianBernoulliRBM", "binary_states"]
 
-_MOST_ENUMERATED = 20
+MOST_ENUMERATED = 20
 
 
 class GaussianBernoulliRBM(nn.Module):
@@ -99,9 +99,9 @@ def binary_states(bits: int) -> Tensor:
     Raises:
         ConfigError: there are more than 2^20.
     """
-    if bits > _MOST_ENUMERATED:
+    if bits > MOST_ENUMERATED:
         raise ConfigError(
-            f"{bits} binary latents have 2^{bits} states, more than the 2^{_MOST_ENUMERATED} that "
+            f"{bits} binary latents have 2^{bits} states, more than the 2^{MOST_ENUMERATED} that "
             "are summed one by one; estimate log Z by ebmguard.likelihood instead"
         )
     return torch.arange(2**bits)[:, None] >> torch.arange(bits) & 1

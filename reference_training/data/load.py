@@ -17,6 +17,7 @@ from ebmguard.errors import ConfigError
 from .celeba import read_celeba
 from .cifar import read_cifar10, read_cifar100
 from .digits import read_digits
+from .frey import read_frey
 from .image_data import ImageData
 from .images import Images
 from .mnist import read_mnist
@@ -45,6 +46,7 @@ _PUBLISHED: Mapping[str, _Published] = {
     "cifar100": _Published(read_cifar100, classes=100, pad=4, flip=True),
     "svhn": _Published(read_svhn, pad=4),
     "celeba64": _Published(read_celeba, classes=1),  # no labels; short runs are not augmented
+    "frey": _Published(read_frey, classes=1),
 }
 DATA_SETS: tuple[str, ...] = ("digits", *_PUBLISHED)
 """Names that `--data` takes."""
@@ -70,9 +72,9 @@ def load_data(
     The published training images are shuffled with NumPy's legacy generator seeded 1234; the first
     so many are for validation and the rest for training, as in JEM's published trainer (Grathwohl
     et al. 2020). The split is thus the same for every seed of a run. The digits come in random
-    order and are not shuffled again. The faces of CelebA have a published validation set, of which
-    the first so many are taken; of its shuffled training images none but those asked for are
-    decoded.
+    order and are not shuffled again. The faces of CelebA and Frey's have a validation set of their
+    own, of which the first so many are taken; of CelebA's shuffled training images none but those
+    asked for are decoded.
 
     Args:
         name: one of :data:`DATA_SETS`.
@@ -142,7 +144,8 @@ def _root(name: str, root: Path | None) -> Path:
         if not value:
             raise ConfigError(
                 f"{name} lies in files, and no folder was named to look in: name the folder of the "
-                f"data sets by --data-root or the environment variable {ROOT_VARIABLE}"
+                f"data sets by --data-root or the environment variable {ROOT_VARIABLE}; or take "
+                "the digits, which need none"
             )
         root = Path(value)
     if not root.is_dir():

@@ -92,6 +92,20 @@ def test_the_drift_is_that_of_the_unrolled_steps(data):
         assert bool(update(trained[:BATCH])["drift"] > 0) is moves
 
 
+def test_inner_steps_see_the_minibatches_that_are_drawn_for_them(data):
+    _, (trained, _) = data
+    v, *others = trained.split(BATCH)
+    given = iter(others)
+    found = []
+    for inner in (None, lambda: v, lambda: next(given)):
+        _, update = begin("bidsm")
+        update(v, inner)
+        found.append(update.posterior.weight.detach())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+    assert sum(1 for _ in given) == len(others) - 2  # K of them are gone
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

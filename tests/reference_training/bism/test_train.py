@@ -13,6 +13,7 @@ import torch
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.checkerboard import Checkerboard
+from ebmguard.reference_training.bism.command import summary
 from ebmguard.reference_training.bism.config import BismConfig
 from ebmguard.reference_training.bism.table import page
 from ebmguard.reference_training.bism.train import train
@@ -47,11 +48,14 @@ def test_the_checkerboards_density_is_that_of_its_samples():
     assert (board.log_density(cells).exp().sum() * 1e-4).item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("method", ["bidsm", "vnce", "pcd3"])
-def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, method):
-    whole = go(tmp_path / "whole", method=method)
-    go(tmp_path / "cut", method=method, iterations=17)
-    resumed = go(tmp_path / "cut", method=method, resume=True)
+@pytest.mark.parametrize(
+    ("method", "fresh"), [("bidsm", False), ("bidsm", True), ("vnce", False), ("pcd3", False)]
+)
+def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, method, fresh):
+    options = {"method": method, "fresh_inner": fresh}
+    whole = go(tmp_path / "whole", **options)
+    go(tmp_path / "cut", **options, iterations=17)
+    resumed = go(tmp_path / "cut", **options, resume=True)
     for name in ("log_likelihood", "kl", "fisher"):
         assert resumed[name] == whole[name]
     rows = [(tmp_path / name / "training.jsonl").read_text() for name in ("whole", "cut")]
@@ -90,6 +94,30 @@ def test_methods_side_by_side(tmp_path):
     assert by_method["cd1"].split("|")[2].strip() == "1"
 
 
+def test_many_latents_are_bracketed_around_what_few_have_exactly(tmp_path):
+    digits: dict[str, Any] = {"data": "digits", "noise_std": 0.3, "temperatures": 200}
+    exact = go(tmp_path / "dsm", **digits, method="dsm", hidden=5)
+    assert "kl" not in exact
+    assert "verdict" not in exact
+    found = go(tmp_path / "cd1", **digits, method="cd1", hidden=21)
+    assert "log_likelihood" not in found
+    assert found["bracket_holds"], found["verdict"]
+    assert found["log_likelihood_high"] - found["log_likelihood_low"] < 1
+    lines = page(tmp_path).splitlines()
+    cells = {line.split("|")[1].strip(): line.split("|")[3].strip() for line in lines}
+    ends = [f"{found[f'log_likelihood_{end}']:.3f}" for end in ("low", "high")]
+    assert cells["cd1"] == " to ".join(ends)
+    assert cells["dsm"] == f"{exact['log_likelihood']:.3f}"
+    for name, results in (("a", exact), ("b", found)):
+        assert "nats per sample" in summary(results, tmp_path / name)
+
+
+def test_no_likelihood_is_shown_where_the_sides_do_not_bracket_it(tmp_path):
+    options: dict[str, Any] = {"data": "digits", "hidden": 21, "ais_chains": 4, "temperatures": 1}
+    assert not go(tmp_path / "dsm", **options, method="dsm")["bracket_holds"]
+    assert "no bracket" in page(tmp_path)
+
+
 def test_on_the_command_line(tmp_path, capsys):
     words = ["train", "bism", "--out", str(tmp_path / "run"), "--iterations", "3"]
     assert main([*words, "--method", "cd1", "--evaluations", "1"]) == 0
@@ -101,8 +129,10 @@ def test_on_the_command_line(tmp_path, capsys):
     ("options", "message"),
     [
         ({"method": "hmc"}, "method is 'hmc'"),
-        ({"hidden": 21}, "hidden is 21, expected at most 20"),
-        ({"data": "mnist"}, "data is 'mnist', expected checkerboard, gmm, circles"),
+        ({"hidden": 0}, "hidden is 0, expected 1 or more"),
+        ({"data": "mnist"}, "data is 'mnist', expected checkerboard, gmm, circles, digits, frey"),
+        ({"data": "frey", "data_root": "."}, "no frey_rawface.mat.*take the digits"),
+        ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
         ({"batch": 0}, "batch is 0, expected 1 or more"),
     ],
 )

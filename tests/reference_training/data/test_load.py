@@ -278,13 +278,14 @@ def test_name_that_is_no_data_set():
 
 
 def test_settings_of_the_sets_are_those_of_jem():
-    assert DATA_SETS == ("digits", "mnist", "cifar10", "cifar100", "svhn", "celeba64")
+    assert DATA_SETS == ("digits", "mnist", "cifar10", "cifar100", "svhn", "celeba64", "frey")
     assert {name: (s.classes, s.pad, s.flip) for name, s in load._PUBLISHED.items()} == {
         "mnist": (10, 0, False),
         "cifar10": (10, 4, True),
         "cifar100": (100, 4, True),
         "svhn": (10, 4, False),
         "celeba64": (1, 0, False),
+        "frey": (1, 0, False),
     }
 
 

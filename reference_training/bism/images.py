@@ -1,0 +1,46 @@
+"""Images as rows of numbers, for a model that has no place for their shape."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from ..data import ImageData
+
+__all__ = ["IMAGES", "FlatImages"]
+
+IMAGES = {"digits": -1.0, "frey": 0.0}
+"""Data sets by name, and the number that black is; white is 1. The digits' is that of the other
+trainers, the faces' that of the published noise and learning rate."""
+
+
+class FlatImages:
+    """Images with uniform noise as wide as a grey level, which makes them have a density.
+
+    Args:
+        data: on the device of the generators to come.
+        black: the number that black is.
+    """
+
+    def __init__(self, data: ImageData, black: float) -> None:
+        self._data, self._black = data, black
+
+    @property
+    def dim(self) -> int:
+        """Entries of an image."""
+        return self._data.train_x[0].numel()
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        """Training images drawn with replacement, ``(n, dim)`` float32."""
+        images = self._data.train_x
+        rows = torch.randint(len(images), (n,), generator=generator, device=images.device)
+        return self._flat(images[rows], generator)
+
+    def held_out(self, n: int, generator: Generator) -> Tensor:
+        """The test images, the first ``n`` of them at most: ``(N, dim)`` float32."""
+        return self._flat(self._data.test_x[:n], generator)
+
+    def _flat(self, x: Tensor, generator: Generator) -> Tensor:
+        level = torch.rand(x.shape, generator=generator, device=x.device) - 0.5
+        white = (self._data.scale(x + level) + 1) / 2
+        return (self._black + (1 - self._black) * white).flatten(1)
