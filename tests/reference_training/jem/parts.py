@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -112,19 +112,19 @@ def results_of(out: Path) -> dict[str, Any]:
 
 
 def kill_at_a_checkpoint(
-    child: subprocess.Popen[Any], run: Path, log: Path | None = None, seconds: float = 0
+    child: BaseProcess, run: Path, log: Path | None = None, seconds: float = 0
 ) -> None:
     """SIGKILL a training so many seconds after its first checkpoint; ``log`` says why it ended."""
     try:
         deadline = time.monotonic() + PATIENCE
         while not list((run / "checkpoints").glob("step-*.pt")):
-            assert child.poll() is None, log and log.read_text()
+            assert child.is_alive(), log and log.read_text()
             assert time.monotonic() < deadline
             time.sleep(0.01)
         time.sleep(seconds)
     finally:
         child.kill()
-        child.wait()
+        child.join()
 
 
 def assert_same_run(one: Path, other: Path, part: str = "") -> None:

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +23,7 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
+from tests import forks
 from tests.reference_training.jem.parts import kill_at_a_checkpoint
 from tests.reference_training.toy.parts import (
     Silent,
@@ -247,12 +246,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     # run changes nothing before, as the learning rate of the circles is constant.
     settings = {"scenario": "circles-restricted", "evaluations": 1, "checkpoint_every": 10}
     words = config_for(cut, iterations=100_000, **settings).command().split()[1:]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ebmguard", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    kill_at_a_checkpoint(child, cut)
+    kill_at_a_checkpoint(forks.start("-m", "ebmguard", *words), cut)
     at = torch.load(newest(cut), weights_only=True)["record"]["next_step"]
     assert at % 10 == 0
     assert go(ToyConfig(out=cut, resume=True, iterations=at + 5)) is not None
