@@ -13,12 +13,14 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
+
 from tests.parts import PATIENCE
 
 ROOT = Path(__file__).parents[1]
-_SERVER = multiprocessing.get_context("forkserver")
+SERVER = multiprocessing.get_context("forkserver")
 # Beside torch what takes long as well: an optimizer imports the first, digits the last.
-_SERVER.set_forkserver_preload(
+SERVER.set_forkserver_preload(
     ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "sklearn.datasets"]
 )
 
@@ -37,7 +39,7 @@ def start(
         environment: beside this process's.
     """
     files = (str(stdout), str(stderr or stdout))
-    child = _SERVER.Process(target=_python, args=(words, files, cwd, os.environ | environment))
+    child = SERVER.Process(target=_python, args=(words, files, cwd, os.environ | environment))
     child.start()
     return child
 
@@ -73,6 +75,7 @@ def _python(
     os.chdir(cwd)
     kind, *rest = words if words[0] in ("-m", "-c") else ("", *words)
     sys.argv = list(rest)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # not read again
     sys.path.insert(0, str(Path(rest[0]).parent if not kind else cwd))
     try:
         if kind == "-m":
