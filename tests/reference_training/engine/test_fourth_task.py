@@ -12,7 +12,6 @@ import torch
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.engine.run_folder import ROW_FILES
 from ebmguard.sinks import read_jsonl
 from tests import forks
 from tests.ranks import torchrun
@@ -20,6 +19,7 @@ from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, train
 from tests.reference_training.jem.parts import (
     Silent,
+    assert_same_run,
     kill_at_a_checkpoint,
     newest,
     same,
@@ -35,19 +35,6 @@ def config_for(out: Path, **settings: Any) -> RingConfig:
 def go(config: RingConfig, reporter: Any = None) -> dict[str, Any] | None:
     results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
     return results
-
-
-def assert_same_run(one: Path, other: Path, part: str = "") -> None:
-    a, b = saved(one, part), saved(other, part)
-    for state in (a, b):
-        del state["record"]["elapsed"]
-        if part and ".rank0of" not in part:  # what another rank has written by then is its own
-            del state["row_sizes"]
-    assert same(a, b)
-    for name in ROW_FILES:
-        files = [out / name for out in (one, other)]
-        assert files[0].is_file() == files[1].is_file(), name
-        assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes(), name
 
 
 @pytest.fixture(scope="module")
