@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests import forks
 EXAMPLES = forks.ROOT / "examples"
 README = (forks.ROOT / "README.md").read_text()
 LONGEST = 60
+Start = Callable[..., subprocess.CompletedProcess[str]]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -34,7 +36,7 @@ def anew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 # Of each script how it is started, its arguments, and what it prints.
-TABLE = {
+TABLE: dict[str, tuple[Start, tuple[str, ...], str]] = {
     "ring": (
         anew,
         (),
