@@ -115,7 +115,7 @@ def written(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def _forks(monkeypatch):
-    """The second run, forked; PLAIN of `test_a_traced_run_ends_as_a_plain_one` has it as it is."""
+    """The second run, forked; `test_a_traced_run_ends_as_a_plain_one` has it as it is."""
 
     def run(command, **_):
         return forks.run(*command[1:], cwd=Path.cwd())
@@ -153,9 +153,7 @@ def test_a_discrete_sampler_gets_no_output_scale(tmp_path, monkeypatch, capsys):
     assert "output_scale=" not in out.partition("to guard it")[2]
 
 
-@pytest.mark.parametrize(
-    "name", ["PLAIN", pytest.param("LATENT", marks=pytest.mark.usefixtures("_forks"))]
-)
+@pytest.mark.parametrize("name", ["PLAIN", "LATENT"])
 def test_a_traced_run_ends_as_a_plain_one(name, tmp_path, monkeypatch):
     path = written(tmp_path, name, monkeypatch)
     found = tracer.trace_script(path, [], 3)
