@@ -13,6 +13,8 @@ PROJECT := pyproject.toml constraints.txt
 # Python compiles a module when it is first used; compiling all of torch beforehand takes longer
 # than the rest of the installation.
 INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
+# And keeps what it has compiled: each process of the tests would compile torch again.
+export PYTHONDONTWRITEBYTECODE :=
 # Test processes fill the cores, so each computes on one thread.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
-import subprocess
-import sys
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from ebmguard.ranks import leave_time_at_exit
-from tests.parts import PATIENCE
-
-if TYPE_CHECKING:
-    import pytest
-
-ROOT = Path(__file__).parents[1]
+from tests import forks
 
 
 def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
@@ -33,24 +29,12 @@ def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
     Returns:
         what each saved as FOLDER/RANK.pt.
     """
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), str(folder), str(world)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    logs = [folder / f"{rank}.log" for rank in range(world)]
+    ranks = [
+        forks.start("-m", module, str(rank), str(folder), str(world), stdout=logs[rank])
         for rank in range(world)
     ]
-    try:
-        output = [process.communicate(timeout=PATIENCE)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            with process:  # which closes its pipe
-                pass
-    assert not any(process.returncode for process in processes), "\n".join(output)
+    assert not any(forks.statuses(*ranks)), "\n".join(log.read_text() for log in logs)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
 
 
@@ -66,6 +50,30 @@ def ranks_of(module: str, world: int, factory: pytest.TempPathFactory) -> tuple[
             folder.mkdir()
             return folder, run_ranks(module, world, folder)
     return folder, [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+@contextmanager
+def free_port() -> Iterator[None]:
+    """A port for the ranks to meet at, in the environment of the processes started inside."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("MASTER_ADDR", "127.0.0.1")
+        patched.setenv("MASTER_PORT", str(port))
+        yield
+
+
+def torchrun(*words: str) -> str:
+    """What two ranks of ``python *words`` print, with the variables that torchrun would set."""
+    with free_port(), TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        ranks = [
+            forks.start(*words, stdout=out, stderr=err, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2")
+            for rank in ("0", "1")
+        ]
+        assert forks.statuses(*ranks) == [0, 0], err.read_text()
+        return out.read_text()
 
 
 @contextmanager

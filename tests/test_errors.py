@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 
@@ -13,6 +12,7 @@ import pytest
 from ebmguard import errors
 from ebmguard.alerts import Alert, Level
 from ebmguard.errors import BudgetSpentError, DivergenceError, EbmguardError
+from tests import forks
 from tests.parts import PATIENCE
 
 ALERT = Alert("energy_blowup", Level.ERROR, 7, "energy_gap", 9.0, 0.5, 64, ("a", "b"), member=2)
@@ -55,8 +55,7 @@ def fail(cls: type[EbmguardError]) -> None:
 
 
 def test_it_comes_out_of_a_process_pool():
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+    with ProcessPoolExecutor(1, mp_context=forks.SERVER) as pool:
         for cls in (errors.EnergyBlowupError, BudgetSpentError, errors.ConfigError):
             with pytest.raises(cls) as caught:
                 pool.submit(fail, cls).result(timeout=PATIENCE)

@@ -6,37 +6,53 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ebmguard import cli
 from ebmguard.sinks import read_jsonl
+from tests import forks
 
-ROOT = Path(__file__).parents[1]
-EXAMPLES = ROOT / "examples"
-README = (ROOT / "README.md").read_text()
+EXAMPLES = forks.ROOT / "examples"
+README = (forks.ROOT / "README.md").read_text()
 LONGEST = 60
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+Start = Callable[..., subprocess.CompletedProcess[str]]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def anew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What a person types."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
 
 # Of each script how it is started, its arguments, and what it prints.
-TABLE = {
+TABLE: dict[str, tuple[Start, tuple[str, ...], str]] = {
     "ring": (
-        (sys.executable,),
+        anew,
         (),
         r"(step \d+: gap .*\n){5}samples: mean radius (0\.9|1\.[01])\d\n",
     ),
-    "jem_digits": ((sys.executable,), ("60",), r"test accuracy \d\d\.\d%, GradScale [01]\.\d\d\n"),
+    "jem_digits": (forks.run, ("60",), r"test accuracy \d\d\.\d%, GradScale [01]\.\d\d\n"),
     "saves_itself": (
-        (sys.executable,),
+        forks.run,
         (),
         r"(?s)Rollback 1.*finished at step 500, energy gap \S+\n",
     ),
-    "own_rule_and_sink": ((sys.executable,), (), r"(?s)step 0: .*WARN drifting at step \d+\n.*"),
-    "two_ranks": (TORCHRUN, ("10",), r"2 ranks, 10 steps, GradScale 0\.9\d\d\n"),
-    "lightning_ring": ((sys.executable,), ("10",), r"(?s).*GradScale 0\.\d+, energy gap \S+\n"),
+    "own_rule_and_sink": (forks.run, (), r"(?s)step 0: .*WARN drifting at step \d+\n.*"),
+    "two_ranks": (partial(anew, *TORCHRUN), ("10",), r"2 ranks, 10 steps, GradScale 0\.9\d\d\n"),
+    "lightning_ring": (forks.run, ("10",), r"(?s).*GradScale 0\.\d+, energy gap \S+\n"),
     "read_runs": (
-        (sys.executable,),
+        forks.run,
         ("run",),
         r"(?s).*\nrun +0\.5 +0\.9\n.*7 +WARN +overshoot\n",
     ),
@@ -45,14 +61,7 @@ TABLE = {
 
 def run(name: str, folder: Path) -> str:
     start, words, _ = TABLE[name]
-    done = subprocess.run(
-        [*start, str(EXAMPLES / f"{name}.py"), *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = start(str(EXAMPLES / f"{name}.py"), *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -8,16 +8,15 @@ being written, and the last step.
 from __future__ import annotations
 
 import logging
-import os
-import random
-import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from ebmguard import Recovery
+from tests.kills import kill
 from tests.recovery.parts import Run, Scripted
 
 
@@ -34,7 +33,7 @@ def train(run: Run) -> None:
     run.step()
 
 
-def train_forever(folder: Path) -> None:
+def train_forever(folder: Path) -> NoReturn:
     run = make(folder)
     run.guard.resume()
     while True:
@@ -42,7 +41,6 @@ def train_forever(folder: Path) -> None:
 
 
 def main(folder: Path, kills: int) -> None:
-    rng = random.Random(0)
     run = make(folder)
     for _ in range(5):
         train(run)
@@ -50,19 +48,11 @@ def main(folder: Path, kills: int) -> None:
     for _ in range(5):
         train(run)
     seconds = time.monotonic() - began  # of a few steps and snapshots, on this machine
-    last = run.guard.resume()
-    assert last is not None
-    torn = 0
-    for _ in range(kills):
-        for partial in folder.glob("*.partial"):
-            partial.unlink()
-        child = os.fork()
-        if not child:
-            train_forever(folder)
-        time.sleep(rng.uniform(0, 2) * seconds)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        torn += any(folder.glob("*.partial"))
+    last = run.guard.resume() or 0
+    assert last
+
+    def check() -> None:
+        nonlocal last
         run = make(folder)
         step = run.guard.resume()
         assert step is not None
@@ -71,6 +61,8 @@ def main(folder: Path, kills: int) -> None:
         assert torch.equal(run.ema.get_buffer("ballast"), torch.full((200_000,), step - 1.0))
         assert run.guard.step == step
         last = step
+
+    torn = kill(lambda: train_forever(folder), kills, 2 * seconds, folder, check)
     print(kills, torn, last)
 
 

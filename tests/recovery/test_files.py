@@ -14,9 +14,9 @@ import torch
 from ebmguard import Recovery
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
+from tests import forks
+from tests.recovery import kills_process
 from tests.recovery.parts import Run, Scripted
-
-ROOT = Path(__file__).parents[2]
 
 
 def make(folder: Path | None) -> Run:
@@ -33,12 +33,7 @@ def run_of(steps: int, folder: Path) -> tuple[Run, list[dict[str, Any]]]:
 
 
 def test_fifty_kills_leave_no_torn_snapshot(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.recovery.kills_process", str(tmp_path), "50"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    done = forks.run("-m", kills_process.__name__, str(tmp_path), "50")
     assert done.returncode == 0, done.stderr
     kills, torn, last = map(int, done.stdout.split())
     assert kills == 50
@@ -164,7 +159,7 @@ def test_a_run_outlives_a_full_disk_and_writes_its_snapshots_when_there_is_room(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)],
-        cwd=ROOT,
+        cwd=forks.ROOT,
         capture_output=True,
         text=True,
         check=True,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from ebmguard.retrofit.strength import Strength
 from ebmguard.retrofit.terminal import announce
+from tests import forks
 
 RUN = """
 import torch
@@ -28,15 +28,10 @@ for step in range(3):
 BEGINS = "guards the loss and langevin, beta_star=0.5, output_scale=2; ebmguard watch runs/a"
 
 
-def said(code: str, folder: object, path: object) -> list[str]:
+def said(code: str, folder: object, path: Path) -> list[str]:
     """Lines on stderr."""
-    done = subprocess.run(
-        [sys.executable, "-c", code + RUN.format(folder=folder)],
-        cwd=str(path),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forks.run("-c", code + RUN.format(folder=folder), cwd=path)
+    assert done.returncode == 0, done.stderr
     return done.stderr.splitlines()
 
 

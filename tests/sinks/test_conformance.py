@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from ebmguard.sinks import (
     open_log_dir,
     read_jsonl,
 )
+from tests import forks
 from tests.sinks.parts import ALERT, RECOVERY, load, scalars, texts
 
 ROLLBACK = RECOVERY | {"restored_step": 8}  # no row here is of a step that comes again
@@ -216,7 +215,7 @@ def test_a_killed_process_loses_only_what_came_after_its_last_flush(tmp_path: Pa
         "            sink.flush()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    done = forks.run("-c", script, str(tmp_path))
     assert done.returncode == -signal.SIGKILL
     for read in (read_lines, read_events):
         assert read(tmp_path).rows == [(step, {"a": float(step)}) for step in range(20)]

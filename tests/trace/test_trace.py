@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ebmguard import cli
 from ebmguard.trace import proof, tracer
+from tests import forks
 from tests.trace import structures, trainers
 
 PROVEN = {
@@ -111,6 +113,17 @@ def written(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+@pytest.fixture
+def _forks(monkeypatch):
+    """The second run, forked; `test_a_traced_run_ends_as_a_plain_one` has it as it is."""
+
+    def run(command, **_):
+        return forks.run(*command[1:], cwd=Path.cwd())
+
+    monkeypatch.setattr(proof, "subprocess", SimpleNamespace(run=run))
+
+
+@pytest.mark.usefixtures("_forks")
 @pytest.mark.parametrize("name", PROVEN)
 def test_lines_that_are_printed_are_right_and_proven(name, tmp_path, monkeypatch, capsys):
     written(tmp_path, name, monkeypatch)
@@ -121,6 +134,7 @@ def test_lines_that_are_printed_are_right_and_proven(name, tmp_path, monkeypatch
     assert "the same bit for bit" in out
 
 
+@pytest.mark.usefixtures("_forks")
 @pytest.mark.parametrize("name", NOT)
 def test_what_it_cannot_tell_it_says(name, tmp_path, monkeypatch, capsys):
     written(tmp_path, name, monkeypatch)
@@ -130,6 +144,7 @@ def test_what_it_cannot_tell_it_says(name, tmp_path, monkeypatch, capsys):
     assert "\nproven" not in out
 
 
+@pytest.mark.usefixtures("_forks")
 def test_a_discrete_sampler_gets_no_output_scale(tmp_path, monkeypatch, capsys):
     written(tmp_path, "GIBBS", monkeypatch)
     cli.main(["trace", "-n", "2", "train.py"])

@@ -7,16 +7,15 @@ kills, how many of them left a file that was being written, and the last step.
 
 from __future__ import annotations
 
-import os
-import random
-import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
 from ebmguard.reference_training.engine.checkpoints import Checkpoints
+from tests.kills import kill
 
 NUMBERS = 100_000
 
@@ -26,7 +25,7 @@ def save(checkpoints: Checkpoints, step: int) -> None:
     checkpoints.save(step, {"step": step, "x": x, "next": {"x": -x}})
 
 
-def save_forever(checkpoints: Checkpoints, step: int) -> None:
+def save_forever(checkpoints: Checkpoints, step: int) -> NoReturn:
     while True:
         step += 1
         save(checkpoints, step)
@@ -34,22 +33,13 @@ def save_forever(checkpoints: Checkpoints, step: int) -> None:
 
 def main(folder: Path, kills: int) -> None:
     checkpoints = Checkpoints(folder)
-    rng = random.Random(0)
     began = time.monotonic()
     for last in range(5):
         save(checkpoints, last)
     seconds = (time.monotonic() - began) / 5  # of one, on this machine
-    torn = 0
-    for _ in range(kills):
-        for partial in folder.glob("*.partial"):
-            partial.unlink()
-        child = os.fork()
-        if not child:
-            save_forever(checkpoints, last)
-        time.sleep(rng.uniform(0, 4) * seconds)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        torn += any(folder.glob("*.partial"))
+
+    def check() -> None:
+        nonlocal last
         state = checkpoints.load(torch.device("cpu"))
         assert state is not None
         step = state["step"]
@@ -59,6 +49,8 @@ def main(folder: Path, kills: int) -> None:
         assert torch.equal(state["x"], expected)
         assert torch.equal(state["next"]["x"], -expected)
         last = step
+
+    torn = kill(lambda: save_forever(checkpoints, last), kills, 4 * seconds, folder, check)
     print(kills, torn, last)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import pickle
 import random
-import subprocess
 import sys
 import threading
 import zipfile
@@ -22,6 +21,7 @@ from ebmguard.recovery import load_durably, save_durably
 from ebmguard.reference_training.engine import checkpoints as checkpoints_module
 from ebmguard.reference_training.engine.checkpoints import Checkpoints, load_all_ranks
 from ebmguard.reference_training.engine.ranks import Ranks
+from tests import forks
 from tests.full_disk import small_disk
 from tests.parts import PATIENCE
 from tests.reference_training.engine import checkpoints_process
@@ -221,13 +221,7 @@ def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
 
 def test_a_kill_while_it_is_written_leaves_one_that_loads(tmp_path):
     """Processes that save all the time are killed 40 times, at random moments."""
-    done = subprocess.run(
-        [sys.executable, "-m", checkpoints_process.__name__, str(tmp_path), "40"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = forks.run("-m", checkpoints_process.__name__, str(tmp_path), "40")
     assert done.returncode == 0, done.stderr
     kills, torn, steps = map(int, done.stdout.split())
     print(f"\n{kills} kills, {torn} of them inside of a file; {steps} checkpoints")

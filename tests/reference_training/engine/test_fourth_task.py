@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +12,20 @@ import torch
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.engine.run_folder import ROW_FILES
 from ebmguard.sinks import read_jsonl
-from tests.parts import PATIENCE
+from tests import forks
+from tests.ranks import torchrun
 from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, train
-from tests.reference_training.engine.test_ranks import free_port
 from tests.reference_training.jem.parts import (
     Silent,
+    assert_same_run,
     kill_at_a_checkpoint,
     newest,
     same,
     saved,
     steps_of,
 )
-
-MODULE = (sys.executable, "-m", ring.__name__)
 
 
 def config_for(out: Path, **settings: Any) -> RingConfig:
@@ -40,19 +35,6 @@ def config_for(out: Path, **settings: Any) -> RingConfig:
 def go(config: RingConfig, reporter: Any = None) -> dict[str, Any] | None:
     results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
     return results
-
-
-def assert_same_run(one: Path, other: Path, part: str = "") -> None:
-    a, b = saved(one, part), saved(other, part)
-    for state in (a, b):
-        del state["record"]["elapsed"]
-        if part and ".rank0of" not in part:  # what another rank has written by then is its own
-            del state["row_sizes"]
-    assert same(a, b)
-    for name in ROW_FILES:
-        files = [out / name for out in (one, other)]
-        assert files[0].is_file() == files[1].is_file(), name
-        assert not files[0].is_file() or files[0].read_bytes() == files[1].read_bytes(), name
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +79,13 @@ def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_bits(tmp_path, whole, stop
     assert_same_run(whole[0], tmp_path)
 
 
-def start(config: RingConfig, *more: str, **environment: str) -> subprocess.Popen[bytes]:
-    words = config.command().split()[1:]
-    return subprocess.Popen(
-        [*MODULE, *words, *more],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **environment},
-    )
+def words(config: RingConfig) -> tuple[str, ...]:
+    return ("-m", ring.__name__, *config.command().split()[1:])
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    child = start(config_for(cut, iterations=100_000))
-    kill_at_a_checkpoint(child, cut)
+    kill_at_a_checkpoint(forks.start(*words(config_for(cut, iterations=100_000))), cut)
     at = saved(cut)["record"]["next_step"]
     assert at % 4 == 0
     go(RingConfig(out=cut, resume=True, iterations=at + 5))
@@ -120,19 +95,9 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 
 def test_two_ranks_train_one_network_in_one_folder_and_resume(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-
-    def both(config: RingConfig, *more: str) -> None:
-        with free_port():
-            world = {"WORLD_SIZE": "2"}
-            ranks = [
-                start(config, *more, RANK=str(rank), LOCAL_RANK=str(rank), **world)
-                for rank in range(2)
-            ]
-            assert [process.wait(PATIENCE) for process in ranks] == [0, 0]
-
-    both(config_for(whole, iterations=10))
-    both(config_for(cut, iterations=6))
-    both(config_for(cut, iterations=10), "--resume")
+    torchrun(*words(config_for(whole, iterations=10)))
+    torchrun(*words(config_for(cut, iterations=6)))
+    torchrun(*words(config_for(cut, iterations=10)), "--resume")
     assert steps_of(whole, "training.jsonl") == list(range(10))
     first, second = (saved(whole, f".rank{rank}of2") for rank in (0, 1))
     assert same(first["network"], second["network"])

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks, joined_ranks
-from tests.ranks import ranks_of
+from tests.ranks import free_port, ranks_of
 from tests.reference_training.engine import ranks_process
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-
-
-@contextmanager
-def free_port() -> Iterator[None]:
-    """A port for the ranks to meet at, in the environment of the processes started inside."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("MASTER_ADDR", "127.0.0.1")
-        patched.setenv("MASTER_PORT", str(port))
-        yield
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7])

@@ -20,8 +20,7 @@ from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.sinks import read_jsonl
 from tests.parts import PATIENCE
-from tests.ranks import ranks_of
-from tests.reference_training.engine.test_ranks import free_port
+from tests.ranks import free_port, ranks_of
 from tests.reference_training.jem import ranks_train_process
 from tests.reference_training.jem.parts import (
     assert_same_run,

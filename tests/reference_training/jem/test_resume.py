@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
-import sys
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
 from ebmguard.sinks import read_jsonl
-from tests.parts import PATIENCE
+from tests import forks
 from tests.reference_training.jem.parts import (
     assert_same_run,
     config_for,
@@ -27,35 +26,31 @@ from tests.reference_training.jem.parts import (
     steps_of,
 )
 
-EBMGUARD = (sys.executable, "-m", "ebmguard")
 KILLS = {"1": 3, "2": 3, "3": 3, "4": 3, "5": 3, "6": 3, "7": 2}
 """Random moments at which runs of each scenario are killed: 20."""
 
 
-def start(config: JemConfig, log: Path) -> subprocess.Popen[bytes]:
-    words = [*EBMGUARD, *config.command().split()[1:], *(["--resume"] if config.resume else [])]
-    with log.open("ab") as file:
-        return subprocess.Popen(words, stdout=file, stderr=subprocess.STDOUT)
+def start(config: JemConfig, log: Path) -> BaseProcess:
+    words = [*config.command().split()[1:], *(["--resume"] if config.resume else [])]
+    return forks.start("-m", "ebmguard", *words, stdout=log)
 
 
 def killed_after(config: JemConfig, seconds: float, log: Path) -> bool:
     """Start a run and kill it that much later; whether it was still running."""
     process = start(config, log)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
+    process.join(seconds)
+    if process.exitcode is None:
         process.kill()
-        process.wait()
+        process.join()
         return True
-    assert process.returncode == 0, log.read_text()
+    assert process.exitcode == 0, log.read_text()
     return False
 
 
 def finished(config: JemConfig, log: Path) -> float:
     """Run to the end; the seconds that it took."""
     began = time.monotonic()
-    process = start(config, log)
-    assert process.wait(PATIENCE) == 0, log.read_text()
+    assert forks.statuses(start(config, log)) == [0], log.read_text()
     return time.monotonic() - began
 
 
@@ -168,9 +163,7 @@ def test_every_scenario_trains_survives_kills_and_is_in_the_table(tmp_path, data
         assert 0 <= row["valid_accuracy"] <= 1
         assert row["buffer_samples"] == 64
         assert row["buffer_is"] >= 1
-    done = subprocess.run(
-        [*EBMGUARD, "table", "jem", str(whole.out)], capture_output=True, text=True, check=False
-    )
+    done = forks.run("-m", "ebmguard", "table", "jem", str(whole.out))
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "`whole`" in line]
     assert len(lines) == 1

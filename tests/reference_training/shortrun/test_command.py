@@ -7,15 +7,13 @@ import logging
 import re
 import shlex
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from ebmguard.cli import main
 from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.shortrun.command import summary
-from tests.parts import PATIENCE
+from tests import forks
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.runs import Silent, newest
 
@@ -70,13 +68,7 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
 
 
 def test_a_process_of_its_own(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "ebmguard", *words(tmp_path / "run", beta_star=0.0)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = forks.run("-m", "ebmguard", *words(tmp_path / "run", beta_star=0.0))
     assert done.returncode == 0, done.stderr
     assert "finished 6 updates" in done.stdout
     assert "beta* = 0: step 0 of 6" in done.stderr

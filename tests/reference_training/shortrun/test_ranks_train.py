@@ -11,8 +11,7 @@ from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
-from tests.ranks import ranks_of
-from tests.reference_training.engine.test_ranks import free_port
+from tests.ranks import free_port, ranks_of
 from tests.reference_training.jem.parts import largest_difference, steps_of
 from tests.reference_training.shortrun import ranks_train_process
 from tests.reference_training.shortrun.parts import config_for

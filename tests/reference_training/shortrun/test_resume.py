@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.sinks import read_jsonl
+from tests import forks
 from tests.reference_training.jem.parts import kill_at_a_checkpoint, results_of, steps_of
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.runs import Silent, assert_same_run, go, newest, saved
@@ -157,12 +156,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = {"checkpoint_every": 5, "sample_every": 100_000, "most_sgld_steps": 4}
     words = config_for(cut, iterations=100_000, **settings).command().split()[1:]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ebmguard", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    kill_at_a_checkpoint(child, cut)
+    kill_at_a_checkpoint(forks.start("-m", "ebmguard", *words), cut)
     at = saved(cut)["record"]["next_step"]
     assert at % 5 == 0
     assert go(ShortRunConfig(out=cut, resume=True, iterations=at + 5)) is not None

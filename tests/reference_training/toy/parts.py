@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,19 +13,7 @@ from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.grid import Grid
 from ebmguard.reference_training.toy.train import train
-
-
-class Silent(Reporter):  # type: ignore[misc]
-    """Says nothing, and stops the run as Ctrl-C does where it is told to."""
-
-    def __init__(self, interrupt_after: int | None = None) -> None:
-        self.interrupt_after = interrupt_after
-
-    def step(self, done: int, state: Mapping[str, float | str]) -> None:
-        if done == self.interrupt_after:
-            import signal
-
-            signal.raise_signal(signal.SIGINT)
+from tests.reference_training.jem.parts import Silent, saved
 
 
 def config_for(out: Path, **settings: Any) -> ToyConfig:
@@ -56,10 +43,5 @@ def small_evaluations(monkeypatch: Any) -> None:
     monkeypatch.setattr(evaluate, "Grid", coarse)
 
 
-def newest(out: Path) -> Path:
-    """The newest checkpoint file of a run."""
-    return max((out / "checkpoints").glob("step-*.pt"))
-
-
 def parameters(out: Path) -> dict[str, torch.Tensor]:
-    return dict(torch.load(newest(out), weights_only=True)["network"])
+    return dict(saved(out)["network"])

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -25,12 +23,11 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import kill_at_a_checkpoint
+from tests import forks
+from tests.reference_training.jem.parts import Silent, assert_same_run, kill_at_a_checkpoint, saved
 from tests.reference_training.toy.parts import (
-    Silent,
     config_for,
     go,
-    newest,
     parameters,
     small_evaluations,
 )
@@ -162,21 +159,6 @@ def test_same_seed_same_bits(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def same_but_for_time(folder):
-    results = json.loads((folder / "results.json").read_text())
-    return {k: v for k, v in results.items() if k not in ("wall_seconds", "command")}
-
-
-def assert_same_run(one, other):
-    first, second = parameters(one), parameters(other)
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    for name in ("members.jsonl", "metrics.jsonl", "alerts.jsonl"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    assert same_but_for_time(one) == same_but_for_time(other)
-    a, b = (np.load(out / "figures" / "grids.npz") for out in (one, other))
-    assert all(np.array_equal(a[key], b[key]) for key in a)
-
-
 @pytest.mark.parametrize("betas", [("0", "0.5"), ("0:0.9", "0.3"), ("0.1+0.5+0.9", "0.3")])
 @pytest.mark.parametrize(
     "scenario",
@@ -247,13 +229,8 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     # run changes nothing before, as the learning rate of the circles is constant.
     settings = {"scenario": "circles-restricted", "evaluations": 1, "checkpoint_every": 10}
     words = config_for(cut, iterations=100_000, **settings).command().split()[1:]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ebmguard", *words],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    kill_at_a_checkpoint(child, cut)
-    at = torch.load(newest(cut), weights_only=True)["record"]["next_step"]
+    kill_at_a_checkpoint(forks.start("-m", "ebmguard", *words), cut)
+    at = saved(cut)["record"]["next_step"]
     assert at % 10 == 0
     assert go(ToyConfig(out=cut, resume=True, iterations=at + 5)) is not None
     go(config_for(whole, iterations=at + 5, **settings))
