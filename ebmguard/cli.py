@@ -54,6 +54,9 @@ train toy
 train bism
     train a latent-variable model by bi-level score matching, or by what it is compared with
     reference_training.bism config:BismConfig command:run
+train bism deep
+    train a deep latent-variable model of images
+    reference_training.bism deep_config:DeepConfig command:run_deep
 sweep bism
     train latent-variable models by several methods, or go on with it
     reference_training.sweep grids:BismGrid command:run
@@ -181,7 +184,8 @@ def load(location: str) -> Any:
 def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
     """The names of the commands that begin as the words do, and how many of the words they share.
 
-    All commands and 0 where the first word is none of theirs.
+    All commands and 0 where the first word is none of theirs; of names that others begin with, it
+    is the shorter one whose words are all there.
     """
     names, taken = list(COMMANDS), 0
     for word in words:
@@ -191,7 +195,7 @@ def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
         if not longer:
             break
         names, taken = longer, taken + 1
-    return names, taken
+    return [name for name in names if len(name) == taken] or names, taken
 
 
 def unknown(words: Sequence[str], names: Sequence[tuple[str, ...]]) -> str:

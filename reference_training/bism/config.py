@@ -74,6 +74,8 @@ class BismConfig(UpdateSettings, RunConfig):
             for name, number in least.items()
             if getattr(self, name) < number
         ]
+        if self.lower != "elbo":
+            problems.append(f"lower is {self.lower!r}, expected 'elbo': an RBM's latents are bits")
         if self.hidden > 20:
             problems.append(f"hidden is {self.hidden}, expected at most 20")
         if self.data not in DATA:
