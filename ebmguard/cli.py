@@ -75,6 +75,9 @@ evaluate jem
 evaluate shortrun
     FID and Inception score of a short-run model's samples, and its likelihood
     reference_training.judge shortrun:EvaluateShortRun shortrun:run
+evaluate bism
+    samples, latents, FID and Inception score of a deep latent-variable model
+    reference_training.judge bism:EvaluateBism bism:run
 evaluate toy
     KL of each member of a toy run, by quadrature and by annealing
     reference_training.judge toy:EvaluateToy toy:run

@@ -19,21 +19,15 @@ def run(config: BismConfig) -> int:
 
 def run_deep(config: DeepConfig) -> int:
     """`ebmguard train bism deep`: likewise."""
-    return launch(config, deep_train.train, deep_summary)
+    return launch(config, deep_train.train, summary)
 
 
 def summary(results: dict[str, Any], path: Path) -> str:
     """How the run went."""
+    said = f"results in {path}, {results['wall_seconds']:.0f} s\n"
+    if "test_loss" in results:
+        return f"{said}loss on test images {results['test_loss']:.4f}"
     nats, below = results["log_likelihood"], results["kl"]
     return (
-        f"results in {path}, {results['wall_seconds']:.0f} s\n"
-        f"log-likelihood {nats:.4f} nats per sample, {below:.4f} below the data's own density"
-    )
-
-
-def deep_summary(results: dict[str, Any], path: Path) -> str:
-    """How the run of a deep model went."""
-    return (
-        f"results in {path}, {results['wall_seconds']:.0f} s\n"
-        f"loss on test images {results['test_loss']:.4f}"
+        f"{said}log-likelihood {nats:.4f} nats per sample, {below:.4f} below the data's own density"
     )

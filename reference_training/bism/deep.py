@@ -20,7 +20,7 @@ from ..networks import ResidualBlock
 from .latent import Latent
 from .posterior import Posterior
 
-__all__ = ["DeepEnergy", "DeepModel", "VisibleEnergy"]
+__all__ = ["DeepEnergy", "DeepModel"]
 
 Shape = tuple[int, int, int]
 
@@ -58,45 +58,32 @@ class _Squares(nn.Module):
 
 
 class DeepEnergy(nn.Module):
-    """E(v, h) = g3([g2(g1(v)) + h, h]).
+    """E(v, h) = g3([g2(g1(v)) + h, h]), or without latents.
 
     Args:
         shape: (C, H, W) of v; H and W are multiples of 8.
-        hidden: entries of h.
+        hidden: entries of h, and of what g2 returns.
         channels: of the first convolution.
         blocks: residual blocks, a multiple of 3.
+        form: latent; visible, E(v) = g3(g2(g1(v))), all but of the same size; or wide, E(v) =
+            g3(g1(v)), the published one, 3 to 4 times larger at the published sizes.
     """
 
-    def __init__(self, shape: Shape, hidden: int, channels: int, blocks: int) -> None:
+    def __init__(self, shape: Shape, hidden: int, channels: int, blocks: int, form: str) -> None:
         super().__init__()
         self.features = _Features(shape, channels, blocks)
-        self.project = nn.Linear(self.features.size, hidden)
-        self.squares = _Squares(2 * hidden, self.features.size // 2)
+        size = self.features.size
+        self.project = nn.Identity() if form == "wide" else nn.Linear(size, hidden)
+        inputs = {"latent": 2 * hidden, "visible": hidden, "wide": size}[form]
+        self.squares = _Squares(inputs, size // 2)
 
     def energy(self, v: Tensor, h: Tensor) -> Tensor:
         """E(v, h), ``(B, C, H, W)`` and ``(B, hidden)`` to ``(B,)``."""
         found: Tensor = self.squares(torch.cat((self.project(self.features(v)) + h, h), -1))
         return found
 
-
-class VisibleEnergy(nn.Module):
-    """E(v) = g3(g2(g1(v))), without latents and all but of the size of :class:`DeepEnergy`.
-
-    Args:
-        shape, channels, blocks: as there.
-        hidden: outputs of g2; None leaves g2 out, so that E(v) = g3(g1(v)): the published one, 3 to
-            4 times larger at the published sizes.
-    """
-
-    def __init__(self, shape: Shape, hidden: int | None, channels: int, blocks: int) -> None:
-        super().__init__()
-        self.features = _Features(shape, channels, blocks)
-        size = self.features.size
-        self.project = nn.Identity() if hidden is None else nn.Linear(size, hidden)
-        self.squares = _Squares(size if hidden is None else hidden, size // 2)
-
     def forward(self, v: Tensor) -> Tensor:
-        """f(v) = -E(v), ``(B, C, H, W)`` to ``(B,)``."""
+        """f(v) = -E(v) without latents, ``(B, C, H, W)`` to ``(B,)``."""
         return -cast(Tensor, self.squares(self.project(self.features(v))))
 
 
@@ -105,16 +92,12 @@ class DeepModel:
     """A network beside its posterior; a fully visible one has none.
 
     Attributes:
-        network: :class:`DeepEnergy` or :class:`VisibleEnergy`.
+        network: the energy.
         posterior: a module that is a :class:`.posterior.Posterior`.
     """
 
-    network: nn.Module
+    network: DeepEnergy
     posterior: nn.Module | None
-
-    def log_joint(self, v: Tensor, h: Tensor) -> Tensor:
-        """-E(v, h), ``(B,)``."""
-        return -cast(Callable[..., Tensor], self.network.energy)(v, h)
 
     def log_density(self, generator: Generator) -> Callable[[Tensor], Tensor]:
         """What stands for f(v), ``(B, C, H, W)`` to ``(B,)``: the log weight at a new draw of h.
@@ -124,7 +107,7 @@ class DeepModel:
         """
         if self.posterior is None:
             return self.network
-        latent = Latent(lambda v, h: -self.log_joint(v, h), self.posterior)
+        latent = Latent(self.network.energy, self.posterior)
         phi = {name: p.detach() for name, p in self.posterior.named_parameters()}
         q = cast(Posterior, self.posterior)
         return lambda v: latent.log_weight(phi, v, q.noise(len(v), generator))

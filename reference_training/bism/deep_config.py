@@ -15,12 +15,12 @@ from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import RunConfig
 from ..networks import seeded
-from .deep import DeepEnergy, DeepModel, VisibleEnergy
+from .deep import DeepEnergy, DeepModel
 from .methods import UpdateSettings
 from .posterior import BernoulliPosterior, GaussianPosterior
 from .presets import PUBLISHED, SMALL, DeepSettings
 
-__all__ = ["DeepConfig", "as_images", "pixels"]
+__all__ = ["DeepConfig", "framed", "pixels"]
 
 DataName = Literal["digits", "mnist", "cifar10"]
 ModelName = Literal["latent", "visible", "wide"]
@@ -56,8 +56,6 @@ class DeepConfig(RunConfig):
     """Latents; of a visible model the width of its bottleneck."""
     channels: int | None = None
     """Channels of the network's first convolution."""
-    blocks: int | None = None
-    """Residual blocks of the network, a multiple of 3."""
     image_size: int | None = None
     """Pixels a side to which images are averaged down."""
     train_images: int | None = None
@@ -74,8 +72,6 @@ class DeepConfig(RunConfig):
     """Noise of (bi)dsm."""
     noise_range: tuple[float, float] | None = None
     """Noise of (bi)mdsm over a minibatch, from the least to the most."""
-    noise_spacing: str | None = None
-    """Steps of that noise: geometric or linear."""
     lower: str | None = None
     """What the posterior is trained by: elbo, or fisher, the conditional Fisher divergence."""
     inner_steps: int | None = None
@@ -113,11 +109,9 @@ class DeepConfig(RunConfig):
         settings = self.settings
         problems = settings.update_problems()
         counts = {"langevin_steps": self.langevin_steps, "evaluations": self.evaluations}
-        for name in ("hidden", "channels", "blocks", "iterations", "batch"):
+        for name in ("hidden", "channels", "iterations", "batch"):
             counts[name] = getattr(settings, name)
         problems += [f"{n} is {x}, expected 1 or more" for n, x in counts.items() if x < 1]
-        if settings.blocks % 3:
-            problems.append(f"blocks is {settings.blocks}, expected a multiple of 3")
         method, is_latent = settings.method, self.model == "latent"
         if method.startswith("bi") != is_latent or method in ("nce", "vnce"):
             expected = "bimdsm, bidsm or bissm" if is_latent else "mdsm, dsm, ssm, cdK or pcdK"
@@ -166,11 +160,8 @@ class DeepConfig(RunConfig):
         _, colours, height, width = pixels(data, data.train_x[:1]).shape
         shape = colours, height, width
 
-        def network() -> DeepEnergy | VisibleEnergy:
-            if self.model == "latent":
-                return DeepEnergy(shape, s.hidden, s.channels, s.blocks)
-            neck = s.hidden if self.model == "visible" else None
-            return VisibleEnergy(shape, neck, s.channels, s.blocks)
+        def network() -> DeepEnergy:
+            return DeepEnergy(shape, s.hidden, s.channels, s.blocks, self.model)
 
         def posterior() -> GaussianPosterior | BernoulliPosterior:
             if self.posterior == "gaussian":
@@ -183,17 +174,11 @@ class DeepConfig(RunConfig):
 
 def pixels(data: ImageData, x: Tensor) -> Tensor:
     """Bytes ``(B, C, H, W)`` as a model sees them: in [0, 1], framed by 0 to a multiple of 8."""
-    frame = [side for size in (x.shape[-1], x.shape[-2]) for side in _frame(size)]
+    frame = [side for size in (x.shape[-1], x.shape[-2]) for side in framed(size)]
     return F.pad((data.scale(x) + 1) / 2, frame)
 
 
-def as_images(data: ImageData, v: Tensor) -> Tensor:
-    """What a model sees as images in [-1, 1], without the frame."""
-    _, height, width = data.sample_shape
-    (top, _), (left, _) = _frame(height), _frame(width)
-    return 2 * v[..., top : top + height, left : left + width] - 1
-
-
-def _frame(size: int) -> tuple[int, int]:
+def framed(size: int) -> tuple[int, int]:
+    """Pixels of the frame before and after so many."""
     lacking = -size % 8
     return lacking // 2, lacking - lacking // 2

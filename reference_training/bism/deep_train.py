@@ -16,10 +16,11 @@ from ..engine import loop
 from ..engine.record import Record
 from ..engine.task import Part, Step, Task
 from .deep_config import DeepConfig, pixels
-from .langevin import STD
 from .methods import Update
 from .train import EVALUATIONS, Chains, Draws
 
+STD = 0.02
+"""Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
 _TEST_SEED = 0xB15
 _TEST_BATCH = 250
 

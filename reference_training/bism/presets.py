@@ -11,17 +11,11 @@ __all__ = ["PUBLISHED", "SMALL", "DeepSettings"]
 
 @dataclass(frozen=True)
 class DeepSettings(UpdateSettings):
-    """One training setup; what an update does, and beside that
+    """One training setup, by the names of the options; those of MNIST as published.
 
     Attributes:
-        image_size: pixels a side to which images are averaged down; None leaves them as they are.
-        train_images, test_images: how many are used; None is all that there are.
-        hidden: entries of h.
-        channels: of the network's first convolution.
-        blocks: its residual blocks.
+        blocks: residual blocks of the network, a multiple of 3.
         widths: channels of the Gaussian posterior's three convolutions.
-        iterations: updates, over which the learning rate falls to 0 as a cosine.
-        batch: images of an update.
     """
 
     method: str = "bimdsm"

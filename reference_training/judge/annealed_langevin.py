@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Generator, Tensor
 
 from ebmguard.samplers import annealed, sgld
 
-from .matching import score
+from ..bism.deep_train import STD
+from ..bism.matching import score
 
-__all__ = ["STD", "anneal", "start", "temperatures"]
-
-STD = 0.02
-"""Noise of a step at temperature 1, as published; a step goes STD^2 / 2 along the score."""
 HOTTEST = 100.0
 
 
@@ -48,8 +44,3 @@ def anneal(
     if not held:
         return ends
     return (ends + held**2 * score(log_density, ends)).detach()
-
-
-def start(shape: tuple[int, ...], rng: Generator) -> Tensor:
-    """Normal around 1/2, where unconditional chains start, as published."""
-    return torch.randn(shape, generator=rng, device=rng.device) + 0.5
