@@ -147,8 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\nerror: {unknown(words[: taken + 1], found)}", file=sys.stderr)
         return 0 if wanted_help else USAGE_ERROR
     (name,) = found
-    if ALTERNATIVES in name[-1]:
-        taken -= 1
+    taken -= ALTERNATIVES in name[-1]
     try:
         import tyro
     except ImportError:
@@ -159,14 +158,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog = " ".join(("ebmguard", *words[:taken]))
         options = _apart(words[taken:]) if name == ("trace",) else words[taken:]
         config = tyro.cli(load(command.config), prog=prog, args=options)
-        status: int = load(command.run)(config)
+        return int(load(command.run)(config))
     except (EbmguardError, ImportError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    return status
 
 
 def _apart(words: Sequence[str]) -> list[str]:
@@ -187,8 +185,7 @@ def load(location: str) -> Any:
 def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
     """The names of the commands that begin as the words do, and how many of the words they share.
 
-    All commands and 0 where the first word is none of theirs; of names that others begin with, it
-    is the shorter one whose words are all there.
+    All commands and 0 where the first word is none of theirs. A whole name stands alone.
     """
     names, taken = list(COMMANDS), 0
     for word in words:
