@@ -189,9 +189,7 @@ def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
     """
     names, taken = list(COMMANDS), 0
     for word in words:
-        longer = [
-            name for name in names if taken < len(name) and word in name[taken].split(ALTERNATIVES)
-        ]
+        longer = [n for n in names if taken < len(n) and word in n[taken].split(ALTERNATIVES)]
         if not longer:
             break
         names, taken = longer, taken + 1

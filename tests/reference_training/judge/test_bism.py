@@ -58,7 +58,7 @@ def test_annealed_chains_end_where_a_gaussian_is_densest():
     torch.testing.assert_close(step, torch.full_like(step, centre))
 
 
-class Pull(DeepEnergy):
+class Pull(DeepEnergy):  # type: ignore[misc]
     """E = |v - mean of h|^2 / 0.01 + |h - 1/4|^2 / 0.001: latents say how bright v is."""
 
     def energy(self, v, h):
