@@ -54,6 +54,9 @@ train toy
 train bism
     train a latent-variable model by bi-level score matching, or by what it is compared with
     reference_training.bism config:BismConfig command:run
+train bism deep
+    train a deep latent-variable model of images
+    reference_training.bism deep_config:DeepConfig command:run_deep
 sweep bism
     train latent-variable models by several methods, or go on with it
     reference_training.sweep grids:BismGrid command:run
@@ -72,6 +75,9 @@ evaluate jem
 evaluate shortrun
     FID and Inception score of a short-run model's samples, and its likelihood
     reference_training.judge shortrun:EvaluateShortRun shortrun:run
+evaluate bism
+    samples, latents, FID and Inception score of a deep latent-variable model
+    reference_training.judge bism:EvaluateBism bism:run
 evaluate toy
     KL of each member of a toy run, by quadrature and by annealing
     reference_training.judge toy:EvaluateToy toy:run
@@ -144,8 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\nerror: {unknown(words[: taken + 1], found)}", file=sys.stderr)
         return 0 if wanted_help else USAGE_ERROR
     (name,) = found
-    if name[0] == "figure":
-        taken -= 1
+    taken -= name[0] == "figure"
     try:
         import tyro
     except ImportError:
@@ -156,14 +161,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog = " ".join(("ebmguard", *words[:taken]))
         options = _apart(words[taken:]) if name == ("trace",) else words[taken:]
         config = tyro.cli(load(command.config), prog=prog, args=options)
-        status: int = load(command.run)(config)
+        return int(load(command.run)(config))
     except (EbmguardError, ImportError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    return status
 
 
 def _apart(words: Sequence[str]) -> list[str]:
@@ -184,17 +188,15 @@ def load(location: str) -> Any:
 def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
     """The names of the commands that begin as the words do, and how many of the words they share.
 
-    All commands and 0 where the first word is none of theirs.
+    All commands and 0 where the first word is none of theirs. A whole name stands alone.
     """
     names, taken = list(COMMANDS), 0
     for word in words:
-        longer = [
-            name for name in names if taken < len(name) and word in name[taken].split(ALTERNATIVES)
-        ]
+        longer = [n for n in names if taken < len(n) and word in n[taken].split(ALTERNATIVES)]
         if not longer:
             break
         names, taken = longer, taken + 1
-    return names, taken
+    return [name for name in names if len(name) == taken] or names, taken
 
 
 def unknown(words: Sequence[str], names: Sequence[tuple[str, ...]]) -> str:

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.launch import launch
+from . import deep_train
 from .config import BismConfig
+from .deep_config import DeepConfig
 from .train import train
 
 
@@ -15,9 +17,16 @@ def run(config: BismConfig) -> int:
     return launch(config, train, summary)
 
 
+def run_deep(config: DeepConfig) -> int:
+    """`ebmguard train bism deep`: likewise."""
+    return launch(config, deep_train.train, summary)
+
+
 def summary(results: dict[str, Any], path: Path) -> str:
     """How the run went."""
     head = f"results in {path}, {results['wall_seconds']:.0f} s\n"
+    if "test_loss" in results:
+        return f"{head}loss on test images {results['test_loss']:.4f}"
     if "verdict" in results:
         low, high = results["log_likelihood_low"], results["log_likelihood_high"]
         return f"{head}log-likelihood {low:.3f} to {high:.3f} nats per sample: {results['verdict']}"

@@ -88,6 +88,8 @@ class BismConfig(UpdateSettings, RunConfig):
             for name, number in least.items()
             if getattr(self, name) < number
         ]
+        if self.lower != "elbo":
+            problems.append(f"lower is {self.lower!r}, expected 'elbo': an RBM's latents are bits")
         if self.data not in (*DATA, *IMAGES):
             problems.append(f"data is {self.data!r}, expected {', '.join((*DATA, *IMAGES))}")
         if ranks.world > 1:

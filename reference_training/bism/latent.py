@@ -13,7 +13,9 @@ from torch.func import functional_call
 from .bilevel import Parameters
 from .posterior import Posterior
 
-__all__ = ["Latent"]
+__all__ = ["Energy", "Latent"]
+
+Energy = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Latent:
         posterior: a module that is a :class:`.Posterior`.
     """
 
-    energy: Callable[[Tensor, Tensor], Tensor]
+    energy: Energy
     posterior: nn.Module
 
     def log_weight(self, phi: Parameters, v: Tensor, noise: Tensor) -> Tensor:

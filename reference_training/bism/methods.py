@@ -9,26 +9,27 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
 
 from .bilevel import Adam, Moments, Parameters, descend
-from .latent import Latent
+from .latent import Energy, Latent
 from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
-from .posterior import BernoulliPosterior
+from .posterior import BernoulliPosterior, Posterior
 from .rbm import GaussianBernoulliRBM
 
-__all__ = ["Levels", "Update", "UpdateSettings"]
+__all__ = ["Levels", "Update", "UpdateSettings", "Walk"]
 
 _MATCHING = ("dsm", "ssm", "mdsm")
 _BILEVEL = tuple(f"bi{name}" for name in _MATCHING)
 _POSTERIORS = (*_BILEVEL, "vnce")
 _CHAINS = re.compile(r"(p?)cd([1-9]\d*)")
 _BETAS = (0.9, 0.95)
+Walk = Callable[[Tensor, int, Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ class UpdateSettings:
     noise_std: float = 0.05
     """Noise of (bi)dsm."""
     noise_range: tuple[float, float] = (0.1, 3.0)
-    """Noise of (bi)mdsm over a minibatch, in geometric steps."""
+    """Noise of (bi)mdsm over a minibatch, from the least to the most."""
+    noise_spacing: str = "geometric"
+    """Steps of that noise: geometric or linear."""
+    lower: str = "elbo"
+    """What the posterior is trained by: elbo, or fisher, the conditional Fisher divergence."""
     inner_steps: int = 5
     """K: Adam steps of the posterior on each minibatch."""
     unrolled_steps: int = 5
@@ -71,6 +76,14 @@ class UpdateSettings:
             )
             if not value > least
         ]
+        problems += [
+            f"{name} is {value!r}, expected {' or '.join(known)}"
+            for name, value, known in (
+                ("noise_spacing", self.noise_spacing, ("geometric", "linear")),
+                ("lower", self.lower, ("elbo", "fisher")),
+            )
+            if value not in known
+        ]
         named = (*_MATCHING, *_POSTERIORS, "nce")
         if self.method not in named and not _CHAINS.fullmatch(self.method):
             problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")
@@ -96,19 +109,29 @@ class Update:
     """Trains a model on one minibatch at a time.
 
     Args:
-        model: trained in place.
+        model: trained in place; of another than an RBM, called with v it is the negative free
+            energy, or `energy` is that of v and h.
         settings: what to do, without problems.
         generator: all random numbers; on the model's device.
+        posterior: of a method that has one; None makes an RBM's.
+        walk: v, steps and generator to v, the chains of contrastive divergence; None is Gibbs
+            sampling of an RBM.
 
     Attributes:
         posterior: of the methods that have one; it holds what phi is between minibatches.
     """
 
     def __init__(
-        self, model: GaussianBernoulliRBM, settings: UpdateSettings, generator: Generator
+        self,
+        model: nn.Module,
+        settings: UpdateSettings,
+        generator: Generator,
+        posterior: nn.Module | None = None,
+        walk: Walk | None = None,
     ) -> None:
         self.model, self.settings, self._generator = model, settings, generator
-        like = model.weight
+        self._walk = walk or cast(GaussianBernoulliRBM, model).gibbs
+        self._like = like = next(model.parameters())
         self._constant = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
         trained = [*model.parameters()]
         if settings.method in ("nce", "vnce"):
@@ -117,27 +140,29 @@ class Update:
         self._trained = trained
         self._adam = Adam(settings.lr, _BETAS)
         self._chains: Tensor | None = None
-        self.posterior: BernoulliPosterior | None = None
+        self.posterior: nn.Module | None = None
         if settings.method in _POSTERIORS:
-            self.posterior = BernoulliPosterior(*like.shape).to(like)
-            with torch.no_grad():  # as a linear layer begins, but by the generator
-                for p in self.posterior.parameters():
-                    p.uniform_(-(len(like) ** -0.5), len(like) ** -0.5, generator=generator)
-            self._latent = Latent(model.energy, self.posterior)
+            self.posterior = posterior or _linear(cast(GaussianBernoulliRBM, model), generator)
+            self._latent = Latent(cast(Energy, model.energy), self.posterior)
             self._moments = Moments.none(self._phi)
 
-    def __call__(self, v: Tensor, inner: Callable[[], Tensor] | None = None) -> dict[str, Tensor]:
+    def __call__(
+        self, v: Tensor, inner: Callable[[], Tensor] | None = None, *, rate: float = 1.0
+    ) -> dict[str, Tensor]:
         """One update.
 
         Args:
-            v: the minibatch, ``(B, visible)``.
+            v: the minibatch, ``(B, ...)``.
             inner: draws a minibatch for each of the K steps; None: they have v.
+            rate: factor on the learning rate of this update.
 
         Returns:
             ``loss``; of a bi-level method also ``drift``, the norm of phi_N - phi_0.
         """
         numbers: dict[str, Tensor] = {}
         phi: Parameters = {}
+        self._adam = replace(self._adam, lr=rate * self.settings.lr)
+        self._optimizer.param_groups[0]["lr"] = self._adam.lr
         if self.posterior is not None:
             phi = self._train_posterior(inner or (lambda: v))
             if self.settings.method in _BILEVEL:
@@ -166,6 +191,14 @@ class Update:
             return self._loss(v, phi).mean()
 
         return Levels(reached[0], after, upper)
+
+    def held_out(self, v: Tensor, generator: Generator) -> float:
+        """The loss of other data, by other random numbers; nothing is changed by it."""
+        own, self._generator, self._chains = (self._generator, self._chains), generator, None
+        try:
+            return self._loss(v, {} if self.posterior is None else self._phi).mean().item()
+        finally:
+            self._generator, self._chains = own
 
     def state_dict(self) -> dict[str, Any]:
         """All but the model's parameters and the generator."""
@@ -215,8 +248,13 @@ class Update:
         def lower(phi: Parameters) -> Tensor:
             v = draw()
             # At the noise at which the upper level will ask for the posterior.
-            seen = v + self._spread(len(v))[:, None] * self._normal(v)
-            return self._latent.negative_elbo(phi, seen, self._draws(len(v))).mean()
+            spread = self._spread(len(v))
+            seen = v + spread.view(-1, *[1] * (v.ndim - 1)) * self._normal(v)
+            if self.settings.lower == "elbo":
+                return self._latent.negative_elbo(phi, seen, self._draws(len(v))).mean()
+            found = self._latent.conditional_fisher(phi, seen, self._draws(len(v)))
+            # Published so: what is seen through much noise counts less.
+            return (found / spread if self.settings.method == "bimdsm" else found).mean()
 
         return descend(lower, *start, self._adam, steps, unrolled=unrolled)
 
@@ -243,13 +281,13 @@ class Update:
         noise = self._normal(v)
 
         def above(log_density: Tensor, x: Tensor) -> Tensor:
-            of_noise = -(x.square() / 2 + math.log(2 * math.pi) / 2).sum(1)
+            of_noise = -(x.square() / 2 + math.log(2 * math.pi) / 2).flatten(1).sum(1)
             return log_density - self._constant - of_noise
 
         if self.settings.method == "nce":
             return contrastive(above(self.model(v), v), above(self.model(noise), noise))
         count = self.settings.particles
-        several = noise.repeat(count, 1)
+        several = noise.repeat(count, *[1] * (noise.ndim - 1))
         weights = self._latent.log_weight(phi, several, self._draws(len(several)))
         of_noise = weights.view(count, -1).logsumexp(0) - math.log(count)
         of_data = self._latent.log_weight(phi, v, self._draws(len(v)))
@@ -257,7 +295,7 @@ class Update:
 
     def _contrastive_divergence(self, v: Tensor, is_persistent: bool, steps: int) -> Tensor:
         start = v if self._chains is None or not is_persistent else self._chains
-        negatives = self.model.gibbs(start, steps, self._generator)
+        negatives = self._walk(start, steps, self._generator)
         if is_persistent:
             self._chains = negatives
         risen: Tensor = self.model(negatives) - self.model(v)
@@ -265,8 +303,7 @@ class Update:
 
     def _spread(self, count: int) -> Tensor:
         """The noise's standard deviation of each sample of a minibatch, ``(B,)``."""
-        like = self.model.weight
-        name = self.settings.method
+        like, name = self._like, self.settings.method
         low, high = {
             "bidsm": (self.settings.noise_std,) * 2,
             "bimdsm": self.settings.noise_range,
@@ -274,6 +311,8 @@ class Update:
         }.get(name, (0.0, 0.0))
         if low == high:
             return torch.full((count,), low, dtype=like.dtype, device=like.device)
+        if self.settings.noise_spacing == "linear":
+            return torch.linspace(low, high, count, dtype=like.dtype, device=like.device)
         exponents = torch.linspace(math.log(low), math.log(high), count, device=like.device)
         return exponents.exp().to(like.dtype)
 
@@ -283,4 +322,14 @@ class Update:
 
     def _draws(self, count: int) -> Tensor:
         assert self.posterior is not None
-        return self.posterior.noise(count, self._generator)
+        return cast(Posterior, self.posterior).noise(count, self._generator)
+
+
+def _linear(model: GaussianBernoulliRBM, generator: Generator) -> BernoulliPosterior:
+    """An RBM's posterior as a linear layer begins, but by the generator."""
+    like = model.weight
+    posterior = BernoulliPosterior(*like.shape).to(like)
+    with torch.no_grad():
+        for p in posterior.parameters():
+            p.uniform_(-(len(like) ** -0.5), len(like) ** -0.5, generator=generator)
+    return posterior

@@ -37,6 +37,10 @@ class Posterior(Protocol):
         """log q(h | v), ``(B,)``."""
         ...
 
+    def mean(self, moments: Tensor) -> Tensor:
+        """Of q(h | v), ``(B, hidden)``."""
+        ...
+
 
 class BernoulliPosterior(nn.Linear):
     """Independent bits by one linear layer; draws are relaxed (Jang et al. 2017).
@@ -45,7 +49,7 @@ class BernoulliPosterior(nn.Linear):
     exact posterior of an RBM the weight -E(v, h) - log q(h | v) is the same at every h.
 
     Args:
-        visible: entries of v.
+        visible: entries of v, which may be an image.
         hidden: entries of h.
         temperature: of the relaxation; towards 0 the draws become bits and their gradient dies.
     """
@@ -53,6 +57,10 @@ class BernoulliPosterior(nn.Linear):
     def __init__(self, visible: int, hidden: int, temperature: float = 0.1) -> None:
         super().__init__(visible, hidden)
         self.temperature = temperature
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Logits, ``(B, ...)`` to ``(B, hidden)``."""
+        return super().forward(v.flatten(1))
 
     def noise(self, count: int, generator: Generator) -> Tensor:
         """Uniform numbers, ``(count, hidden)``."""
@@ -66,6 +74,10 @@ class BernoulliPosterior(nn.Linear):
     def log_prob(self, moments: Tensor, h: Tensor) -> Tensor:
         """The Bernoulli's, of h in [0, 1]; the moments are logits."""
         return -F.binary_cross_entropy_with_logits(moments, h, reduction="none").sum(-1)
+
+    def mean(self, moments: Tensor) -> Tensor:
+        """Probabilities."""
+        return moments.sigmoid()
 
 
 class GaussianPosterior(nn.Sequential):
@@ -114,3 +126,7 @@ class GaussianPosterior(nn.Sequential):
         mean, log_std = moments.chunk(2, dim=-1)
         squares = ((h - mean) * (-log_std).exp()).square()
         return -(squares / 2 + log_std + math.log(2 * math.pi) / 2).sum(-1)
+
+    def mean(self, moments: Tensor) -> Tensor:
+        """The Gaussian's."""
+        return moments.chunk(2, dim=-1)[0]

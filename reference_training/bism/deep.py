@@ -1,0 +1,119 @@
+"""Deep energy-based models of images, with latents and fully visible.
+
+The networks of Bao et al. (2020): a residual network g1 with ELU and mean pooling, whose blocks are
+those of :mod:`..networks`, a linear layer g2, and g3, a sum of squares: energies are never below 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from ..networks import ResidualBlock
+from .latent import Latent
+from .posterior import Posterior
+
+__all__ = ["DeepEnergy", "DeepModel"]
+
+Shape = tuple[int, int, int]
+
+
+class _Features(nn.Sequential):
+    """g1: a convolution, then three stages of ``blocks / 3`` blocks and a mean pooling each.
+
+    Args:
+        shape: (C, H, W); H and W are multiples of 8.
+        channels: of the convolution; each stage doubles them.
+        blocks: residual blocks in all, a multiple of 3.
+    """
+
+    def __init__(self, shape: Shape, channels: int, blocks: int) -> None:
+        colours, height, width = shape
+        layers: list[nn.Module] = [nn.Conv2d(colours, channels, 3, padding=1)]
+        make = partial(ResidualBlock, stride=1, early_stride=False, activation=F.elu)
+        for before, after in pairwise(channels * 2**stage for stage in range(4)):
+            layers += [make(each, after) for each in (before, *[after] * (blocks // 3 - 1))]
+            layers.append(nn.AvgPool2d(2))
+        super().__init__(*layers, nn.Flatten())
+        self.size = (height // 8) * (width // 8) * 8 * channels
+
+
+class _Squares(nn.Module):
+    """g3: the sum of the squares of a hidden layer."""
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(inputs, units)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(B, inputs)`` to ``(B,)``."""
+        return F.elu(self.layer(x)).square().sum(-1)
+
+
+class DeepEnergy(nn.Module):
+    """E(v, h) = g3([g2(g1(v)) + h, h]), or without latents.
+
+    Args:
+        shape: (C, H, W) of v; H and W are multiples of 8.
+        hidden: entries of h, and of what g2 returns.
+        channels: of the first convolution.
+        blocks: residual blocks, a multiple of 3.
+        form: latent; visible, E(v) = g3(g2(g1(v))), all but of the same size; or wide, E(v) =
+            g3(g1(v)), the published one, 3 to 4 times larger at the published sizes.
+    """
+
+    def __init__(self, shape: Shape, hidden: int, channels: int, blocks: int, form: str) -> None:
+        super().__init__()
+        self.features = _Features(shape, channels, blocks)
+        size = self.features.size
+        self.project = nn.Identity() if form == "wide" else nn.Linear(size, hidden)
+        inputs = {"latent": 2 * hidden, "visible": hidden, "wide": size}[form]
+        self.squares = _Squares(inputs, size // 2)
+
+    def energy(self, v: Tensor, h: Tensor) -> Tensor:
+        """E(v, h), ``(B, C, H, W)`` and ``(B, hidden)`` to ``(B,)``."""
+        found: Tensor = self.squares(torch.cat((self.project(self.features(v)) + h, h), -1))
+        return found
+
+    def forward(self, v: Tensor) -> Tensor:
+        """f(v) = -E(v) without latents, ``(B, C, H, W)`` to ``(B,)``."""
+        return -cast(Tensor, self.squares(self.project(self.features(v))))
+
+
+@dataclass(frozen=True)
+class DeepModel:
+    """A network beside its posterior; a fully visible one has none.
+
+    Attributes:
+        network: the energy.
+        posterior: a module that is a :class:`.posterior.Posterior`.
+    """
+
+    network: DeepEnergy
+    posterior: nn.Module | None
+
+    def log_density(self, generator: Generator) -> Callable[[Tensor], Tensor]:
+        """What stands for f(v), ``(B, C, H, W)`` to ``(B,)``: the log weight at a new draw of h.
+
+        Its mean is below f(v) by the KL divergence of the posterior to the exact one, and its
+        gradient in v is the score where there is none. Of a fully visible model it is f itself.
+        """
+        if self.posterior is None:
+            return self.network
+        latent = Latent(self.network.energy, self.posterior)
+        phi = {name: p.detach() for name, p in self.posterior.named_parameters()}
+        q = cast(Posterior, self.posterior)
+        return lambda v: latent.log_weight(phi, v, q.noise(len(v), generator))
+
+    @torch.no_grad()
+    def means(self, v: Tensor) -> Tensor:
+        """Posterior means, ``(B, hidden)``."""
+        assert self.posterior is not None
+        return cast(Posterior, self.posterior).mean(self.posterior(v))

@@ -1,0 +1,184 @@
+"""Settings of deep latent-variable models: one frozen dataclass, which is also its command line."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ..data import ImageData, kept_data
+from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import RunConfig
+from ..networks import seeded
+from .deep import DeepEnergy, DeepModel
+from .methods import UpdateSettings
+from .posterior import BernoulliPosterior, GaussianPosterior
+from .presets import PUBLISHED, SMALL, DeepSettings
+
+__all__ = ["DeepConfig", "framed", "pixels"]
+
+DataName = Literal["digits", "mnist", "cifar10"]
+ModelName = Literal["latent", "visible", "wide"]
+PosteriorName = Literal["gaussian", "bernoulli"]
+
+
+@dataclass(frozen=True)
+class DeepConfig(RunConfig):
+    """Train a deep energy-based model of images, with latents or fully visible.
+
+    A guard watches Langevin chains of the model beside the data. What the data set's preset sets
+    can be overridden by name; None is the preset's value: the published one, or that of two cores
+    with --small. The run folder is that of `ebmguard train bism`; `ebmguard evaluate bism` draws
+    samples of its model and judges them.
+    """
+
+    data: DataName = "digits"
+    """Data set; pixels are in [0, 1], with a border of 0 to a multiple of 8 a side."""
+    data_root: str | None = None
+    """Folder of the data sets; None is the environment variable EBMGUARD_DATA. The digits need
+    none."""
+    small: bool = False
+    """Sizes that two cores train in ten minutes; the digits have no others."""
+    model: ModelName = "latent"
+    """latent: E(v, h). visible: one of the same size without latents. wide: that without its
+    bottleneck, 3 to 4 times larger at the published sizes."""
+    posterior: PosteriorName = "gaussian"
+    """gaussian: three strided convolutions, real h. bernoulli: one linear layer, bits, by elbo."""
+    method: str | None = None
+    """bimdsm, bidsm, bissm; of a visible model mdsm, dsm, ssm, cdK or pcdK, whose chains are K
+    Langevin steps."""
+    hidden: int | None = None
+    """Latents; of a visible model the width of its bottleneck."""
+    channels: int | None = None
+    """Channels of the network's first convolution."""
+    image_size: int | None = None
+    """Pixels a side to which images are averaged down."""
+    train_images: int | None = None
+    """Training images that are used."""
+    test_images: int | None = None
+    """Test images that are used."""
+    iterations: int | None = None
+    """Updates, over which the learning rate falls to 0 as a cosine."""
+    batch: int | None = None
+    """Images in a minibatch."""
+    lr: float | None = None
+    """Learning rate of Adam at the start, for the model and for the posterior."""
+    noise_std: float | None = None
+    """Noise of (bi)dsm."""
+    noise_range: tuple[float, float] | None = None
+    """Noise of (bi)mdsm over a minibatch, from the least to the most."""
+    lower: str | None = None
+    """What the posterior is trained by: elbo, or fisher, the conditional Fisher divergence."""
+    inner_steps: int | None = None
+    """K: Adam steps of the posterior on each minibatch."""
+    unrolled_steps: int | None = None
+    """N: further steps that the model's gradient goes through."""
+    langevin_steps: int = 1
+    """Langevin steps of the chains that the guard watches, between updates."""
+    evaluations: int = 20
+    """Evaluations over the run, on test images."""
+    checkpoint_every: int = 500
+    """Updates between checkpoints; evaluations and Ctrl-C write one too."""
+    threads: int = 1
+    """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
+
+    words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "bism", "deep")
+    shown: ClassVar[tuple[str, ...]] = ("out", "data", "model")
+
+    def check(self, ranks: Ranks = ONE_RANK) -> None:
+        """Refuse settings that cannot be meant.
+
+        Args:
+            ranks: a single one.
+
+        Raises:
+            ConfigError: names what is wrong, and what was expected.
+        """
+        problems = self.problems(
+            data=(self.data, DataName),
+            model=(self.model, ModelName),
+            posterior=(self.posterior, PosteriorName),
+        )
+        if problems:
+            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        settings = self.settings
+        problems = settings.update_problems()
+        counts = {"langevin_steps": self.langevin_steps, "evaluations": self.evaluations}
+        for name in ("hidden", "channels", "iterations", "batch"):
+            counts[name] = getattr(settings, name)
+        problems += [f"{n} is {x}, expected 1 or more" for n, x in counts.items() if x < 1]
+        method, is_latent = settings.method, self.model == "latent"
+        if method.startswith("bi") != is_latent or method in ("nce", "vnce"):
+            expected = "bimdsm, bidsm or bissm" if is_latent else "mdsm, dsm, ssm, cdK or pcdK"
+            problems.append(f"method is {method!r}, expected {expected} of model {self.model!r}")
+        if self.posterior == "bernoulli" and settings.lower != "elbo":
+            problems.append(f"lower is {settings.lower!r}, expected 'elbo' of bits")
+        if ranks.world > 1:
+            problems.append(f"this model is trained by one process, not by {ranks.world}")
+        if problems:
+            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+
+    @property
+    def settings(self) -> DeepSettings:
+        """The preset with what is overridden, and what follows from that."""
+        base = (SMALL if self.small or self.data not in PUBLISHED else PUBLISHED)[self.data]
+        if self.model != "latent":
+            base = replace(base, method="mdsm")
+        if self.posterior == "bernoulli":
+            base = replace(base, lower="elbo")
+        return self.over(base)
+
+    @property
+    def update(self) -> UpdateSettings:
+        """What an update does."""
+        settings = self.settings
+        return UpdateSettings(**{f.name: getattr(settings, f.name) for f in fields(UpdateSettings)})
+
+    @property
+    def total_steps(self) -> int:
+        """Updates that the run is to have."""
+        return self.settings.iterations
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as given, and under `settings` those that count."""
+        return {**super().to_json(), "settings": {**self.settings.__dict__}}
+
+    def load_data(self) -> ImageData:
+        """The images; raises ConfigError where they are not there."""
+        s = self.settings
+        counts = {n: getattr(s, n) for n in ("train_images", "test_images", "image_size")}
+        return kept_data(self.data, self.data_root, **counts)
+
+    def make_model(self, data: ImageData) -> DeepModel:
+        """The networks as the seed initialises them."""
+        s, device = self.settings, data.train_x.device
+        _, colours, height, width = pixels(data, data.train_x[:1]).shape
+        shape = colours, height, width
+
+        def network() -> DeepEnergy:
+            return DeepEnergy(shape, s.hidden, s.channels, s.blocks, self.model)
+
+        def posterior() -> GaussianPosterior | BernoulliPosterior:
+            if self.posterior == "gaussian":
+                return GaussianPosterior(shape, s.hidden, s.widths)
+            return BernoulliPosterior(math.prod(shape), s.hidden)
+
+        q = seeded(posterior, self.seed + 1, device) if self.model == "latent" else None
+        return DeepModel(seeded(network, self.seed, device), q)
+
+
+def pixels(data: ImageData, x: Tensor) -> Tensor:
+    """Bytes ``(B, C, H, W)`` as a model sees them: in [0, 1], framed by 0 to a multiple of 8."""
+    frame = [side for size in (x.shape[-1], x.shape[-2]) for side in framed(size)]
+    return F.pad((data.scale(x) + 1) / 2, frame)
+
+
+def framed(size: int) -> tuple[int, int]:
+    """Pixels of the frame before and after so many."""
+    lacking = -size % 8
+    return lacking // 2, lacking - lacking // 2

@@ -1,0 +1,101 @@
+"""The trainer of deep latent-variable models of images: what a step is."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from ebmguard import guard
+from ebmguard.samplers import sgld
+
+from ..engine import loop
+from ..engine.record import Record
+from ..engine.task import Part, Step, Task
+from .deep_config import DeepConfig, pixels
+from .methods import Update
+from .train import EVALUATIONS, Chains, Draws
+
+STD = 0.02
+"""Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
+_TEST_SEED = 0xB15
+_TEST_BATCH = 250
+
+
+class DeepLatentModel(Task):
+    """A deep energy-based model of images, with latents or fully visible.
+
+    Args:
+        config: the settings.
+        record: of the run.
+    """
+
+    unit = "update"
+
+    def __init__(self, config: DeepConfig, record: Record) -> None:
+        self.config, self.record, self.settings = config, record, config.settings
+        s, device = self.settings, record.device
+        self.title = f"{s.method} on {config.data}, {config.model} model"
+        self.data = config.load_data().to(device)
+        self.model = config.make_model(self.data)
+        self.draws = Draws(config.seed, device)
+        self.chains = Chains(self._images(self.draws.chains))
+        self.update = Update(
+            self.model.network, config.update, self.draws.update, self.model.posterior, self._walk
+        )
+        # It watches: the energies that it gets are no part of the loss, and no sampler is tempered.
+        self.loss_fn, _ = guard(None, None, beta_star=0.0, output_scale=1.0, **record.for_guard)
+        self.guards = {"guard": self.loss_fn.guard}
+        self.parts: dict[str, Part] = {
+            "network": self.model.network,
+            "update": self.update,
+            "draws": self.draws,
+            "chains": self.chains,
+        }
+
+    def step(self, step: int) -> Step:
+        """One update, and a look at chains of the model, which began at images."""
+        v, chains = self._images(self.draws.data), self.draws.chains
+        rate = (1 + math.cos(math.pi * step / self.settings.iterations)) / 2
+        numbers = self.update(v, rate=rate)
+        samples = self._walk(self.chains.v, self.config.langevin_steps, chains)
+        self.chains.v = samples
+        with torch.no_grad():
+            f_pos, f_neg = (self.model.log_density(chains)(x) for x in (v, samples))
+            self.loss_fn(f_pos, f_neg)
+        return Step({**numbers, "energy_gap": f_pos.mean() - f_neg.mean()}, samples)
+
+    def evaluate(self, step: int) -> bool:
+        """Measure the model where that is due."""
+        done, total = self.config.evaluations, self.settings.iterations
+        due = step * done // total > (step - 1) * done // total
+        if due:
+            self.record.folder.append_rows(EVALUATIONS, [{"step": step, **self.measure()}])
+        return due
+
+    def measure(self) -> dict[str, float]:
+        """The loss of test images at noise and latents that are the same in every evaluation."""
+        rng = torch.Generator(self.record.device).manual_seed(_TEST_SEED)
+        loss, test = 0.0, self.data.test_x
+        for part in torch.split(test, _TEST_BATCH):  # each has every noise of the range
+            loss += self.update.held_out(pixels(self.data, part), rng) * len(part) / len(test)
+        return {"test_loss": loss}
+
+    def results(self) -> dict[str, Any]:
+        """How the model does on test images."""
+        return self.measure()
+
+    def _walk(self, v: Tensor, steps: int, rng: Generator) -> Tensor:
+        f = self.model.log_density(rng)
+        return sgld(f, v, steps=steps, step_size=STD**2 / 2, noise_std=STD, generator=rng)
+
+    def _images(self, rng: Generator) -> Tensor:
+        rows = (self.settings.batch,)
+        chosen = torch.randint(len(self.data.train_x), rows, generator=rng, device=rng.device)
+        return pixels(self.data, self.data.train_x[chosen])
+
+
+train = partial(loop.train, DeepLatentModel)

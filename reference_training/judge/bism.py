@@ -1,0 +1,260 @@
+"""`ebmguard evaluate bism`: samples and latents of a deep latent-variable model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ..bism.deep import DeepModel
+from ..bism.deep_config import DeepConfig, framed, pixels
+from ..data import ImageData
+from ..device import describe
+from ..engine.checkpoints import load_all_ranks
+from ..engine.run_folder import read_config
+from ..plots.images import save_sample_figures
+from ..plots.markdown import markdown_table
+from . import evaluate as command
+from .annealed_langevin import anneal
+from .chains import BATCH, SEED
+from .evaluate import ImageEvaluateConfig
+from .features import load_features
+from .quality import SampleQuality, judged_by, score_words
+
+SHOWN = 64
+"""Samples in a picture."""
+_WORDS = {
+    "joint": "samples, Langevin in (v, h)",
+    "marginal": "samples, Langevin in v",
+    "from_images": "samples, h of training images",
+    "held_out": "held-out images",
+    "noise": "where chains start",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateBism(ImageEvaluateConfig):
+    """Draw samples of a deep model by annealed Langevin dynamics, and judge them and the latents.
+
+    Fréchet inception distance and Inception score of three kinds of samples: of chains in (v, h);
+    of chains in v whose h are the posterior's; and of chains in v at the posterior means of
+    training images. A linear classifier is trained on posterior means. Pictures of these, of
+    samples given the h of four test images and of a way between two are in figures/ of the run.
+    """
+
+    features: str | None = None
+    """Network that judges: the folder of a JEM run on the same data at the same image size;
+    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
+    samples: int = 1000
+    """Samples of each kind."""
+    chain_steps: int = 2700
+    """Langevin steps of a chain, as published."""
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant.
+
+        Raises:
+            ConfigError: names the setting, its value and what was expected.
+        """
+        super().check()
+        for name, least in (("samples", 2), ("chain_steps", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected {least} or more")
+        if self.features in (None, "own"):
+            raise ConfigError(
+                f'features is "{self.features}", and a latent-variable model has no classifier of '
+                "its own: name the folder of a JEM run on the same data at the same image size, "
+                "such as one of `ebmguard train jem --p-x-weight 0`"
+            )
+        if self.likelihood:
+            raise ConfigError(
+                "likelihood is on, expected it off: a deep model's f(v) is known by a bound only"
+            )
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Annealed chains of a trained model.
+
+    Attributes:
+        model: trained.
+        data: its images, on its device.
+        held: noise at which it is the density.
+        steps: of a chain.
+        rng: of everything random here.
+    """
+
+    model: DeepModel
+    data: ImageData
+    held: float
+    steps: int
+    rng: torch.Generator
+
+    def starts(self, count: int) -> Tensor:
+        """v around 1/2, where chains start: ``(count, C, H, W)``, with the frame."""
+        shape = pixels(self.data, self.data.train_x[:1]).shape[1:]
+        return torch.randn((count, *shape), generator=self.rng, device=self.rng.device) + 0.5
+
+    def marginal(self, count: int) -> Tensor:
+        """Chains in v; at each step h is drawn anew from the posterior, where there is one."""
+        return self._chains(self.model.log_density(self.rng), self.starts(count))
+
+    def joint(self, count: int) -> Tensor:
+        """Chains in (v, h) of a model with real latents."""
+        v, like = self.starts(count), self.model.means(pixels(self.data, self.data.train_x[:1]))
+        shape, size = v.shape[1:], v[0].numel()
+        h = 0.5 + torch.randn((count, like.shape[1]), generator=self.rng, device=v.device)
+
+        def f(x: Tensor) -> Tensor:
+            return -self.model.network.energy(x[:, :size].view(-1, *shape), x[:, size:])
+
+        return self._chains(f, torch.cat((v.flatten(1), h), 1))[:, :size].view(-1, *shape)
+
+    def given(self, h: Tensor) -> Tensor:
+        """Chains in v at fixed h, ``(count, hidden)``."""
+        return self._chains(lambda v: -self.model.network.energy(v, h), self.starts(len(h)))
+
+    def from_images(self, count: int) -> Tensor:
+        """Chains in v at the posterior means of training images."""
+        known, device = self.data.train_x, self.data.train_x.device
+        rows = torch.randint(len(known), (count,), generator=self.rng, device=device)
+        return self.given(self.model.means(pixels(self.data, known[rows])))
+
+    def _chains(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return anneal(f, x, self.steps, self.held, self.rng)
+
+
+def load_run(
+    path: Path, device: torch.device, root: str | None
+) -> tuple[DeepConfig, DeepModel, ImageData, int]:
+    """Settings, model and data of a run folder, and the updates that it was trained for.
+
+    Raises:
+        ConfigError: there is no run of a deep model, or no checkpoint that can be read; or the data
+            are not there.
+    """
+    stored = read_config(path)
+    if "langevin_steps" not in stored:
+        raise ConfigError(f"{path} holds no run of `ebmguard train bism deep`")
+    config = DeepConfig(out=path, resume=True, data_root=root).resumed(stored)
+    step, (first, *_) = load_all_ranks(path / "checkpoints")
+    data = config.load_data().to(device)
+    model = config.make_model(data)
+    model.network.load_state_dict(first["network"])
+    if model.posterior is not None:
+        model.posterior.load_state_dict(first["update"]["posterior"])
+    return config, model, data, step
+
+
+def as_images(data: ImageData, v: Tensor) -> Tensor:
+    """What a model sees as images in [-1, 1], without the frame."""
+    _, height, width = data.sample_shape
+    (top, _), (left, _) = framed(height), framed(width)
+    return 2 * v[..., top : top + height, left : left + width] - 1
+
+
+def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
+    """What evaluation.json holds.
+
+    Raises:
+        ConfigError: as :func:`load_run`, or the features cannot be had or are of other images.
+        ImportError: torchmetrics, scikit-learn or matplotlib is not installed.
+    """
+    trained, model, data, step = load_run(config.run, device, config.data_root)
+    assert config.features is not None
+    features = load_features(config.features, device, sha256=config.features_sha256)
+    quality = SampleQuality(features, data)
+    s = trained.settings
+    held = {"mdsm": 0.1, "dsm": s.noise_std}.get(s.method.removeprefix("bi"), 0.0)
+    rng = torch.Generator(device).manual_seed(SEED)
+    sampler = Sampler(model, data, held, config.chain_steps, rng)
+    kinds: dict[str, Callable[[int], Tensor]] = {"marginal": sampler.marginal}
+    pictures: dict[str, Tensor] = {}
+    results: dict[str, Any] = {}
+    if model.posterior is not None:
+        kinds["from_images"] = sampler.from_images
+        if trained.posterior == "gaussian":
+            kinds["joint"] = sampler.joint
+        h = model.means(pixels(data, data.test_x[:4]))
+        pictures["conditional"] = as_images(data, sampler.given(h.repeat_interleave(8, 0)))
+        way = torch.linspace(0, 1, 8, device=device)[:, None]
+        pictures["interpolated"] = as_images(data, sampler.given(torch.lerp(h[0], h[1], way)))
+        results["accuracy"] = {
+            "posterior_means": linear_accuracy(data, lambda x: model.means(pixels(data, x))),
+            "pixels": linear_accuracy(data, lambda x: data.scale(x).flatten(1)),
+        }
+    counts = [min(BATCH, config.samples - i) for i in range(0, config.samples, BATCH)]
+    found = {k: as_images(data, torch.cat([draw(n) for n in counts])) for k, draw in kinds.items()}
+    others = {
+        "held_out": data.scale(data.test_x[: config.samples]),
+        "noise": as_images(data, sampler.starts(config.samples)),
+    }
+    results["scores"] = {k: quality.measure(x) for k, x in (found | others).items()}
+    shown = {k: x[:SHOWN] for k, x in found.items()} | pictures
+    save_sample_figures(config.run / "figures", shown)
+    about = {"data": data.name, "image_size": data.sample_shape[-1], "model": trained.model}
+    about |= {"step": step, "chain_steps": config.chain_steps, "device": describe(device)}
+    about["parameters"] = sum(p.numel() for p in model.network.parameters())
+    return about | results | quality.described()
+
+
+def linear_accuracy(data: ImageData, inputs: Callable[[Tensor], Tensor]) -> float:
+    """Accuracy on test images of logistic regression on what stands for the training images.
+
+    Args:
+        data: labelled.
+        inputs: bytes ``(B, C, H, W)`` to ``(B, D)``.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+    except ImportError as error:
+        raise ImportError(
+            "the classifier is scikit-learn's, which is not installed: pip install "
+            '"ebmguard[train]"'
+        ) from error
+
+    def of(images: Tensor) -> Any:
+        parts = [inputs(part).cpu() for part in torch.split(images, BATCH)]
+        return torch.cat(parts).double().numpy()
+
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    classifier.fit(of(data.train_x), data.train_y.cpu().numpy())
+    return float(classifier.score(of(data.test_x), data.test_y.cpu().numpy()))
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The results for people."""
+    size = results["image_size"]
+    lines = [
+        f"{results['model']} model of {results['data']} at {size}x{size}, "
+        f"{results['parameters']:,} parameters, after {results['step']:,} updates; "
+        f"chains of {results['chain_steps']} steps",
+        "",
+    ]
+    rows = [
+        (words, f"{row['samples']:,}", *score_words(row))
+        for name, words in _WORDS.items()
+        if (row := results["scores"].get(name))
+    ]
+    lines += [markdown_table(("", "images", "IS", "FID"), rows), "", *judged_by(results)]
+    if found := results.get("accuracy"):
+        lines.append(
+            f"linear classifier: {found['posterior_means']:.1%} of the test images by posterior "
+            f"means, {found['pixels']:.1%} by pixels"
+        )
+    return "\n".join(lines)
+
+
+run = partial(command.run, evaluate, table)
