@@ -28,8 +28,14 @@ CPU_INFO = Path("/proc/cpuinfo")
 SUITE = ("-m", "not slow", "tests", "--ignore=tests/frameworks")
 ADAPTERS = ("-m", "not slow", "tests/adapters", "tests/frameworks")
 COLUMNS = ("environment", "what differs", "Python, torch", "when", "passed", "failed", "skipped")
-# What a plain environment leaves to the machine.
-CHOSEN = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS")
+# What a plain environment leaves to the machine; and where no bytecode may be kept, each process of
+# the tests would compile torch again.
+CHOSEN = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "OMP_NUM_THREADS",
+    "PYTHONDONTWRITEBYTECODE",
+)
 
 
 class CannotRunError(Exception):

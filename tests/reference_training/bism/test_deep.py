@@ -256,10 +256,10 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, monkeypatch, options):
     whole = go(tmp_path / "whole", **options)
     before, calls = Update.__call__, iter(range(100))
 
-    def killed(self, v, rate=1.0):
+    def killed(self, v, **options):
         if next(calls) == 8:
             raise Stopped
-        return before(self, v, rate)
+        return before(self, v, **options)
 
     monkeypatch.setattr(Update, "__call__", killed)
     with pytest.raises(Stopped):
