@@ -138,7 +138,7 @@ def gradients(
 def save_script(module: nn.Module, file: str | Path) -> None:
     """A TorchScript file; newer versions of torch warn of the format."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
         torch.jit.script(module).save(str(file))
 
 

@@ -159,7 +159,7 @@ def _inception(file: Path, sha256: str | None, device: torch.device) -> Features
 def _torchscript(file: Path, device: torch.device) -> nn.Module:
     with warnings.catch_warnings():
         # Deprecated, but the form in which feature networks are handed around.
-        warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated")
         try:
             module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
                 str(file), map_location=device
