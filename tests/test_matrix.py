@@ -70,5 +70,5 @@ def test_what_is_not_there_is_said(environment, says):
 
 def test_the_lowest_versions_are_those_of_pyproject():
     lowest = {matrix.lowest(each) for each in matrix.requirements(["train"])}
-    assert {"tensorboard==2.18", "tyro==1.0", "pillow==10"} <= lowest
+    assert {"tensorboard==2.18", "tyro==1.0.13", "pillow==10"} <= lowest
     assert all(each.count("==") == 1 for each in lowest)
