@@ -97,7 +97,7 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _gradient(y: Tensor, x: Sequence[Tensor]) -> Tensor:
-    return _flat(torch.autograd.grad(y, x, retain_graph=True, materialize_grads=True))
+    return _flat(torch.autograd.grad(y, x, retain_graph=True, materialize_grads=True)).detach()
 
 
 def _jacobian(y: Tensor, x: Sequence[Tensor]) -> Tensor:
