@@ -9,23 +9,21 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from ebmguard import guard
 from ebmguard.samplers import sgld
 
 from ..engine import loop
 from ..engine.record import Record
-from ..engine.task import Part, Step, Task
+from ..engine.task import Part, Step
 from .deep_config import DeepConfig, pixels
 from .methods import Update
-from .train import EVALUATIONS, Chains, Draws
+from .watched import TEST_SEED, Chains, WatchedModel
 
 STD = 0.02
 """Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
-_TEST_SEED = 0xB15
 _TEST_BATCH = 250
 
 
-class DeepLatentModel(Task):
+class DeepLatentModel(WatchedModel):
     """A deep energy-based model of images, with latents or fully visible.
 
     Args:
@@ -33,22 +31,19 @@ class DeepLatentModel(Task):
         record: of the run.
     """
 
-    unit = "update"
-
     def __init__(self, config: DeepConfig, record: Record) -> None:
-        self.config, self.record, self.settings = config, record, config.settings
+        self.config, self.settings = config, config.settings
         s, device = self.settings, record.device
+        super().__init__(
+            record, seed=config.seed, iterations=s.iterations, evaluations=config.evaluations
+        )
         self.title = f"{s.method} on {config.data}, {config.model} model"
         self.data = config.load_data().to(device)
         self.model = config.make_model(self.data)
-        self.draws = Draws(config.seed, device)
         self.chains = Chains(self._images(self.draws.chains))
         self.update = Update(
             self.model.network, config.update, self.draws.update, self.model.posterior, self._walk
         )
-        # It watches: the energies that it gets are no part of the loss, and no sampler is tempered.
-        self.loss_fn, _ = guard(None, None, beta_star=0.0, output_scale=1.0, **record.for_guard)
-        self.guards = {"guard": self.loss_fn.guard}
         self.parts: dict[str, Part] = {
             "network": self.model.network,
             "update": self.update,
@@ -62,23 +57,11 @@ class DeepLatentModel(Task):
         rate = (1 + math.cos(math.pi * step / self.settings.iterations)) / 2
         numbers = self.update(v, rate=rate)
         samples = self._walk(self.chains.v, self.config.langevin_steps, chains)
-        self.chains.v = samples
-        with torch.no_grad():
-            f_pos, f_neg = (self.model.log_density(chains)(x) for x in (v, samples))
-            self.loss_fn(f_pos, f_neg)
-        return Step({**numbers, "energy_gap": f_pos.mean() - f_neg.mean()}, samples)
-
-    def evaluate(self, step: int) -> bool:
-        """Measure the model where that is due."""
-        done, total = self.config.evaluations, self.settings.iterations
-        due = step * done // total > (step - 1) * done // total
-        if due:
-            self.record.folder.append_rows(EVALUATIONS, [{"step": step, **self.measure()}])
-        return due
+        return self._watch(self.model.log_density(chains), v, samples, numbers)
 
     def measure(self) -> dict[str, float]:
         """The loss of test images at noise and latents that are the same in every evaluation."""
-        rng = torch.Generator(self.record.device).manual_seed(_TEST_SEED)
+        rng = torch.Generator(self.record.device).manual_seed(TEST_SEED)
         loss, test = 0.0, self.data.test_x
         for part in torch.split(test, _TEST_BATCH):  # each has every noise of the range
             loss += self.update.held_out(pixels(self.data, part), rng) * len(part) / len(test)
