@@ -19,9 +19,16 @@ from tests.parts import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 SERVER = multiprocessing.get_context("forkserver")
-# Beside torch what takes long as well: an optimizer imports the first, digits the last.
 SERVER.set_forkserver_preload(
-    ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "sklearn.datasets"]
+    [
+        # Found here: wandb puts packages of its own on the path, and one of them is named `tests`.
+        "tests.forks",
+        # Beside torch what takes long as well: an optimizer imports the first, digits the last.
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.utils.tensorboard",
+        "sklearn.datasets",
+    ]
 )
 
 

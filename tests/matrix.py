@@ -28,6 +28,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 SUITE = ("-m", "not slow", "tests", "--ignore=tests/frameworks")
 ADAPTERS = ("-m", "not slow", "tests/adapters", "tests/frameworks")
 COLUMNS = ("environment", "what differs", "Python, torch", "when", "passed", "failed", "skipped")
+FOLLOWS_JAX = {"blackjax", "optax"}  # a pin of theirs would ask for a newer jax than the lowest
 # What a plain environment leaves to the machine; and where no bytecode may be kept, each process of
 # the tests would compile torch again.
 CHOSEN = (
@@ -158,15 +159,19 @@ def install(python: str, environment: Environment) -> None:
         "pinned": next(pin for pin in pins if pin.startswith("torch==")),
     }[environment.torch]
     first = [wanted, *map(lowest, requirements(environment.lowest))]
-    pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    quiet = [*pip, "install", "--quiet", "--no-compile"]
+    # What pip had not resolved after half an hour, the lowest frameworks, takes uv seconds.
+    command([python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "uv"])
+    pip = [python, "-m", "uv", "pip"]
+    # Compiled here: a syntax warning of a package is no failure of a test that imports it first.
+    quiet = [*pip, "install", "--quiet", "--compile-bytecode"]
     command([*quiet, "--upgrade", *first])
     there = command([*pip, "freeze"]).lower().replace("_", "-")
-    names = {line.partition("==")[0] for line in there.splitlines()}
+    names = {line.partition("==")[0] for line in there.splitlines()} | FOLLOWS_JAX
     free = [pin for pin in pins if pin.partition("==")[0] not in names]
     rest = FOLDER / "pins.txt"
     rest.write_text("\n".join([*free, *first]) + "\n")
-    command([*quiet, "-c", str(rest), "-e", f"{ROOT}[test]"])
+    extra = "adapters" if environment.tests is ADAPTERS else "test"
+    command([*quiet, "-c", str(rest), "-e", f"{ROOT}[{extra}]"])
 
 
 def command(words: Sequence[str]) -> str:

@@ -42,8 +42,9 @@ class Wells(BaseModel):
 
 @pytest.fixture(autouse=True)
 def _double() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 def starts() -> Tensor:
