@@ -27,6 +27,8 @@ def summary(results: dict[str, Any], path: Path) -> str:
     head = f"results in {path}, {results['wall_seconds']:.0f} s\n"
     if "test_loss" in results:
         return f"{head}loss on test images {results['test_loss']:.4f}"
+    if "reconstruction_error" in results:
+        return f"{head}error of a reconstructed pixel {results['reconstruction_error']:.4f}"
     if "verdict" in results:
         low, high = results["log_likelihood_low"], results["log_likelihood_high"]
         return f"{head}log-likelihood {low:.3f} to {high:.3f} nats per sample: {results['verdict']}"

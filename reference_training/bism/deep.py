@@ -71,6 +71,7 @@ class DeepEnergy(nn.Module):
 
     def __init__(self, shape: Shape, hidden: int, channels: int, blocks: int, form: str) -> None:
         super().__init__()
+        self.hidden = hidden
         self.features = _Features(shape, channels, blocks)
         size = self.features.size
         self.project = nn.Identity() if form == "wide" else nn.Linear(size, hidden)
@@ -79,12 +80,21 @@ class DeepEnergy(nn.Module):
 
     def energy(self, v: Tensor, h: Tensor) -> Tensor:
         """E(v, h), ``(B, C, H, W)`` and ``(B, hidden)`` to ``(B,)``."""
-        found: Tensor = self.squares(torch.cat((self.project(self.features(v)) + h, h), -1))
+        return self.of_projected(self.projected(v), h)
+
+    def projected(self, v: Tensor) -> Tensor:
+        """g2(g1(v)), ``(B, C, H, W)`` to ``(B, hidden)``: all that E knows of v."""
+        found: Tensor = self.project(self.features(v))
+        return found
+
+    def of_projected(self, projected: Tensor, h: Tensor) -> Tensor:
+        """E of v and h where g2(g1(v)) is known, ``(B,)``."""
+        found: Tensor = self.squares(torch.cat((projected + h, h), -1))
         return found
 
     def forward(self, v: Tensor) -> Tensor:
         """f(v) = -E(v) without latents, ``(B, C, H, W)`` to ``(B,)``."""
-        return -cast(Tensor, self.squares(self.project(self.features(v))))
+        return -cast(Tensor, self.squares(self.projected(v)))
 
 
 @dataclass(frozen=True)

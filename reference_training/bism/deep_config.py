@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -50,8 +51,8 @@ class DeepConfig(RunConfig):
     posterior: PosteriorName = "gaussian"
     """gaussian: three strided convolutions, real h. bernoulli: one linear layer, bits, by elbo."""
     method: str | None = None
-    """bimdsm, bidsm, bissm; of a visible model mdsm, dsm, ssm, cdK or pcdK, whose chains are K
-    Langevin steps."""
+    """bimdsm, bidsm, bissm; srK or psrK, where K Langevin steps stand for the posterior, from noise
+    or from where they came; of a visible model mdsm, dsm, ssm, cdK or pcdK by K Langevin steps."""
     hidden: int | None = None
     """Latents; of a visible model the width of its bottleneck."""
     channels: int | None = None
@@ -107,14 +108,17 @@ class DeepConfig(RunConfig):
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
         settings = self.settings
-        problems = settings.update_problems()
+        problems = [] if self.is_short_run else settings.update_problems()
         counts = {"langevin_steps": self.langevin_steps, "evaluations": self.evaluations}
         for name in ("hidden", "channels", "iterations", "batch"):
             counts[name] = getattr(settings, name)
         problems += [f"{n} is {x}, expected 1 or more" for n, x in counts.items() if x < 1]
         method, is_latent = settings.method, self.model == "latent"
-        if method.startswith("bi") != is_latent or method in ("nce", "vnce"):
-            expected = "bimdsm, bidsm or bissm" if is_latent else "mdsm, dsm, ssm, cdK or pcdK"
+        with_latents = method.startswith("bi") or self.is_short_run
+        if with_latents != is_latent or method in ("nce", "vnce"):
+            expected = (
+                "bimdsm, bidsm, bissm, srK or psrK" if is_latent else "mdsm, dsm, ssm, cdK or pcdK"
+            )
             problems.append(f"method is {method!r}, expected {expected} of model {self.model!r}")
         if self.posterior == "bernoulli" and settings.lower != "elbo":
             problems.append(f"lower is {settings.lower!r}, expected 'elbo' of bits")
@@ -132,6 +136,11 @@ class DeepConfig(RunConfig):
         if self.posterior == "bernoulli":
             base = replace(base, lower="elbo")
         return self.over(base)
+
+    @property
+    def is_short_run(self) -> bool:
+        """Whether short runs stand for the posterior."""
+        return bool(re.fullmatch(r"p?sr[1-9]\d*", self.settings.method))
 
     @property
     def update(self) -> UpdateSettings:
@@ -168,7 +177,8 @@ class DeepConfig(RunConfig):
                 return GaussianPosterior(shape, s.hidden, s.widths)
             return BernoulliPosterior(math.prod(shape), s.hidden)
 
-        q = seeded(posterior, self.seed + 1, device) if self.model == "latent" else None
+        has_posterior = self.model == "latent" and not self.is_short_run
+        q = seeded(posterior, self.seed + 1, device) if has_posterior else None
         return DeepModel(seeded(network, self.seed, device), q)
 
 

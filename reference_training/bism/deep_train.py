@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from ..engine.record import Record
 from ..engine.task import Part, Step
 from .deep_config import DeepConfig, pixels
 from .methods import Update
+from .short_run import ShortRunModel
 from .watched import TEST_SEED, Chains, WatchedModel
 
 STD = 0.02
@@ -54,8 +53,7 @@ class DeepLatentModel(WatchedModel):
     def step(self, step: int) -> Step:
         """One update, and a look at chains of the model, which began at images."""
         v, chains = self._images(self.draws.data), self.draws.chains
-        rate = (1 + math.cos(math.pi * step / self.settings.iterations)) / 2
-        numbers = self.update(v, rate=rate)
+        numbers = self.update(v, rate=self.settings.rate(step))
         samples = self._walk(self.chains.v, self.config.langevin_steps, chains)
         return self._watch(self.model.log_density(chains), v, samples, numbers)
 
@@ -81,4 +79,8 @@ class DeepLatentModel(WatchedModel):
         return pixels(self.data, self.data.train_x[chosen])
 
 
-train = partial(loop.train, DeepLatentModel)
+def train(config: DeepConfig, *rest: Any, **options: Any) -> dict[str, Any] | None:
+    """As :func:`..engine.loop.train` says, of the task that the method asks for."""
+    if config.is_short_run:
+        return loop.train(ShortRunModel, config, *rest, **options)
+    return loop.train(DeepLatentModel, config, *rest, **options)

@@ -22,13 +22,13 @@ from .matching import LogDensity, contrastive, denoising, multiscale_denoising, 
 from .posterior import BernoulliPosterior, Posterior
 from .rbm import GaussianBernoulliRBM
 
-__all__ = ["Levels", "Update", "UpdateSettings", "Walk"]
+__all__ = ["BETAS", "Levels", "Update", "UpdateSettings", "Walk"]
 
 _MATCHING = ("dsm", "ssm", "mdsm")
 _BILEVEL = tuple(f"bi{name}" for name in _MATCHING)
 _POSTERIORS = (*_BILEVEL, "vnce")
 _CHAINS = re.compile(r"(p?)cd([1-9]\d*)")
-_BETAS = (0.9, 0.95)
+BETAS = (0.9, 0.95)
 Walk = Callable[[Tensor, int, Generator], Tensor]
 
 
@@ -136,9 +136,9 @@ class Update:
         trained = [*model.parameters()]
         if settings.method in ("nce", "vnce"):
             trained.append(self._constant)
-        self._optimizer = torch.optim.Adam(trained, lr=settings.lr, betas=_BETAS)
+        self._optimizer = torch.optim.Adam(trained, lr=settings.lr, betas=BETAS)
         self._trained = trained
-        self._adam = Adam(settings.lr, _BETAS)
+        self._adam = Adam(settings.lr, BETAS)
         self._chains: Tensor | None = None
         self.posterior: nn.Module | None = None
         if settings.method in _POSTERIORS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from .methods import UpdateSettings
@@ -31,6 +32,10 @@ class DeepSettings(UpdateSettings):
     widths: tuple[int, int, int] = (64, 128, 256)
     iterations: int = 100_000
     batch: int = 100
+
+    def rate(self, step: int) -> float:
+        """The learning rate's factor at an update: a cosine from 1 to 0."""
+        return (1 + math.cos(math.pi * step / self.iterations)) / 2
 
 
 PUBLISHED: dict[str, DeepSettings] = {
