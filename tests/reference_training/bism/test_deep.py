@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.bilevel import Adam, Moments, descend
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel
 from ebmguard.reference_training.bism.deep_config import DeepConfig, pixels
-from ebmguard.reference_training.bism.deep_train import train
 from ebmguard.reference_training.bism.latent import Latent
 from ebmguard.reference_training.bism.matching import denoising, score
 from ebmguard.reference_training.bism.methods import Update, UpdateSettings
@@ -23,8 +21,10 @@ from ebmguard.reference_training.bism.posterior import BernoulliPosterior, Gauss
 from ebmguard.reference_training.bism.rbm import binary_states
 from ebmguard.runs import load
 
+from . import parts
 from .parts import rng
 
+go = partial(parts.go, DeepConfig)
 WIDE = torch.float64
 SHAPE, BATCH, BITS = (1, 8, 8), 4, 3
 
@@ -218,23 +218,6 @@ def test_the_frame_is_black():
     assert v.shape == (5, 1, 8, 8)
     assert 0 <= v.min() <= v.max() <= 1
     assert v[..., 2:6, 2:6].sum() == v.sum()
-
-
-def go(out: Path, **options: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "iterations": 12,
-        "batch": 10,
-        "train_images": 50,
-        "test_images": 20,
-        "channels": 2,
-        "evaluations": 2,
-        "checkpoint_every": 5,
-        "inner_steps": 2,
-        **options,
-    }
-    results: dict[str, Any] | None = train(*DeepConfig(out=out, **settings).open())
-    assert results is not None
-    return results
 
 
 class Stopped(Exception):
