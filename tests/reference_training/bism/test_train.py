@@ -94,12 +94,19 @@ def test_methods_side_by_side(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="nothing there holds"):
         page(tmp_path)
-    kls = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed)["kl"] for seed in range(3)]
+    runs = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed) for seed in range(3)]
     go(tmp_path / "cd1_0", method="cd1")
-    by_method = {line.split("|")[1].strip(): line for line in page(tmp_path).splitlines()}
+    assert "mdsm" not in page(tmp_path)
+    go(tmp_path / "mdsm_0", method="mdsm")
+    *lines, _, noisy = page(tmp_path).splitlines()
+    assert "noise of 0.1" in noisy
+    by_method = {line.split("|")[1].strip(): line for line in lines}
     cells = [cell.strip() for cell in by_method["dsm"].split("|")[1:-1]]
-    assert cells[1] == "3"
-    assert cells[3:5] == [f"{sorted(kls)[1]:.3f}", f"{min(kls):.3f} to {max(kls):.3f}"]
+    low, middle, high = sorted(run["log_likelihood"] for run in runs)
+    assert cells[1:4] == ["3", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
+    assert cells[4] == f"{sorted(run['kl'] for run in runs)[1]:.3f}"
+    # A part of the run's time is that of its 30 updates.
+    assert 0 < 30 * float(cells[6]) / 1000 < float(cells[7]) + 0.05
     assert by_method["cd1"].split("|")[2].strip() == "1"
 
 
