@@ -23,11 +23,16 @@ from .matching import LogDensity, contrastive, denoising, multiscale_denoising, 
 from .posterior import BernoulliPosterior, Posterior
 from .rbm import GaussianBernoulliRBM
 
-__all__ = ["Levels", "Update", "UpdateSettings", "Walk"]
+__all__ = ["METHODS", "Levels", "Update", "UpdateSettings", "Walk"]
 
 _MATCHING = ("dsm", "ssm", "mdsm")
 _BILEVEL = tuple(f"bi{name}" for name in _MATCHING)
 _POSTERIORS = (*_BILEVEL, "vnce")
+METHODS = (
+    *(*_MATCHING, *_BILEVEL, "nce", "vnce"),
+    *(f"{name}{steps}" for name in ("cd", "pcd") for steps in (1, 5, 10)),
+)
+"""All, chains by three lengths."""
 _CHAINS = re.compile(r"(p?)cd([1-9]\d*)")
 _BETAS = (0.9, 0.95)
 Walk = Callable[[Tensor, int, Generator], Tensor]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from ebmguard.reference_training.bism import deep_train, train
 from ebmguard.reference_training.bism.config import BismConfig
@@ -59,6 +59,11 @@ def go(make: Config, out: Path, **options: Any) -> dict[str, Any]:
 
 def rng(seed: int = 0) -> Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def binary_states(bits: int) -> Tensor:
+    """Every state of at least two bits, (2^bits, bits)."""
+    return torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * bits)
 
 
 def rbm(visible: int = 2, hidden: int = 4, seed: int = 0) -> GaussianBernoulliRBM:

@@ -18,11 +18,10 @@ from ebmguard.reference_training.bism.latent import Latent
 from ebmguard.reference_training.bism.matching import denoising, score
 from ebmguard.reference_training.bism.methods import Update, UpdateSettings
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior, GaussianPosterior
-from ebmguard.reference_training.bism.rbm import binary_states
 from ebmguard.runs import load
 
 from . import parts
-from .parts import rng
+from .parts import binary_states, rng
 
 go = partial(parts.go, DeepConfig)
 WIDE = torch.float64
@@ -43,7 +42,7 @@ def images(count: int = BATCH, seed: int = 1) -> Tensor:
 
 def joint(model: DeepModel, v: Tensor) -> Tensor:
     """log p~(v, h) of every state of the bits, (B, 2^H)."""
-    states = binary_states(BITS).double()
+    states = binary_states(BITS)
     rows = [-model.network.energy(v, h.expand(len(v), -1)) for h in states]
     return torch.stack(rows, 1)
 
@@ -60,7 +59,7 @@ def test_the_score_is_that_of_the_sum_over_bits_at_any_state():
         return -model.network.energy(x, h)
 
     for state in range(2**BITS):
-        h = binary_states(BITS)[state].double().expand(BATCH, -1)
+        h = binary_states(BITS)[state].expand(BATCH, -1)
         of_joint = score(partial(log_joint, h=h), v)
         of_posterior = score(lambda x, s=state: joint(model, x).log_softmax(1)[:, s], v)
         torch.testing.assert_close(marginal, of_joint - of_posterior)
@@ -69,7 +68,7 @@ def test_the_score_is_that_of_the_sum_over_bits_at_any_state():
 def test_the_log_weight_is_f_less_the_divergence_of_the_posterior():
     model, v = deep(posterior="bernoulli"), images()
     q, latent = model.posterior, Latent(model.network.energy, model.posterior)
-    states = binary_states(BITS).double()
+    states = binary_states(BITS)
     log_q = torch.stack([q.log_prob(q(v), h.expand(BATCH, -1)) for h in states], 1)
     log_p = joint(model, v)
     divergence = (log_q.exp() * (log_q - log_p.log_softmax(1))).sum(1)
