@@ -7,7 +7,7 @@ thrown away. N = 0 is plain alternation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,6 +73,7 @@ def descend(
     steps: int,
     *,
     unrolled: bool = False,
+    averages: Callable[[Sequence[Tensor]], Sequence[Tensor]] = list,
 ) -> tuple[Parameters, Moments]:
     """Parameters and moments after so many steps of Adam on ``loss``.
 
@@ -83,6 +84,7 @@ def descend(
         steps: how many, from 0.
         unrolled: keep the graph, so that what comes out can be differentiated in whatever the loss
             depends on. Otherwise it is detached.
+        averages: of gradients over those who do the same with other data; none by default.
     """
     for _ in range(steps):
         kept = unrolled and all(x.requires_grad for x in parameters.values())
@@ -93,6 +95,6 @@ def descend(
         )
         found = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=unrolled)
         with torch.set_grad_enabled(unrolled):
-            gradients = dict(zip(leaves, found, strict=True))
+            gradients = dict(zip(leaves, averages(found), strict=True))
             parameters, moments = adam.step(leaves, gradients, moments)
     return parameters, moments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -64,10 +64,7 @@ class BismConfig(UpdateSettings, RunConfig):
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant.
-
-        Args:
-            ranks: a single one; so small a model is not divided.
+        """Refuse settings that cannot be meant, or not be divided among the processes.
 
         Raises:
             ConfigError: names what is wrong, and what was expected.
@@ -92,8 +89,7 @@ class BismConfig(UpdateSettings, RunConfig):
             problems.append(f"lower is {self.lower!r}, expected 'elbo': an RBM's latents are bits")
         if self.data not in (*DATA, *IMAGES):
             problems.append(f"data is {self.data!r}, expected {', '.join((*DATA, *IMAGES))}")
-        if ranks.world > 1:
-            problems.append(f"so small a model is trained by one process, not by {ranks.world}")
+        problems += ranks.undivided(batch=self.batch)
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
         self.open_data(torch.device("cpu"))  # before there is a folder
@@ -113,8 +109,3 @@ class BismConfig(UpdateSettings, RunConfig):
     def total_steps(self) -> int:
         """Updates that the run is to have."""
         return self.iterations
-
-    @property
-    def update(self) -> UpdateSettings:
-        """What an update does."""
-        return UpdateSettings(**{f.name: getattr(self, f.name) for f in fields(UpdateSettings)})

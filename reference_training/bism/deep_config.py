@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
@@ -17,7 +17,6 @@ from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import RunConfig
 from ..networks import seeded
 from .deep import DeepEnergy, DeepModel
-from .methods import UpdateSettings
 from .posterior import BernoulliPosterior, GaussianPosterior
 from .presets import PUBLISHED, SMALL, DeepSettings
 
@@ -92,10 +91,7 @@ class DeepConfig(RunConfig):
     shown: ClassVar[tuple[str, ...]] = ("out", "data", "model")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant.
-
-        Args:
-            ranks: a single one.
+        """Refuse settings that cannot be meant, or not be divided among the processes.
 
         Raises:
             ConfigError: names what is wrong, and what was expected.
@@ -122,8 +118,9 @@ class DeepConfig(RunConfig):
             problems.append(f"method is {method!r}, expected {expected} of model {self.model!r}")
         if self.posterior == "bernoulli" and settings.lower != "elbo":
             problems.append(f"lower is {settings.lower!r}, expected 'elbo' of bits")
-        if ranks.world > 1:
-            problems.append(f"this model is trained by one process, not by {ranks.world}")
+        problems += ranks.undivided(batch=settings.batch)
+        if self.is_short_run and ranks.world > 1:
+            problems.append(f"{method} is trained by one process, not by {ranks.world}")
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
 
@@ -141,12 +138,6 @@ class DeepConfig(RunConfig):
     def is_short_run(self) -> bool:
         """Whether short runs stand for the posterior."""
         return bool(re.fullmatch(r"p?sr[1-9]\d*", self.settings.method))
-
-    @property
-    def update(self) -> UpdateSettings:
-        """What an update does."""
-        settings = self.settings
-        return UpdateSettings(**{f.name: getattr(settings, f.name) for f in fields(UpdateSettings)})
 
     @property
     def total_steps(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -16,17 +16,23 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Generator, Tensor, nn
 
+from ..engine.ranks import ONE_RANK, Ranks
 from .bilevel import Adam, Moments, Parameters, descend
 from .latent import Energy, Latent
 from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
 from .posterior import BernoulliPosterior, Posterior
 from .rbm import GaussianBernoulliRBM
 
-__all__ = ["BETAS", "Levels", "Update", "UpdateSettings", "Walk"]
+__all__ = ["BETAS", "METHODS", "Levels", "Update", "UpdateSettings", "Walk"]
 
 _MATCHING = ("dsm", "ssm", "mdsm")
 _BILEVEL = tuple(f"bi{name}" for name in _MATCHING)
 _POSTERIORS = (*_BILEVEL, "vnce")
+METHODS = (
+    *(*_MATCHING, *_BILEVEL, "nce", "vnce"),
+    *(f"{name}{steps}" for name in ("cd", "pcd") for steps in (1, 5, 10)),
+)
+"""All, chains by three lengths."""
 _CHAINS = re.compile(r"(p?)cd([1-9]\d*)")
 BETAS = (0.9, 0.95)
 Walk = Callable[[Tensor, int, Generator], Tensor]
@@ -57,6 +63,11 @@ class UpdateSettings:
     """A minibatch of its own for each of the K steps, instead of that of the update."""
     particles: int = 5
     """Latents that vnce draws for each sample of its noise."""
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether chains are all that is random in an update; then ranks draw numbers apart."""
+        return _CHAINS.fullmatch(self.method) is not None
 
     def update_problems(self) -> list[str]:
         """What cannot be meant, and what was expected."""
@@ -116,6 +127,8 @@ class Update:
         posterior: of a method that has one; None makes an RBM's.
         walk: v, steps and generator to v, the chains of contrastive divergence; None is Gibbs
             sampling of an RBM.
+        ranks: who trains: each takes its part of a minibatch, and draws the random numbers of all,
+            but for those of chains (:attr:`UpdateSettings.has_chains`).
 
     Attributes:
         posterior: of the methods that have one; it holds what phi is between minibatches.
@@ -128,7 +141,9 @@ class Update:
         generator: Generator,
         posterior: nn.Module | None = None,
         walk: Walk | None = None,
+        ranks: Ranks = ONE_RANK,
     ) -> None:
+        self._ranks = ranks
         self.model, self.settings, self._generator = model, settings, generator
         self._walk = walk or cast(GaussianBernoulliRBM, model).gibbs
         self._like = like = next(model.parameters())
@@ -173,6 +188,9 @@ class Update:
         loss = self._loss(v, phi).mean()
         self._optimizer.zero_grad()
         torch.autograd.backward(loss, inputs=self._trained)
+        moved = [(p, p.grad) for p in self._trained if p.grad is not None]
+        for (p, _), mean in zip(moved, self._ranks.averages([g for _, g in moved]), strict=True):
+            p.grad = mean
         self._optimizer.step()
         return {"loss": loss.detach(), **numbers}
 
@@ -194,11 +212,12 @@ class Update:
 
     def held_out(self, v: Tensor, generator: Generator) -> float:
         """The loss of other data, by other random numbers; nothing is changed by it."""
-        own, self._generator, self._chains = (self._generator, self._chains), generator, None
+        own = self._generator, self._chains, self._ranks
+        self._generator, self._chains, self._ranks = generator, None, ONE_RANK
         try:
             return self._loss(v, {} if self.posterior is None else self._phi).mean().item()
         finally:
-            self._generator, self._chains = own
+            self._generator, self._chains, self._ranks = own
 
     def state_dict(self) -> dict[str, Any]:
         """All but the model's parameters and the generator."""
@@ -250,48 +269,53 @@ class Update:
             # At the noise at which the upper level will ask for the posterior.
             spread = self._spread(len(v))
             seen = v + spread.view(-1, *[1] * (v.ndim - 1)) * self._normal(v)
+            seen, draws, spread = self._part(seen, self._draws(len(v)), spread)
             if self.settings.lower == "elbo":
-                return self._latent.negative_elbo(phi, seen, self._draws(len(v))).mean()
-            found = self._latent.conditional_fisher(phi, seen, self._draws(len(v)))
+                return self._latent.negative_elbo(phi, seen, draws).mean()
+            found = self._latent.conditional_fisher(phi, seen, draws)
             # Published so: what is seen through much noise counts less.
             return (found / spread if self.settings.method == "bimdsm" else found).mean()
 
-        return descend(lower, *start, self._adam, steps, unrolled=unrolled)
+        averages = self._ranks.averages
+        return descend(lower, *start, self._adam, steps, unrolled=unrolled, averages=averages)
 
     def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
         method = self.settings.method
         if chains := _CHAINS.fullmatch(method):
-            return self._contrastive_divergence(v, bool(chains[1]), int(chains[2]))
+            (own,) = self._part(v)
+            return self._contrastive_divergence(own, bool(chains[1]), int(chains[2]))
         if method in ("nce", "vnce"):
             return self._noise_contrast(v, phi)
         density: LogDensity = self.model
         if method in _BILEVEL:
-            density = partial(self._latent.log_weight, phi, noise=self._draws(len(v)))
-        noise = self._normal(v)
+            (draws,) = self._part(self._draws(len(v)))
+            density = partial(self._latent.log_weight, phi, noise=draws)
+        v, noise, spread = self._part(v, self._normal(v), self._spread(len(v)))
         match method.removeprefix("bi"):
             case "dsm":
                 return denoising(density, v, noise, self.settings.noise_std)
             case "ssm":
                 return sliced(density, v, noise.sign())
             case _:
-                return multiscale_denoising(density, v, noise, self._spread(len(v)))
+                return multiscale_denoising(density, v, noise, spread)
 
     def _noise_contrast(self, v: Tensor, phi: Parameters) -> Tensor:
         """(V)NCE against N(0, I); of VNCE (Rhodes and Gutmann 2019) the bound at the posterior."""
-        noise = self._normal(v)
+        settings, (own, noise) = self.settings, self._part(v, self._normal(v))
 
         def above(log_density: Tensor, x: Tensor) -> Tensor:
             of_noise = -(x.square() / 2 + math.log(2 * math.pi) / 2).flatten(1).sum(1)
             return log_density - self._constant - of_noise
 
-        if self.settings.method == "nce":
-            return contrastive(above(self.model(v), v), above(self.model(noise), noise))
-        count = self.settings.particles
+        if settings.method == "nce":
+            return contrastive(above(self.model(own), own), above(self.model(noise), noise))
+        count, weight = settings.particles, partial(self._latent.log_weight, phi)
         several = noise.repeat(count, *[1] * (noise.ndim - 1))
-        weights = self._latent.log_weight(phi, several, self._draws(len(several)))
+        drawn = self._draws(count * len(v)).view(count, len(v), -1)
+        weights = weight(several, drawn[:, self._ranks.part(len(v))].flatten(0, 1))
         of_noise = weights.view(count, -1).logsumexp(0) - math.log(count)
-        of_data = self._latent.log_weight(phi, v, self._draws(len(v)))
-        return contrastive(above(of_data, v), above(of_noise, noise))
+        of_data = weight(own, *self._part(self._draws(len(v))))
+        return contrastive(above(of_data, own), above(of_noise, noise))
 
     def _contrastive_divergence(self, v: Tensor, is_persistent: bool, steps: int) -> Tensor:
         start = v if self._chains is None or not is_persistent else self._chains
@@ -315,6 +339,10 @@ class Update:
             return torch.linspace(low, high, count, dtype=like.dtype, device=like.device)
         exponents = torch.linspace(math.log(low), math.log(high), count, device=like.device)
         return exponents.exp().to(like.dtype)
+
+    def _part(self, *rows: Tensor) -> Iterator[Tensor]:
+        """This rank's part of what is there for the whole minibatch."""
+        return (x[self._ranks.part(len(x))] for x in rows)
 
     def _normal(self, v: Tensor) -> Tensor:
         options: dict[str, Any] = {"dtype": v.dtype, "device": v.device}

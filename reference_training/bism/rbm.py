@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ebmguard.errors import ConfigError
+from ebmguard.likelihood import enumerated_log_z
 
-__all__ = ["MOST_ENUMERATED", "GaussianBernoulliRBM", "binary_states"]
+__all__ = ["MOST_ENUMERATED", "GaussianBernoulliRBM"]
 
 MOST_ENUMERATED = 20
 
@@ -79,29 +79,14 @@ class GaussianBernoulliRBM(nn.Module):
         Raises:
             ConfigError: there are more than 2^20 states.
         """
-        h = binary_states(len(self.hidden_bias)).to(self.weight)
-        pulled = h @ self.weight.T
-        of_state = (
-            h @ self.hidden_bias
-            + pulled @ self.visible_bias
-            + (pulled.square() * (2 * self.log_std).exp()).sum(-1) / 2
-        )
+
+        def of_states(h: Tensor) -> Tensor:
+            pulled = h @ self.weight.T
+            squares = (pulled.square() * (2 * self.log_std).exp()).sum(-1)
+            return h @ self.hidden_bias + pulled @ self.visible_bias + squares / 2
+
         gaussian = self.log_std.sum() + len(self.log_std) * math.log(2 * math.pi) / 2
-        return of_state.logsumexp(0) + gaussian
+        return enumerated_log_z(of_states, len(self.hidden_bias), like=self.weight) + gaussian
 
     def _distance(self, v: Tensor) -> Tensor:
         return ((v - self.visible_bias).square() * (-2 * self.log_std).exp()).sum(-1) / 2
-
-
-def binary_states(bits: int) -> Tensor:
-    """Every state of so many bits, ``(2**bits, bits)``.
-
-    Raises:
-        ConfigError: there are more than 2^20.
-    """
-    if bits > MOST_ENUMERATED:
-        raise ConfigError(
-            f"{bits} binary latents have 2^{bits} states, more than the 2^{MOST_ENUMERATED} that "
-            "are summed one by one; estimate log Z by ebmguard.likelihood instead"
-        )
-    return torch.arange(2**bits)[:, None] >> torch.arange(bits) & 1

@@ -94,11 +94,10 @@ class ShortRunModel(WatchedModel):
     def __init__(self, config: DeepConfig, record: Record) -> None:
         self.config, self.settings = config, config.settings
         s, device = self.settings, record.device
-        super().__init__(
-            record, seed=config.seed, iterations=s.iterations, evaluations=config.evaluations
-        )
-        self.title = f"{s.method} on {config.data}, latent model"
         self.data = config.load_data().to(device)
+        entries = pixels(self.data, self.data.train_x[:1]).numel()
+        super().__init__(record, s, entries=entries, evaluations=config.evaluations)
+        self.title = f"{s.method} on {config.data}, latent model"
         self.network = config.make_model(self.data).network
         self.runs = short_runs(config, self.data, self.network, self.draws.chains)
         self.is_warm = s.method.startswith("p")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from time import process_time
 from typing import Any
 
 import torch
@@ -20,6 +22,29 @@ from .rbm import MOST_ENUMERATED, GaussianBernoulliRBM
 from .watched import TEST_SEED, Chains, WatchedModel
 
 
+class Clock:
+    """CPU seconds, those before a resume included; what else runs on the machine is not in them.
+
+    Attributes:
+        updates: of the updates alone.
+    """
+
+    def __init__(self) -> None:
+        self.updates, self._began = 0.0, process_time()
+
+    def whole(self) -> float:
+        """Of the run: evaluations, watched chains and the guard included."""
+        return process_time() - self._began
+
+    def state_dict(self) -> dict[str, float]:
+        """What they are now."""
+        return {"updates": self.updates, "whole": self.whole()}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from what they were."""
+        self.updates, self._began = state["updates"], process_time() - state["whole"]
+
+
 class LatentModel(WatchedModel):
     """A Gaussian-Bernoulli RBM, on data of a known density or on images.
 
@@ -31,33 +56,31 @@ class LatentModel(WatchedModel):
     lines_every = 1000
 
     def __init__(self, config: BismConfig, record: Record) -> None:
-        super().__init__(
-            record,
-            seed=config.seed,
-            iterations=config.iterations,
-            evaluations=config.evaluations,
-        )
-        self.config = config
-        self.title = f"{config.method} on {config.data}"
-        device = record.device
-        self.distribution = config.open_data(device)
-        weights = torch.Generator().manual_seed(config.seed)
+        device, ranks = record.device, record.ranks
+        self.config, self.distribution = config, config.open_data(device)
         dim = self.distribution.dim
+        super().__init__(record, config, entries=dim, evaluations=config.evaluations)
+        self.title = f"{config.method} on {config.data}"
+        weights = torch.Generator().manual_seed(config.seed)
         self.model = GaussianBernoulliRBM(dim, config.hidden, weights).to(device)
-        self.chains = Chains(torch.zeros(config.batch, dim, device=device))
-        self.update = Update(self.model, config.update, self.draws.update)
+        self.chains = Chains(torch.zeros(ranks.share(config.batch), dim, device=device))
+        self.update = Update(self.model, config, self.draws.update, ranks=ranks)
+        self.clock = Clock()
         self.parts = {
             "model": self.model,
             "update": self.update,
             "draws": self.draws,
             "chains": self.chains,
+            "clock": self.clock,
         }
 
     def step(self, step: int) -> Step:
         """One update, and a look at the model's samples."""
         draw = partial(self.distribution.sample, self.config.batch, self.draws.data)
         v = draw()
+        began = process_time()
         numbers = self.update(v, draw if self.config.fresh_inner else None)
+        self.clock.updates += process_time() - began
         samples = self.model.gibbs(self.chains.v, self.config.gibbs_steps, self.draws.chains)
         return self._watch(self.model, v, samples, numbers)
 
@@ -80,17 +103,22 @@ class LatentModel(WatchedModel):
         return found
 
     def results(self) -> dict[str, Any]:
-        """How close the model came; of many latents with a bracket of the nats per sample."""
+        """How close the model came, of many latents with a bracket of the nats per sample, and how
+        much CPU time that took."""
         found, config = self.measure(), self.config
-        if config.hidden <= MOST_ENUMERATED:
-            return found
+        if config.hidden > MOST_ENUMERATED:
+            found |= self._bracketed()
+        clock = {"update_cpu_seconds": self.clock.updates, "cpu_seconds": self.clock.whole()}
+        return found | clock
+
+    def _bracketed(self) -> dict[str, Any]:
+        config = self.config
         v, rng = self._held_out()
         start = self.distribution.sample(2 * config.ais_chains, rng)
         sides = bracket(self.model, start, temperatures=config.temperatures, generator=rng)
         with torch.no_grad():
             f = self.model(v).double().mean().item()
         return {
-            **found,
             "log_likelihood_low": f - sides.upper,
             "log_likelihood_high": f - sides.lower,
             "bracket_holds": not sides.problems,

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from ebmguard import guard
 
+from ..engine.ranks import Ranks
 from ..engine.record import Record
 from ..engine.streams import Streams
 from ..engine.task import Step, Task
+from .methods import UpdateSettings
 
 EVALUATIONS = "evaluations.jsonl"
 TEST_SEED = 0xB15
@@ -21,11 +23,23 @@ TEST_SEED = 0xB15
 
 
 class Draws(Streams):
-    """Random numbers of the data, of the updates and of the watched chains."""
+    """Random numbers of the data, of the updates and of the watched chains.
 
-    def __init__(self, seed: int, device: torch.device) -> None:
+    Every rank draws the same minibatches and the same numbers of an update, and keeps its part of
+    them. Those of chains are its own.
+
+    Args:
+        seed: of the run.
+        device: of the training.
+        ranks: who trains.
+        chains_alone: whether those of the updates are of chains.
+    """
+
+    def __init__(self, seed: int, device: torch.device, ranks: Ranks, chains_alone: bool) -> None:
+        own = ranks.own_seed
+        seeds = 3 * seed, own(3 * seed + 1) if chains_alone else 3 * seed + 1, own(3 * seed + 2)
         self.data, self.update, self.chains = (
-            torch.Generator(device).manual_seed(3 * seed + i) for i in range(3)
+            torch.Generator(device).manual_seed(each) for each in seeds
         )
         super().__init__({"data": self.data, "update": self.update, "chains": self.chains})
 
@@ -54,19 +68,30 @@ class WatchedModel(Task):
 
     Args:
         record: of the run.
-        seed: of the random numbers.
-        iterations: updates of the run.
+        settings: of its updates.
+        entries: of a sample.
         evaluations: of the run, the last one at its end.
     """
 
     unit = "update"
     chains: Chains
 
-    def __init__(self, record: Record, *, seed: int, iterations: int, evaluations: int) -> None:
-        self.record, self.draws = record, Draws(seed, record.device)
-        self._iterations, self._evaluations = iterations, evaluations
-        # The energies that it gets are no part of the loss, and no sampler is tempered.
-        self.loss_fn, _ = guard(None, None, beta_star=0.0, output_scale=1.0, **record.for_guard)
+    def __init__(
+        self, record: Record, settings: UpdateSettings, *, entries: int, evaluations: int
+    ) -> None:
+        self.record, self._evaluations = record, evaluations
+        self.draws = Draws(record.config.seed, record.device, record.ranks, settings.has_chains)
+        # The energies that it gets are no part of the loss, and no sampler is tempered. Of exact
+        # samples f has a spread of about (entries / 2)^0.5: at an exponent of 1/2 a few of many
+        # entries would carry all weight, though nothing is wrong with them.
+        self.loss_fn, _ = guard(
+            None,
+            None,
+            beta_star=0.0,
+            output_scale=1.0,
+            reference_beta_star=(2 * entries) ** -0.5,
+            **record.for_guard,
+        )
         self.guards = {"guard": self.loss_fn.guard}
 
     @abc.abstractmethod
@@ -75,7 +100,8 @@ class WatchedModel(Task):
 
     def evaluate(self, step: int) -> bool:
         """Measure the model where that is due."""
-        before, now = (done * self._evaluations // self._iterations for done in (step - 1, step))
+        total = self.record.config.total_steps
+        before, now = (done * self._evaluations // total for done in (step - 1, step))
         if now > before:
             self.record.folder.append_rows(EVALUATIONS, [{"step": step, **self.measure()}])
         return now > before
@@ -87,8 +113,9 @@ class WatchedModel(Task):
         samples: Tensor,
         numbers: Mapping[str, Tensor],
     ) -> Step:
-        """What a step with such numbers tells, once the chains stand at `samples`."""
+        """What a step with such numbers tells, once this rank's chains stand at `samples`."""
         self.chains.v = samples
+        v = v[self.record.ranks.part(len(v))]
         with torch.no_grad():
             f_pos, f_neg = f(v), f(samples)
             self.loss_fn(f_pos, f_neg)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +51,14 @@ class Ranks:
         """How many of `count` things are this rank's."""
         return len(range(*self.part(count).indices(count)))
 
+    def undivided(self, **counts: int) -> list[str]:
+        """What is wrong with counts, by name, of which every rank needs an equal part."""
+        return [
+            f"{name} is {count}, expected a multiple of the {self.world} processes"
+            for name, count in counts.items()
+            if count % self.world
+        ]
+
     def own_seed(self, seed: int) -> int:
         """The seed of a stream that each rank has for itself; the first one's is `seed`."""
         return seed + self.rank * RANK_STRIDE
@@ -66,6 +74,15 @@ class Ranks:
             dist.all_reduce(x, group=self.group)
             x /= self.world
         return x
+
+    def averages(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Means over the ranks in one message, through which gradients go."""
+        if self.group is None:
+            return tensors
+        flat = torch.cat([x.flatten() for x in tensors])
+        mean: Tensor = _Average.apply(flat, self)  # type: ignore[no-untyped-call]
+        parts = torch.split(mean, [x.numel() for x in tensors])
+        return [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
 
     def joined(self, x: Tensor) -> Tensor:
         """The rows of all ranks, first rank first; parts may differ by their number of rows."""
@@ -106,6 +123,19 @@ class Ranks:
 
 
 ONE_RANK = Ranks()
+
+
+class _Average(torch.autograd.Function):
+    """Every rank has the mean; so what every rank's loss asks of it, on average, is each part's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return ranks.average(x.clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.ranks.average(grad.clone()), None
 
 
 @contextmanager

@@ -121,10 +121,7 @@ class ShortRunConfig(ImageConfig):
                 f"buffer_size is {settings.buffer_size}, expected the batch, {settings.batch}, or "
                 "more"
             )
-        if settings.batch % ranks.world:
-            problems.append(
-                f"batch is {settings.batch}, expected a multiple of the {ranks.world} processes"
-            )
+        problems += ranks.undivided(batch=settings.batch)
         if problems:
             raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
         data = self.load_data()

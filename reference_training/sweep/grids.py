@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..bism.config import BismConfig
+from ..bism.methods import METHODS
 from ..engine.run_config import RunConfig
 from ..jem.config import JemConfig
 from ..shortrun.config import ShortRunConfig
@@ -21,7 +22,7 @@ class BismGrid(Grid):
     "sweep") does the work, in this process or on a cluster.
     """
 
-    methods: tuple[str, ...]
+    methods: tuple[str, ...] = METHODS
     """Ways to train; see ebmguard train bism --help."""
 
     trainer: ClassVar[type[RunConfig]] = BismConfig

@@ -123,7 +123,7 @@ def of_run(path: Path, minibatches: int, seed: int) -> dict[str, float]:
     data = config.open_data(generator.device)
     model = GaussianBernoulliRBM(data.dim, config.hidden, generator)
     model.load_state_dict(state["model"])
-    update = Update(model, config.update, generator)
+    update = Update(model, config, generator)
     update.load_state_dict(state["update"])
     batch = partial(data.sample, config.batch, generator)
     inner = batch if config.fresh_inner else None

@@ -7,16 +7,15 @@ import torch
 
 from ebmguard.likelihood import Schedule, forward
 from ebmguard.reference_training.bism.annealed import Independent, bracket, joint_path
-from ebmguard.reference_training.bism.rbm import binary_states
 
-from .parts import rbm, rng
+from .parts import binary_states, rbm, rng
 
 SEEDS = 20
 
 
 def starts(model, count, seed):
     """Exact samples: the latents' own probabilities are a table."""
-    h = binary_states(len(model.hidden_bias)).double()
+    h = binary_states(len(model.hidden_bias))
     centre = model.visible_mean(h)
     precision = (-2 * model.log_std).exp()
     log_mass = h @ model.hidden_bias

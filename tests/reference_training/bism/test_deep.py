@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,16 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.bilevel import Adam, Moments, descend
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel
 from ebmguard.reference_training.bism.deep_config import DeepConfig, pixels
-from ebmguard.reference_training.bism.deep_train import train
 from ebmguard.reference_training.bism.latent import Latent
 from ebmguard.reference_training.bism.matching import denoising, score
 from ebmguard.reference_training.bism.methods import Update, UpdateSettings
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior, GaussianPosterior
-from ebmguard.reference_training.bism.rbm import binary_states
 from ebmguard.runs import load
 
-from .parts import rng
+from . import parts
+from .parts import binary_states, rng
 
+go = partial(parts.go, DeepConfig)
 WIDE = torch.float64
 SHAPE, BATCH, BITS = (1, 8, 8), 4, 3
 
@@ -43,7 +42,7 @@ def images(count: int = BATCH, seed: int = 1) -> Tensor:
 
 def joint(model: DeepModel, v: Tensor) -> Tensor:
     """log p~(v, h) of every state of the bits, (B, 2^H)."""
-    states = binary_states(BITS).double()
+    states = binary_states(BITS)
     rows = [-model.network.energy(v, h.expand(len(v), -1)) for h in states]
     return torch.stack(rows, 1)
 
@@ -60,7 +59,7 @@ def test_the_score_is_that_of_the_sum_over_bits_at_any_state():
         return -model.network.energy(x, h)
 
     for state in range(2**BITS):
-        h = binary_states(BITS)[state].double().expand(BATCH, -1)
+        h = binary_states(BITS)[state].expand(BATCH, -1)
         of_joint = score(partial(log_joint, h=h), v)
         of_posterior = score(lambda x, s=state: joint(model, x).log_softmax(1)[:, s], v)
         torch.testing.assert_close(marginal, of_joint - of_posterior)
@@ -69,7 +68,7 @@ def test_the_score_is_that_of_the_sum_over_bits_at_any_state():
 def test_the_log_weight_is_f_less_the_divergence_of_the_posterior():
     model, v = deep(posterior="bernoulli"), images()
     q, latent = model.posterior, Latent(model.network.energy, model.posterior)
-    states = binary_states(BITS).double()
+    states = binary_states(BITS)
     log_q = torch.stack([q.log_prob(q(v), h.expand(BATCH, -1)) for h in states], 1)
     log_p = joint(model, v)
     divergence = (log_q.exp() * (log_q - log_p.log_softmax(1))).sum(1)
@@ -218,23 +217,6 @@ def test_the_frame_is_black():
     assert v.shape == (5, 1, 8, 8)
     assert 0 <= v.min() <= v.max() <= 1
     assert v[..., 2:6, 2:6].sum() == v.sum()
-
-
-def go(out: Path, **options: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "iterations": 12,
-        "batch": 10,
-        "train_images": 50,
-        "test_images": 20,
-        "channels": 2,
-        "evaluations": 2,
-        "checkpoint_every": 5,
-        "inner_steps": 2,
-        **options,
-    }
-    results: dict[str, Any] | None = train(*DeepConfig(out=out, **settings).open())
-    assert results is not None
-    return results
 
 
 class Stopped(Exception):

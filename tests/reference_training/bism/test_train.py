@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,27 +15,14 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.checkerboard import Checkerboard
 from ebmguard.reference_training.bism.command import summary
 from ebmguard.reference_training.bism.config import BismConfig
+from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.bism.table import page
-from ebmguard.reference_training.bism.train import train
 from ebmguard.runs import load
 
+from . import parts
 from .parts import rng
 
-
-def go(out: Path, **options: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {
-        "iterations": 30,
-        "batch": 20,
-        "evaluations": 3,
-        "test_samples": 200,
-        "inner_steps": 2,
-        "unrolled_steps": 2,
-        "checkpoint_every": 7,
-        **options,
-    }
-    results: dict[str, Any] | None = train(*BismConfig(out=out, **settings).open())
-    assert results is not None
-    return results
+go = partial(parts.go, BismConfig)
 
 
 def test_the_checkerboards_density_is_that_of_its_samples():
@@ -75,6 +62,28 @@ def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
     assert list(frames.evaluations.droplevel("run").index) == [10, 20, 30]
 
 
+@pytest.mark.parametrize("rule", [None, "weights_degenerate"])
+def test_samples_of_many_entries_are_not_degenerate_but_a_single_good_one_is(
+    tmp_path, monkeypatch, rule
+):
+    # f of exact samples has a spread of sqrt(64 / 2): at an exponent of 0.5 the ESS of a Gaussian's
+    # is 2^32 / 1.5^64 = 0.02 of them, under the rule's limit.
+    if rule:
+
+        def gibbs(model, v, steps, rng):
+            v = model.visible_bias.repeat(len(v), 1).detach()
+            v[1:] += 30 * model.log_std.exp()
+            return v
+
+        monkeypatch.setattr(GaussianBernoulliRBM, "gibbs", gibbs)
+    options: dict[str, Any] = {"data": "digits", "method": "dsm", "lr": 1e-9, "batch": 200}
+    go(tmp_path / "run", **options, iterations=80, evaluations=1)
+    alerts = (tmp_path / "run" / "alerts.jsonl").read_text()
+    assert ("weights_degenerate" in alerts) == bool(rule)
+    ess = load(tmp_path / "run").rows["ref/ess"]
+    assert ess.iloc[-1] < 0.1 if rule else ess.iloc[20:].min() > 0.3
+
+
 def test_training_moves_towards_the_data(tmp_path):
     before = go(tmp_path / "short", method="dsm", iterations=3, lr=0.01)
     after = go(tmp_path / "long", method="dsm", iterations=600, lr=0.01, noise_std=0.1)
@@ -85,12 +94,19 @@ def test_methods_side_by_side(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="nothing there holds"):
         page(tmp_path)
-    kls = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed)["kl"] for seed in range(3)]
+    runs = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed) for seed in range(3)]
     go(tmp_path / "cd1_0", method="cd1")
-    by_method = {line.split("|")[1].strip(): line for line in page(tmp_path).splitlines()}
+    assert "mdsm" not in page(tmp_path)
+    go(tmp_path / "mdsm_0", method="mdsm")
+    *lines, _, noisy = page(tmp_path).splitlines()
+    assert "noise of 0.1" in noisy
+    by_method = {line.split("|")[1].strip(): line for line in lines}
     cells = [cell.strip() for cell in by_method["dsm"].split("|")[1:-1]]
-    assert cells[1] == "3"
-    assert cells[3:5] == [f"{sorted(kls)[1]:.3f}", f"{min(kls):.3f} to {max(kls):.3f}"]
+    low, middle, high = sorted(run["log_likelihood"] for run in runs)
+    assert cells[1:4] == ["3", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
+    assert cells[4] == f"{sorted(run['kl'] for run in runs)[1]:.3f}"
+    # A part of the run's time is that of its 30 updates.
+    assert 0 < 30 * float(cells[6]) / 1000 < float(cells[7]) + 0.05
     assert by_method["cd1"].split("|")[2].strip() == "1"
 
 
