@@ -58,10 +58,6 @@ class ShortRuns:
             projected = self.network.projected(v)
         return self._walk(lambda h: -self.network.of_projected(projected, h), h)
 
-    def generate(self, v: Tensor, h: Tensor) -> Tensor:
-        """v after K steps at a fixed h."""
-        return self._walk(lambda v: -self.network.energy(v, h), v)
-
     def synthesize(self, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """Both after K steps."""
 
@@ -71,10 +67,17 @@ class ShortRuns:
         joint = torch.cat((v.flatten(1), h), 1)
         return parts(self._walk(lambda x: -self.network.energy(*parts(x)), joint))
 
-    def reconstruct(self, v: Tensor) -> Tensor:
-        """Images from noise at the latents that these images' own cold chains found."""
-        noise, h = self.noise(len(v))
-        return self.generate(noise, self.infer(v, h))
+    def latents(self, v: Tensor) -> Tensor:
+        """Of images, by cold chains."""
+        return self.infer(v, self.noise(len(v))[1])
+
+    def given(self, h: Tensor) -> Tensor:
+        """Images of latents, by cold chains."""
+        return self._walk(lambda v: -self.network.energy(v, h), self.noise(len(h))[0])
+
+    def samples(self, count: int) -> Tensor:
+        """Images by cold chains in (v, h)."""
+        return self.synthesize(*self.noise(count))[0]
 
     def _walk(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return sgld(f, x, steps=self.steps, step_size=STEP, noise_std=STD, generator=self.rng)
@@ -162,5 +165,5 @@ def reconstruction_error(runs: ShortRuns, data: ImageData) -> float:
     total = 0.0
     for part in torch.split(data.test_x, _BATCH):
         v = pixels(data, part)
-        total += (runs.reconstruct(v) - v).square().mean().item() * len(v)
+        total += (runs.given(runs.latents(v)) - v).square().mean().item() * len(v)
     return total / len(data.test_x)

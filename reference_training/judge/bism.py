@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from ebmguard.errors import ConfigError
 
 from ..bism.deep import DeepModel
 from ..bism.deep_config import DeepConfig, framed, pixels
+from ..bism.short_run import reconstruction_error, short_runs
 from ..data import ImageData
 from ..device import describe
 from ..engine.checkpoints import load_all_ranks
@@ -30,10 +31,13 @@ from .quality import SampleQuality, judged_by, score_words
 
 SHOWN = 64
 """Samples in a picture."""
+LONGER = 20
 _WORDS = {
     "joint": "samples, Langevin in (v, h)",
     "marginal": "samples, Langevin in v",
     "from_images": "samples, h of training images",
+    "short_run": "samples, short runs from noise",
+    "long_run": "samples, short runs gone on to 20 times their length",
     "held_out": "held-out images",
     "noise": "where chains start",
 }
@@ -42,6 +46,8 @@ _WORDS = {
 @dataclass(frozen=True, kw_only=True)
 class EvaluateBism(ImageEvaluateConfig):
     """Draw samples of a deep model by annealed Langevin dynamics, and judge them and the latents.
+
+    Of a model of short runs they are short runs, and test images are reconstructed.
 
     Fréchet inception distance and Inception score of three kinds of samples: of chains in (v, h);
     of chains in v whose h are the posterior's; and of chains in v at the posterior means of
@@ -121,12 +127,6 @@ class Sampler:
         """Chains in v at fixed h, ``(count, hidden)``."""
         return self._chains(lambda v: -self.model.network.energy(v, h), self.starts(len(h)))
 
-    def from_images(self, count: int) -> Tensor:
-        """Chains in v at the posterior means of training images."""
-        known, device = self.data.train_x, self.data.train_x.device
-        rows = torch.randint(len(known), (count,), generator=self.rng, device=device)
-        return self.given(self.model.means(pixels(self.data, known[rows])))
-
     def _chains(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return anneal(f, x, self.steps, self.held, self.rng)
 
@@ -176,18 +176,26 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     rng = torch.Generator(device).manual_seed(SEED)
     sampler = Sampler(model, data, held, config.chain_steps, rng)
     kinds: dict[str, Callable[[int], Tensor]] = {"marginal": sampler.marginal}
-    pictures: dict[str, Tensor] = {}
+    latents: Callable[[Tensor], Tensor] | None = None if model.posterior is None else model.means
+    given = sampler.given
     results: dict[str, Any] = {}
-    if model.posterior is not None:
-        kinds["from_images"] = sampler.from_images
-        if trained.posterior == "gaussian":
-            kinds["joint"] = sampler.joint
-        h = model.means(pixels(data, data.test_x[:4]))
-        pictures["conditional"] = as_images(data, sampler.given(h.repeat_interleave(8, 0)))
+    if trained.is_short_run:
+        runs = short_runs(trained, data, model.network, rng)
+        longer = replace(runs, steps=LONGER * runs.steps)
+        kinds = {"short_run": runs.samples, "long_run": longer.samples}
+        latents, given = runs.latents, runs.given
+        results["reconstruction_error"] = reconstruction_error(runs, data)
+    elif trained.posterior == "gaussian" and latents:
+        kinds["joint"] = sampler.joint
+    pictures: dict[str, Tensor] = {}
+    if latents:
+        kinds["from_images"] = partial(from_images, data, latents, given, rng)
+        h = latents(pixels(data, data.test_x[:4]))
+        pictures["conditional"] = as_images(data, given(h.repeat_interleave(8, 0)))
         way = torch.linspace(0, 1, 8, device=device)[:, None]
-        pictures["interpolated"] = as_images(data, sampler.given(torch.lerp(h[0], h[1], way)))
+        pictures["interpolated"] = as_images(data, given(torch.lerp(h[0], h[1], way)))
         results["accuracy"] = {
-            "posterior_means": linear_accuracy(data, lambda x: model.means(pixels(data, x))),
+            "latents": linear_accuracy(data, lambda x: latents(pixels(data, x))),
             "pixels": linear_accuracy(data, lambda x: data.scale(x).flatten(1)),
         }
     counts = [min(BATCH, config.samples - i) for i in range(0, config.samples, BATCH)]
@@ -203,6 +211,18 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     about |= {"step": step, "chain_steps": config.chain_steps, "device": describe(device)}
     about["parameters"] = sum(p.numel() for p in model.network.parameters())
     return about | results | quality.described()
+
+
+def from_images(
+    data: ImageData,
+    latents: Callable[[Tensor], Tensor],
+    given: Callable[[Tensor], Tensor],
+    rng: torch.Generator,
+    count: int,
+) -> Tensor:
+    """Samples at the latents of training images."""
+    rows = torch.randint(len(data.train_x), (count,), generator=rng, device=rng.device)
+    return given(latents(pixels(data, data.train_x[rows])))
 
 
 def linear_accuracy(data: ImageData, inputs: Callable[[Tensor], Tensor]) -> float:
@@ -251,9 +271,11 @@ def table(results: Mapping[str, Any]) -> str:
     lines += [markdown_table(("", "images", "IS", "FID"), rows), "", *judged_by(results)]
     if found := results.get("accuracy"):
         lines.append(
-            f"linear classifier: {found['posterior_means']:.1%} of the test images by posterior "
-            f"means, {found['pixels']:.1%} by pixels"
+            f"linear classifier: {found['latents']:.1%} of the test images by latents, "
+            f"{found['pixels']:.1%} by pixels"
         )
+    if (error := results.get("reconstruction_error")) is not None:
+        lines.append(f"reconstructed test images: mean squared error of a pixel {error:.4f}")
     return "\n".join(lines)
 
 

@@ -14,10 +14,12 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.bilevel import Adam, Moments, descend
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel
 from ebmguard.reference_training.bism.deep_config import DeepConfig, pixels
+from ebmguard.reference_training.bism.deep_train import DeepLatentModel
 from ebmguard.reference_training.bism.latent import Latent
 from ebmguard.reference_training.bism.matching import denoising, score
 from ebmguard.reference_training.bism.methods import Update, UpdateSettings
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior, GaussianPosterior
+from ebmguard.reference_training.bism.short_run import ShortRunModel
 from ebmguard.runs import load
 
 from . import parts
@@ -198,7 +200,7 @@ def test_a_visible_model_and_bits_follow_from_one_setting(tmp_path):
     ("options", "message"),
     [
         ({"data": "svhn"}, "data is 'svhn', expected one of digits, mnist, cifar10"),
-        ({"method": "dsm"}, "method is 'dsm', expected bimdsm, bidsm or bissm"),
+        ({"method": "dsm"}, "method is 'dsm', expected bimdsm, bidsm, bissm, srK or psrK"),
         ({"model": "visible", "method": "bidsm"}, "method is 'bidsm', expected mdsm, dsm, ssm"),
         ({"posterior": "bernoulli", "lower": "fisher"}, "lower is 'fisher', expected 'elbo'"),
         ({"channels": 0}, "channels is 0, expected 1 or more"),
@@ -231,24 +233,28 @@ class Stopped(Exception):
         {"posterior": "bernoulli", "method": "bidsm"},
         {"model": "visible"},
         {"model": "wide", "method": "pcd2"},
+        {"method": "sr3"},
+        {"method": "psr3"},
     ],
-    ids=["bimdsm", "unrolled", "bits", "visible", "pcd2"],
+    ids=["bimdsm", "unrolled", "bits", "visible", "pcd2", "cold", "warm"],
 )
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path, monkeypatch, options):
     whole = go(tmp_path / "whole", **options)
-    before, calls = Update.__call__, iter(range(100))
+    kind = ShortRunModel if "sr" in options.get("method", "") else DeepLatentModel
+    before = kind.step
 
-    def killed(self, v, **options):
-        if next(calls) == 8:
+    def killed(self, step):
+        if step == 8:
             raise Stopped
-        return before(self, v, **options)
+        return before(self, step)
 
-    monkeypatch.setattr(Update, "__call__", killed)
+    monkeypatch.setattr(kind, "step", killed)
     with pytest.raises(Stopped):
         go(tmp_path / "cut", **options)
     monkeypatch.undo()
     resumed = go(tmp_path / "cut", resume=True, **options)
-    assert resumed["test_loss"] == whole["test_loss"]
+    name = "reconstruction_error" if kind is ShortRunModel else "test_loss"
+    assert resumed[name] == whole[name]
     for file in ("training.jsonl", "evaluations.jsonl"):
         one, other = ((tmp_path / name / file).read_text() for name in ("whole", "cut"))
         assert one == other

@@ -22,6 +22,7 @@ from ebmguard.reference_training.judge.bism import (
     EvaluateBism,
     Sampler,
     as_images,
+    from_images,
     linear_accuracy,
     load_run,
 )
@@ -82,7 +83,8 @@ def test_each_way_to_sample_is_of_its_density():
 
     for h in (0.2, 0.9):
         assert off(sampler.given(torch.full((20, 3), h)), h) < 0.05
-    assert off(sampler.from_images(20), 0.6) < 0.05
+    of_images = from_images(data, model.means, sampler.given, rng(1), 20)
+    assert off(of_images, 0.6) < 0.05
     assert off(sampler.marginal(20), 0.6) < 0.05
     # In (v, h) it is the model's own h that counts, not the posterior's.
     assert off(sampler.joint(20), 0.25) < 0.15
@@ -122,11 +124,12 @@ def run(out: Path, **options: object) -> Path:
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
-        ({}, ["marginal", "from_images", "joint"]),
+        ({}, ["marginal", "joint", "from_images"]),
         ({"posterior": "bernoulli"}, ["marginal", "from_images"]),
         ({"model": "wide"}, ["marginal"]),
+        ({"method": "sr2"}, ["short_run", "long_run", "from_images"]),
     ],
-    ids=["gaussian", "bernoulli", "wide"],
+    ids=["gaussian", "bernoulli", "wide", "short_run"],
 )
 def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
     folder = run(tmp_path / "run", **options)
@@ -137,7 +140,7 @@ def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
     found = json.loads((folder / "evaluation.json").read_text())
     assert list(found["scores"]) == [*kinds, "held_out", "noise"]
     assert [row["samples"] for row in found["scores"].values()] == [12] * (len(kinds) + 2)
-    assert (folder / "figures" / "samples_marginal.png").is_file()
+    assert (folder / "figures" / f"samples_{kinds[0]}.png").is_file()
     has_latents = "model" not in options
     assert ("accuracy" in found) == has_latents == ("linear classifier" in said)
     assert (folder / "figures" / "samples_interpolated.png").is_file() == has_latents
