@@ -22,6 +22,8 @@ from tests.rooms import FACADE, LAYERS, MAIN, OUTSIDE, ROOT, House, Module, may_
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
+README = (ROOT / "README.md").read_text()
+
 MAPPED = {
     "ebmguard": "ebmguard",
     "adapters": "ebmguard.adapters",
@@ -210,6 +212,20 @@ def test_versions_agree() -> None:
     version = PROJECT["project"]["version"]
     assert ebmguard.__version__ == version
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_badges_are_true() -> None:
+    project = PROJECT["project"]
+    (torch,) = project["dependencies"]
+    assert PROJECT["tool"]["mypy"]["strict"]
+    told = {
+        f"Python {project['requires-python'].removeprefix('>=')}+": "Python-{}%2B",
+        f"PyTorch {torch.removeprefix('torch>=')}+": "PyTorch-{}%2B",
+        project["license"]: "licence-MIT",
+        "mypy strict": "mypy-strict",
+    }
+    badges = re.findall(r"^!\[(.*)\]\(https://img.shields.io/badge/(.*)-blue\)$", README, re.M)
+    assert badges == [(text, url.format(text[:-1].split(" ")[-1])) for text, url in told.items()]
 
 
 def test_constraints_cover_every_requirement() -> None:
