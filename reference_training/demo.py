@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -49,7 +51,7 @@ def run(config: DemoConfig) -> int:
     if config.out.exists() and any(config.out.iterdir()):
         raise ConfigError(f"{config.out} is not empty; remove it, or choose another --out.")
     config.out.mkdir(parents=True, exist_ok=True)
-    print(
+    _say(
         f"Trains the same JEM on real digits twice, {config.iterations:,} steps each and side by "
         "side: without the guard (β* = 0) and with it (β* = 2). 2,000 steps take two to four "
         f"minutes on two cores; then both are drawn in {config.out / 'demo.png'}. To look on: "
@@ -79,7 +81,8 @@ def run(config: DemoConfig) -> int:
         return max(statuses)
     print()
     compare(CompareConfig((folders[0], folders[1]), config.out / "demo.png"))
-    print(f"\n{verdict(*(load(folder).results for folder in folders))}")
+    print()
+    _say(verdict(*(load(folder).results for folder in folders)))
     print(f"TensorBoard: tensorboard --logdir {config.out}")
     return 0
 
@@ -103,6 +106,10 @@ def verdict(unguarded: Mapping[str, Any], guarded: Mapping[str, Any]) -> str:
     else:
         second = f"With it the run was lost as well, at step {alive:,}."
     return f"{first} {second}"
+
+
+def _say(text: str) -> None:
+    print(textwrap.fill(text, shutil.get_terminal_size().columns))
 
 
 def _train(strength: float, folder: Path, config: DemoConfig) -> subprocess.Popen[str]:

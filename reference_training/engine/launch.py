@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +47,15 @@ def launch(
         else:
             print(printable(summary(results, folder.path)))
     return INTERRUPTED if results is None else 0
+
+
+def first_alerts(results: Mapping[str, Any]) -> list[str]:
+    """A line for the first WARN and the first ERROR; one that is both, or the end, is said once."""
+    said = {results["ended"]}
+    lines = []
+    for level in ("first_error", "first_warn"):
+        alert = results[level]
+        if alert is not None and alert["message"] not in said:
+            said.add(alert["message"])
+            lines.append(f"{level.replace('_', ' ')}: {alert['message']}")
+    return lines[::-1]

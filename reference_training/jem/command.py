@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..engine.launch import launch
+from ..engine.launch import first_alerts, launch
 from .config import JemConfig
 from .train import train
 
@@ -25,10 +25,7 @@ def summary(results: dict[str, Any], path: Path) -> str:
         lines.append(f"finished {results['steps']} steps without divergence")
     else:
         lines.append(f"DIVERGED at step {results['diverged_at']}")
-    for level in ("first_warn", "first_error"):
-        alert = results[level]
-        if alert is not None:
-            lines.append(f"{level.replace('_', ' ')}: {alert['message']}")
+    lines += first_alerts(results)
     best = results["best_accuracy"]
     lines.append(f"test accuracy {results['accuracy']:.1%}, best {best:.1%}")
     best = results["best_evaluations"]

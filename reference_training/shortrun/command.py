@@ -7,7 +7,7 @@ from typing import Any
 
 from ebmguard import tags
 
-from ..engine.launch import launch
+from ..engine.launch import first_alerts, launch
 from .config import ShortRunConfig
 from .train import train
 
@@ -26,14 +26,7 @@ def summary(results: dict[str, Any], path: Path) -> str:
         lines.append(f"DIVERGED at update {results['diverged_at']}")
     else:
         lines.append(f"finished {results['steps']} updates in {results['wall_seconds']:.0f} s")
-    said = {results["ended"]}
-    alerts = []
-    for level in ("first_error", "first_warn"):  # an ERROR may be the first of both
-        alert = results[level]
-        if alert is not None and alert["message"] not in said:
-            said.add(alert["message"])
-            alerts.append(f"{level.replace('_', ' ')}: {alert['message']}")
-    lines += reversed(alerts)
+    lines += first_alerts(results)
     numbers = results["median_last_100"]
     beta_star = results["beta_star"]
     lines.append(
