@@ -213,11 +213,14 @@ class RecordedRun:
         self.latest = of.numbers(rows[-1], where)
         self.row_count += len(rows)
 
+    def limits(self, tag: str) -> Limits:
+        """Of a diagnostic, as they hold; in an ERROR, as they held before it."""
+        return self._held.get(tag, self.bands.limits.get(tag, Limits()))
+
     def _still(self, row: Mapping[str, float], tag: str, limits: Limits) -> Limits:
         # From an ERROR on the rule's own limits would follow the value.
-        held = self._held.get(tag, limits)
+        held = self._held.pop(tag, limits)
         if held.error_low <= row.get(tag, math.nan) <= held.error_high:
-            self._held.pop(tag, None)
             return limits
         self._held[tag] = held
         return held

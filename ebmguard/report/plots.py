@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..alerts import Limits
 from ..tags import REFERENCE, Scale, Tag
 from .bins import Bin, BinnedSeries
 from .charts import value_of
@@ -159,7 +158,7 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     y = Axis.around(chart.scale, values)
     end = max(1, *(attempt.last for run in runs for attempt in run.attempts))
     x = Axis("linear", 0, end)
-    bounds = runs[0].bands.limits.get(chart.name, Limits())
+    bounds = runs[0].limits(chart.name)
     moves = [a for a in runs[0].attempts if chart.name in a.bands]
     plot = Plot(
         chart,

@@ -13,7 +13,6 @@ from typing import Any
 
 import tyro
 
-from ..alerts import Limits
 from ..tags import Scale
 from .bins import Bin
 from .charts import ACCURACY, CHARTS, value_of
@@ -165,7 +164,7 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
     rows = [(own, value_of(run.latest, own.name), run.surviving(own.name)) for own in CHARTS]
     evaluated = run.surviving(ACCURACY.name)
     rows += [(ACCURACY, evaluated[-1].low, evaluated)] if evaluated else []
-    bands = [_band(*run.bands.limits.get(chart.name, Limits())[:2]) for chart, *_ in rows]
+    bands = [_band(*run.limits(chart.name)[:2]) for chart, *_ in rows]
     words = _LEVELS + max(len(chart.title) for chart, *_ in rows) + _VALUES
     # In a narrow terminal the bands make room for the lines.
     with_band = width >= words + max(map(len, bands)) + _NARROWEST_SPARK

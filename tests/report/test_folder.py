@@ -255,3 +255,4 @@ def test_the_band_stands_still_while_a_run_is_lost(tmp_path):
     heights = [own.high for own in upper.bins if own.step >= lost]
     assert len(heights) == 40
     assert max(heights) < 10
+    assert run.limits("energy_gap").high == upper.bins[lost - 1].high
