@@ -123,6 +123,9 @@ def open_browser(width: int = 1400, height: int = 1000, patience: float = 90) ->
     ):
         options.add_argument(argument)
     driver = webdriver.Chrome(options, Service(str(shutil.which("chromedriver"))))
+    # A window has at least 500 pixels; a page may have fewer.
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         yield Page(driver, patience)
     finally:

@@ -10,9 +10,16 @@ that are there already are not trained again.
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
 
 from ebmguard.report.page import page as page_of
 
@@ -52,18 +59,57 @@ def tensorboard(path: Path) -> None:
         page.picture(path)
 
 
-def report(path: Path) -> None:
+def report(path: Path, width: int = 1400) -> None:
     """The page of `ebmguard report` about a run that was rescued."""
     file = RUNS / "report.html"
     file.write_text(page_of([rescued_run()]), encoding="utf-8")
-    with open_browser(1400, 1560) as page:
+    with open_browser(width, 1560) as page:
         page.open(file.resolve().as_uri())
         page.wait_for_text("What to do next")
         page.picture(path)
 
 
+def watch(path: Path) -> None:
+    """A frame of `ebmguard watch` about the run that died."""
+    terminal(path, said("watch", str(dying_run()), "--once"))
+
+
+def demo(path: Path) -> None:
+    """What `ebmguard demo` says, unless it has said it already: some three minutes."""
+    kept = RUNS / "demo.txt"
+    if not kept.is_file():
+        kept.write_text(said("demo", "--out", str(RUNS / "demo")), encoding="utf-8")
+    terminal(path, kept.read_text(encoding="utf-8"))
+
+
+def said(*words: str) -> str:
+    """What a command prints in colour on a terminal of 80 columns."""
+    terminal_of_80 = os.environ | {"COLUMNS": "80", "FORCE_COLOR": "1"}
+    command = [sys.executable, "-m", "ebmguard", *words]
+    done = subprocess.run(command, env=terminal_of_80, check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+def terminal(path: Path, text: str) -> None:
+    """A picture of a terminal of 80 columns with a text in it."""
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(Text.from_ansi(text), soft_wrap=True)
+    file = RUNS / f"{path.stem}.svg"
+    file.write_text(console.export_svg(title="ebmguard"), encoding="utf-8")
+    with open_browser(1000, 26 * (text.count("\n") + 4)) as page:
+        page.open(file.resolve().as_uri())
+        page.settle()
+        page.picture(path)
+
+
 # Name of the picture -> what draws it to a path.
-PICTURES: dict[str, Callable[[Path], None]] = {"tensorboard": tensorboard, "report": report}
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "tensorboard": tensorboard,
+    "report": report,
+    "report_phone": partial(report, width=420),
+    "watch": watch,
+    "demo_terminal": demo,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
