@@ -93,7 +93,7 @@ def said(*words: str) -> str:
 def terminal(path: Path, text: str) -> None:
     """A picture of a terminal of 80 columns with a text in it."""
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(Text.from_ansi(text), soft_wrap=True)
+    console.print(Text.from_ansi(text))
     file = RUNS / f"{path.stem}.svg"
     file.write_text(console.export_svg(title="ebmguard"), encoding="utf-8")
     with open_browser(1000, 26 * (text.count("\n") + 4)) as page:
