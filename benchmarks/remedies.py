@@ -109,7 +109,8 @@ def every_run(cells: Sequence[Cell], root: Path) -> str:
     """A line for each run, remedy by remedy."""
     order = list(REMEDIES)
     ordered = sorted(cells, key=lambda cell: order.index(cell.remedy or ""))
-    return table(load(ordered, root), EVERY)
+    found = load(ordered, root)
+    return table(found, EVERY) if found else "None yet."
 
 
 def page(root: Path, *, cells: Sequence[Cell], longer: Sequence[Cell], source: Any) -> list[str]:

@@ -1,0 +1,231 @@
+"""Sentences of the paper that a toy of known density can judge: samplers, buffers, negative β.
+
+    python -m benchmarks.toy_claims buffer      # Appendix I: a replay buffer makes f informative
+    python -m benchmarks.toy_claims samplers    # Section 5: MALA and HMC as training samplers
+    python -m benchmarks.toy_claims overshoot   # Section 5: a negative β and an over-shooting one
+    python -m benchmarks.toy_claims chains      # Appendix A, Section 3: chains at a known density
+
+Each prints a table. Training is that of the eight Gaussians ("gmm-default") with fewer updates; the
+samplers all take as many gradients of f in an update, 20.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+
+import torch
+from torch import Tensor, nn
+
+from ebmguard import guard
+from ebmguard.reference_training.toy import metrics
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
+from ebmguard.reference_training.toy.draws import Draws
+from ebmguard.reference_training.toy.evaluate import Evaluator
+from ebmguard.reference_training.toy.grid import Grid
+from ebmguard.reference_training.toy.members import Members
+from ebmguard.reference_training.toy.network import EnsembleMLP
+from ebmguard.reference_training.toy.sampler import Sampler
+from ebmguard.reference_training.toy.scenario import SCENARIOS
+from ebmguard.samplers import ReplayBuffer, hmc, mala, sgld
+
+from .cells import number, table
+
+CPU = torch.device("cpu")
+SEEDS = (0, 1, 2)
+LEAPFROGS = 5
+COLDER = 2.0
+"""How far the sampler over-shoots: its chains are those of exp(2 o f), by noise / √2."""
+CHAINS = 1000
+SHOWN = ("kl", "energy_scale", "energy_r2", "mode_mass_error")
+
+
+def sampler(name: str, members: int, generator: torch.Generator) -> Sampler:
+    """A sampler of the toy by its name.
+
+    Args:
+        name: sgld, mala or hmc; with "buffer" its chains persist, with "colder" they over-shoot.
+        members: G.
+        generator: of the buffer's starts and of MALA's and HMC's draws.
+    """
+    settings = SCENARIOS["gmm-default"]
+    step, noise_std = settings.step_size, settings.noise_std
+    cold = noise_std / math.sqrt(COLDER) if "colder" in name else noise_std
+    # A row has a chain of every member.
+    buffer = ReplayBuffer(
+        CHAINS, (members, 2), reinit_rate=0.05, generator=generator, low=-2, high=2
+    )
+
+    def sample_q(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
+        rows = None
+        if "buffer" in name:
+            starts, rows = buffer.sample(x0.shape[1])
+            x0 = starts.transpose(0, 1)
+        k = len(noise)
+        own = {"step_size": step, "noise_std": cold}
+        if "mala" in name:
+            x = mala(f, x0, steps=k, generator=generator, dim=1, **own)
+        elif "hmc" in name:
+            steps = k // LEAPFROGS
+            own["leapfrog_steps"] = LEAPFROGS
+            x = hmc(f, x0, steps=steps, generator=generator, dim=1, **own)
+        else:
+            x = sgld(f, x0, steps=k, noise=noise, **own)
+        if rows is not None:
+            buffer.write(rows, x.transpose(0, 1))
+        return x
+
+    return sample_q
+
+
+def trained(
+    name: str, betas: Sequence[str], iterations: int, *, tempered: bool = True
+) -> list[dict[str, str]]:
+    """Train the toy with a sampler: a line for each β, medians over the seeds.
+
+    Args:
+        name: of the sampler.
+        betas: of the members, as the toy trainer has them.
+        iterations: updates.
+        tempered: whether the sampler runs on (1 - β) f; otherwise on f, and only weights change.
+    """
+    settings = replace(SCENARIOS["gmm-default"], iterations=iterations)
+    members = Members.of(betas, ("default",), SEEDS)
+    evaluator = Evaluator(settings, members, CPU)
+    draws = Draws(evaluator.distribution, settings, members, members.seeds, CPU)
+    network = EnsembleMLP(members.seed_of_each, 2)
+    optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
+    strength = members.strength(settings.output_scale, iterations, CPU)
+    if not tempered:
+        strength["sampler_scale"] = 1.0
+    rng = torch.Generator().manual_seed(1)
+    loss_fn, sample_q = guard(None, sampler(name, len(members), rng), **strength)
+    for step in range(iterations):
+        optimizer.param_groups[0]["lr"] = settings.lr_at(step)
+        x_pos = draws.positives()
+        x_neg = sample_q(network, *draws.chains(settings.n_neg))
+        loss = loss_fn(network(x_pos), network(x_neg))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    rows = evaluator.measure(evaluator.log_density(network))
+    lines = []
+    for i, beta in enumerate(betas):
+        own = rows[i * len(SEEDS) : (i + 1) * len(SEEDS)]
+        line = {"sampler": name, "β": beta, "sampler on": "(1 - β) f" if tempered else "f"}
+        for column in SHOWN:
+            values = [row[column] for row in own]
+            spread = f"{number(min(values))} to {number(max(values))}"
+            line[column] = f"{number(statistics.median(values))} ({spread})"
+        lines.append(line)
+        print(line, flush=True)
+    return lines
+
+
+def masses(x: Tensor) -> Tensor:
+    """Shares of the modes that samples (n, 2) lie nearest to, by the truth's components."""
+    modes = DISTRIBUTIONS["gmm"].component_log_densities(x).argmax(-1)
+    return torch.bincount(modes, minlength=8) / len(x)
+
+
+def chains(_: int) -> list[dict[str, str]]:
+    """Langevin at the truth itself: stuck on plateaus, weights of modes, and mixing by β."""
+    truth, settings = DISTRIBUTIONS["gmm"], SCENARIOS["gmm-default"]
+    grid = Grid.of(truth)
+    log_p = truth.log_density(grid.points)
+    labels = truth.component_log_densities(grid.points).argmax(-1)
+    peak = float(log_p.max())
+
+    def walk(f: Callable[[Tensor], Tensor], x: Tensor, steps: int, factor: float = 1.0) -> Tensor:
+        scaled = {"step_size": settings.step_size, "noise_std": settings.noise_std}
+        factor /= settings.output_scale
+        return sgld(lambda y: factor * f(y), x, steps=steps, generator=rng, **scaled)
+
+    lines = []
+    for seed in SEEDS:
+        rng = torch.Generator().manual_seed(seed)
+        far = torch.rand(CHAINS, 2, generator=rng) * 8 - 4
+        # Constant where the density is under exp(-10) of its peak.
+        floored = walk(
+            lambda x: truth.log_density(x).clamp_min(peak - 10), far, settings.sgld_steps
+        )
+        whole = walk(truth.log_density, far, settings.sgld_steps)
+        line = {
+            "seed": str(seed),
+            "out of the data at the start": number(outside(far, peak)),
+            "after 20 steps, plateau": number(outside(floored, peak)),
+            "after 20 steps, no plateau": number(outside(whole, peak)),
+        }
+        equal = torch.randint(8, (CHAINS,), generator=rng)
+        angle = equal * math.pi / 4
+        start = torch.stack((angle.cos(), angle.sin()), -1)
+        true = metrics.mode_masses(log_p, labels)
+        for steps in (20, 500):
+            found = masses(walk(truth.log_density, start, steps))
+            near, far_off = (0.5 * float((found - w).abs().sum()) for w in (masses(start), true))
+            line[f"{steps} steps: TV to the starts' weights, to the truth's"] = (
+                f"{near:.3f}, {far_off:.3f}"
+            )
+        one = torch.tensor([[1.0, 0.0]]).expand(CHAINS, 2)
+        for beta in (0.0, 0.5, 0.9):
+            target = metrics.mode_masses((1 - beta) * log_p, labels)
+            x, taken, distance = one, 0, 1.0
+            while distance >= 0.1 and taken < 1000:
+                x = walk(truth.log_density, x, 25, 1 - beta)
+                taken += 25
+                distance = 0.5 * float((masses(x) - target).abs().sum())
+            line[f"steps to TV 0.1 of the modes at β = {beta:g}"] = (
+                str(taken) if distance < 0.1 else f"> {taken} (TV {distance:.2f})"
+            )
+        print(line, flush=True)
+        lines.append(line)
+    return lines
+
+
+def outside(x: Tensor, peak: float) -> float:
+    """Share of samples where the density is under exp(-10) of its peak."""
+    return float((DISTRIBUTIONS["gmm"].log_density(x) < peak - 10).double().mean())
+
+
+def buffer(iterations: int) -> list[dict[str, str]]:
+    """With and without a replay buffer, at β = 0 and 0.5."""
+    return [
+        line for name in ("sgld", "sgld buffer") for line in trained(name, ("0", "0.5"), iterations)
+    ]
+
+
+def samplers(iterations: int) -> list[dict[str, str]]:
+    """MALA and HMC, from the Gaussian as SGLD does by default."""
+    return [line for name in ("mala", "hmc") for line in trained(name, ("0", "0.5"), iterations)]
+
+
+def overshoot(iterations: int) -> list[dict[str, str]]:
+    """Chains of exp(2 o f), with β down to the one at which the weights undo it."""
+    betas = ("-1", "-0.5", "0", "0.5")
+    return [
+        line
+        for tempered in (False, True)
+        for line in trained("sgld buffer colder", betas, iterations, tempered=tempered)
+    ]
+
+
+PARTS = {part.__name__: part for part in (buffer, samplers, overshoot, chains)}
+
+
+def main() -> None:
+    """Run one part, and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--iterations", type=int, default=2000, help="updates of a training")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = PARTS[given.part](given.iterations)
+    print(table(lines, {name: itemgetter(name) for name in lines[0]}))
+
+
+if __name__ == "__main__":
+    main()
