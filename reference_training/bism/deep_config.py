@@ -89,6 +89,7 @@ class DeepConfig(RunConfig):
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "bism", "deep")
     shown: ClassVar[tuple[str, ...]] = ("out", "data", "model")
+    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, or not be divided among the processes.

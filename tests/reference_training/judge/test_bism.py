@@ -162,6 +162,12 @@ def test_settings_that_cannot_be_meant_are_refused(options, message):
         EvaluateBism(**{"run": Path("run"), "features": "judge", **options}).check()
 
 
+def test_the_data_may_have_moved_since(tmp_path):
+    folder = run(tmp_path / "run")
+    assert load_run(folder, CPU, "elsewhere")[0].data_root == "elsewhere"
+    assert load_run(folder, CPU, None)[0].data_root is None
+
+
 def test_a_run_of_another_trainer_is_refused(tmp_path):
     jem_folder(tmp_path / "judge")
     with pytest.raises(ConfigError, match="holds no run of `ebmguard train bism deep`"):
