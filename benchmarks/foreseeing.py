@@ -1,0 +1,287 @@
+"""Can a lost run be foreseen? Futures of saved states with other random numbers, and what tells.
+
+    python -m benchmarks.foreseeing                # the runs that are not done, then the page
+    python -m benchmarks.foreseeing --table-only   # the page from the rows that are kept
+
+A run is saved again and again; each saved state goes on five times with other random numbers. What
+is known of the state beforehand is judged by the share of its futures that are lost.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ebmguard.objective import contrastive_loss
+from ebmguard.reference_training.engine.task import DIVERGED_GAP
+from ebmguard.samplers import sgld
+
+from .cells import Grid, cell_command, write_json
+from .curvature import (
+    hessian_of_f,
+    hessian_of_loss,
+    largest_sizes,
+    preconditioner,
+    top_eigenvalues,
+)
+from .population.families import Run, population
+from .population.trainer import Trainer
+
+FUTURES, HORIZON = 5, 100
+EVERY = 5
+"""Steps between the states that are kept until a run's end is known."""
+LEADS = (10, 25, 40, 60, 75, 90, 120, 150, 200, 300)
+"""Steps before a run's end at which its states are judged."""
+CHAINS = 64
+ROW_TAGS = (
+    "energy_gap", "energy_overlap", "f_pos/std", "f_neg/std", "ref/grad_scale", "ref/ess",
+    "ref/weight_entropy", "ref/max_weight", "ref/reweighting_angle", "sampler/grad_norm",
+    "sampler/grad_norm_max", "buffer/age",
+)  # fmt: skip
+LAST, RECORD = 10, 64
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the population, with what is judged of it.
+
+    Attributes:
+        family, number: which run.
+        lives: it was healthy to its end, and is trained no longer than to `end`.
+        end: the step at which it, or the run that stands before it, was lost when it was recorded.
+    """
+
+    family: str
+    number: int
+    lives: bool
+    end: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.family}-{self.number:02d}"
+
+    def command(self, folder: Path) -> Sequence[str]:
+        """What runs it."""
+        return cell_command("foreseeing", folder)
+
+
+# The first five runs of two families that were lost at step 150 or later, and the first five
+# healthy ones, as docs/results/population.md has them: chosen before any feature was seen. Each
+# healthy one is judged at the steps of the one before it.
+PAIRS = {
+    "digits-jem-mlp": ((0, 4, 749), (1, 6, 839), (2, 7, 164), (3, 8, 238), (9, 10, 277)),
+    "digits-noiseless": ((4, 0, 207), (7, 2, 169), (8, 3, 343), (9, 5, 532), (11, 6, 279)),
+}
+# The setting of benchmarks/digits.py, at beta* = 0, where it dies, and at 0.5 and 2.
+WRN = "digits-jem-wrn"
+WRN_BETA_STARS = (0.0, 2.0, 0.0, 0.5)
+CELLS = [
+    Cell(family, number, lives, pairs[turn][2])
+    for turn in range(5)
+    for family, pairs in PAIRS.items()
+    for number, lives in zip(pairs[turn][:2], (False, True), strict=True)
+]
+CELLS += [Cell(WRN, number, beta_star > 0, 700) for number, beta_star in enumerate(WRN_BETA_STARS)]
+
+
+def settings(cell: Cell) -> Run:
+    """The run of a cell."""
+    if cell.family == WRN:
+        beta_star = WRN_BETA_STARS[cell.number]
+        options: dict[str, Any] = {"network": "wrn", "width": 1, "beta_star": beta_star}
+        return Run(WRN, cell.number, "digits", 3e-3, steps=1500, **options)
+    return next(run for run in population() if run.name == cell.name)
+
+
+def run(cell: Cell, root: Path) -> None:
+    """Run a cell, and write what came of it."""
+    torch.set_num_threads(1)
+    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
+    began = time.process_time()
+    trainer = Trainer(settings(cell))
+    states, rows, died = course(trainer, cell)
+    trained = time.process_time()
+    end = cell.end if died is None else died
+    judged = []
+    for step in sorted({(end - lead) // EVERY * EVERY for lead in LEADS}):
+        if step not in states or step < LAST:
+            continue
+        features = features_of(trainer, states[step], rows[:step])
+        deaths = [future(trainer, states[step], seed) for seed in range(FUTURES)]
+        judged.append({"step": step, "deaths": deaths, "features": features})
+        print(step, deaths, flush=True)
+    result = {
+        "died": died,
+        "steps": len(rows),
+        "snapshots": judged,
+        "cpu_seconds_of_run": trained - began,
+        "cpu_seconds": time.process_time() - began,
+    }
+    (root / cell.name).mkdir(parents=True, exist_ok=True)
+    write_json(root / cell.name / "result.json", result)
+
+
+def is_lost(row: Mapping[str, float]) -> bool:
+    """Whether a step's energy gap is beyond all bounds, or not finite."""
+    return not abs(row["energy_gap"]) <= DIVERGED_GAP
+
+
+def course(trainer: Trainer, cell: Cell) -> tuple[dict[int, Any], list[dict[str, float]], Any]:
+    """The states before every few steps, the rows, and the step at which the run was lost."""
+    states: dict[int, Any] = {}
+    rows: list[dict[str, float]] = []
+    for step in range(cell.end if cell.lives else trainer.run.steps):
+        if step % EVERY == 0:
+            states[step] = saved(trainer)
+        rows.append(trainer.step())
+        if is_lost(rows[-1]):
+            return states, rows, step
+    return states, rows, None
+
+
+def saved(trainer: Trainer) -> dict[str, Any]:
+    """A copy of all that a step changes: network, optimizer, schedule, buffer, generator."""
+    parts = parts_of(trainer)
+    return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+
+
+def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Go back to a state that :func:`saved` returned, which stays as it is."""
+    for name, part in parts_of(trainer).items():
+        part.load_state_dict(copy.deepcopy(state[name]))
+
+
+def parts_of(trainer: Trainer) -> dict[str, Any]:
+    """What a step changes; the buffer holds the trainer's one generator."""
+    return {
+        "network": trainer.network,
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.scheduler,
+        "buffer": trainer.buffer,
+    }
+
+
+def future(trainer: Trainer, state: Mapping[str, Any], seed: int) -> int | None:
+    """Go on from a state with other random numbers; after how many steps it is lost, if it is."""
+    restore(trainer, state)
+    trainer.rng.manual_seed(1_000_003 * trainer.run.seed + seed)
+    for step in range(HORIZON):
+        if is_lost(trainer.step()):
+            return step + 1
+    return None
+
+
+def features_of(
+    trainer: Trainer, state: Mapping[str, Any], rows: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """All that is known of a state before its futures; ``rows`` are those of the steps before."""
+    restore(trainer, state)
+    generator = torch.Generator().manual_seed(trainer.run.seed)
+    assert trainer.buffer is not None
+    chosen = torch.randint(len(trainer.buffer.samples), (CHAINS,), generator=generator)
+    chains = trainer.buffer.samples[chosen].clone()
+    chosen = torch.randint(len(trainer.data.x), (CHAINS,), generator=generator)
+    data = trainer.data.x[chosen]
+    data = data + trainer.data.noise * torch.randn(data.shape, generator=generator)
+    return {
+        **of_rows(rows),
+        **of_probes(trainer, data, chains, generator),
+        **of_input(trainer, chains, generator),
+        **of_parameters(trainer, data, trainer.data.y[chosen], chains, generator),
+        "settings/step": float(len(rows)),
+        "settings/lr": trainer.run.lr,
+        "settings/beta_star": trainer.run.beta_star,
+    }
+
+
+def of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians of the last rows, and by how much two sizes have outgrown those before."""
+
+    def values(tag: str) -> Any:
+        return np.abs([row.get(tag, math.nan) for row in rows[-RECORD:]])
+
+    found = {f"row/{tag}": float(np.median(values(tag)[-LAST:])) for tag in ROW_TAGS}
+    for tag in ("energy_gap", "sampler/grad_norm"):
+        size = values(tag)
+        before, now = np.median(size[: len(size) // 2]), np.median(size[-LAST:])
+        found[f"growth/{tag}"] = float(np.log((now + 1) / (before + 1)))
+    return found
+
+
+def of_probes(
+    trainer: Trainer, data: Tensor, chains: Tensor, generator: torch.Generator
+) -> dict[str, float]:
+    """How far f rises over that of the data along chains 10 times as long, and of 4 × the step."""
+    run, f = trainer.run, trainer.network
+    with torch.no_grad():
+        f_pos = f(data)
+    found = {}
+    for name, longer, larger in (("long", 10, 1), ("coarse", 1, 4)):
+        x = sgld(
+            f,
+            chains,
+            steps=longer * run.sgld_steps,
+            step_size=larger * run.step_size,
+            noise_std=run.noise_std * math.sqrt(larger),
+            generator=generator,
+            clamp=(-run.clamp, run.clamp) if run.clamp else None,
+        )
+        with torch.no_grad():
+            above = f(x) - f_pos.mean()
+        found[f"probe/{name}/mean"] = float(above.mean())
+        found[f"probe/{name}/max"] = float(above.max())
+    return found
+
+
+def of_input(trainer: Trainer, chains: Tensor, generator: torch.Generator) -> dict[str, float]:
+    """Step size × the eigenvalues of f's Hessian in x that are largest in size, over chains."""
+    start = torch.randn(len(chains), chains[0].numel(), generator=generator)
+    sizes = trainer.run.step_size * largest_sizes(hessian_of_f(trainer.network, chains), start)
+    return {"hessian_x/median": float(sizes.median()), "hessian_x/max": float(sizes.max())}
+
+
+def of_parameters(
+    trainer: Trainer, data: Tensor, labels: Tensor, chains: Tensor, generator: torch.Generator
+) -> dict[str, float]:
+    """Learning rate × extreme eigenvalues of the loss's Hessian, preconditioned as by Adam."""
+    f, run = trainer.network, trainer.run
+    loss = contrastive_loss(f(data), f(chains), run.beta_star)
+    if run.task == "jem":
+        loss = loss + functional.cross_entropy(f.classify(data), labels)
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    product = hessian_of_loss(loss, parameters, preconditioner(trainer.optimizer))
+    start = torch.randn(1, sum(p.numel() for p in parameters), generator=generator)
+    return {
+        "adam/size": run.lr * float(largest_sizes(product, start)),
+        "adam/top": run.lr * float(top_eigenvalues(product, start)),
+    }
+
+
+def page(root: Path) -> list[str]:
+    """The lines of docs/results/foreseeing.md."""
+    return ["# Can a lost run be foreseen?", ""]
+
+
+GRID = Grid(
+    "foreseeing",
+    CELLS,
+    page,
+    Path("docs/results/foreseeing.md"),
+    Path("runs/bench-foreseeing"),
+    run,
+)
+
+if __name__ == "__main__":
+    GRID.main()
