@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import torch
+from sklearn.metrics import roc_curve
 
-from .cells import Grid, cell_command, write_json
+from ebmguard.reference_training.plots.canvas import COLOURS, DARK, new_figure, unframed
+
+from .cells import Grid, cell_command, load, number, table, write_json
+from .foretelling import HORIZONS, LOOKS, Horizon, Judged, flattened, judge, question
 from .futures import LAST, features_of, futures, is_lost, saved
 from .population.families import Run, population
 from .population.trainer import Trainer
@@ -27,6 +33,16 @@ EVERY = 5
 """Steps between the states that are kept until a run's end is known."""
 LEADS = (10, 25, 40, 60, 75, 90, 120, 150, 200, 300)
 """Steps before a run's end at which its states are judged."""
+MEASURED = ("row/", "growth/", "probe/", "hessian_x/", "adam/")
+"""Features of a state; those of settings/ show what a rule could say without looking at it."""
+SEVEN = (
+    "hessian_x/median", "probe/long/mean", "probe/coarse/mean", "adam/top", "row/buffer/age",
+    "row/energy_gap", "row/sampler/grad_norm",
+)  # fmt: skip
+"""One of each kind, chosen before any was seen."""
+SINGLE = "row/sampler/grad_norm"
+KEPT = Path(__file__).with_name("foreseeing.csv")
+PICTURE = Path("docs/pictures/foreseeing.png")
 
 
 @dataclass(frozen=True)
@@ -118,9 +134,129 @@ def course(trainer: Trainer, cell: Cell) -> tuple[dict[int, Any], list[dict[str,
     return states, rows, None
 
 
+def snapshots(root: Path) -> pd.DataFrame:
+    """A line for each state judged in a folder, kept; where it has none, the kept ones."""
+    found = load(CELLS, root)
+    lines = [x for each in found for x in flattened(each, each["cell"].name, each["lives"])]
+    if lines:
+        pd.DataFrame(lines).to_csv(KEPT, index=False, float_format="%.5g")
+    return pd.read_csv(KEPT)
+
+
+def fates(kept: pd.DataFrame) -> str:
+    """A line for each run: its settings, its end, and how many of its states are doomed."""
+    runs = {cell.name: settings(cell) for cell in CELLS}
+
+    def doomed(horizon: Horizon) -> Any:
+        def cell(own: pd.DataFrame) -> str:
+            asked, labels = question(own, horizon)
+            return f"{labels.sum()} of {len(asked)}"
+
+        return cell
+
+    columns: dict[str, Any] = {
+        "run": lambda own: own["run"].iloc[0],
+        "β*": lambda own: f"{runs[own['run'].iloc[0]].beta_star:g}",
+        "learning rate": lambda own: f"{runs[own['run'].iloc[0]].lr:g}",
+        "SGLD steps": lambda own: str(runs[own["run"].iloc[0]].sgld_steps),
+        "lost at": lambda own: number(next(iter(own["died"].dropna()), None), ".0f"),
+        **{f"doomed {horizon}": doomed(horizon) for horizon in HORIZONS},
+        "futures differ": lambda own: str(sum(map(is_split, own["deaths"]))),
+    }
+    return table([own for _, own in kept.groupby("run", sort=False)], columns)
+
+
+def is_split(deaths: str) -> bool:
+    """Whether some of a state's futures were lost, and others not."""
+    return 0 < deaths.split().count("-") < len(deaths.split())
+
+
+def verdicts(kept: pd.DataFrame) -> str:
+    """A line for each feature, by its AUC at the last horizon."""
+    sets = {
+        "seven features together": list(SEVEN),
+        "all features together": [name for name in kept if name.startswith(MEASURED)],
+        **{f"`{name}`": [name] for name in kept if name.startswith((*MEASURED, "settings/"))},
+    }
+    judged = {
+        name: [judge(kept, horizon, features) for horizon in HORIZONS]
+        for name, features in sets.items()
+    }
+    columns: dict[str, Any] = {
+        "": lambda name: name,
+        **{
+            f"AUC, {horizon}": lambda name, i=i: area(judged[name][i])
+            for i, horizon in enumerate(HORIZONS)
+        },
+        "median AUC in a run": lambda name: f"{np.median(judged[name][-1].within_runs()):.2f}",
+        "doomed found": lambda name: "{} of {}".format(*judged[name][-1].caught()),
+        "false alarms in 2,000 steps": lambda name: false_alarms(judged[name][-1]),
+    }
+    return table(sorted(judged, key=lambda name: -judged[name][-1].auc()), columns)
+
+
+def area(found: Judged) -> str:
+    """The AUC and its interval."""
+    low, high = found.interval()
+    return f"{found.auc():.2f} ({low:.2f} to {high:.2f})"
+
+
+def false_alarms(found: Judged) -> str:
+    """How many there are, and what that is in 2,000 steps of healthy runs."""
+    count, looks = found.false()
+    return f"{LOOKS * count / looks:.1f} ({count} of {looks})"
+
+
+def draw(kept: pd.DataFrame, file: Path) -> None:
+    """ROC curves of each left-out run that has both kinds of states, and of all together."""
+    figure = new_figure(3.4 * len(HORIZONS), 3.7)
+    for i, horizon in enumerate(HORIZONS):
+        axes = figure.add_subplot(1, len(HORIZONS), i + 1)
+        found = judge(kept, horizon, SEVEN)
+        for run in np.unique(found.runs):
+            own = found.runs == run
+            if not np.isnan(found.auc(own)):
+                axes.plot(*roc(found, own), color="#999999", linewidth=0.8)
+        axes.plot(*roc(found), color=COLOURS[0], label=f"seven together: {found.auc():.2f}")
+        single = judge(kept, horizon, [SINGLE])
+        axes.plot(*roc(single), color=COLOURS[1], label=f"{SINGLE}: {single.auc():.2f}")
+        axes.axvline(1 / LOOKS, color=DARK, linewidth=0.8, linestyle="--")
+        ahead = " ahead" if horizon.after else ""
+        axes.set(title=f"lost {horizon} steps{ahead}", xlabel="share of others with an alarm")
+        axes.set_ylabel("" if i else "share of doomed states with an alarm")
+        axes.legend(loc="lower right", fontsize=7, frameon=False)
+        unframed(axes)
+    figure.tight_layout()
+    figure.savefig(file)
+
+
+def roc(found: Judged, chosen: Any = slice(None)) -> tuple[Any, Any]:
+    """The curve of some states: shares of false and of true alarms."""
+    false, true, _ = roc_curve(found.doomed[chosen], found.scores[chosen])
+    return false, true
+
+
 def page(root: Path) -> list[str]:
     """The lines of docs/results/foreseeing.md."""
-    return [f"# Can a lost run be foreseen? {root}", ""]
+    kept = snapshots(root)
+    draw(kept, PICTURE)
+    runs = kept.groupby("run")["lives"].first()
+    return [
+        "# Can a lost run be foreseen?",
+        "",
+        f"`python -m benchmarks.foreseeing`; {len(runs)} of {len(CELLS)} runs done, {sum(~runs)} "
+        f"that die and {sum(runs)} that live; {len(kept)} saved states. One line of "
+        "`benchmarks/foreseeing.csv` is one state: its futures and all that was known of it.",
+        "",
+        fates(kept),
+        "",
+        "## What tells",
+        "",
+        "![ROC curves of each left-out run, and of all](../pictures/foreseeing.png)",
+        "",
+        verdicts(kept),
+        "",
+    ]
 
 
 GRID = Grid(
