@@ -26,11 +26,17 @@ def largest_sizes(product: Product, start: Tensor, iterations: int = ITERATIONS)
     return _iterated(product, start, iterations).norm(dim=1)
 
 
-def top_eigenvalues(product: Product, start: Tensor, iterations: int = ITERATIONS) -> Tensor:
-    """The largest eigenvalue with regard to the sign, of the matrices plus a multiple of 1."""
-    shift = largest_sizes(product, start, iterations)
-    image = _iterated(lambda v: product(v) + shift[:, None] * v, start, iterations)
-    return image.norm(dim=1) - shift
+def top_eigenvalues(
+    product: Product, start: Tensor, sizes: Tensor, iterations: int = ITERATIONS
+) -> Tensor:
+    """The largest eigenvalue with regard to the sign, ``(B,)``: of the matrices plus their sizes.
+
+    Args:
+        product, start, iterations: as for :func:`largest_sizes`.
+        sizes: what that returned.
+    """
+    image = _iterated(lambda v: product(v) + sizes[:, None] * v, start, iterations)
+    return image.norm(dim=1) - sizes
 
 
 def _iterated(product: Product, start: Tensor, iterations: int) -> Tensor:

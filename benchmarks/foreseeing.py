@@ -51,7 +51,7 @@ class Cell:
 
     Attributes:
         family, number: which run.
-        lives: it was healthy to its end, and is trained no longer than to `end`.
+        lives: it was healthy to its end, and is trained no longer than the last state's future.
         end: the step at which it, or the run that stands before it, was lost when it was recorded.
     """
 
@@ -107,7 +107,8 @@ def run(cell: Cell, root: Path) -> None:
         if step not in states or step < LAST:
             continue
         features = features_of(trainer, states[step], rows[:step])
-        deaths = futures(trainer, states[step])
+        own = died - step + 1 if died is not None and died - step < HORIZONS[-1].within else None
+        deaths = futures(trainer, states[step], own)
         judged.append({"step": step, "deaths": deaths, "features": features})
         print(step, deaths, flush=True)
     result = {
@@ -125,7 +126,7 @@ def course(trainer: Trainer, cell: Cell) -> tuple[dict[int, Any], list[dict[str,
     """The states before every few steps, the rows, and the step at which the run was lost."""
     states: dict[int, Any] = {}
     rows: list[dict[str, float]] = []
-    for step in range(cell.end if cell.lives else trainer.run.steps):
+    for step in range(cell.end + HORIZONS[-1].within if cell.lives else trainer.run.steps):
         if step % EVERY == 0:
             states[step] = saved(trainer)
         rows.append(trainer.step())

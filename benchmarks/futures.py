@@ -62,10 +62,13 @@ def parts_of(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def futures(trainer: Trainer, state: Mapping[str, Any]) -> list[int | None]:
-    """After how many steps each future is lost; the last two only where the first three differ."""
-    deaths: list[int | None] = []
-    for seed in range(FUTURES):
+def futures(trainer: Trainer, state: Mapping[str, Any], own: int | None) -> list[int | None]:
+    """After how many steps each future is lost, of which the run's own way is the first.
+
+    The last two are left out where the first three agree within each horizon.
+    """
+    deaths = [own]
+    for seed in range(1, FUTURES):
         within = {tuple(d is not None and d <= h for h in HORIZONS) for d in deaths}
         if len(deaths) > FUTURES // 2 and len(within) == 1:
             break  # the majority is known
@@ -76,7 +79,7 @@ def futures(trainer: Trainer, state: Mapping[str, Any]) -> list[int | None]:
 def future(trainer: Trainer, state: Mapping[str, Any], seed: int) -> int | None:
     """Go on from a state with other random numbers; after how many steps it is lost, if it is."""
     restore(trainer, state)
-    trainer.rng.manual_seed(1_000_003 * trainer.run.seed + seed)
+    trainer.rng.manual_seed(1_000_003 * trainer.run.seed + seed - 1)
     for step in range(max(HORIZONS)):
         if is_lost(plain_step(trainer)):
             return step + 1
@@ -181,7 +184,6 @@ def of_parameters(
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     product = hessian_of_loss(loss, parameters, preconditioner(trainer.optimizer))
     start = torch.randn(1, sum(p.numel() for p in parameters), generator=generator)
-    return {
-        "adam/size": run.lr * float(largest_sizes(product, start)),
-        "adam/top": run.lr * float(top_eigenvalues(product, start)),
-    }
+    size = largest_sizes(product, start)
+    top = top_eigenvalues(product, start, size)
+    return {"adam/size": run.lr * float(size), "adam/top": run.lr * float(top)}
