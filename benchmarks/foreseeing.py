@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ SEVEN = (
     "row/energy_gap", "row/sampler/grad_norm",
 )  # fmt: skip
 """One of each kind, chosen before any was seen."""
-SINGLE = "row/sampler/grad_norm"
 KEPT = Path(__file__).with_name("foreseeing.csv")
 PICTURE = Path("docs/pictures/foreseeing.png")
 
@@ -204,7 +203,7 @@ def verdicts(kept: pd.DataFrame) -> str:
             f"AUC, {horizon}": lambda name, i=i: area(judged[name][i])
             for i, horizon in enumerate(HORIZONS)
         },
-        "median AUC in a run": lambda name: f"{np.median(judged[name][-1].within_runs()):.2f}",
+        "of single runs": lambda name: span(judged[name][-1].by_run().values()),
         "doomed found": lambda name: "{} of {}".format(*judged[name][-1].caught()),
         "false alarms in 2,000 steps": lambda name: false_alarms(judged[name][-1]),
     }
@@ -217,6 +216,11 @@ def area(found: Judged) -> str:
     return f"{found.auc():.2f} ({low:.2f} to {high:.2f})"
 
 
+def span(areas: Iterable[float]) -> str:
+    """The smallest, the median and the largest of AUCs."""
+    return ", ".join(f"{x:.2f}" for x in np.quantile([*areas], [0, 0.5, 1]))
+
+
 def false_alarms(found: Judged) -> str:
     """How many there are, and what that is in 2,000 steps of healthy runs."""
     count, looks = found.false()
@@ -224,25 +228,26 @@ def false_alarms(found: Judged) -> str:
 
 
 def draw(kept: pd.DataFrame, file: Path) -> None:
-    """ROC curves of each left-out run that has both kinds of states, and of all together."""
-    figure = new_figure(3.4 * len(HORIZONS), 3.7)
+    """ROC curves of each left-out run beside the healthy ones, and of all together."""
+    families = dict(zip(dict.fromkeys(cell.family for cell in CELLS), COLOURS[1:], strict=False))
+    figure = new_figure(3.4 * len(HORIZONS), 4.2)
     for i, horizon in enumerate(HORIZONS):
         axes = figure.add_subplot(1, len(HORIZONS), i + 1)
         found = judge(kept, horizon, SEVEN)
-        for run in np.unique(found.runs):
-            own = found.runs == run
-            if not np.isnan(found.auc(own)):
-                axes.plot(*roc(found, own), color="#999999", linewidth=0.8)
-        axes.plot(*roc(found), color=COLOURS[0], label=f"seven together: {found.auc():.2f}")
-        single = judge(kept, horizon, [SINGLE])
-        axes.plot(*roc(single), color=COLOURS[1], label=f"{SINGLE}: {single.auc():.2f}")
+        for run in found.by_run():
+            family = run.rpartition("-")[0]
+            colour = families[family]
+            axes.plot(*roc(found, found.of_run(run)), color=colour, linewidth=0.8, label=family)
+        axes.plot(*roc(found), color=COLOURS[0], linewidth=2, label="all runs")
         axes.axvline(1 / LOOKS, color=DARK, linewidth=0.8, linestyle="--")
         ahead = " ahead" if horizon.after else ""
-        axes.set(title=f"lost {horizon} steps{ahead}", xlabel="share of others with an alarm")
+        axes.set(title=f"lost {horizon} steps{ahead}: {found.auc():.2f}")
+        axes.set(xlabel="share of others with an alarm")
         axes.set_ylabel("" if i else "share of doomed states with an alarm")
-        axes.legend(loc="lower right", fontsize=7, frameon=False)
         unframed(axes)
-    figure.tight_layout()
+    labels = {text: line for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(labels.values(), labels, loc="lower center", ncols=len(labels), frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(file)
 
 
@@ -268,7 +273,7 @@ def page(root: Path) -> list[str]:
         "",
         "## What tells",
         "",
-        "![ROC curves of each left-out run, and of all](../pictures/foreseeing.png)",
+        "![ROC curves of each run that was left out, and of all](../pictures/foreseeing.png)",
         "",
         verdicts(kept),
         "",

@@ -99,10 +99,14 @@ class Judged(NamedTuple):
         low, high = np.nanpercentile(found, [2.5, 97.5])
         return float(low), float(high)
 
-    def within_runs(self) -> list[float]:
-        """The AUC in each setting that has both kinds."""
-        found = [self.auc(self.runs == run) for run in np.unique(self.runs)]
-        return [auc for auc in found if not np.isnan(auc)]
+    def of_run(self, run: str) -> Array:
+        """Which states are a run's or those of healthy ones: a curve of its own."""
+        found: Array = (self.runs == run) | self.lives
+        return found
+
+    def by_run(self) -> dict[str, float]:
+        """The AUC of each run with doomed states."""
+        return {run: self.auc(self.of_run(run)) for run in pd.unique(self.runs[self.doomed])}
 
     def caught(self) -> tuple[int, int]:
         """Doomed states with an alarm, of how many."""

@@ -163,7 +163,8 @@ def test_what_is_known_is_found_and_what_is_not_is_not(features, horizon):
     assert strong.auc() > 0.95
     assert strong.false()[0] == 0
     assert strong.caught()[0] >= 0.5 * strong.doomed.sum()
-    assert len(strong.within_runs()) == 6
+    assert [*strong.by_run()] == [f"r{run}" for run in range(1, 12, 2)]
+    assert min(strong.by_run().values()) > 0.9
     assert none.auc() < 0.75
     low, high = none.interval()
     assert low < none.auc() < high
