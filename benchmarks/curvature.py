@@ -23,7 +23,8 @@ def largest_sizes(product: Product, start: Tensor, iterations: int = ITERATIONS)
         product: each matrix times its vector, ``(B, n)`` to ``(B, n)``.
         start: vectors that are no eigenvectors, ``(B, n)``, such as random ones.
     """
-    return _iterated(product, start, iterations).norm(dim=1)
+    sizes: Tensor = torch.linalg.vector_norm(_iterated(product, start, iterations), dim=1)
+    return sizes
 
 
 def top_eigenvalues(
@@ -36,7 +37,8 @@ def top_eigenvalues(
         sizes: what that returned.
     """
     image = _iterated(lambda v: product(v) + sizes[:, None] * v, start, iterations)
-    return image.norm(dim=1) - sizes
+    top: Tensor = torch.linalg.vector_norm(image, dim=1) - sizes
+    return top
 
 
 def _iterated(product: Product, start: Tensor, iterations: int) -> Tensor:

@@ -86,23 +86,8 @@ CELLS = [  # the shortest first
 ]
 
 
-# The setting of benchmarks/digits.py with its WRN-10-1, twice at beta* = 0, where all five of its
-# seeds were lost, at a median of step 720, and at 2 and 0.5, where none was.
-WRN = "digits-jem-wrn"
-WRN_BETA_STARS = (0.0, 2.0, 0.0, 0.5)
-CELLS += [Cell(WRN, number, beta_star > 0, 720) for number, beta_star in enumerate(WRN_BETA_STARS)]
-
-
 def settings(cell: Cell) -> Run:
     """The run of a cell."""
-    if cell.family == WRN:
-        return Run(
-            *(WRN, cell.number, "digits", 3e-3),
-            network="wrn",
-            width=1,
-            beta_star=WRN_BETA_STARS[cell.number],
-            steps=2000,
-        )
     return next(run for run in population() if run.name == cell.name)
 
 
@@ -186,6 +171,25 @@ def is_split(deaths: str) -> bool:
     return 0 < deaths.split().count("-") < len(deaths.split())
 
 
+def by_lead(kept: pd.DataFrame) -> str:
+    """How many futures with other random numbers are lost too, by how soon the run itself was."""
+    dying = kept[~kept["lives"]]
+    bins = pd.cut(dying["died"] - dying["step"], [0, 30, 50, 70, 100])
+    others = dying["deaths"].map(lambda deaths: deaths.split()[1:])
+    lost = others.map(lambda own: sum(each != "-" for each in own))
+    count = others.map(len)
+    columns: dict[str, Any] = {
+        "steps to the run's own end": lambda at: f"{at.left:.0f} to {at.right:.0f}",
+        "states": lambda at: str((bins == at).sum()),
+        "other futures lost within 100 steps": lambda at: (
+            f"{lost[bins == at].sum()} of {count[bins == at].sum()}"
+        ),
+        "states where all are": lambda at: str((lost == count)[bins == at].sum()),
+        "states where none is": lambda at: str((lost == 0)[bins == at].sum()),
+    }
+    return table(bins.cat.categories, columns)
+
+
 def verdicts(kept: pd.DataFrame) -> str:
     """A line for each feature, by its AUC at the last horizon."""
     sets = {
@@ -203,8 +207,11 @@ def verdicts(kept: pd.DataFrame) -> str:
             f"AUC, {horizon}": lambda name, i=i: area(judged[name][i])
             for i, horizon in enumerate(HORIZONS)
         },
-        "of single runs": lambda name: span(judged[name][-1].by_run().values()),
+        "of single runs: least, median, most": lambda name: span(
+            judged[name][-1].by_run().values()
+        ),
         "doomed found": lambda name: "{} of {}".format(*judged[name][-1].caught()),
+        "too early": lambda name: "{} of {}".format(*judged[name][-1].early()),
         "false alarms in 2,000 steps": lambda name: false_alarms(judged[name][-1]),
     }
     return table(sorted(judged, key=lambda name: -judged[name][-1].auc()), columns)
@@ -266,12 +273,18 @@ def page(root: Path) -> list[str]:
         "# Can a lost run be foreseen?",
         "",
         f"`python -m benchmarks.foreseeing`; {len(runs)} of {len(CELLS)} runs done, {sum(~runs)} "
-        f"that die and {sum(runs)} that live; {len(kept)} saved states. One line of "
-        "`benchmarks/foreseeing.csv` is one state: its futures and all that was known of it.",
+        f"that die and {sum(runs)} that live; {len(kept)} saved states. A line of "
+        "`benchmarks/foreseeing.csv` is a state: its futures, and all that was known of it.",
         "",
         fates(kept),
         "",
+        "## How early it is decided",
+        "",
+        by_lead(kept),
+        "",
         "## What tells",
+        "",
+        f"The last four columns are of {HORIZONS[-1]} steps ahead.",
         "",
         "![ROC curves of each run that was left out, and of all](../pictures/foreseeing.png)",
         "",

@@ -116,6 +116,11 @@ class Judged(NamedTuple):
         """States of healthy runs with an alarm, of how many."""
         return int(self.alarms[self.lives].sum()), int(self.lives.sum())
 
+    def early(self) -> tuple[int, int]:
+        """The same of dying runs that are not doomed yet."""
+        chosen = ~self.lives & ~self.doomed
+        return int(self.alarms[chosen].sum()), int(chosen.sum())
+
 
 def judge(snapshots: pd.DataFrame, horizon: Horizon, features: Sequence[str]) -> Judged:
     """Score each state by features, of which everything is learned without its run.

@@ -98,7 +98,7 @@ def plain_step(trainer: Trainer) -> float:
     if run.task == "jem":
         loss = loss + functional.cross_entropy(f.classify(clean), y)
     trainer.optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     trainer.optimizer.step()
     trainer.scheduler.step()
     return float(f_pos.detach().mean() - f_neg.detach().mean())

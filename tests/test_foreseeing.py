@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -77,11 +78,11 @@ def test_preconditioner_is_what_adam_divides_by(make):
     p = torch.tensor([1.0, -2.0, 3.0], requires_grad=True)
     optimizer = make([p], 0.1, betas=(0.0, 0.9), weight_decay=0.0)
     for factor in (1.0, 5.0, 2.0):
-        p.grad = factor * torch.tensor([0.1, 1.0, -3.0])
+        p.grad = gradient = factor * torch.tensor([0.1, 1.0, -3.0])
         before = p.detach().clone()
         optimizer.step()
     (scale,) = preconditioner(optimizer)
-    assert torch.allclose(before - p, 0.1 * p.grad / scale, rtol=1e-4)
+    assert torch.allclose(before - p, 0.1 * gradient / scale, rtol=1e-4)
 
 
 def test_preconditioner_of_plain_descent_is_one():
@@ -131,8 +132,9 @@ def test_features_are_known_and_leave_the_future_alone(trainer):
     ],
 )
 def test_futures_end_where_the_majority_is_known(monkeypatch, deaths, count):
+    trainer: Any = None
     monkeypatch.setattr(futures, "future", lambda trainer, state, seed: deaths[seed])
-    assert futures.futures(object(), {}, deaths[0]) == deaths[:count]
+    assert futures.futures(trainer, {}, deaths[0]) == deaths[:count]
 
 
 def table_of(rng, signal):
@@ -199,3 +201,13 @@ def test_runs_that_die_stand_beside_as_many_that_live():
     pairs = zip(foreseeing.CELLS[::2], foreseeing.CELLS[1::2], strict=True)
     assert all(a.end == b.end and not a.lives and b.lives for a, b in pairs)
     assert all(foreseeing.settings(cell).batch <= 64 for cell in foreseeing.CELLS)
+
+
+def test_the_page_is_that_of_the_rows_that_are_kept():
+    kept, text = pd.read_csv(foreseeing.KEPT), foreseeing.GRID.table.read_text(encoding="utf-8")
+    assert foreseeing.fates(kept) in text
+    assert foreseeing.by_lead(kept) in text
+    single = judge(kept, HORIZONS[-1], ["row/f_pos/std"])
+    line = next(x for x in text.splitlines() if x.startswith("| `row/f_pos/std`"))
+    assert f"| {foreseeing.area(single)} |" in line
+    assert foreseeing.false_alarms(single) in line
