@@ -1,0 +1,189 @@
+"""A saved state of a run: its futures with other random numbers, and what is known of it before."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ebmguard.objective import contrastive_loss
+from ebmguard.reference_training.engine.task import DIVERGED_GAP
+from ebmguard.samplers import sgld
+
+from .curvature import (
+    hessian_of_f,
+    hessian_of_loss,
+    largest_sizes,
+    preconditioner,
+    top_eigenvalues,
+)
+from .population.trainer import Trainer
+
+FUTURES, HORIZONS = 5, (50, 100)
+CHAINS = 64
+ROW_TAGS = (
+    "energy_gap", "energy_overlap", "f_pos/std", "f_neg/std", "ref/grad_scale", "ref/ess",
+    "ref/weight_entropy", "ref/max_weight", "ref/reweighting_angle", "sampler/grad_norm",
+    "sampler/grad_norm_max", "buffer/age",
+)  # fmt: skip
+LAST, RECORD = 10, 64
+
+
+def is_lost(gap: float) -> bool:
+    """Whether a step's energy gap is beyond all bounds, or not finite."""
+    return not abs(gap) <= DIVERGED_GAP
+
+
+def saved(trainer: Trainer) -> dict[str, Any]:
+    """A copy of all that a step changes: network, optimizer, schedule, buffer, generator."""
+    parts = parts_of(trainer)
+    return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+
+
+def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Go back to a state that :func:`saved` returned, which stays as it is."""
+    for name, part in parts_of(trainer).items():
+        part.load_state_dict(copy.deepcopy(state[name]))
+
+
+def parts_of(trainer: Trainer) -> dict[str, Any]:
+    """What a step changes; the buffer holds the trainer's one generator."""
+    return {
+        "network": trainer.network,
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.scheduler,
+        "buffer": trainer.buffer,
+    }
+
+
+def futures(trainer: Trainer, state: Mapping[str, Any], own: int | None) -> list[int | None]:
+    """After how many steps each future is lost, of which the run's own way is the first.
+
+    The last two are left out where the first three agree within each horizon.
+    """
+    deaths = [own]
+    for seed in range(1, FUTURES):
+        within = {tuple(d is not None and d <= h for h in HORIZONS) for d in deaths}
+        if len(deaths) > FUTURES // 2 and len(within) == 1:
+            break  # the majority is known
+        deaths.append(future(trainer, state, seed))
+    return deaths
+
+
+def future(trainer: Trainer, state: Mapping[str, Any], seed: int) -> int | None:
+    """Go on from a state with other random numbers; after how many steps it is lost, if it is."""
+    restore(trainer, state)
+    trainer.rng.manual_seed(1_000_003 * trainer.run.seed + seed - 1)
+    for step in range(max(HORIZONS)):
+        if is_lost(plain_step(trainer)):
+            return step + 1
+    return None
+
+
+def plain_step(trainer: Trainer) -> float:
+    """The trainer's step without what the guard measures, at a third less; its energy gap."""
+    run, data, f = trainer.run, trainer.data, trainer.network
+    chosen = torch.randint(len(data.x), (run.batch,), generator=trainer.rng)
+    clean, y = data.x[chosen], data.y[chosen]
+    x = clean + data.noise * torch.randn(clean.shape, generator=trainer.rng)
+    negatives = trainer.draw(f, x, None, run.sgld_steps)
+    f_pos, f_neg = f(x), f(negatives)
+    loss = contrastive_loss(f_pos, f_neg, run.beta_star)
+    if run.task == "jem":
+        loss = loss + functional.cross_entropy(f.classify(clean), y)
+    trainer.optimizer.zero_grad()
+    loss.backward()
+    trainer.optimizer.step()
+    trainer.scheduler.step()
+    return float(f_pos.detach().mean() - f_neg.detach().mean())
+
+
+def features_of(
+    trainer: Trainer, state: Mapping[str, Any], rows: Sequence[Mapping[str, float]]
+) -> dict[str, float]:
+    """All that is known of a state before its futures; ``rows`` are those of the steps before."""
+    restore(trainer, state)
+    generator = torch.Generator().manual_seed(trainer.run.seed)
+    assert trainer.buffer is not None
+    chosen = torch.randint(len(trainer.buffer.samples), (CHAINS,), generator=generator)
+    chains = trainer.buffer.samples[chosen].clone()
+    chosen = torch.randint(len(trainer.data.x), (CHAINS,), generator=generator)
+    data = trainer.data.x[chosen]
+    data = data + trainer.data.noise * torch.randn(data.shape, generator=generator)
+    return {
+        **of_rows(rows),
+        **of_probes(trainer, data, chains, generator),
+        **of_input(trainer, chains, generator),
+        **of_parameters(trainer, data, trainer.data.y[chosen], chains, generator),
+        "settings/step": float(len(rows)),
+        "settings/lr": trainer.run.lr,
+        "settings/beta_star": trainer.run.beta_star,
+    }
+
+
+def of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians of the last rows, and by how much two sizes have outgrown those before."""
+
+    def values(tag: str) -> Any:
+        return np.abs([row.get(tag, math.nan) for row in rows[-RECORD:]])
+
+    found = {f"row/{tag}": float(np.median(values(tag)[-LAST:])) for tag in ROW_TAGS}
+    for tag in ("energy_gap", "sampler/grad_norm"):
+        size = values(tag)
+        before, now = np.median(size[: len(size) // 2]), np.median(size[-LAST:])
+        found[f"growth/{tag}"] = float(np.log((now + 1) / (before + 1)))
+    return found
+
+
+def of_probes(
+    trainer: Trainer, data: Tensor, chains: Tensor, generator: torch.Generator
+) -> dict[str, float]:
+    """How far f rises over that of the data along chains 10 times as long, and of 4 × the step."""
+    run, f = trainer.run, trainer.network
+    with torch.no_grad():
+        f_pos = f(data)
+    found = {}
+    for name, longer, larger in (("long", 10, 1), ("coarse", 1, 4)):
+        x = sgld(
+            f,
+            chains,
+            steps=longer * run.sgld_steps,
+            step_size=larger * run.step_size,
+            noise_std=run.noise_std * math.sqrt(larger),
+            generator=generator,
+            clamp=(-run.clamp, run.clamp) if run.clamp else None,
+        )
+        with torch.no_grad():
+            above = f(x) - f_pos.mean()
+        found[f"probe/{name}/mean"] = float(above.mean())
+        found[f"probe/{name}/max"] = float(above.max())
+    return found
+
+
+def of_input(trainer: Trainer, chains: Tensor, generator: torch.Generator) -> dict[str, float]:
+    """Step size × the eigenvalues of f's Hessian in x that are largest in size, over chains."""
+    start = torch.randn(len(chains), chains[0].numel(), generator=generator)
+    sizes = trainer.run.step_size * largest_sizes(hessian_of_f(trainer.network, chains), start)
+    return {"hessian_x/median": float(sizes.median()), "hessian_x/max": float(sizes.max())}
+
+
+def of_parameters(
+    trainer: Trainer, data: Tensor, labels: Tensor, chains: Tensor, generator: torch.Generator
+) -> dict[str, float]:
+    """Learning rate × extreme eigenvalues of the loss's Hessian, preconditioned as by Adam."""
+    f, run = trainer.network, trainer.run
+    loss = contrastive_loss(f(data), f(chains), run.beta_star)
+    if run.task == "jem":
+        loss = loss + functional.cross_entropy(f.classify(data), labels)
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    product = hessian_of_loss(loss, parameters, preconditioner(trainer.optimizer))
+    start = torch.randn(1, sum(p.numel() for p in parameters), generator=generator)
+    size = largest_sizes(product, start)
+    top = top_eigenvalues(product, start, size)
+    return {"adam/size": run.lr * float(size), "adam/top": run.lr * float(top)}
