@@ -21,7 +21,6 @@ from .cells import Grid, load, number, percent, read_json, table
 from .remedies_cell import (
     CLIP_NORM,
     JUDGE,
-    LONGER,
     REMEDIES,
     SEEDS,
     STEPS,
@@ -156,7 +155,7 @@ def page(root: Path, *, cells: Sequence[Cell], longer: Sequence[Cell], source: A
         "",
         every_run(cells, root),
         "",
-        f"## {LONGER} times the compute",
+        "## At three times the compute and more",
         "",
         "Some of those that survive: whether they hold, or only take longer.",
         "",

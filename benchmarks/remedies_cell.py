@@ -39,10 +39,13 @@ REMEDIES: dict[str, dict[str, Any]] = {
 }
 STEPS = 2000
 """Training steps of the default setting, whose compute all have."""
-LONGER = 3
-LONGER_SEEDS = SEEDS[:2]
-LONGER_REMEDIES = ("learning rate / 3", "SGLD steps x 2", "β* = 2")
-"""What survives is run for longer too: a third of the learning rate may only take longer to die."""
+LONGER = {
+    "SGLD steps x 2": (4000, SEEDS),
+    "β* = 2": (3 * STEPS, SEEDS[:2]),
+    "learning rate / 3": (3 * STEPS, SEEDS[:2]),
+}
+"""What survives is run for longer too, for so many training steps and with these seeds, at three
+times the compute and more: it may only take longer to die."""
 JUDGE = "judge"
 JUDGE_SEED, JUDGE_STEPS = 1000, 1000
 
@@ -64,7 +67,7 @@ class Cell:
 
     remedy: str | None
     seed: int
-    times: int = 1
+    longer: bool = False
     steps: int = STEPS
     words: tuple[str, ...] = field(default=(), compare=False)
 
@@ -74,7 +77,7 @@ class Cell:
             return JUDGE
         plain = self.remedy.replace("β", "beta")
         words = "".join(c if c.isalnum() or c == "." else " " for c in plain).split()
-        return "_".join([*words, f"s{self.seed}", *([f"x{self.times}"] if self.times > 1 else [])])
+        return "_".join([*words, f"s{self.seed}", *(["longer"] if self.longer else [])])
 
     def command(self, folder: Path) -> Sequence[str]:
         return [*cell_command("remedies", folder), *self.words]
@@ -87,19 +90,20 @@ class Cell:
                 out=folder, seed=self.seed, device="cpu", iterations=self.steps, p_x_weight=0.0
             )
         settings = {"beta_star": 0.0, **REMEDIES[self.remedy]}
-        steps = self.times * iterations(settings) * self.steps // STEPS
+        steps = LONGER[self.remedy][0] if self.longer else iterations(settings)
+        steps = steps * self.steps // STEPS
         return JemConfig(out=folder, seed=self.seed, device="cpu", iterations=steps, **settings)
 
 
 def grid(steps: int = STEPS) -> tuple[Cell, list[Cell], list[Cell]]:
     """The judge; the runs, every remedy of a seed before the next seed; the longer runs."""
     words = () if steps == STEPS else ("--steps", str(steps))
-    judge = Cell(None, JUDGE_SEED, 1, min(steps, JUDGE_STEPS), words)
-    cells = [Cell(remedy, seed, 1, steps, words) for seed in SEEDS for remedy in REMEDIES]
+    judge = Cell(None, JUDGE_SEED, False, min(steps, JUDGE_STEPS), words)
+    cells = [Cell(remedy, seed, False, steps, words) for seed in SEEDS for remedy in REMEDIES]
     longer = [
-        Cell(remedy, seed, LONGER, steps, words)
-        for seed in LONGER_SEEDS
-        for remedy in LONGER_REMEDIES
+        Cell(remedy, seed, True, steps, words)
+        for remedy, (_, seeds) in LONGER.items()
+        for seed in seeds
     ]
     return judge, cells, longer
 
