@@ -1,7 +1,7 @@
 """Sentences of the paper that a toy of known density can judge: samplers, buffers, negative β.
 
     python -m benchmarks.toy_claims buffer      # Appendix I: a replay buffer makes f informative
-    python -m benchmarks.toy_claims samplers    # Section 5: MALA and HMC as training samplers
+    python -m benchmarks.toy_claims samplers    # Section 5: MALA, HMC, mixtures in training
     python -m benchmarks.toy_claims overshoot   # Section 5: a negative β and an over-shooting one
     python -m benchmarks.toy_claims chains      # Appendix A, Section 3: chains at a known density
 
@@ -16,6 +16,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
 import torch
@@ -31,7 +32,7 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.sampler import Sampler
 from ebmguard.reference_training.toy.scenario import SCENARIOS
-from ebmguard.samplers import ReplayBuffer, hmc, mala, sgld
+from ebmguard.samplers import Mixture, ReplayBuffer, hmc, mala, sgld
 
 from .cells import number, table
 
@@ -48,7 +49,8 @@ def sampler(name: str, members: int, generator: torch.Generator) -> Sampler:
     """A sampler of the toy by its name.
 
     Args:
-        name: sgld, mala or hmc; with "buffer" its chains persist, with "colder" they over-shoot.
+        name: sgld, mala, hmc, or mixed (half of the chains SGLD, half HMC); with "buffer" its
+            chains persist, with "colder" they over-shoot.
         members: G.
         generator: of the buffer's starts and of MALA's and HMC's draws.
     """
@@ -60,23 +62,38 @@ def sampler(name: str, members: int, generator: torch.Generator) -> Sampler:
         CHAINS, (members, 2), reinit_rate=0.05, generator=generator, low=-2, high=2
     )
 
+    own = {"step_size": step, "noise_std": cold}
+
+    def langevin(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
+        return sgld(f, x0, steps=len(noise), noise=noise, **own)
+
+    def adjusted(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
+        return mala(f, x0, steps=len(noise), generator=generator, dim=1, **own)
+
+    def hamiltonian(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
+        steps = len(noise) // LEAPFROGS
+        return hmc(f, x0, steps=steps, leapfrog_steps=LEAPFROGS, generator=generator, dim=1, **own)
+
+    def both(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
+        halves = {"sgld": (langevin, slice(None, None, 2)), "hmc": (hamiltonian, slice(1, None, 2))}
+        mixture = Mixture(
+            {
+                name: partial(part, x0=x0[:, half], noise=noise[:, :, half])
+                for name, (part, half) in halves.items()
+            },
+            dim=1,
+        )
+        return mixture(f)
+
+    kinds = {"sgld": langevin, "mala": adjusted, "hmc": hamiltonian, "mixed": both}
+    climb = kinds[name.split()[0]]
+
     def sample_q(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
-        rows = None
-        if "buffer" in name:
-            starts, rows = buffer.sample(x0.shape[1])
-            x0 = starts.transpose(0, 1)
-        k = len(noise)
-        own = {"step_size": step, "noise_std": cold}
-        if "mala" in name:
-            x = mala(f, x0, steps=k, generator=generator, dim=1, **own)
-        elif "hmc" in name:
-            steps = k // LEAPFROGS
-            own["leapfrog_steps"] = LEAPFROGS
-            x = hmc(f, x0, steps=steps, generator=generator, dim=1, **own)
-        else:
-            x = sgld(f, x0, steps=k, noise=noise, **own)
-        if rows is not None:
-            buffer.write(rows, x.transpose(0, 1))
+        if "buffer" not in name:
+            return climb(f, x0, noise)
+        starts, rows = buffer.sample(x0.shape[1])
+        x = climb(f, starts.transpose(0, 1), noise)
+        buffer.write(rows, x.transpose(0, 1))
         return x
 
     return sample_q
@@ -199,8 +216,9 @@ def buffer(iterations: int) -> list[dict[str, str]]:
 
 
 def samplers(iterations: int) -> list[dict[str, str]]:
-    """MALA and HMC, from the Gaussian as SGLD does by default."""
-    return [line for name in ("mala", "hmc") for line in trained(name, ("0", "0.5"), iterations)]
+    """MALA, HMC, and SGLD beside HMC, from the Gaussian as SGLD does by default."""
+    names = ("mala", "hmc", "mixed")
+    return [line for name in names for line in trained(name, ("0", "0.5"), iterations)]
 
 
 def overshoot(iterations: int) -> list[dict[str, str]]:
