@@ -3,6 +3,7 @@
     python -m benchmarks.toy_claims buffer      # Appendix I: a replay buffer makes f informative
     python -m benchmarks.toy_claims samplers    # Section 5: MALA, HMC, mixtures in training
     python -m benchmarks.toy_claims overshoot   # Section 5: a negative β and an over-shooting one
+    python -m benchmarks.toy_claims longer      # Section 4.1: more steps than in training
     python -m benchmarks.toy_claims chains      # Appendix A, Section 3: chains at a known density
 
 Each prints a table. Training is that of the eight Gaussians ("gmm-default") with fewer updates; the
@@ -14,7 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -99,16 +100,19 @@ def sampler(name: str, members: int, generator: torch.Generator) -> Sampler:
     return sample_q
 
 
-def trained(
+def fit(
     name: str, betas: Sequence[str], iterations: int, *, tempered: bool = True
-) -> list[dict[str, str]]:
-    """Train the toy with a sampler: a line for each β, medians over the seeds.
+) -> tuple[Evaluator, EnsembleMLP]:
+    """Train the toy with a sampler.
 
     Args:
         name: of the sampler.
-        betas: of the members, as the toy trainer has them.
+        betas: of the members, as the toy trainer has them; each has all the seeds.
         iterations: updates.
         tempered: whether the sampler runs on (1 - β) f; otherwise on f, and only weights change.
+
+    Returns:
+        what measures the members, and the networks.
     """
     settings = replace(SCENARIOS["gmm-default"], iterations=iterations)
     members = Members.of(betas, ("default",), SEEDS)
@@ -129,18 +133,36 @@ def trained(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    rows = evaluator.measure(evaluator.log_density(network))
+    return evaluator, network
+
+
+def over_seeds(
+    own: Mapping[str, str],
+    betas: Sequence[str],
+    rows: Sequence[Mapping[str, float]],
+    shown: Sequence[str],
+) -> list[dict[str, str]]:
+    """A line for each β, with medians over the seeds of what is shown, printed as it is made."""
     lines = []
     for i, beta in enumerate(betas):
-        own = rows[i * len(SEEDS) : (i + 1) * len(SEEDS)]
-        line = {"sampler": name, "β": beta, "sampler on": "(1 - β) f" if tempered else "f"}
-        for column in SHOWN:
-            values = [row[column] for row in own]
+        line = {**own, "β": beta}
+        for column in shown:
+            values = [row[column] for row in rows[i * len(SEEDS) : (i + 1) * len(SEEDS)]]
             spread = f"{number(min(values))} to {number(max(values))}"
             line[column] = f"{number(statistics.median(values))} ({spread})"
-        lines.append(line)
         print(line, flush=True)
+        lines.append(line)
     return lines
+
+
+def trained(
+    name: str, betas: Sequence[str], iterations: int, *, tempered: bool = True
+) -> list[dict[str, str]]:
+    """How good a density is after :func:`fit`, a line for each β."""
+    evaluator, network = fit(name, betas, iterations, tempered=tempered)
+    rows = evaluator.measure(evaluator.log_density(network))
+    own = {"sampler": name, "sampler on": "(1 - β) f" if tempered else "f"}
+    return over_seeds(own, betas, rows, SHOWN)
 
 
 def masses(x: Tensor) -> Tensor:
@@ -231,7 +253,22 @@ def overshoot(iterations: int) -> list[dict[str, str]]:
     ]
 
 
-PARTS = {part.__name__: part for part in (buffer, samplers, overshoot, chains)}
+def longer(iterations: int) -> list[dict[str, str]]:
+    """Samples of the whole f by more steps than in training, beside the density itself."""
+    betas, shown = ("0", "0.5", "0.9"), ("kl_sgld", "tv_sgld")
+    evaluator, network = fit("sgld", betas, iterations)
+    rows = evaluator.measure(evaluator.log_density(network))
+    lines = over_seeds({"steps": "the density"}, betas, rows, ("kl", "tv"))
+    lines = [{**line, "kl_sgld": line.pop("kl"), "tv_sgld": line.pop("tv")} for line in lines]
+    for steps in (20, 200, 2000):
+        settings = replace(evaluator.settings, sgld_steps=steps)
+        sampling = Evaluator(settings, evaluator.members, CPU)
+        rows = sampling.measure_samples(sampling.samples(network, iterations))
+        lines += over_seeds({"steps": f"{steps:,}"}, betas, rows, shown)
+    return lines
+
+
+PARTS = {part.__name__: part for part in (buffer, samplers, overshoot, longer, chains)}
 
 
 def main() -> None:
