@@ -1,0 +1,310 @@
+"""The cells of :mod:`benchmarks.true_scale`: data, model, samplers, training and judgement.
+
+The model is log p(x) = log q(x) + g(x) - log Z: q is a Gaussian with the covariance of the training
+images, g a small convolutional network. Chains run in the coordinates u in which q is N(0, I), and
+the guard's tempered f is (1 - β) g: what it draws is q(x) exp((1 - β) g), whose weights are
+exp(β g), for q cancels.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ebmguard import Guard, guard
+from ebmguard.likelihood import Bracket, Gaussian, Schedule, forward, pilot, reverse
+from ebmguard.likelihood import Path as Course
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.samplers import Mixture, hmc, mala, sgld
+
+from .cells import cell_command, write_json
+
+BETAS = (0.0, 0.1, 0.5, 0.05, 0.2, 0.02)
+SEEDS = range(5)
+NOISE = 0.15
+"""Standard deviation of the noise on images in [-1, 1], training and held-out: 16 levels of grey
+have no density without it."""
+UPDATES = 20_000
+JUDGED = (3_000, 8_000, UPDATES)
+BATCH, STEPS, SIZE = 64, 16, 0.2
+"""Images and negatives of an update, Langevin steps of a chain, and a step's noise in u."""
+LEAPFROGS = 4
+CHAINS, FRESH = 1000, 0.01
+"""Persistent chains, and the share of a draw that begins anew."""
+LR, ADAM, AVERAGED = 5e-4, (0.9, 0.95), 0.999
+"""Adam forgets gradients within 20 updates: g is flat for a thousand at first, and a longer memory
+of small gradients makes the first large ones explode."""
+TEMPERATURES, AIS_CHAINS = 2000, 100
+LOST = 1e4
+LAST = 1000
+KEPT = ("grad_scale", "ess", "energy_gap", "ref/grad_scale", "ref/ess")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Digits, and the coordinates in which the base is N(0, I).
+
+    Attributes:
+        train, test: images without noise, (N, 64), in [-1, 1].
+        base: the Gaussian of the noisy training images.
+    """
+
+    train: Tensor
+    test: Tensor
+    base: Gaussian
+
+    @classmethod
+    def load(cls) -> Data:
+        """The trainers' split: 1,437 and 360 images."""
+        images = JemConfig(out="runs").load_data()
+        train, test = (images.scale(x).flatten(1).double() for x in (images.train_x, images.test_x))
+        return cls(train, test, Gaussian.fit(train, noise=NOISE, independent=False))
+
+    @property
+    def log_det(self) -> float:
+        """log p(u) - log p(x)."""
+        return float(self.base.factor.diagonal().log().sum())
+
+    @property
+    def noisy(self) -> tuple[Tensor, Tensor]:
+        """u of training and held-out images with the noise that every judgement sees."""
+        rng = torch.Generator().manual_seed(0)
+        return self.white(self.train, rng), self.white(self.test, rng)
+
+    def white(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """u of images (B, 64) with noise: (B, 64) float32."""
+        noise = torch.empty_like(x).normal_(generator=generator)
+        off = (x + NOISE * noise - self.base.mean).T
+        white: Tensor = torch.linalg.solve_triangular(self.base.factor, off, upper=False)
+        return white.T.float()
+
+
+class Network(nn.Module):
+    """g(u): two convolutions over the image that u stands for and two layers, (B, 64) -> (B,).
+
+    Args:
+        base: whose coordinates u are.
+        channels: of the first convolution; the second has twice as many.
+    """
+
+    def __init__(self, base: Gaussian, channels: int = 8) -> None:
+        super().__init__()
+        self.mean = nn.Buffer(base.mean.float())
+        self.factor = nn.Buffer(base.factor.T.float().contiguous())
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, channels, 4, stride=2, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(channels, 2 * channels, 3, padding=1),
+            nn.SiLU(),
+            nn.Flatten(),
+            nn.Linear(32 * channels, 128),
+            nn.SiLU(),
+            nn.Linear(128, 1),
+        )
+
+    def forward(self, u: Tensor) -> Tensor:
+        """The part of log p that the base lacks."""
+        image = torch.addmm(self.mean, u, self.factor).view(-1, 1, 8, 8)
+        value: Tensor = self.layers(image).squeeze(1)
+        return value
+
+
+STANDARD = Gaussian(torch.zeros(64, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
+"""The base in its own coordinates."""
+
+
+def whole(g: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """log q + g of u, without log Z."""
+    constant = 32 * math.log(2 * math.pi)
+
+    def f(u: Tensor) -> Tensor:
+        return g(u) - u.square().sum(1) / 2 - constant
+
+    return f
+
+
+class Chains:
+    """The samplers of the grid, by name; each is called with a tempered g.
+
+    Args:
+        name: "fresh", "persistent", "mala", "hmc" or "mixture".
+        generator: of starts and noise.
+
+    Attributes:
+        acceptance: mean of the latest call, of MALA and HMC.
+    """
+
+    def __init__(self, name: str, generator: torch.Generator) -> None:
+        self.name, self.rng = name, generator
+        self.rows = STANDARD.sample(CHAINS, generator)
+        self.acceptance: float | None = None
+        halves = {
+            part: lambda g, kind=part: self.climb(g, kind, BATCH // 2)
+            for part in ("fresh", "persistent")
+        }
+        self.mixture = Mixture(halves)
+
+    def __call__(self, g: Callable[[Tensor], Tensor]) -> Tensor:
+        """(64, 64) negatives."""
+        return self.mixture(g) if self.name == "mixture" else self.climb(g, self.name, BATCH)
+
+    def climb(self, g: Callable[[Tensor], Tensor], kind: str, count: int) -> Tensor:
+        """Chains of one kind."""
+        fresh = STANDARD.sample(count, self.rng)
+        if kind == "fresh":
+            return self.walk(g, kind, fresh)
+        rows = torch.randint(CHAINS, (count,), generator=self.rng)
+        anew = torch.rand(count, generator=self.rng) < FRESH
+        x = self.walk(g, kind, torch.where(anew[:, None], fresh, self.rows[rows]))
+        self.rows[rows] = x
+        return x
+
+    def walk(self, g: Callable[[Tensor], Tensor], kind: str, x: Tensor) -> Tensor:
+        """Steps of exp(log q + g), 16 gradients; MALA and HMC are persistent, too."""
+        own: dict[str, Any] = {"step_size": SIZE**2 / 2, "noise_std": SIZE, "generator": self.rng}
+        f, seen = whole(g), list[float]()
+        if kind in ("fresh", "persistent"):
+            return sgld(f, x, steps=STEPS, **own)
+        own["on_step"] = lambda proposal: seen.append(float(proposal.acceptance.mean()))
+        if kind == "mala":
+            x = mala(f, x, steps=STEPS, **own)
+        else:
+            x = hmc(f, x, steps=STEPS // LEAPFROGS, leapfrog_steps=LEAPFROGS, **own)
+        self.acceptance = statistics.mean(seen)
+        return x
+
+
+KNOWN = Schedule(tuple(k / (STEPS // 2) for k in range(STEPS // 2 + 1)), (SIZE,) * (STEPS // 2))
+"""Of annealed negatives: half as many temperatures, since positives are walked back as well."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid; annealed negatives know their weights, and have no β."""
+
+    sampler: str
+    beta: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.sampler}_b{self.beta:g}_s{self.seed}"
+
+    def command(self, folder: Path) -> Sequence[str]:
+        """What runs it."""
+        return cell_command("true_scale", folder)
+
+
+PLAIN = ("fresh", "persistent")
+OTHERS = ("mala", "hmc", "mixture")
+CELLS = [Cell(name, beta, 0) for beta in BETAS[:3] for name in PLAIN]
+CELLS += [Cell("annealed", 1.0, 0)]
+CELLS += [Cell(name, beta, 0) for beta in BETAS[3:] for name in PLAIN]
+CELLS += [Cell(name, beta, 0) for beta in BETAS[:2] for name in OTHERS]
+CELLS += [Cell(name, beta, seed) for seed in SEEDS[1:] for beta in BETAS for name in PLAIN]
+CELLS += [Cell("annealed", 1.0, seed) for seed in SEEDS[1:]]
+
+
+def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
+    """The guard of a cell, what draws a loss from it, and its chains."""
+    chains = Chains(cell.sampler, rng)
+    if cell.sampler != "annealed":
+        loss_fn, sample_q = own = guard(None, chains, beta_star=cell.beta, output_scale=1.0)
+
+        def loss_of(u: Tensor) -> Tensor:
+            u_neg = sample_q(network)
+            loss: Tensor = loss_fn(network(u), network(u_neg))
+            return loss
+
+        return own, loss_of, chains
+    own = guard(None, None, beta_star=1.0, output_scale=1.0)
+
+    def weighed(u: Tensor) -> Tensor:
+        course, f = Course(whole(network), STANDARD), whole(network)
+        ahead = forward(course, KNOWN, chains=BATCH, generator=rng)
+        back = reverse(course, KNOWN, u, generator=rng)
+        loss: Tensor = own.loss(f(u), f(ahead.samples), log_q=(back.log_q, ahead.log_q))
+        return loss
+
+    return own, weighed, chains
+
+
+def run(cell: Cell, root: Path) -> None:
+    """Train a cell from its start, and write what came of it after each judgement."""
+    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
+    torch.set_num_threads(1)
+    folder = root / cell.name
+    folder.mkdir(parents=True, exist_ok=True)
+    data = Data.load()
+    torch.manual_seed(cell.seed)
+    network = Network(data.base)
+    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(AVERAGED))
+    optimizer = torch.optim.Adam(network.parameters(), lr=LR, betas=ADAM)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
+    rng = torch.Generator().manual_seed(cell.seed)
+    own, loss_of, chains = negatives(cell, network, rng)
+    rows: list[dict[str, float | None]] = []
+    result: dict[str, Any] = {"lost_at": None, "judged": []}
+    for update in range(1, UPDATES + 1):
+        chosen = torch.randint(len(data.train), (BATCH,), generator=rng)
+        loss = loss_of(data.white(data.train[chosen], rng))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        decay.step()
+        average.update_parameters(network)
+        rows = [*rows[1 - LAST :], {name: own.last.get(name) for name in KEPT}]
+        rows[-1]["acceptance"] = chains.acceptance
+        if not abs(own.last["energy_gap"]) <= LOST:
+            result["lost_at"] = update
+            break
+        if update in JUDGED:
+            seen = {name: [x for row in rows if (x := row[name]) is not None] for name in rows[0]}
+            medians = {name: statistics.median(values) for name, values in seen.items() if values}
+            found = {"updates": update, **judged(average.module, data), "median": medians}
+            result["judged"].append(found)
+            write_json(folder / "result.json", result)
+    write_json(folder / "result.json", result)
+
+
+def judged(network: nn.Module, data: Data, temperatures: int = TEMPERATURES) -> dict[str, Any]:
+    """Log-likelihoods of noisy images in nats, with log Z from both sides.
+
+    Reverse chains start where as many MALA steps as there are temperatures have led from training
+    images.
+    """
+    rng = torch.Generator().manual_seed(0)
+    f = whole(network.requires_grad_(False))
+    course = Course(f, STANDARD)
+    train, test = data.noisy
+    schedule = pilot(course, chains=AIS_CHAINS, temperatures=temperatures, generator=rng)
+    ahead = forward(course, schedule, chains=AIS_CHAINS, generator=rng)
+    size = schedule.sizes[-1]
+    starts = train[torch.randperm(len(train), generator=rng)[:AIS_CHAINS]]
+    starts = mala(
+        f, starts, steps=temperatures, step_size=size**2 / 2, noise_std=size, generator=rng
+    )
+    bracket = Bracket(ahead, reverse(course, schedule, starts, generator=rng), "long-run")
+    sides = {
+        name: {"log_z": side.log_z, "standard_error": side.standard_error, "ess": side.ess}
+        for name, side in (("forward", bracket.forward), ("reverse", bracket.reverse))
+    }
+    with torch.no_grad():
+        means = {name: float(f(u).mean()) for name, u in (("train", train), ("test", test))}
+    return {
+        **{name: mean - data.log_det for name, mean in means.items()},
+        **sides,
+        "lower": bracket.lower,
+        "upper": bracket.upper,
+        "problems": bracket.problems,
+    }
