@@ -31,7 +31,7 @@ MAPPED = {
 }
 HOUSE = House()
 # The guard as people import it: without what stands above it and beside it.
-LINES, LINES_OF_A_FILE = 16_740, 400
+LINES, LINES_OF_A_FILE = 16_755, 400
 CORE = House(without=(FACADE, MAIN, OUTSIDE))
 EXTRAS_ONLY = (
     "tensorboard",

@@ -202,6 +202,7 @@ class Loop:
             self.trainer,
             tempering,
             result,
+            self.compute,
             slow=slow,
             refinement=self._actions.refined_by,
             parts=call.parts if isinstance(call, Mixture) else None,

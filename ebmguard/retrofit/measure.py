@@ -21,7 +21,6 @@ from ..diagnostics import (
     mixture_weights,
     nonfinite_diagnostics,
     pareto_k,
-    repeated,
     weight_diagnostics_at,
 )
 from ..energies import Groups, LogQ, per_sample
@@ -58,6 +57,7 @@ class Measure:
         trainer: Trainer,
         tempering: Tempering | None,
         samples: object,
+        compute: Callable[..., Any],
         *,
         slow: bool,
         refinement: int = 1,
@@ -75,15 +75,12 @@ class Measure:
                 step_size=trainer.step_size / refinement,
                 noise_std=trainer.noise_std / math.sqrt(refinement),
             )
-        seen, now = sampled(tempering, samples, trainer, self._settings, slow=slow)
+        call = len(self._from_sampler)
+        given = tempering, samples, trainer, self._settings, compute, self._known_by.get(call)
+        seen, now = sampled(*given, slow=slow)
         if tempering is not None:
             tempering.seen.last.clear()  # copies of samples
-        call = len(self._from_sampler)
         if now is not None:
-            before = self._known_by.get(call)
-            seen["sampler/repeated"] = (
-                math.nan if before is None else repeated(now, before.to(now.device))
-            )
             self._known_by[call] = now
         # Now, since another sampler may draw from the same buffer before the loss.
         self._from_sampler.append({**seen, **buffer_diagnostics(trainer.buffer)})

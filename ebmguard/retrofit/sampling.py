@@ -17,6 +17,7 @@ from ..diagnostics import (
     fingerprint,
     metropolis_acceptance,
     oriented,
+    repeated,
 )
 from ..energies import has_models
 from ..errors import SamplerError
@@ -114,6 +115,8 @@ def sampled(
     samples: object,
     trainer: Trainer,
     settings: Settings,
+    compute: Callable[..., Any],
+    before: Tensor | None,
     *,
     slow: bool,
 ) -> tuple[dict[str, float | Tensor], Tensor | None]:
@@ -123,6 +126,8 @@ def sampled(
         tempering: what ran it; None where no energy module is known.
         samples: what the sampler returned; its first floating-point tensor is looked at.
         trainer, settings: as far as the trainer is known, and of the guard.
+        compute: calls pure functions.
+        before: the fingerprint of the call before; None where there was none.
         slow: include the tier that is not taken at every step.
 
     Returns:
@@ -130,48 +135,59 @@ def sampled(
         that the host knows. NaN is unknown. Which tags there are depends on what is attached, not
         on what the sampler did, so that all ranks have the same.
     """
-    models, found = settings.models, _of_gradients(tempering, trainer, settings.models)
-    if slow and trainer.steps is not None:
+    models, steps = settings.models, trainer.steps
+    unknown = ["grad_norm", "grad_norm_max", "evaluations", *(["drift_to_noise"] if steps else [])]
+    found: dict[str, float | Tensor] = {f"sampler/{name}": math.nan for name in unknown}
+    if tempering is not None:
+        if tempering.evaluations is not None:
+            found["sampler/evaluations"] = float(tempering.evaluations)
+        if (norm := tempering.grad_norm) is not None:
+            norms, entries = (norm, tempering.seen.norm), tempering.seen.entries
+            found |= compute(_of_gradients, norms, steps, entries, models)
+    if slow and steps is not None:
         step = None if tempering is None else tempering.last_step
         found["sampler/acceptance"] = (
-            math.nan if step is None else _acceptance(*step, trainer.steps, models, settings.sign)
+            math.nan if step is None else _acceptance(*step, steps, models, settings.sign)
         )
-    x = _first_tensor(samples)
-    if x is None:
+    if (x := _first_tensor(samples)) is None:
         return found, None
+    numbers, known_by = compute(_of_samples, x.detach(), before, trainer.clamp, models)
+    return found | numbers, known_by
+
+
+def _of_gradients(
+    norms: tuple[Tensor, Tensor],
+    steps: Mapping[str, float] | None,
+    entries: int,
+    models: torch.Size,
+) -> dict[str, Tensor]:
+    """Of the norms of f's gradient and of the drift's."""
+    norm, drift = (_by_model(x.float(), models) for x in norms)
+    found = {
+        "sampler/grad_norm": norm.sum(-1) * (1 / norm.shape[-1]),
+        "sampler/grad_norm_max": norm.amax(-1),
+    }
+    if steps is not None:
+        found["sampler/drift_to_noise"] = drift_to_noise(drift.mean(-1), entries=entries, **steps)
+    return found
+
+
+def _of_samples(
+    x: Tensor, before: Tensor | None, clamp: tuple[float, float] | None, models: torch.Size
+) -> tuple[dict[str, float | Tensor], Tensor]:
+    """Of the samples themselves, and their fingerprint."""
     rows = _rows(x, models)
     known_by = fingerprint(rows)
     # NaN and the infinities show in the extremes, without a mask of the samples' size.
     _, lowest, highest = known_by.unbind(-1)
     largest = torch.finfo(x.dtype).max
     finite = _by_model((highest <= largest) & (lowest >= -largest), models)
-    found["nonfinite/samples"] = 1.0 - finite.sum(-1, dtype=torch.float32) * (1 / finite.shape[-1])
-    if trainer.clamp is not None:
-        found["sampler/clamped"] = clamped(rows, trainer.clamp)
-    return found, known_by
-
-
-def _of_gradients(
-    tempering: Tempering | None, trainer: Trainer, models: torch.Size
-) -> dict[str, float | Tensor]:
-    unknown = ["grad_norm", "grad_norm_max", "evaluations"]
-    unknown += ["drift_to_noise"] if trainer.steps else []
-    found: dict[str, float | Tensor] = {f"sampler/{name}": math.nan for name in unknown}
-    if tempering is None:
-        return found
-    if tempering.evaluations is not None:
-        found["sampler/evaluations"] = float(tempering.evaluations)
-    norm, drift = tempering.grad_norm, tempering.seen.norm
-    if norm is None or drift is None:
-        return found
-    norm = _by_model(norm.float(), models)
-    found["sampler/grad_norm"] = norm.sum(-1) * (1 / norm.shape[-1])
-    found["sampler/grad_norm_max"] = norm.amax(-1)
-    if trainer.steps is not None:
-        norm = _by_model(drift.float(), models).mean(-1)
-        ratio = drift_to_noise(norm, entries=tempering.seen.entries, **trainer.steps)
-        found["sampler/drift_to_noise"] = ratio
-    return found
+    share = finite.sum(-1, dtype=torch.float32) * (1 / finite.shape[-1])
+    found: dict[str, float | Tensor] = {"nonfinite/samples": 1.0 - share}
+    if clamp is not None:
+        found["sampler/clamped"] = clamped(rows, clamp)
+    same = math.nan if before is None else repeated(known_by, before.to(x.device))
+    return {**found, "sampler/repeated": same}, known_by
 
 
 def _rows(x: Tensor, models: torch.Size) -> Tensor:

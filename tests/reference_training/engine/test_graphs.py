@@ -295,10 +295,12 @@ SINGLE: dict[str, dict[str, Any]] = {
     "tensors": {"beta_star": lambda step: torch.tensor(0.1 * step)},
     "late": {"beta_star": 0.7, "judge_in_loss": False},
     "steered": {"beta_star": 0.7, "output_scale": 20.0, "steer": SteerBeta()},
+    "sampler": {"beta_star": 0.7, "output_scale": 20.0},
     "raise": {"beta_star": 0.7, "action": "raise"},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "members": {"beta_star": torch.tensor([0.0, 0.5, 1.0])},
+    "members' sampler": {"beta_star": torch.tensor([0.0, 0.5, 1.0]), "output_scale": 20.0},
     "of variants": {"beta_star": torch.ones(G), "variant": ("default", "true", "batch")},
 }
 BESIDE: dict[str, dict[str, Any]] = {"groups": {"groups": labels}, "log_q": {"log_q": densities}}
@@ -309,18 +311,39 @@ GUARDS = [
 ]
 
 
+class Bowl(nn.Module):
+    """Energies of samples of three entries."""
+
+    def forward(self, x):
+        return -x.square().sum(-1)
+
+
+def sample_bowl(f, x0, generator):
+    return sgld(f, x0, steps=2, step_size=0.1, noise_std=0.1, generator=generator)
+
+
 def guarded_run(told, beside, models, compute=None, steps=8):
     """What the steps of a guarded training show, of two losses each: all of it, to the bit."""
-    g = guard(None, None, **told)
+    bowl = Bowl()
+    given_sampler = sample_bowl if "output_scale" in told else None
+    g = guard(None, given_sampler, **told)
     if compute is not None:
         g.compute = compute
     weight = nn.Parameter(torch.ones(models))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     g.attach(optimizer=optimizer)
+    if given_sampler is not None:
+        g.attach(step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
+    _, sample_q = g
     shown: list[Any] = []
     for step in range(steps):
         rng = torch.Generator().manual_seed(step)
         losses = []
+        if given_sampler is not None:
+            x0 = torch.randn(*models, M, 3, generator=rng)
+            x0[..., 0, 0] = torch.nan if step == 6 else 0.0
+            # The last two calls return the same samples.
+            sample_q(bowl, x0, torch.Generator().manual_seed(min(step, 6)))
         for shift in (0.0, 1.0):
             f_pos, f_neg = (torch.randn(*models, n, generator=rng) + shift for n in (N, M))
             if step == 5:
@@ -349,8 +372,11 @@ def test_a_guard_shows_the_same_bits_where_its_calls_are_replayed(told, beside, 
     replays = replayed(CPU)
     found = guarded_run(told, beside, models, replays)
     assert found == guarded_run(told, beside, models)
-    of_loss = [key for key in replays._graphs if "contrastive_loss" in key[0]]
-    assert bool(of_loss) == all(told is not SINGLE[name] for name in ("numbers", "off"))
+    captured = {key[0] for key in replays._graphs}
+    is_known = all(told is not SINGLE[name] for name in ("numbers", "off"))
+    assert ("contrastive_loss" in captured) == is_known
+    of_samples = {"_of_samples", "_of_gradients"}
+    assert captured >= of_samples if "output_scale" in told else not captured & of_samples
 
 
 def test_calls_themselves_on_a_cpu():
