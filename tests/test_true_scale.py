@@ -1,0 +1,97 @@
+"""The benchmark of β on the true scale: coordinates, log Z, chains, cells and the page."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from torch import nn
+
+from benchmarks import true_scale, true_scale_cell
+from benchmarks.cells import read_json, write_json
+from benchmarks.true_scale_cell import CHAINS, STANDARD, Cell, Chains, Data, Network, judged, whole
+
+
+@pytest.fixture(scope="module")
+def data():
+    return Data.load()
+
+
+def test_coordinates_of_the_base(data):
+    rng = torch.Generator().manual_seed(3)
+    u = data.white(data.test, rng).double()
+    x = u @ data.base.factor.T + data.base.mean
+    known = multivariate_normal(data.base.mean, data.base.factor @ data.base.factor.T)
+    own = whole(lambda u: u.new_zeros(len(u)))(u) - data.log_det
+    torch.testing.assert_close(own, torch.from_numpy(known.logpdf(x)))
+    # Of the noise alone, in units of the pixels.
+    noise = (x - data.test).std()
+    assert noise == pytest.approx(true_scale_cell.NOISE, rel=5 / math.sqrt(2 * x.numel()))
+
+
+class Bowl(nn.Module):
+    """g = -a |u|²/2, for which Z = (1 + a)^-32."""
+
+    def __init__(self, a: float) -> None:
+        super().__init__()
+        self.a = a
+
+    def forward(self, u):
+        return -self.a * u.square().sum(1) / 2
+
+
+@pytest.mark.parametrize("a", [0.0, 0.5])
+def test_log_z_from_both_sides(a, data):
+    found = judged(Bowl(a), data, temperatures=100)
+    assert not found["problems"]
+    log_z = -32 * math.log(1 + a)
+    # Lower and upper are two standard errors away; float32 energies of a hundred are rounded.
+    assert found["lower"] - 1e-3 <= log_z <= found["upper"] + 1e-3
+    u = data.noisy[1].double()
+    of_images = whole(Bowl(a))(u).mean().item() - data.log_det
+    assert found["test"] == pytest.approx(of_images, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fresh", "persistent", "mala", "hmc", "mixture"])
+def test_chains_stay_on_the_base_where_g_is_flat(name):
+    chains = Chains(name, torch.Generator().manual_seed(0))
+    before = chains.rows.clone()
+    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(20)])
+    # The mean of |u|² is 64 and its standard deviation √128; Langevin steps of 0.2 widen by 1%.
+    assert drawn.square().sum(1).mean().item() == pytest.approx(
+        64, abs=0.64 + 5 * (128 / 1280) ** 0.5
+    )
+    moved = (chains.rows != before).any(1).sum()
+    assert (moved == 0) == (name == "fresh")
+    assert moved < CHAINS
+    assert (chains.acceptance is not None) == (name in ("mala", "hmc"))
+
+
+def test_the_network_is_flat_in_no_direction(data):
+    u = STANDARD.sample(8, torch.Generator().manual_seed(0)).requires_grad_()
+    network = Network(data.base)
+    (slope,) = torch.autograd.grad(network(u).sum(), u)
+    assert sum(p.numel() for p in network.parameters()) == 34_329
+    assert (slope != 0).all()
+
+
+@pytest.mark.parametrize("cell", [Cell("fresh", 0.2, 0), Cell("annealed", 1.0, 0)])
+def test_a_cell_and_its_page(cell, tmp_path, monkeypatch):
+    monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
+    monkeypatch.setattr(true_scale_cell, "JUDGED", (2, 3))
+    monkeypatch.setattr(true_scale_cell, "judged", partial(judged, temperatures=20))
+    monkeypatch.setattr(true_scale, "UPDATES", 3)
+    monkeypatch.setattr(true_scale, "PICTURE", tmp_path / "true_scale.png")
+    true_scale_cell.run(cell, tmp_path)
+    result = read_json(tmp_path / cell.name / "result.json")
+    assert result["lost_at"] is None
+    assert [own["updates"] for own in result["judged"]] == [2, 3]
+    write_json(tmp_path / f"{cell.name}.done", {"commit": "c0ffee", "rules": None})
+    page = "\n".join(true_scale.page(tmp_path))
+    # After three updates g is flat: the base's own number, as the yardstick has it.
+    assert page.count("-21.5") >= 2
+    assert "(1 of 1)" in page
+    assert (tmp_path / "true_scale.png").stat().st_size > 10_000
