@@ -23,7 +23,7 @@ from ..engine.run_folder import read_config
 from ..plots.images import save_sample_figures
 from ..plots.markdown import markdown_table
 from . import evaluate as command
-from .annealed_langevin import anneal
+from .annealed_langevin import HOTTEST, anneal
 from .chains import BATCH, SEED
 from .evaluate import ImageEvaluateConfig
 from .features import load_features
@@ -35,6 +35,7 @@ LONGER = 20
 _WORDS = {
     "joint": "samples, Langevin in (v, h)",
     "marginal": "samples, Langevin in v",
+    "cool": "samples, Langevin in v without annealing",
     "from_images": "samples, h of training images",
     "short_run": "samples, short runs from noise",
     "long_run": "samples, short runs gone on to 20 times their length",
@@ -49,10 +50,11 @@ class EvaluateBism(ImageEvaluateConfig):
 
     Of a model of short runs they are short runs, and test images are reconstructed.
 
-    Fréchet inception distance and Inception score of three kinds of samples: of chains in (v, h);
-    of chains in v whose h are the posterior's; and of chains in v at the posterior means of
-    training images. A linear classifier is trained on posterior means. Pictures of these, of
-    samples given the h of four test images and of a way between two are in figures/ of the run.
+    Fréchet inception distance and Inception score of samples: of chains in (v, h); of chains in v
+    whose h are the posterior's, and of such chains without annealing; and of chains in v at the
+    posterior means of training images. A linear classifier is trained on posterior means. Pictures
+    of these, of samples given the h of four test images and of a way between two are in figures/ of
+    the run.
     """
 
     features: str | None = None
@@ -95,6 +97,7 @@ class Sampler:
         held: noise at which it is the density.
         steps: of a chain.
         rng: of everything random here.
+        hottest: temperature at which chains start.
     """
 
     model: DeepModel
@@ -102,6 +105,7 @@ class Sampler:
     held: float
     steps: int
     rng: torch.Generator
+    hottest: float = HOTTEST
 
     def starts(self, count: int) -> Tensor:
         """v around 1/2, where chains start: ``(count, C, H, W)``, with the frame."""
@@ -128,7 +132,7 @@ class Sampler:
         return self._chains(lambda v: -self.model.network.energy(v, h), self.starts(len(h)))
 
     def _chains(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return anneal(f, x, self.steps, self.held, self.rng)
+        return anneal(f, x, self.steps, self.held, self.rng, self.hottest)
 
 
 def load_run(
@@ -175,7 +179,10 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     held = {"mdsm": 0.1, "dsm": s.noise_std}.get(s.method.removeprefix("bi"), 0.0)
     rng = torch.Generator(device).manual_seed(SEED)
     sampler = Sampler(model, data, held, config.chain_steps, rng)
-    kinds: dict[str, Callable[[int], Tensor]] = {"marginal": sampler.marginal}
+    kinds: dict[str, Callable[[int], Tensor]] = {
+        "marginal": sampler.marginal,
+        "cool": replace(sampler, hottest=1.0).marginal,
+    }
     latents: Callable[[Tensor], Tensor] | None = None if model.posterior is None else model.means
     given = sampler.given
     results: dict[str, Any] = {}

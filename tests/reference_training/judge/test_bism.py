@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -41,6 +42,9 @@ def test_the_published_course_of_temperatures():
     assert course[2499] == pytest.approx(1)
     assert (course[2500], course[-1]) == (1.0, 0.0)
     assert all(b <= a * (1 + 1e-12) for a, b in pairwise(course))
+    cool = temperatures(2700, 1.0)
+    assert cool[:2501] == pytest.approx([1.0] * 2501)
+    assert cool[2501:] == course[2501:]
 
 
 def test_annealed_chains_end_where_a_gaussian_is_densest():
@@ -85,7 +89,8 @@ def test_each_way_to_sample_is_of_its_density():
         assert off(sampler.given(torch.full((20, 3), h)), h) < 0.05
     of_images = from_images(data, model.means, sampler.given, rng(1), 20)
     assert off(of_images, 0.6) < 0.05
-    assert off(sampler.marginal(20), 0.6) < 0.05
+    for each in (sampler, replace(sampler, hottest=1.0)):
+        assert off(each.marginal(20), 0.6) < 0.05
     # In (v, h) it is the model's own h that counts, not the posterior's.
     assert off(sampler.joint(20), 0.25) < 0.15
 
@@ -124,9 +129,9 @@ def run(out: Path, **options: object) -> Path:
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
-        ({}, ["marginal", "joint", "from_images"]),
-        ({"posterior": "bernoulli"}, ["marginal", "from_images"]),
-        ({"model": "wide"}, ["marginal"]),
+        ({}, ["marginal", "cool", "joint", "from_images"]),
+        ({"posterior": "bernoulli"}, ["marginal", "cool", "from_images"]),
+        ({"model": "wide"}, ["marginal", "cool"]),
         ({"method": "sr2"}, ["short_run", "long_run", "from_images"]),
     ],
     ids=["gaussian", "bernoulli", "wide", "short_run"],
