@@ -110,7 +110,7 @@ EVERY = {
     "seed": lambda row: str(row["seed"]),
     "updates": lambda row: f"{row['updates']:,}",
     "held-out, nats": lambda row: between(row),
-    "training images": lambda row: f"{middle(row, 'train'):.1f}",
+    "training images": lambda row: number(middle(row, "train") if counts(row) else None, ".1f"),
     "ESS forward, reverse": lambda row: ess(row),
     "GradScale": lambda row: number(row["median"]["grad_scale"]),
     "ESS / M": lambda row: number(row["median"]["ess"], ".2f"),
@@ -153,7 +153,7 @@ def cell_of(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(runs: Sequence[Mapping[str, Any]], known: Mapping[str, float], file: Path) -> None:
     """Log-likelihoods against β: a point for each run, hollow where it does not count."""
-    figure = new_figure(7.2, 4.4)
+    figure = new_figure(7.2, 5.0)
     axes = figure.add_subplot()
     order = sorted(BETAS)
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
@@ -177,8 +177,9 @@ def draw(runs: Sequence[Mapping[str, Any]], known: Mapping[str, float], file: Pa
     axes.set_xlabel("β")
     axes.set_ylabel("held-out log-likelihood, nats")
     unframed(axes)
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.tight_layout()
+    axes.set_xlim(-0.5, len(order) + 0.5)
+    figure.legend(loc="lower center", ncols=3, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.14, 1, 1))
     figure.savefig(file)
 
 
