@@ -112,7 +112,7 @@ def run(cell: Cell, root: Path) -> None:
         numbers = trainer.step(len(gaps)).numbers
         gaps.append(float(numbers["energy_gap"]) / way.logits)
         losses.append(float(numbers["cross_entropy"]))
-        if len(gaps) % 50 == 0:
+        if len(gaps) % 10 == 0:
             x0 = trainer.chains(settings.n_neg)
             quiet = torch.zeros(settings.sgld_steps, *x0.shape)
             drifts.append(float((climb(x0, noise=quiet) - x0).square().mean().sqrt()))
