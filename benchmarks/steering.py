@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
@@ -135,7 +136,11 @@ def run(cell: Cell, root: Path) -> None:
     evaluator = Evaluator(data, noise_std=0.0, quality=None)
     if not arm.finer:
         asked = Guard.next_steps
-        Guard.next_steps = lambda own: asked(own)._replace(refinement=1)  # type: ignore[method-assign]
+
+        def not_finer(own: Guard) -> Any:
+            return asked(own)._replace(refinement=1)
+
+        Guard.next_steps = not_finer  # type: ignore[method-assign]
     if arm.adaptive is not None:
         jem.AdaptiveSteps = lambda **_: arm.adaptive
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
