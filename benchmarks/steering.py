@@ -140,7 +140,7 @@ def run(cell: Cell, root: Path) -> None:
         def not_finer(own: Guard) -> Any:
             return asked(own)._replace(refinement=1)
 
-        Guard.next_steps = not_finer  # type: ignore[method-assign]
+        Guard.next_steps = not_finer  # type: ignore[assignment, method-assign]
     if arm.adaptive is not None:
         jem.AdaptiveSteps = lambda **_: arm.adaptive
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
