@@ -31,7 +31,6 @@ OLDER = {
     "rollback.md",
     "shortrun-beta.md",
     "shortrun.md",
-    "steering.md",
     "toys.md",
 }
 # It names a level and no rule's verdict: how long a run with an alert now and then takes.
