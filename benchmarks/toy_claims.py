@@ -43,6 +43,7 @@ LEAPFROGS = 5
 COLDER = 2.0
 """How far the sampler over-shoots: its chains are those of exp(2 o f), by noise / √2."""
 CHAINS = 1000
+LENGTHS = (20, 200, 2000)
 SHOWN = ("kl", "energy_scale", "energy_r2", "mode_mass_error")
 
 
@@ -258,9 +259,9 @@ def longer(iterations: int) -> list[dict[str, str]]:
     betas, shown = ("0", "0.5", "0.9"), ("kl_sgld", "tv_sgld")
     evaluator, network = fit("sgld", betas, iterations)
     rows = evaluator.measure(evaluator.log_density(network))
-    lines = over_seeds({"steps": "the density"}, betas, rows, ("kl", "tv"))
-    lines = [{**line, "kl_sgld": line.pop("kl"), "tv_sgld": line.pop("tv")} for line in lines]
-    for steps in (20, 200, 2000):
+    rows = [{f"{name}_sgld": row[name] for name in ("kl", "tv")} for row in rows]
+    lines = over_seeds({"steps": "the density"}, betas, rows, shown)
+    for steps in LENGTHS:
         settings = replace(evaluator.settings, sgld_steps=steps)
         sampling = Evaluator(settings, evaluator.members, CPU)
         rows = sampling.measure_samples(sampling.samples(network, iterations))

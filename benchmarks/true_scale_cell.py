@@ -230,7 +230,8 @@ def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard
     own = guard(None, None, beta_star=1.0, output_scale=1.0)
 
     def weighed(u: Tensor) -> Tensor:
-        course, f = Course(whole(network), STANDARD), whole(network)
+        f = whole(network)
+        course = Course(f, STANDARD)
         ahead = forward(course, KNOWN, chains=BATCH, generator=rng)
         back = reverse(course, KNOWN, u, generator=rng)
         loss: Tensor = own.loss(f(u), f(ahead.samples), log_q=(back.log_q, ahead.log_q))
