@@ -64,6 +64,25 @@ def free_port() -> Iterator[None]:
         yield
 
 
+def rank_fixtures(module: str, world: int) -> tuple[Any, Any, Any]:
+    """Fixtures of a test file: `started`, its `folder`, and `seen`, what each rank saw."""
+
+    @pytest.fixture(scope="module", name="started")
+    def of_one_start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+        with free_port():
+            return ranks_of(module, world, tmp_path_factory)
+
+    @pytest.fixture(name="folder")
+    def of_folder(started: tuple[Path, list[Any]]) -> Path:
+        return started[0]
+
+    @pytest.fixture(name="seen")
+    def of_ranks(started: tuple[Path, list[Any]]) -> list[Any]:
+        return started[1]
+
+    return of_one_start, of_folder, of_ranks
+
+
 def torchrun(*words: str) -> str:
     """What two ranks of ``python *words`` print, with the variables that torchrun would set."""
     with free_port(), TemporaryDirectory() as folder:

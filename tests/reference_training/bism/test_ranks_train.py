@@ -7,28 +7,13 @@ import pytest
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK
-from tests.ranks import free_port, ranks_of
+from tests.ranks import rank_fixtures
 from tests.reference_training.bism import ranks_train_process
 from tests.reference_training.bism.parts import go
 from tests.reference_training.bism.ranks_train_process import CASES, RUNS, WORLD, trained
 from tests.reference_training.jem.parts import largest_difference, rows_of, same, saved, steps_of
 
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """The folder, and what both ranks saw, from one start of them."""
-    with free_port():
-        return ranks_of(ranks_train_process.__name__, WORLD, tmp_path_factory)
-
-
-@pytest.fixture
-def folder(started):
-    return started[0]
-
-
-@pytest.fixture
-def seen(started):
-    return started[1]
+started, folder, seen = rank_fixtures(ranks_train_process.__name__, WORLD)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -8,7 +8,7 @@ from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks, joined_ranks
-from tests.ranks import free_port, ranks_of
+from tests.ranks import rank_fixtures
 from tests.reference_training.engine import ranks_process
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -69,21 +69,7 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch):
         joined_ranks("cuda:1").__enter__()
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """The folder, and what each of three ranks saw, from one start of all processes."""
-    with free_port():
-        return ranks_of(ranks_process.__name__, 3, tmp_path_factory)
-
-
-@pytest.fixture
-def folder(started):
-    return started[0]
-
-
-@pytest.fixture
-def seen(started):
-    return started[1]
+started, folder, seen = rank_fixtures(ranks_process.__name__, 3)
 
 
 def test_they_know_who_they_are(seen):

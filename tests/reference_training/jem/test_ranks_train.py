@@ -20,7 +20,7 @@ from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.sinks import read_jsonl
 from tests.parts import PATIENCE
-from tests.ranks import free_port, ranks_of
+from tests.ranks import free_port, rank_fixtures
 from tests.reference_training.jem import ranks_train_process
 from tests.reference_training.jem.parts import (
     assert_same_run,
@@ -34,22 +34,7 @@ from tests.reference_training.jem.parts import (
 )
 from tests.reference_training.jem.ranks_train_process import CASES, RUN, STEPS, UNEVEN, WORLD
 
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """The folder, and what both ranks saw, from one start of them."""
-    with free_port():
-        return ranks_of(ranks_train_process.__name__, WORLD, tmp_path_factory)
-
-
-@pytest.fixture
-def folder(started):
-    return started[0]
-
-
-@pytest.fixture
-def seen(started):
-    return started[1]
+started, folder, seen = rank_fixtures(ranks_train_process.__name__, WORLD)
 
 
 def joined(parts: list[Any], *, halves: bool = False) -> Any:

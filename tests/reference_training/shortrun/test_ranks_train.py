@@ -11,29 +11,14 @@ from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
-from tests.ranks import free_port, ranks_of
+from tests.ranks import rank_fixtures
 from tests.reference_training.jem.parts import largest_difference, steps_of
 from tests.reference_training.shortrun import ranks_train_process
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.ranks_train_process import ALL, CASES, WORLD
 from tests.reference_training.shortrun.runs import assert_same_run, go, in_float64, same, saved
 
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """The folder, and what both ranks saw, from one start of them."""
-    with free_port():
-        return ranks_of(ranks_train_process.__name__, WORLD, tmp_path_factory)
-
-
-@pytest.fixture
-def folder(started):
-    return started[0]
-
-
-@pytest.fixture
-def seen(started):
-    return started[1]
+started, folder, seen = rank_fixtures(ranks_train_process.__name__, WORLD)
 
 
 @pytest.mark.parametrize("case", CASES)
