@@ -32,15 +32,15 @@ class DeepLatentModel(WatchedModel):
 
     def __init__(self, config: DeepConfig, record: Record) -> None:
         self.config, self.settings = config, config.settings
-        s, ranks = self.settings, record.ranks
+        s = self.settings
         self.data = config.load_data().to(record.device)
         entries = pixels(self.data, self.data.train_x[:1]).numel()
         super().__init__(record, s, entries=entries, evaluations=config.evaluations)
         self.title = f"{s.method} on {config.data}, {config.model} model"
         self.model = config.make_model(self.data)
-        self.chains = Chains(self._images(self.draws.chains)[ranks.part(s.batch)])
+        self.chains = Chains(self._seen(self._images(self.draws.chains)))
         network, posterior = self.model.network, self.model.posterior
-        self.update = Update(network, s, self.draws.update, posterior, self._walk, ranks)
+        self.update = Update(network, s, self.draws.update, posterior, self._walk, record.ranks)
         self.parts: dict[str, Part] = {
             "network": self.model.network,
             "update": self.update,

@@ -13,9 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["LogDensity", "contrastive", "denoising", "multiscale_denoising", "score", "sliced"]
+__all__ = [
+    "HELD", "LogDensity", "contrastive", "denoising", "multiscale_denoising", "score", "sliced"
+]  # fmt: skip
 
 LogDensity = Callable[[Tensor], Tensor]
+HELD = 0.1
+"""Noise at which a model of many levels is the density, as published."""
 
 
 def score(log_density: LogDensity, v: Tensor) -> Tensor:
@@ -31,7 +35,7 @@ def denoising(log_density: LogDensity, v: Tensor, noise: Tensor, std: float) -> 
 
 
 def multiscale_denoising(
-    log_density: LogDensity, v: Tensor, noise: Tensor, stds: Tensor, held: float = 0.1
+    log_density: LogDensity, v: Tensor, noise: Tensor, stds: Tensor, held: float = HELD
 ) -> Tensor:
     """MDSM (Li et al. 2019): denoising at a standard deviation of each sample's own.
 

@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from ..engine.ranks import ONE_RANK, Ranks
 from .bilevel import Adam, Moments, Parameters, descend
 from .latent import Energy, Latent
-from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
+from .matching import HELD, LogDensity, contrastive, denoising, multiscale_denoising, sliced
 from .posterior import BernoulliPosterior, Posterior
 from .rbm import GaussianBernoulliRBM
 
@@ -68,6 +68,11 @@ class UpdateSettings:
     def has_chains(self) -> bool:
         """Whether chains are all that is random in an update; then ranks draw numbers apart."""
         return _CHAINS.fullmatch(self.method) is not None
+
+    @property
+    def held(self) -> float:
+        """Noise of the data whose density the model learns; 0 of a method without noise."""
+        return {"dsm": self.noise_std, "mdsm": HELD}.get(self.method.removeprefix("bi"), 0.0)
 
     def update_problems(self) -> list[str]:
         """What cannot be meant, and what was expected."""

@@ -79,7 +79,7 @@ class WatchedModel(Task):
     def __init__(
         self, record: Record, settings: UpdateSettings, *, entries: int, evaluations: int
     ) -> None:
-        self.record, self._evaluations = record, evaluations
+        self.record, self._evaluations, self._held = record, evaluations, settings.held
         self.draws = Draws(record.config.seed, record.device, record.ranks, settings.has_chains)
         # The energies that it gets are no part of the loss, and no sampler is tempered. Of exact
         # samples f has a spread of about (entries / 2)^0.5: at an exponent of 1/2 a few of many
@@ -106,6 +106,12 @@ class WatchedModel(Task):
             self.record.folder.append_rows(EVALUATIONS, [{"step": step, **self.measure()}])
         return now > before
 
+    def _seen(self, v: Tensor) -> Tensor:
+        """This rank's part of a minibatch, with the noise of the data that the model learns."""
+        v = v[self.record.ranks.part(len(v))]
+        noise = torch.randn(v.shape, generator=self.draws.chains, device=v.device)
+        return v + self._held * noise
+
     def _watch(
         self,
         f: Callable[[Tensor], Tensor],
@@ -115,7 +121,7 @@ class WatchedModel(Task):
     ) -> Step:
         """What a step with such numbers tells, once this rank's chains stand at `samples`."""
         self.chains.v = samples
-        v = v[self.record.ranks.part(len(v))]
+        v = self._seen(v)
         with torch.no_grad():
             f_pos, f_neg = f(v), f(samples)
             self.loss_fn(f_pos, f_neg)

@@ -175,10 +175,8 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     assert config.features is not None
     features = load_features(config.features, device, sha256=config.features_sha256)
     quality = SampleQuality(features, data)
-    s = trained.settings
-    held = {"mdsm": 0.1, "dsm": s.noise_std}.get(s.method.removeprefix("bi"), 0.0)
     rng = torch.Generator(device).manual_seed(SEED)
-    sampler = Sampler(model, data, held, config.chain_steps, rng)
+    sampler = Sampler(model, data, trained.settings.held, config.chain_steps, rng)
     kinds: dict[str, Callable[[int], Tensor]] = {
         "marginal": sampler.marginal,
         "cool": replace(sampler, hottest=1.0).marginal,

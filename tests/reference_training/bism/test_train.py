@@ -62,6 +62,14 @@ def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
     assert list(frames.evaluations.droplevel("run").index) == [10, 20, 30]
 
 
+def test_a_density_of_noisy_data_is_watched_beside_noisy_data(tmp_path):
+    # Beside clean ones the gap of such a model is up to 64 / 2, half the squares of the noise.
+    options: dict[str, Any] = {"data": "digits", "method": "dsm", "noise_std": 1.0, "lr": 3e-3}
+    go(tmp_path / "run", **options, iterations=400, batch=100, evaluations=1)
+    gaps = load(tmp_path / "run").rows["energy_gap"]
+    assert gaps.iloc[-50:].abs().mean() < 64 / 2 / 10
+
+
 @pytest.mark.parametrize("rule", [None, "weights_degenerate"])
 def test_samples_of_many_entries_are_not_degenerate_but_a_single_good_one_is(
     tmp_path, monkeypatch, rule
