@@ -112,6 +112,11 @@ def climb(run: TrainedRun, x0: Tensor, noise: Tensor, factor: float = 1.0) -> Te
     )
 
 
+def kind(cell: Cell) -> tuple[int, int]:
+    """What the seeds of a line of the table have in common; a run's own `steps` are its updates."""
+    return cell.steps, cell.most or 0
+
+
 def words(cell: Cell) -> str:
     """K."""
     return f"{cell.steps} to {cell.most}" if cell.most else str(cell.steps)
@@ -137,9 +142,9 @@ def page(root: Path) -> list[str]:
     done = load(CELLS, root) if is_done(DIGITS, root) else []
     for run in done:
         run["scores"] = measure(root / run["cell"].name, root / DIGITS.name)
-    kinds = sorted({(run["steps"], run["most"] or 0) for run in done})
-    groups = [[r for r in done if (r["steps"], r["most"] or 0) == kind] for kind in kinds]
-    fixed = [run for run in done if run["steps"] == USUAL and run["most"] is None]
+    kinds = sorted({kind(run["cell"]) for run in done})
+    groups = [[run for run in done if kind(run["cell"]) == each] for each in kinds]
+    fixed = [run for run in done if kind(run["cell"]) == (USUAL, 0)]
     apart = [{"seed": run["seed"], **chains(root / run["cell"].name)} for run in fixed]
     columns: dict[str, Any] = {
         name: (lambda each, name=name: number(each[name])) for name in (apart[0] if apart else ())
