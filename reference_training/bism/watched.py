@@ -109,8 +109,9 @@ class WatchedModel(Task):
     def _seen(self, v: Tensor) -> Tensor:
         """This rank's part of a minibatch, with the noise of the data that the model learns."""
         v = v[self.record.ranks.part(len(v))]
-        noise = torch.randn(v.shape, generator=self.draws.chains, device=v.device)
-        return v + self._held * noise
+        if not self._held:
+            return v
+        return v + self._held * torch.randn(v.shape, generator=self.draws.chains, device=v.device)
 
     def _watch(
         self,
