@@ -208,11 +208,11 @@ class Cell:
 PLAIN = ("fresh", "persistent")
 OTHERS = ("mala", "hmc", "mixture")
 CELLS = [Cell(name, beta, 0) for beta in BETAS[:3] for name in PLAIN]
-CELLS += [Cell("annealed", 1.0, 0)]
-CELLS += [Cell(name, beta, 0) for beta in BETAS[3:] for name in PLAIN]
 CELLS += [Cell(name, beta, 0) for beta in BETAS[:2] for name in OTHERS]
+CELLS += [Cell(name, beta, 0) for beta in BETAS[3:] for name in PLAIN]
 CELLS += [Cell(name, beta, seed) for seed in SEEDS[1:] for beta in BETAS for name in PLAIN]
-CELLS += [Cell("annealed", 1.0, seed) for seed in SEEDS[1:]]
+CELLS += [Cell("annealed", 1.0, seed) for seed in SEEDS]
+
 
 
 def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
