@@ -214,7 +214,6 @@ CELLS += [Cell(name, beta, seed) for seed in SEEDS[1:] for beta in BETAS for nam
 CELLS += [Cell("annealed", 1.0, seed) for seed in SEEDS]
 
 
-
 def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
     """The guard of a cell, what draws a loss from it, and its chains."""
     chains = Chains(cell.sampler, rng)
