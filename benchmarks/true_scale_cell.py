@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -111,11 +111,47 @@ class Network(nn.Module):
             nn.Linear(128, 1),
         )
 
+    def image(self, u: Tensor) -> Tensor:
+        """That u stands for, (B, 1, 8, 8)."""
+        return torch.addmm(self.mean, u, self.factor).view(-1, 1, 8, 8)
+
     def forward(self, u: Tensor) -> Tensor:
         """The part of log p that the base lacks."""
-        image = torch.addmm(self.mean, u, self.factor).view(-1, 1, 8, 8)
-        value: Tensor = self.layers(image).squeeze(1)
+        value: Tensor = self.layers(self.image(u)).squeeze(1)
         return value
+
+
+class Frozen(nn.Module):
+    """g with the weights of now, every layer between activations one matrix, (B, 64) -> (B,).
+
+    A chain calls g many times with the same weights, and convolutions of so few pixels take three
+    times as long as products with their matrices.
+    """
+
+    @torch.no_grad()
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.stages = list[tuple[Tensor, Tensor]]()
+        affine, shape = list[Callable[[Tensor], Tensor]]([network.image]), torch.Size([64])
+        for layer in (*network.layers, nn.SiLU()):
+            if not isinstance(layer, nn.SiLU):
+                affine.append(layer)
+                continue
+            inputs = torch.cat([torch.zeros(1, shape.numel()), torch.eye(shape.numel())])
+            values = inputs.view(-1, *shape)
+            for part in affine:
+                values = part(values)
+            rows = values.flatten(1)
+            self.stages.append((rows[0], rows[1:] - rows[0]))
+            affine, shape = [], values.shape[1:]
+
+    def forward(self, u: Tensor) -> Tensor:
+        """The network's own, but for rounding."""
+        (offset, matrix), *later = self.stages
+        u = torch.addmm(offset, u, matrix)
+        for offset, matrix in later:
+            u = torch.addmm(offset, nn.functional.silu(u), matrix)
+        return u.squeeze(1)
 
 
 STANDARD = Gaussian(torch.zeros(64, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
@@ -221,7 +257,7 @@ def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard
         loss_fn, sample_q = own = guard(None, chains, beta_star=cell.beta, output_scale=1.0)
 
         def loss_of(u: Tensor) -> Tensor:
-            u_neg = sample_q(network)
+            u_neg = sample_q(Frozen(network))
             loss: Tensor = loss_fn(network(u), network(u_neg))
             return loss
 
@@ -229,10 +265,10 @@ def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard
     own = guard(None, None, beta_star=1.0, output_scale=1.0)
 
     def weighed(u: Tensor) -> Tensor:
-        f = whole(network)
-        course = Course(f, STANDARD)
+        course = Course(whole(Frozen(network)), STANDARD)
         ahead = forward(course, KNOWN, chains=BATCH, generator=rng)
         back = reverse(course, KNOWN, u, generator=rng)
+        f = whole(network)
         loss: Tensor = own.loss(f(u), f(ahead.samples), log_q=(back.log_q, ahead.log_q))
         return loss
 
@@ -271,20 +307,26 @@ def run(cell: Cell, root: Path) -> None:
         if update in JUDGED:
             seen = {name: [x for row in rows if (x := row[name]) is not None] for name in rows[0]}
             medians = {name: statistics.median(values) for name, values in seen.items() if values}
-            found = {"updates": update, **judged(average.module, data), "median": medians}
+            found = {
+                "updates": update,
+                **judged(Frozen(cast(Network, average.module)), data),
+                "median": medians,
+            }
             result["judged"].append(found)
             write_json(folder / "result.json", result)
     write_json(folder / "result.json", result)
 
 
-def judged(network: nn.Module, data: Data, temperatures: int = TEMPERATURES) -> dict[str, Any]:
+def judged(
+    g: Callable[[Tensor], Tensor], data: Data, temperatures: int = TEMPERATURES
+) -> dict[str, Any]:
     """Log-likelihoods of noisy images in nats, with log Z from both sides.
 
     Reverse chains start where as many MALA steps as there are temperatures have led from training
     images.
     """
     rng = torch.Generator().manual_seed(0)
-    f = whole(network.requires_grad_(False))
+    f = whole(g)
     course = Course(f, STANDARD)
     train, test = data.noisy
     schedule = pilot(course, chains=AIS_CHAINS, temperatures=temperatures, generator=rng)

@@ -12,7 +12,17 @@ from torch import nn
 
 from benchmarks import true_scale, true_scale_cell
 from benchmarks.cells import read_json, write_json
-from benchmarks.true_scale_cell import CHAINS, STANDARD, Cell, Chains, Data, Network, judged, whole
+from benchmarks.true_scale_cell import (
+    CHAINS,
+    STANDARD,
+    Cell,
+    Chains,
+    Data,
+    Frozen,
+    Network,
+    judged,
+    whole,
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +86,12 @@ def test_the_network_is_flat_in_no_direction(data):
     (slope,) = torch.autograd.grad(network(u).sum(), u)
     assert sum(p.numel() for p in network.parameters()) == 34_329
     assert (slope != 0).all()
+    # The matrices of its layers are the same function: float32 sums of at most 256 terms.
+    frozen = Frozen(network)(u)
+    bound = 256 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(frozen, network(u), rtol=bound, atol=bound)
+    (again,) = torch.autograd.grad(frozen.sum(), u)
+    torch.testing.assert_close(again, slope, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("cell", [Cell("fresh", 0.2, 0), Cell("annealed", 1.0, 0)])
