@@ -1,4 +1,4 @@
-"""β on the true scale: EBMs of digits with o = 1, judged by annealing from both sides.
+"""β on the true scale: EBMs of images with o = 1, judged by annealing from both sides.
 
 python -m benchmarks.true_scale                # the whole grid, two runs at a time
 python -m benchmarks.true_scale --table-only   # the page and picture of what has been run
@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import KernelDensity
 
 from ebmguard.reference_training.plots.canvas import CONTRASTS, DARK, new_figure, unframed
 
-from .cells import Grid, load, number, table
+from .cells import Grid, load, number, read_json, table, write_json
 from .true_scale_cell import (
     ADAM,
     AIS_CHAINS,
@@ -33,6 +34,7 @@ from .true_scale_cell import (
     LOST,
     LR,
     NOISE,
+    SIDES,
     SIZE,
     STEPS,
     TEMPERATURES,
@@ -50,6 +52,7 @@ TITLES = {
     "mixture": "half fresh, half persistent",
     "annealed": "annealed, weights known",
 }
+NAMES = {"digits": "Digits at 8×8", "mnist": "MNIST at 14×14"}
 WIDTHS = (0.15, 0.175, 0.2, 0.225, 0.25, 0.275, 0.3)
 COMPONENTS = 10
 
@@ -76,6 +79,14 @@ def yardsticks(data: Data) -> dict[str, float]:
         f"{COMPONENTS} Gaussians": float(mixture.fit(data.train.numpy()).score(test.numpy())),
         f"kernels of width {width:g} on the training images": kernels(width, data.train, test),
     }
+
+
+def kept_yardsticks(name: str, data: Data, root: Path) -> dict[str, float]:
+    """Those of a data set, kept beside the runs: those of MNIST take minutes."""
+    file = root / f"yardsticks_{name}.json"
+    if not file.is_file():
+        write_json(file, yardsticks(data))
+    return read_json(file)
 
 
 def counts(judged: Judgement) -> bool:
@@ -105,6 +116,7 @@ def ess(judged: Judgement) -> str:
 
 
 EVERY = {
+    "images": lambda row: NAMES[row["data"]],
     "sampler": lambda row: TITLES[row["sampler"]],
     "β": lambda row: "–" if row["sampler"] == "annealed" else f"{row['beta']:g}",
     "seed": lambda row: str(row["seed"]),
@@ -151,13 +163,29 @@ def cell_of(runs: Sequence[Mapping[str, Any]]) -> str:
     return f"{said} ({len(found)} of {len(runs)})"
 
 
-def draw(runs: Sequence[Mapping[str, Any]], known: Mapping[str, float], file: Path) -> None:
-    """Log-likelihoods against β: a point for each run, hollow where it does not count."""
-    figure = new_figure(7.2, 5.0)
-    axes = figure.add_subplot()
+def draw(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    known: Mapping[str, Mapping[str, float]],
+    file: Path,
+) -> None:
+    """Log-likelihoods against β, a panel for each data set: a point is a run."""
+    figure = new_figure(7.2 * len(runs), 5.0)
+    panels = figure.subplots(1, len(runs), squeeze=False)[0]
+    for axes, name in zip(panels, runs, strict=True):
+        panel(axes, runs[name], known[name])
+        axes.set_title(NAMES[name])
+    panels[0].set_ylabel("held-out log-likelihood, nats")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=3, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.14, 1, 1))
+    figure.savefig(file)
+
+
+def panel(axes: Axes, runs: Sequence[Mapping[str, Any]], known: Mapping[str, float]) -> None:
+    """The points of one data set, hollow where they do not count, and its yardsticks."""
     order = sorted(BETAS)
-    names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
     floor = min([*known.values(), *(x for run in runs for x in at_the_end([run]))]) - 2
+    names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
     for i, name in enumerate(names):
         colour, shift = CONTRASTS[i], 0.1 * (i - (len(names) - 1) / 2)
         label: str | None = TITLES[name]
@@ -175,32 +203,35 @@ def draw(runs: Sequence[Mapping[str, Any]], known: Mapping[str, float], file: Pa
     names_of = [f"{beta:g}" for beta in order] + ["weights\nknown"]
     axes.set_xticks(range(len(names_of)), names_of)
     axes.set_xlabel("β")
-    axes.set_ylabel("held-out log-likelihood, nats")
     unframed(axes)
     axes.set_xlim(-0.5, len(order) + 0.5)
-    figure.legend(loc="lower center", ncols=3, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.14, 1, 1))
-    figure.savefig(file)
 
 
 def page(root: Path) -> list[str]:
     """The lines of docs/results/true_scale.md; the picture is drawn beside it."""
-    runs = load(CELLS, root)
-    known = yardsticks(Data.load())
+    found = load(CELLS, root)
+    runs = {name: [run for run in found if run["data"] == name] for name in SIDES}
+    runs = {name: own for name, own in runs.items() if own}
+    data = {name: Data.load(name) for name in runs}
+    known = {name: kept_yardsticks(name, own, root) for name, own in data.items()}
     if runs:
         draw(runs, known, PICTURE)
-    rows = [{**run, **judged} for run in runs for judged in run["judged"]]
-    order = list(TITLES)
-    rows.sort(key=lambda r: (order.index(r["sampler"]), r["beta"], r["seed"], r["updates"]))
-    lost = [f"{run['cell'].name} at update {run['lost_at']:,}" for run in runs if run["lost_at"]]
-    yards = "; ".join(f"{title} {value:.2f}" for title, value in known.items())
-    return [
+    rows = [{**run, **judged} for run in found for judged in run["judged"]]
+    samplers, sets = list(TITLES), list(SIDES)
+    rows.sort(
+        key=lambda r: (
+            *(sets.index(r["data"]), samplers.index(r["sampler"])),
+            *(r["beta"], r["seed"], r["updates"]),
+        )
+    )
+    lost = [f"{run['cell'].name} at update {run['lost_at']:,}" for run in found if run["lost_at"]]
+    lines = [
         "# β on the true scale",
         "",
         *GRID.source(root),
-        f"Digits at 8×8, pixels in [-1, 1], with Gaussian noise of {NOISE:g} on training and "
-        "held-out images: all densities here are those of noisy images, in nats for 64 pixels, and "
-        "all numbers are of the same 360 held-out images with the same noise. The model is "
+        f"Images with pixels in [-1, 1] and Gaussian noise of {NOISE:g}, training and held-out "
+        "ones: all densities here are those of noisy images, in nats, and all numbers of a data "
+        "set are of the same held-out images with the same noise. The model is "
         "log p(x) = log q(x) + g(x) - log Z with q the Gaussian of the training images and g a "
         "convolutional network of 34,000 parameters; o = 1: chains are Langevin steps of noise "
         f"{SIZE:g} and step size {SIZE**2 / 2:g} in the coordinates in which q is N(0, I). "
@@ -211,16 +242,20 @@ def page(root: Path) -> list[str]:
         f"last 1,000 updates. Fresh chains start from q; persistent ones are {CHAINS:,}, "
         f"{FRESH:.0%} of each draw anew.",
         "",
-        f"Yardsticks, of the same images: {yards}.",
-        "",
         f"A number counts if annealing from both sides agrees within 1 nat: {TEMPERATURES:,} "
         f"temperatures, {AIS_CHAINS} chains a side, the reverse ones from {TEMPERATURES:,} steps "
         "of MALA that began at training images. What is given is the interval with two standard "
-        "errors of each side. The 360 images are the same for all: differences between lines are "
+        "errors of each side. The images are the same for all: differences between lines are "
         "not blurred by which images they were.",
         "",
-        summary(runs) if runs else "None yet.",
-        "",
+    ]
+    for name, own in runs.items():
+        yards = "; ".join(f"{title} {value:.2f}" for title, value in known[name].items())
+        counted = f"{len(data[name].train):,} to train on, {len(data[name].test):,} held out"
+        lines += [f"## {NAMES[name]}", "", f"{counted}. Yardsticks, of the same images: {yards}."]
+        lines += ["", summary(own), ""]
+    return [
+        *lines,
         f"![Held-out log-likelihood against β](../pictures/{PICTURE.name})",
         "",
         "A point is a run; hollow ones do not count.",

@@ -23,13 +23,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ebmguard import Guard, guard
 from ebmguard.likelihood import Bracket, Gaussian, Schedule, forward, pilot, reverse
 from ebmguard.likelihood import Path as Course
-from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.data import kept_data
 from ebmguard.samplers import Mixture, hmc, mala, sgld
 
 from .cells import cell_command, write_json
 
 BETAS = (0.0, 0.1, 0.5, 0.05, 0.2, 0.02)
 SEEDS = range(5)
+SIDES = {"digits": 8, "mnist": 14}
+"""Pixels of a row of the images; MNIST's are means of squares of four."""
+MNIST_IMAGES, MNIST_HELD_OUT = 10_000, 1_000
 NOISE = 0.15
 """Standard deviation of the noise on images in [-1, 1], training and held-out: 16 levels of grey
 have no density without it."""
@@ -51,10 +54,10 @@ KEPT = ("grad_scale", "ess", "energy_gap", "ref/grad_scale", "ref/ess")
 
 @dataclass(frozen=True)
 class Data:
-    """Digits, and the coordinates in which the base is N(0, I).
+    """Images, and the coordinates in which the base is N(0, I).
 
     Attributes:
-        train, test: images without noise, (N, 64), in [-1, 1].
+        train, test: images without noise, (N, D), in [-1, 1].
         base: the Gaussian of the noisy training images.
     """
 
@@ -63,11 +66,20 @@ class Data:
     base: Gaussian
 
     @classmethod
-    def load(cls) -> Data:
-        """The trainers' split: 1,437 and 360 images."""
-        images = JemConfig(out="runs").load_data()
+    def load(cls, name: str = "digits") -> Data:
+        """The trainers' split: of the digits 1,437 and 360 images."""
+        if name == "digits":
+            images = kept_data(name, None)
+        else:
+            counts = {"train_images": MNIST_IMAGES, "test_images": MNIST_HELD_OUT}
+            images = kept_data(name, None, image_size=SIDES[name], **counts)
         train, test = (images.scale(x).flatten(1).double() for x in (images.train_x, images.test_x))
         return cls(train, test, Gaussian.fit(train, noise=NOISE, independent=False))
+
+    @property
+    def pixels(self) -> int:
+        """D."""
+        return self.train.shape[1]
 
     @property
     def log_det(self) -> float:
@@ -81,7 +93,7 @@ class Data:
         return self.white(self.train, rng), self.white(self.test, rng)
 
     def white(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """u of images (B, 64) with noise: (B, 64) float32."""
+        """u of images (B, D) with noise: (B, D) float32."""
         noise = torch.empty_like(x).normal_(generator=generator)
         off = (x + NOISE * noise - self.base.mean).T
         white: Tensor = torch.linalg.solve_triangular(self.base.factor, off, upper=False)
@@ -89,7 +101,9 @@ class Data:
 
 
 class Network(nn.Module):
-    """g(u): two convolutions over the image that u stands for and two layers, (B, 64) -> (B,).
+    """g(u): two convolutions over the image that u stands for and two layers, (B, D) -> (B,).
+
+    Images of 14 x 14 are halved twice, those of 8 x 8 once, so that both have as many parameters.
 
     Args:
         base: whose coordinates u are.
@@ -100,10 +114,12 @@ class Network(nn.Module):
         super().__init__()
         self.mean = nn.Buffer(base.mean.float())
         self.factor = nn.Buffer(base.factor.T.float().contiguous())
+        self.side = math.isqrt(len(base.mean))
+        halved = 1 + (self.side > 8)
         self.layers = nn.Sequential(
             nn.Conv2d(1, channels, 4, stride=2, padding=1),
             nn.SiLU(),
-            nn.Conv2d(channels, 2 * channels, 3, padding=1),
+            nn.Conv2d(channels, 2 * channels, 3, stride=halved, padding=1),
             nn.SiLU(),
             nn.Flatten(),
             nn.Linear(32 * channels, 128),
@@ -112,8 +128,8 @@ class Network(nn.Module):
         )
 
     def image(self, u: Tensor) -> Tensor:
-        """That u stands for, (B, 1, 8, 8)."""
-        return torch.addmm(self.mean, u, self.factor).view(-1, 1, 8, 8)
+        """That u stands for, (B, 1, H, H)."""
+        return torch.addmm(self.mean, u, self.factor).view(-1, 1, self.side, self.side)
 
     def forward(self, u: Tensor) -> Tensor:
         """The part of log p that the base lacks."""
@@ -122,7 +138,7 @@ class Network(nn.Module):
 
 
 class Frozen(nn.Module):
-    """g with the weights of now, every layer between activations one matrix, (B, 64) -> (B,).
+    """g with the weights of now, every layer between activations one matrix, (B, D) -> (B,).
 
     A chain calls g many times with the same weights, and convolutions of so few pixels take three
     times as long as products with their matrices.
@@ -132,7 +148,7 @@ class Frozen(nn.Module):
     def __init__(self, network: Network) -> None:
         super().__init__()
         self.stages = list[tuple[Tensor, Tensor]]()
-        affine, shape = list[Callable[[Tensor], Tensor]]([network.image]), torch.Size([64])
+        affine, shape = list[Callable[[Tensor], Tensor]]([network.image]), network.mean.shape
         for layer in (*network.layers, nn.SiLU()):
             if not isinstance(layer, nn.SiLU):
                 affine.append(layer)
@@ -154,16 +170,17 @@ class Frozen(nn.Module):
         return u.squeeze(1)
 
 
-STANDARD = Gaussian(torch.zeros(64, dtype=torch.float64), torch.ones(64, dtype=torch.float64))
-"""The base in its own coordinates."""
+def standard(pixels: int) -> Gaussian:
+    """The base in its own coordinates."""
+    zeros = torch.zeros(pixels, dtype=torch.float64)
+    return Gaussian(zeros, torch.ones_like(zeros))
 
 
 def whole(g: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """log q + g of u, without log Z."""
-    constant = 32 * math.log(2 * math.pi)
 
     def f(u: Tensor) -> Tensor:
-        return g(u) - u.square().sum(1) / 2 - constant
+        return g(u) - u.square().sum(1) / 2 - u.shape[1] / 2 * math.log(2 * math.pi)
 
     return f
 
@@ -173,15 +190,16 @@ class Chains:
 
     Args:
         name: "fresh", "persistent", "mala", "hmc" or "mixture".
+        pixels: D.
         generator: of starts and noise.
 
     Attributes:
         acceptance: mean of the latest call, of MALA and HMC.
     """
 
-    def __init__(self, name: str, generator: torch.Generator) -> None:
-        self.name, self.rng = name, generator
-        self.rows = STANDARD.sample(CHAINS, generator)
+    def __init__(self, name: str, pixels: int, generator: torch.Generator) -> None:
+        self.name, self.base, self.rng = name, standard(pixels), generator
+        self.rows = self.base.sample(CHAINS, generator)
         self.acceptance: float | None = None
         halves = {
             part: lambda g, kind=part: self.climb(g, kind, BATCH // 2)
@@ -190,12 +208,12 @@ class Chains:
         self.mixture = Mixture(halves)
 
     def __call__(self, g: Callable[[Tensor], Tensor]) -> Tensor:
-        """(64, 64) negatives."""
+        """(64, D) negatives."""
         return self.mixture(g) if self.name == "mixture" else self.climb(g, self.name, BATCH)
 
     def climb(self, g: Callable[[Tensor], Tensor], kind: str, count: int) -> Tensor:
         """Chains of one kind."""
-        fresh = STANDARD.sample(count, self.rng)
+        fresh = self.base.sample(count, self.rng)
         if kind == "fresh":
             return self.walk(g, kind, fresh)
         rows = torch.randint(CHAINS, (count,), generator=self.rng)
@@ -230,11 +248,13 @@ class Cell:
     sampler: str
     beta: float
     seed: int
+    data: str = "digits"
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.sampler}_b{self.beta:g}_s{self.seed}"
+        of = "" if self.data == "digits" else f"{self.data}_"
+        return f"{of}{self.sampler}_b{self.beta:g}_s{self.seed}"
 
     def command(self, folder: Path) -> Sequence[str]:
         """What runs it."""
@@ -243,16 +263,23 @@ class Cell:
 
 PLAIN = ("fresh", "persistent")
 OTHERS = ("mala", "hmc", "mixture")
-CELLS = [Cell(name, beta, 0) for beta in BETAS[:3] for name in PLAIN]
-CELLS += [Cell(name, beta, 0) for beta in BETAS[:2] for name in OTHERS]
+MAIN = BETAS[:3]
+CELLS = [Cell(name, beta, 0) for beta in MAIN for name in PLAIN]
+CELLS += [Cell(name, beta, 0) for beta in MAIN[:2] for name in OTHERS]
 CELLS += [Cell(name, beta, 0) for beta in BETAS[3:] for name in PLAIN]
-CELLS += [Cell(name, beta, seed) for seed in SEEDS[1:] for beta in BETAS for name in PLAIN]
+CELLS += [Cell(name, beta, 1) for beta in MAIN for name in PLAIN]
+CELLS += [Cell(name, beta, 0, "mnist") for beta in MAIN for name in PLAIN]
+CELLS += [Cell(name, beta, 2) for beta in MAIN for name in PLAIN]
+CELLS += [Cell(name, beta, seed) for seed in (1, 2) for beta in BETAS[3:] for name in PLAIN]
+CELLS += [Cell(name, beta, seed) for seed in (3, 4) for beta in BETAS for name in PLAIN]
+CELLS += [Cell(name, beta, seed, "mnist") for seed in (1, 2) for beta in MAIN for name in PLAIN]
 CELLS += [Cell("annealed", 1.0, seed) for seed in SEEDS]
 
 
 def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
     """The guard of a cell, what draws a loss from it, and its chains."""
-    chains = Chains(cell.sampler, rng)
+    pixels = len(network.mean)
+    chains = Chains(cell.sampler, pixels, rng)
     if cell.sampler != "annealed":
         loss_fn, sample_q = own = guard(None, chains, beta_star=cell.beta, output_scale=1.0)
 
@@ -265,7 +292,7 @@ def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard
     own = guard(None, None, beta_star=1.0, output_scale=1.0)
 
     def weighed(u: Tensor) -> Tensor:
-        course = Course(whole(Frozen(network)), STANDARD)
+        course = Course(whole(Frozen(network)), standard(pixels))
         ahead = forward(course, KNOWN, chains=BATCH, generator=rng)
         back = reverse(course, KNOWN, u, generator=rng)
         f = whole(network)
@@ -281,7 +308,7 @@ def run(cell: Cell, root: Path) -> None:
     torch.set_num_threads(1)
     folder = root / cell.name
     folder.mkdir(parents=True, exist_ok=True)
-    data = Data.load()
+    data = Data.load(cell.data)
     torch.manual_seed(cell.seed)
     network = Network(data.base)
     average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(AVERAGED))
@@ -327,7 +354,7 @@ def judged(
     """
     rng = torch.Generator().manual_seed(0)
     f = whole(g)
-    course = Course(f, STANDARD)
+    course = Course(f, standard(data.pixels))
     train, test = data.noisy
     schedule = pilot(course, chains=AIS_CHAINS, temperatures=temperatures, generator=rng)
     ahead = forward(course, schedule, chains=AIS_CHAINS, generator=rng)
