@@ -87,7 +87,7 @@ class Cell:
         return cell_command("rollback", folder)
 
 
-CELLS = [Cell(policy, seed) for policy in LASTING for seed in SEEDS]
+CELLS = [Cell(policy, seed) for seed in SEEDS for policy in LASTING]
 CELLS += [Cell(policy, seed) for seed in SEEDS for policy in POLICIES if policy not in LASTING]
 
 

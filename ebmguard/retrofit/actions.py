@@ -242,4 +242,4 @@ def single_number(beta_star: float | Tensor | tuple[float | Tensor, ...]) -> flo
     """β* as one number; None where it is several. Read on the host: between two steps."""
     if isinstance(beta_star, Tensor):
         return None if beta_star.ndim else float(beta_star)
-    return beta_star if isinstance(beta_star, float) else None
+    return None if isinstance(beta_star, tuple) else float(beta_star)

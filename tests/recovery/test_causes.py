@@ -86,6 +86,15 @@ def test_textbook_langevin_goes_on_after_every_rollback(ladder: Any) -> None:
     assert run.guard.last["beta_star"] == 0.5
 
 
+def test_a_ladder_of_whole_numbers_raises_beta_again() -> None:
+    detector = Scripted([12, 20, 28], remedies=[R.RAISE_BETA])
+    ladder = Change(beta_star=2), Change(sgld_steps=2), Change(beta_star=4, lr=0.5)
+    run = Run(Recovery(ladder=ladder, **QUICK), detector=detector, beta_star=0.0)
+    found = changes_of(run, 40)
+    assert [each.get("beta_star") for each in found] == [(0, 2), None, (2, 4)]
+    assert run.guard.last["beta_star"] == 4
+
+
 def test_relapses_take_the_remedies_of_the_cause_in_turn() -> None:
     detector = Scripted([24, 27, 30, 33], remedies=[R.MORE_STEPS, R.LOWER_BETA])
     run = Run(Recovery(**QUICK), detector=detector)
