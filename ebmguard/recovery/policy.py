@@ -64,8 +64,8 @@ class Recovery:
 
     Attributes:
         ladder: None changes what the alert's cause asks for: the change of its likeliest remedy
-            that has been tried least since the run was last healthy, or one of :data:`FALLBACK`
-            where the run can follow none, but never the opposite of what was advised or tried.
+            that has been tried least in this run, or one of :data:`FALLBACK` where the run can
+            follow none, but never the opposite of what was advised or tried.
             Otherwise the n-th rollback applies the n-th change, and the last one again from then
             on. Changes add up. One that this run cannot follow (SGLD steps that the guard does not
             know) is passed over for the next.

@@ -61,7 +61,7 @@ class Recoverer:
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
         self._rung = 0
-        self._tried: list[str] = []  # remedies, since the run was last healthy
+        self._tried: list[str] = []  # remedies, in this run
         # The steps of the last rollback's snapshot and of its ERROR.
         self._restored: int | None = None
         self._broke = 0
@@ -138,8 +138,6 @@ class Recoverer:
             relapse = held <= max(settings.relapse_within, 2 * took)
             if held <= max(settings.relapse_within, took):  # it has not come farther
                 condemned = snapshots.condemn(last)
-        if not relapse:
-            self._tried.clear()
         snapshot = snapshots.best()
         if snapshot is None:
             raise BudgetSpentError(error, self.attempt, nothing_to_go_back_to=True)
