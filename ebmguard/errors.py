@@ -144,8 +144,9 @@ def check_keys(what: str, state: Mapping[str, Any], expected: Iterable[str]) -> 
 def typed(called: T) -> T:
     """The function or class itself, which refuses arguments that are not what it declares.
 
-    Numbers of NumPy are numbers, True and False are none, and text is no sequence. What is declared
-    otherwise than by a class, a union, a literal or a container of these is not checked.
+    Numbers of NumPy are numbers, of which a class keeps Python's; True and False are none, and text
+    is no sequence. What is declared otherwise than by a class, a union, a literal or a container of
+    these is not checked.
 
     Raises:
         ConfigError: from every call with such an argument, which has then done nothing.
@@ -158,6 +159,8 @@ def typed(called: T) -> T:
     def checked(*args: Any, **kwargs: Any) -> Any:
         if not expected:
             expected.update({"return": None} | get_type_hints(function))
+        if inspect.isclass(called):
+            args, kwargs = (*map(_plain, args),), {name: _plain(x) for name, x in kwargs.items()}
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
             if name in expected and not _is(expected[name], value):
                 raise ConfigError(
@@ -184,6 +187,11 @@ def undamaged(owner: str) -> Iterator[None]:
             f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
             "returned."
         ) from e
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number for NumPy's, which JSON and weights-only checkpoints refuse."""
+    return value.item() if type(value).__module__ == "numpy" and _is(float, value) else value
 
 
 def _is(kind: Any, value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import torch
@@ -112,11 +112,11 @@ def _checked(name: str, value: Any) -> Any:
             )
         return number
     if name == "sgld_steps":
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ConfigError(
                 f"sgld_steps={value!r}; expected the number of SGLD steps of a call, 1 or more."
             )
-        return value
+        return int(value)
     if name == "clamp":
         ends = value if isinstance(value, tuple | list) and len(value) == 2 else (0, 0)
         are_numbers = all(isinstance(x, Real) and not isinstance(x, bool) for x in ends)

@@ -54,7 +54,7 @@ BY_CAUSE = {
 """What a rollback changes for a remedy of the alert."""
 
 FALLBACK = (Remedy.LOWER_LR, Remedy.RAISE_BETA, Remedy.MORE_STEPS)
-"""What is tried, in this order, where the run can follow none of those."""
+"""What is tried, in this order, after the remedies of the alert."""
 
 
 @typed
@@ -63,9 +63,9 @@ class Recovery:
     """Settings of ``action="rollback"``. The defaults are those measured in docs/recovery.md.
 
     Attributes:
-        ladder: None changes what the alert's cause asks for: the change of its likeliest remedy
-            that has been tried least in this run, or one of :data:`FALLBACK` where the run can
-            follow none, but never the opposite of what was advised or tried.
+        ladder: None changes what the alert's cause asks for: of its remedies, the likeliest first,
+            and :data:`FALLBACK` after them, the one that has been tried least in this run and
+            changes something, but never the opposite of what was advised or tried.
             Otherwise the n-th rollback applies the n-th change, and the last one again from then
             on. Changes add up. One that this run cannot follow (SGLD steps that the guard does not
             know) is passed over for the next.
@@ -103,7 +103,7 @@ class Recovery:
             object.__setattr__(self, "ladder", tuple(self.ladder))
         for name in ("budget", "every", "certify_after", "relapse_within", "keep", "folder_every"):
             value, least = getattr(self, name), int(name not in ("budget", "relapse_within"))
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if value < least:
                 raise ConfigError(
                     f"Recovery: {name}={value!r}; expected a whole number, {least} or more."
                 )

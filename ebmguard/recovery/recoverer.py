@@ -203,11 +203,10 @@ class Recoverer:
         causes.sort(key=alert.remedies.index)
         before = [*causes, *self._tried]
         others = [remedy for remedy in FALLBACK if remedy not in causes]
-        for order in (causes, others):
-            for remedy in sorted(order, key=self._tried.count):
-                if not any(contradict(remedy, other) for other in before):
-                    self._tried.append(str(remedy))
-                    yield BY_CAUSE[remedy]
+        for remedy in sorted([*causes, *others], key=self._tried.count):
+            if not any(contradict(remedy, other) for other in before):
+                self._tried.append(str(remedy))
+                yield BY_CAUSE[remedy]
 
     def _applied(
         self, change: Change, now: Situation, usual: int | None, own_rates: list[float]

@@ -16,7 +16,6 @@ from typing import Any
 
 from ..errors import ConfigError, check_keys, typed, undamaged
 from ..tags import BETA_STAR, ESS, GRAD_SCALE
-from .steps import is_count
 
 __all__ = ["BetaController", "SteerBeta"]
 
@@ -73,7 +72,7 @@ class SteerBeta:
             )
         if not 0 < self.floor < 1:
             raise ConfigError(f"SteerBeta: floor={self.floor!r}; expected a value between 0 and 1.")
-        if not is_count(self.window):
+        if self.window < 1:
             raise ConfigError(f"SteerBeta: window={self.window!r}; expected a number of rows.")
         if not (_is_number(self.rate) and self.rate > 1):
             raise ConfigError(f"SteerBeta: rate={self.rate!r}; expected a factor above 1.")

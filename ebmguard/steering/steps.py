@@ -17,12 +17,7 @@ from typing import Any
 from ..errors import ConfigError, check_keys, typed, undamaged
 from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
 
-__all__ = ["AdaptiveSteps", "StepsController", "is_count"]
-
-
-def is_count(value: object) -> bool:
-    """Whether it is a whole number of 1 or more."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+__all__ = ["AdaptiveSteps", "StepsController"]
 
 
 @typed
@@ -66,8 +61,7 @@ class AdaptiveSteps:
 
     def __post_init__(self) -> None:
         for name in ("most", "rise_after", "fall_after", "longest", "give_up_after"):
-            value = getattr(self, name)
-            if not is_count(value):
+            if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"AdaptiveSteps: {name}={value!r}; expected a whole number >= 1.")
         if self.most & (self.most - 1):
             raise ConfigError(f"AdaptiveSteps: most={self.most}; expected a power of two.")
@@ -81,13 +75,14 @@ class AdaptiveSteps:
                 f"AdaptiveSteps: longest={self.longest} is less than fall_after={self.fall_after}."
             )
 
+    @typed
     def start(self, base: int) -> StepsController:
         """A controller at the base number of steps.
 
         Raises:
             ConfigError: a base that is no whole number of 1 or more.
         """
-        if not is_count(base):
+        if base < 1:
             raise ConfigError(
                 f"AdaptiveSteps: the base number of steps is {base!r}; expected a whole number of "
                 "1 or more (sgld_steps= of attach)."

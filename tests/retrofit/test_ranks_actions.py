@@ -81,9 +81,9 @@ def test_all_change_the_same_and_draw_numbers_of_their_own(ranks):
         check_all_were_told_the_same(found)
         first, second = found[0]["rollbacks"]
         assert first["changes"] == {"lr": [0.01, pytest.approx(0.01 / 10)]}
-        assert second["changes"] == {"lr": [pytest.approx(0.01 / 10), pytest.approx(0.01 / 100)]}
+        assert second["changes"] == {"beta_star": [0.7, 2.0]}
         assert (first["relapse"], second["relapse"]) == (False, True)
-        assert [rank["beta_star"] for rank in found] == [0.7] * len(found)
+        assert [rank["beta_star"] for rank in found] == [2.0] * len(found)
         # The first rank's row alone, counted for all.
         assert first["purged_rows"] == second["purged_rows"] == 1
         assert all(rank["buffer"].abs().max() < 100 for rank in found)
