@@ -168,15 +168,21 @@ def is_done(cell: Cell, root: Path) -> bool:
 
 
 def load(cells: Iterable[Cell], root: Path) -> list[dict[str, Any]]:
-    """Of the cells that are done: the cell and its fields, and what its files say came of it."""
+    """Of the cells that are done: the cell and its fields, and what its files say came of it.
+
+    Raises:
+        ValueError: a file says otherwise than the cell under the name of a field that is set.
+    """
     found: list[dict[str, Any]] = []
     for cell in cells:
         if is_done(cell, root):
-            fields = dataclasses.asdict(cell)  # type: ignore[call-overload]
+            own = dataclasses.asdict(cell).items()  # type: ignore[call-overload]
             files = (root / cell.name / name for name in RESULTS)
             known = [read_json(file) for file in files if file.is_file()]
-            found.append({k: v for own in (fields, *known) for k, v in own.items()})
-            found[-1]["cell"] = cell
+            result = {k: v for each in known for k, v in each.items()}
+            if other := [k for k, v in own if v is not None and result.get(k, v) != v]:
+                raise ValueError(f"{cell.name}: {', '.join(other)} is not what the cell says")
+            found.append({**dict(own), **result, "cell": cell})
     return found
 
 

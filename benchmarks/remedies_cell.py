@@ -68,7 +68,7 @@ class Cell:
     remedy: str | None
     seed: int
     longer: bool = False
-    steps: int = STEPS
+    default_steps: int = STEPS
     words: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -87,11 +87,15 @@ class Cell:
             return JemConfig(out=folder, resume=True)
         if self.remedy is None:
             return JemConfig(
-                out=folder, seed=self.seed, device="cpu", iterations=self.steps, p_x_weight=0.0
+                out=folder,
+                seed=self.seed,
+                device="cpu",
+                iterations=self.default_steps,
+                p_x_weight=0.0,
             )
         settings = {"beta_star": 0.0, **REMEDIES[self.remedy]}
         steps = LONGER[self.remedy][0] if self.longer else iterations(settings)
-        steps = steps * self.steps // STEPS
+        steps = steps * self.default_steps // STEPS
         return JemConfig(out=folder, seed=self.seed, device="cpu", iterations=steps, **settings)
 
 

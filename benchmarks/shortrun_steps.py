@@ -38,19 +38,19 @@ DIGITS = Judge("digits")
 class Cell:
     """A run of the grid: K steps, or from K to `most`."""
 
-    steps: int
+    k: int
     most: int | None
     seed: int
 
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"k{self.steps}{f'to{self.most}' if self.most else ''}_s{self.seed}"
+        return f"k{self.k}{f'to{self.most}' if self.most else ''}_s{self.seed}"
 
     def command(self, folder: Path) -> Sequence[str]:
         """What runs it."""
         words = ["--data", "digits", "--beta-star", "0", "--seed", str(self.seed)]
-        words += ["--iterations", str(ITERATIONS), "--sgld-steps", str(self.steps)]
+        words += ["--iterations", str(ITERATIONS), "--sgld-steps", str(self.k)]
         random = ["--most-sgld-steps", str(self.most)] if self.most else []
         return train_command("shortrun", folder, *words, *random)
 
@@ -113,13 +113,13 @@ def climb(run: TrainedRun, x0: Tensor, noise: Tensor, factor: float = 1.0) -> Te
 
 
 def kind(cell: Cell) -> tuple[int, int]:
-    """What the seeds of a line of the table have in common; a run's own `steps` are its updates."""
-    return cell.steps, cell.most or 0
+    """What the seeds of a line of the table have in common."""
+    return cell.k, cell.most or 0
 
 
 def words(cell: Cell) -> str:
     """K."""
-    return f"{cell.steps} to {cell.most}" if cell.most else str(cell.steps)
+    return f"{cell.k} to {cell.most}" if cell.most else str(cell.k)
 
 
 def over_seeds(values: Sequence[float]) -> str:

@@ -80,6 +80,9 @@ def test_a_grid_runs_its_judge_first_and_its_page_has_what_is_done(tmp_path, cap
     assert "| name | runs \\| read |" in text
     assert "| b    |            0 |" in text
     assert capsys.readouterr().out.endswith(f"{text}\n")
+    write_json(root / "b" / "result.json", {"runs": 0, "name": "c"})
+    with pytest.raises(ValueError, match="b: name is not what the cell says"):
+        load(small.cells, root)
 
 
 def test_what_people_wrote_below_a_table_stays(tmp_path):
