@@ -1,9 +1,9 @@
 """The cells of :mod:`benchmarks.true_scale`: data, model, samplers, training and judgement.
 
 The model is log p(x) = log q(x) + g(x) - log Z: q is a Gaussian with the covariance of the training
-images, g a small convolutional network. Chains run in the coordinates u in which q is N(0, I), and
-the guard's tempered f is (1 - β) g: what it draws is q(x) exp((1 - β) g), whose weights are
-exp(β g), for q cancels.
+images, or a small flow on top of it, and g a small convolutional network. Chains run in the
+coordinates u in which q is N(0, I), and the guard's tempered f is (1 - β) g: what it draws is
+q(x) exp((1 - β) g), whose weights are exp(β g), for q cancels.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ from .cells import cell_command, write_json
 
 BETAS = (0.0, 0.1, 0.5, 0.05, 0.2, 0.02)
 SEEDS = range(5)
-SIDES = {"digits": 8, "mnist": 14}
-"""Pixels of a row of the images; MNIST's are means of squares of four."""
+SIDES = {"digits": 8, "flow": 8, "mnist": 14}
+"""Pixels of a row of the images: the digits, the digits with a flow as base, and MNIST's, which are
+means of squares of four."""
 MNIST_IMAGES, MNIST_HELD_OUT = 10_000, 1_000
+FLOW, HIDDEN, FLOW_UPDATES = 4, 64, 3_000
+"""Couplings of the flow, units of each of their two hidden layers, and updates of 128 images."""
 NOISE = 0.15
 """Standard deviation of the noise on images in [-1, 1], training and held-out: 16 levels of grey
 have no density without it."""
@@ -52,29 +55,94 @@ LAST = 1000
 KEPT = ("grad_scale", "ess", "energy_gap", "ref/grad_scale", "ref/ess")
 
 
+class Couplings(nn.Module):
+    """A flow of additive couplings (NICE, Dinh et al. 2014), (B, D) -> (B, D).
+
+    A chain calls the inverse at every step, and zuko's takes four times as long.
+
+    Args:
+        pixels: D, even.
+        count: how many, even; each adds to one half of the coordinates what it makes of the
+            other. None is the identity.
+    """
+
+    def __init__(self, pixels: int, count: int) -> None:
+        super().__init__()
+        half = pixels // 2
+        self.log_scale = nn.Parameter(torch.zeros(pixels))
+        self.shifts = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(half, HIDDEN),
+                nn.SiLU(),
+                nn.Linear(HIDDEN, HIDDEN),
+                nn.SiLU(),
+                nn.Linear(HIDDEN, half),
+            )
+            for _ in range(count)
+        )
+
+    def forward(self, v: Tensor) -> Tensor:
+        """In the coordinates of N(0, I); log |det| is the sum of ``log_scale``."""
+        a, b = v[:, ::2], v[:, 1::2]
+        for shift in self.shifts:
+            a, b = b + shift(a), a
+        return torch.stack([a, b], 2).flatten(1) * self.log_scale.exp()
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """Of forward."""
+        u = u * (-self.log_scale).exp()
+        a, b = u[:, ::2], u[:, 1::2]
+        for shift in reversed(self.shifts):
+            a, b = b, a - shift(b)
+        return torch.stack([a, b], 2).flatten(1)
+
+
 @dataclass(frozen=True)
 class Data:
     """Images, and the coordinates in which the base is N(0, I).
 
     Attributes:
         train, test: images without noise, (N, D), in [-1, 1].
-        base: the Gaussian of the noisy training images.
+        gaussian: that of the noisy training images.
+        flow: from the coordinates in which the Gaussian is N(0, I) to those in which the base is;
+            without couplings the Gaussian is the base.
     """
 
     train: Tensor
     test: Tensor
-    base: Gaussian
+    gaussian: Gaussian
+    flow: Couplings
 
     @classmethod
     def load(cls, name: str = "digits") -> Data:
         """The trainers' split: of the digits 1,437 and 360 images."""
-        if name == "digits":
-            images = kept_data(name, None)
-        else:
+        if name == "mnist":
             counts = {"train_images": MNIST_IMAGES, "test_images": MNIST_HELD_OUT}
             images = kept_data(name, None, image_size=SIDES[name], **counts)
+        else:
+            images = kept_data("digits", None)
         train, test = (images.scale(x).flatten(1).double() for x in (images.train_x, images.test_x))
-        return cls(train, test, Gaussian.fit(train, noise=NOISE, independent=False))
+        gaussian = Gaussian.fit(train, noise=NOISE, independent=False)
+        torch.manual_seed(0)
+        own = cls(train, test, gaussian, Couplings(train.shape[1], FLOW * (name == "flow")))
+        if own.flow.shifts:
+            own.fit()
+        own.flow.requires_grad_(False)
+        return own
+
+    def fit(self) -> None:
+        """Fit the flow to the training images, with new noise at every update."""
+        rng = torch.Generator().manual_seed(0)
+        optimizer = torch.optim.AdamW(self.flow.parameters(), lr=1e-3, weight_decay=0.1)
+        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, FLOW_UPDATES)
+        for _ in range(FLOW_UPDATES):
+            rows = torch.randint(len(self.train), (2 * BATCH,), generator=rng)
+            u = self.white(self.train[rows], rng)
+            loss = u.square().sum(1).mean() / 2 - self.flow.log_scale.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            decay.step()
 
     @property
     def pixels(self) -> int:
@@ -84,7 +152,7 @@ class Data:
     @property
     def log_det(self) -> float:
         """log p(u) - log p(x)."""
-        return float(self.base.factor.diagonal().log().sum())
+        return float(self.gaussian.factor.diagonal().log().sum() - self.flow.log_scale.sum())
 
     @property
     def noisy(self) -> tuple[Tensor, Tensor]:
@@ -95,9 +163,10 @@ class Data:
     def white(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """u of images (B, D) with noise: (B, D) float32."""
         noise = torch.empty_like(x).normal_(generator=generator)
-        off = (x + NOISE * noise - self.base.mean).T
-        white: Tensor = torch.linalg.solve_triangular(self.base.factor, off, upper=False)
-        return white.T.float()
+        off = (x + NOISE * noise - self.gaussian.mean).T
+        white: Tensor = torch.linalg.solve_triangular(self.gaussian.factor, off, upper=False)
+        u: Tensor = self.flow(white.T.float())
+        return u
 
 
 class Network(nn.Module):
@@ -106,15 +175,19 @@ class Network(nn.Module):
     Images of 14 x 14 are halved twice, those of 8 x 8 once, so that both have as many parameters.
 
     Args:
-        base: whose coordinates u are.
+        gaussian: of the images.
+        back: from u to the coordinates in which the Gaussian is N(0, I).
         channels: of the first convolution; the second has twice as many.
     """
 
-    def __init__(self, base: Gaussian, channels: int = 8) -> None:
+    def __init__(
+        self, gaussian: Gaussian, back: Callable[[Tensor], Tensor], channels: int = 8
+    ) -> None:
         super().__init__()
-        self.mean = nn.Buffer(base.mean.float())
-        self.factor = nn.Buffer(base.factor.T.float().contiguous())
-        self.side = math.isqrt(len(base.mean))
+        self.back = back
+        self.mean = nn.Buffer(gaussian.mean.float())
+        self.factor = nn.Buffer(gaussian.factor.T.float().contiguous())
+        self.side = math.isqrt(len(gaussian.mean))
         halved = 1 + (self.side > 8)
         self.layers = nn.Sequential(
             nn.Conv2d(1, channels, 4, stride=2, padding=1),
@@ -127,13 +200,13 @@ class Network(nn.Module):
             nn.Linear(128, 1),
         )
 
-    def image(self, u: Tensor) -> Tensor:
-        """That u stands for, (B, 1, H, H)."""
-        return torch.addmm(self.mean, u, self.factor).view(-1, 1, self.side, self.side)
+    def image(self, v: Tensor) -> Tensor:
+        """That the Gaussian's coordinates stand for, (B, 1, H, H)."""
+        return torch.addmm(self.mean, v, self.factor).view(-1, 1, self.side, self.side)
 
     def forward(self, u: Tensor) -> Tensor:
         """The part of log p that the base lacks."""
-        value: Tensor = self.layers(self.image(u)).squeeze(1)
+        value: Tensor = self.layers(self.image(self.back(u))).squeeze(1)
         return value
 
 
@@ -147,6 +220,7 @@ class Frozen(nn.Module):
     @torch.no_grad()
     def __init__(self, network: Network) -> None:
         super().__init__()
+        self.back = network.back
         self.stages = list[tuple[Tensor, Tensor]]()
         affine, shape = list[Callable[[Tensor], Tensor]]([network.image]), network.mean.shape
         for layer in (*network.layers, nn.SiLU()):
@@ -164,7 +238,7 @@ class Frozen(nn.Module):
     def forward(self, u: Tensor) -> Tensor:
         """The network's own, but for rounding."""
         (offset, matrix), *later = self.stages
-        u = torch.addmm(offset, u, matrix)
+        u = torch.addmm(offset, self.back(u), matrix)
         for offset, matrix in later:
             u = torch.addmm(offset, nn.functional.silu(u), matrix)
         return u.squeeze(1)
@@ -266,13 +340,21 @@ OTHERS = ("mala", "hmc", "mixture")
 MAIN = BETAS[:3]
 CELLS = [Cell(name, beta, 0) for beta in MAIN for name in PLAIN]
 CELLS += [Cell(name, beta, 0) for beta in MAIN[:2] for name in OTHERS]
-CELLS += [Cell(name, beta, 0) for beta in BETAS[3:] for name in PLAIN]
+CELLS += [
+    Cell(name, beta, 0, data) for beta in MAIN for data in ("mnist", "flow") for name in PLAIN
+]
 CELLS += [Cell(name, beta, 1) for beta in MAIN for name in PLAIN]
-CELLS += [Cell(name, beta, 0, "mnist") for beta in MAIN for name in PLAIN]
+CELLS += [Cell(name, beta, 0) for beta in BETAS[3:] for name in PLAIN]
 CELLS += [Cell(name, beta, 2) for beta in MAIN for name in PLAIN]
 CELLS += [Cell(name, beta, seed) for seed in (1, 2) for beta in BETAS[3:] for name in PLAIN]
 CELLS += [Cell(name, beta, seed) for seed in (3, 4) for beta in BETAS for name in PLAIN]
-CELLS += [Cell(name, beta, seed, "mnist") for seed in (1, 2) for beta in MAIN for name in PLAIN]
+CELLS += [
+    Cell(name, beta, seed, data)
+    for seed in (1, 2)
+    for data in ("flow", "mnist")
+    for beta in MAIN
+    for name in PLAIN
+]
 CELLS += [Cell("annealed", 1.0, seed) for seed in SEEDS]
 
 
@@ -310,7 +392,7 @@ def run(cell: Cell, root: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data = Data.load(cell.data)
     torch.manual_seed(cell.seed)
-    network = Network(data.base)
+    network = Network(data.gaussian, data.flow.inverse)
     average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(AVERAGED))
     optimizer = torch.optim.Adam(network.parameters(), lr=LR, betas=ADAM)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, UPDATES)
