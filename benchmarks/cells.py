@@ -53,6 +53,8 @@ class Grid:
         runs: where the cells' folders are.
         run: runs a cell in this process, given the cells' root; None where each has a command.
         judge: a cell that is run before the others.
+        travels: whether the page needs no more than what its cells say came of them. That then lies
+            beside the page too, and another machine goes on from there.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Grid:
     runs: Path
     run: Callable[[Any, Path], object] | None = None
     judge: Any = None
+    travels: bool = False
 
     def main(self, words: Sequence[str] | None = None, *own: argparse.ArgumentParser) -> None:
         """Run the cells that are not done, and write the page; `own` are options read before."""
@@ -81,8 +84,14 @@ class Grid:
             self.run(every[given.cell], given.runs)
             return
 
+        beside = given.table.with_suffix(".jsonl") if self.travels else None
+        if beside:
+            unpack(beside, given.runs)
+
         def write() -> None:
             write_page(given.table, self.page(given.runs))
+            if beside:
+                pack(self.cells, given.runs, beside)
 
         if not given.table_only:
             run_cells(judges, given.runs)
@@ -93,10 +102,12 @@ class Grid:
     def source(self, root: Path) -> list[str]:
         """What was run, where and when, and under which rules."""
         done = sum(is_done(cell, root) for cell in self.cells)
+        file = f"[{self.table.stem}.jsonl]({self.table.stem}.jsonl)"
+        where = f", in {file}" if self.travels else ""
         return [
             f"Commit {', '.join(commits(root)) or 'none yet'}, {datetime.date.today()}, "
             f"{platform.machine()} CPU, one thread a run on a machine shared with other work, "
-            f"`python -m benchmarks.{self.name}`; {done} of {len(self.cells)} runs done.",
+            f"`python -m benchmarks.{self.name}`; {done} of {len(self.cells)} runs done{where}.",
             "",
             rules(root),
             "",
@@ -184,6 +195,28 @@ def load(cells: Iterable[Cell], root: Path) -> list[dict[str, Any]]:
                 raise ValueError(f"{cell.name}: {', '.join(other)} is not what the cell says")
             found.append({**dict(own), **result, "cell": cell})
     return found
+
+
+def pack(cells: Iterable[Cell], root: Path, file: Path) -> None:
+    """Write a line of JSON for each cell that is done: what its files say, by their names."""
+    lines = []
+    for cell in cells:
+        if is_done(cell, root):
+            names = [f"{cell.name}.done", *(f"{cell.name}/{name}" for name in RESULTS)]
+            known = {name: read_json(root / name) for name in names if (root / name).is_file()}
+            lines.append(json.dumps(known) + "\n")
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def unpack(file: Path, root: Path) -> None:
+    """Write the files of the cells in a file of :func:`pack` that are not done here."""
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        (done, mark), *known = json.loads(line).items()
+        if not (root / done).is_file():
+            for name, value in known:
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                write_json(root / name, value)
+            write_json(root / done, mark)
 
 
 def table(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]], words: int = 1) -> str:

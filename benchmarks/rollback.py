@@ -291,7 +291,13 @@ NOT_SAVED = {
     "why it does not count": lambda row: why_not(row),
 }
 GRID = Grid(
-    "rollback", CELLS, page, Path("docs/results/rollback.md"), Path("runs/bench-rollback"), run
+    "rollback",
+    CELLS,
+    page,
+    Path("docs/results/rollback.md"),
+    Path("runs/bench-rollback"),
+    run,
+    travels=True,
 )
 
 if __name__ == "__main__":

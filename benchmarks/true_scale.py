@@ -284,7 +284,7 @@ def page(root: Path) -> list[str]:
     ]
 
 
-GRID = Grid("true_scale", CELLS, page, Path("docs/results/true_scale.md"), RUNS, run)
+GRID = Grid("true_scale", CELLS, page, Path("docs/results/true_scale.md"), RUNS, run, travels=True)
 
 if __name__ == "__main__":
     GRID.main()
