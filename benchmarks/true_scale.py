@@ -36,6 +36,7 @@ from .true_scale_cell import (
     LEAPFROGS,
     LOST,
     LR,
+    MOST,
     NOISE,
     SIDES,
     SIZE,
@@ -50,6 +51,7 @@ from .true_scale_cell import (
 RUNS, PICTURE = Path("runs/bench-true-scale"), Path("docs/pictures/true_scale.png")
 TITLES = {
     "fresh": "fresh chains",
+    "adaptive": "fresh chains, adaptive steps",
     "persistent": "persistent chains",
     "mala": "MALA, persistent",
     "hmc": "HMC, persistent",
@@ -138,6 +140,7 @@ EVERY = {
     "ESS / M at 0.5": lambda row: number(row["median"].get("ref/ess"), ".2f"),
     "gap": lambda row: number(row["median"]["energy_gap"]),
     "acceptance": lambda row: number(row["median"].get("acceptance"), ".2f"),
+    "steps": lambda row: number(row["median"].get("sampler/steps")),
 }
 
 
@@ -249,7 +252,8 @@ def page(root: Path) -> list[str]:
         f"{SIZE:g} and step size {SIZE**2 / 2:g} in the coordinates in which q is N(0, I). "
         f"{UPDATES:,} updates of {BATCH} images and negatives, {STEPS} gradients a chain (HMC: "
         f"{STEPS // LEAPFROGS} times {LEAPFROGS} leapfrog steps; annealed: {STEPS // 2} "
-        "temperatures up, and as many down for the positives), Adam with learning rate "
+        "temperatures up, and as many down for the positives; adaptive: up to "
+        f"{MOST} times as many steps, as many times finer), Adam with learning rate "
         f"{LR:g} and betas {ADAM}, a cosine to 0, judged by the average of the weights over the "
         f"last 1,000 updates. Fresh chains start from q; persistent ones are {CHAINS:,}, "
         f"{FRESH:.0%} of each draw anew.",
@@ -274,8 +278,9 @@ def page(root: Path) -> list[str]:
         "",
         "## Every run",
         "",
-        "GradScale, ESS / M of the weights (and at the exponent 0.5), the energy gap of g and the "
-        "acceptance of MALA and HMC are medians of the last 1,000 updates. "
+        "GradScale, ESS / M of the weights (and at the exponent 0.5), the energy gap of g, the "
+        "acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the last "
+        "1,000 updates. "
         f"Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}. Judged after "
         f"{', '.join(f'{count:,}' for count in JUDGED)} updates.",
         "",

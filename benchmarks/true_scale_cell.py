@@ -25,6 +25,7 @@ from ebmguard.likelihood import Bracket, Gaussian, Schedule, forward, pilot, rev
 from ebmguard.likelihood import Path as Course
 from ebmguard.reference_training.data import kept_data
 from ebmguard.samplers import Mixture, hmc, mala, sgld
+from ebmguard.steering import AdaptiveSteps
 
 from .cells import cell_command, write_json
 
@@ -44,6 +45,8 @@ JUDGED = (3_000, 8_000, UPDATES)
 BATCH, STEPS, SIZE = 64, 16, 0.2
 """Images and negatives of an update, Langevin steps of a chain, and a step's noise in u."""
 LEAPFROGS = 4
+MOST = 4
+"""Times the usual steps, as many times finer, that the adaptive sampler may take."""
 CHAINS, FRESH = 1000, 0.01
 """Persistent chains, and the share of a draw that begins anew."""
 LR, ADAM, AVERAGED = 5e-4, (0.9, 0.95), 0.999
@@ -52,7 +55,7 @@ of small gradients makes the first large ones explode."""
 TEMPERATURES, AIS_CHAINS = 2000, 100
 LOST = 1e4
 LAST = 1000
-KEPT = ("grad_scale", "ess", "energy_gap", "ref/grad_scale", "ref/ess")
+KEPT = ("grad_scale", "ess", "energy_gap", "ref/grad_scale", "ref/ess", "sampler/steps")
 
 
 class Couplings(nn.Module):
@@ -259,22 +262,28 @@ def whole(g: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return f
 
 
+STARTING_ANEW = ("fresh", "adaptive")
+"""Samplers whose chains start from the base at every update."""
+
+
 class Chains:
     """The samplers of the grid, by name; each is called with a tempered g.
 
     Args:
-        name: "fresh", "persistent", "mala", "hmc" or "mixture".
+        name: "fresh", "adaptive", "persistent", "mala", "hmc" or "mixture".
         pixels: D.
         generator: of starts and noise.
 
     Attributes:
         acceptance: mean of the latest call, of MALA and HMC.
+        plan: says how many Langevin steps a call takes, and how much finer they are.
     """
 
     def __init__(self, name: str, pixels: int, generator: torch.Generator) -> None:
         self.name, self.base, self.rng = name, standard(pixels), generator
         self.rows = self.base.sample(CHAINS, generator)
         self.acceptance: float | None = None
+        self.plan: Callable[[], tuple[int, int]] = lambda: (STEPS, 1)
         halves = {
             part: lambda g, kind=part: self.climb(g, kind, BATCH // 2)
             for part in ("fresh", "persistent")
@@ -288,7 +297,7 @@ class Chains:
     def climb(self, g: Callable[[Tensor], Tensor], kind: str, count: int) -> Tensor:
         """Chains of one kind."""
         fresh = self.base.sample(count, self.rng)
-        if kind == "fresh":
+        if kind in STARTING_ANEW:
             return self.walk(g, kind, fresh)
         rows = torch.randint(CHAINS, (count,), generator=self.rng)
         anew = torch.rand(count, generator=self.rng) < FRESH
@@ -298,10 +307,12 @@ class Chains:
 
     def walk(self, g: Callable[[Tensor], Tensor], kind: str, x: Tensor) -> Tensor:
         """Steps of exp(log q + g), 16 gradients; MALA and HMC are persistent, too."""
-        own: dict[str, Any] = {"step_size": SIZE**2 / 2, "noise_std": SIZE, "generator": self.rng}
         f, seen = whole(g), list[float]()
-        if kind in ("fresh", "persistent"):
-            return sgld(f, x, steps=STEPS, **own)
+        steps, finer = self.plan()
+        size = SIZE / math.sqrt(finer)
+        own: dict[str, Any] = {"step_size": size**2 / 2, "noise_std": size, "generator": self.rng}
+        if kind in (*STARTING_ANEW, "persistent"):
+            return sgld(f, x, steps=steps, **own)
         own["on_step"] = lambda proposal: seen.append(float(proposal.acceptance.mean()))
         if kind == "mala":
             x = mala(f, x, steps=STEPS, **own)
@@ -343,7 +354,9 @@ CELLS += [Cell(name, beta, 0) for beta in MAIN[:2] for name in OTHERS]
 CELLS += [
     Cell(name, beta, 0, data) for beta in MAIN for data in ("mnist", "flow") for name in PLAIN
 ]
+CELLS += [Cell("mala", beta, 0, data) for beta in MAIN[:2] for data in ("flow", "mnist")]
 CELLS += [Cell(name, beta, 1) for beta in MAIN for name in PLAIN]
+CELLS += [Cell("adaptive", beta, 0) for beta in MAIN]
 CELLS += [Cell(name, beta, 0) for beta in BETAS[3:] for name in PLAIN]
 CELLS += [Cell(name, beta, 2) for beta in MAIN for name in PLAIN]
 CELLS += [Cell(name, beta, seed) for seed in (1, 2) for beta in BETAS[3:] for name in PLAIN]
@@ -363,7 +376,14 @@ def negatives(cell: Cell, network: Network, rng: torch.Generator) -> tuple[Guard
     pixels = len(network.mean)
     chains = Chains(cell.sampler, pixels, rng)
     if cell.sampler != "annealed":
-        loss_fn, sample_q = own = guard(None, chains, beta_star=cell.beta, output_scale=1.0)
+        follow: dict[str, Any] = {}
+        if cell.sampler == "adaptive":
+            follow = {"sgld_steps": STEPS, "adapt": AdaptiveSteps(most=MOST)}
+        loss_fn, sample_q = own = guard(
+            None, chains, beta_star=cell.beta, output_scale=1.0, **follow
+        )
+        if follow:
+            chains.plan = own.next_steps
 
         def loss_of(u: Tensor) -> Tensor:
             u_neg = sample_q(Frozen(network))

@@ -128,6 +128,7 @@ def test_the_network_is_flat_in_no_direction_and_frozen_is_the_same(side):
     ("cell", "base"),
     [
         (Cell("fresh", 0.2, 0), "-21.5"),
+        (Cell("adaptive", 0.1, 0), "-21.5"),
         (Cell("annealed", 1.0, 0), "-21.5"),
         (Cell("persistent", 0.1, 0, "mnist"), "-17.2"),
         (Cell("fresh", 0.1, 0, "flow"), "-21."),
