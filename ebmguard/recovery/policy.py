@@ -65,7 +65,7 @@ class Recovery:
     Attributes:
         ladder: None changes what the alert's cause asks for: of its remedies, the likeliest first,
             and :data:`FALLBACK` after them, the one that has been tried least in this run and
-            changes something, but never the opposite of what was advised or tried.
+            changes something, but never the opposite of what alerts have named.
             Otherwise the n-th rollback applies the n-th change, and the last one again from then
             on. Changes add up. One that this run cannot follow (SGLD steps that the guard does not
             know) is passed over for the next.

@@ -61,7 +61,7 @@ class Recoverer:
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
         self._rung = 0
-        self._tried: list[str] = []  # remedies, in this run
+        self._tried: list[tuple[str, bool]] = []  # remedies, and whether an alert named them
         # The steps of the last rollback's snapshot and of its ERROR.
         self._restored: int | None = None
         self._broke = 0
@@ -199,14 +199,15 @@ class Recoverer:
                 self._rung += 1
                 yield change
             return
-        causes = [remedy for remedy in BY_CAUSE if remedy in alert.remedies]
-        causes.sort(key=alert.remedies.index)
-        before = [*causes, *self._tried]
-        others = [remedy for remedy in FALLBACK if remedy not in causes]
-        for remedy in sorted([*causes, *others], key=self._tried.count):
-            if not any(contradict(remedy, other) for other in before):
-                self._tried.append(str(remedy))
+        causes = sorted({*BY_CAUSE} & {*alert.remedies}, key=alert.remedies.index)
+        order = [*causes, *(remedy for remedy in FALLBACK if remedy not in causes)]
+        for remedy in sorted(order, key=[tried for tried, _ in self._tried].count):
+            named = remedy in causes  # it may undo what no alert has named
+            before = [other for other, was_named in self._tried if was_named or not named]
+            if not any(contradict(remedy, other) for other in (*causes, *before)):
+                self._tried.append((str(remedy), named))
                 yield BY_CAUSE[remedy]
+                self._tried.pop()  # it changed nothing
 
     def _applied(
         self, change: Change, now: Situation, usual: int | None, own_rates: list[float]
@@ -292,7 +293,7 @@ class Recoverer:
         check_keys("a recovery's state of this version", state, self.state_dict())
         attempt, rung, broke = (int(state[name]) for name in ("attempt", "rung", "broke"))
         effect = Change(**{name: state[name] for name in vars(self.effect)})
-        self._tried = list(state["tried"])
+        self._tried = [(str(remedy), bool(named)) for remedy, named in state["tried"]]
         self.attempt, self._rung, self._broke, self.effect = attempt, rung, broke, effect
         self._restored = state["restored"]
         self._rate.factor = self.effect.lr

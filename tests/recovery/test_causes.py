@@ -119,6 +119,27 @@ def test_relapses_take_the_remedies_of_the_cause_in_turn_and_then_the_others() -
     assert found[1]["beta_star"] == (0.5, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("beta_star", "expected"),
+    [
+        (0.5, [{"beta_star": (0.5, 2)}, {"beta_star": (2, 1)}, {"sgld_steps": (3, 6)}]),
+        # What changes nothing has not been tried.
+        (4.0, [{"sgld_steps": (3, 6)}, {"beta_star": (4, 2)}, {"lr": (1e-3, 1e-4)}]),
+    ],
+)
+def test_advice_undoes_what_no_alert_has_named_and_no_earlier_advice(
+    beta_star: float, expected: list[Any]
+) -> None:
+    detector = Scripted([12, 15, 18, 21])
+    run = Run(Recovery(**QUICK), detector=detector, beta_star=beta_star)
+    for remedy in (R.LOWER_LR, R.LOWER_LR, R.LOWER_BETA, R.RAISE_BETA):
+        detector.remedies = (remedy,)
+        count = len(run.guard.rollbacks) + 1
+        while len(run.guard.rollbacks) < count:
+            run.step()
+    assert changes_of(run, 3) == [LR, *expected]
+
+
 def test_a_run_that_was_healthy_for_a_while_does_not_lower_its_rate_to_nothing() -> None:
     detector = Scripted([12, 60, 120], remedies=[R.LOWER_LR, R.MORE_STEPS])
     run = Run(Recovery(**QUICK), detector=detector)
