@@ -53,8 +53,8 @@ class Grid:
         runs: where the cells' folders are.
         run: runs a cell in this process, given the cells' root; None where each has a command.
         judge: a cell that is run before the others.
-        travels: whether the page needs no more than what its cells say came of them. That then lies
-            beside the page too, and another machine goes on from there.
+        kept: whether what came of the cells is kept beside the page as well, in lines of JSON from
+            which another machine goes on; for pages that need nothing else of their folders.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Grid:
     runs: Path
     run: Callable[[Any, Path], object] | None = None
     judge: Any = None
-    travels: bool = False
+    kept: bool = False
 
     def main(self, words: Sequence[str] | None = None, *own: argparse.ArgumentParser) -> None:
         """Run the cells that are not done, and write the page; `own` are options read before."""
@@ -84,8 +84,8 @@ class Grid:
             self.run(every[given.cell], given.runs)
             return
 
-        beside = given.table.with_suffix(".jsonl") if self.travels else None
-        if beside:
+        beside = given.table.with_suffix(".jsonl") if self.kept else None
+        if beside and beside.is_file():
             unpack(beside, given.runs)
 
         def write() -> None:
@@ -102,8 +102,8 @@ class Grid:
     def source(self, root: Path) -> list[str]:
         """What was run, where and when, and under which rules."""
         done = sum(is_done(cell, root) for cell in self.cells)
-        file = f"[{self.table.stem}.jsonl]({self.table.stem}.jsonl)"
-        where = f", in {file}" if self.travels else ""
+        file = f"{self.table.stem}.jsonl"
+        where = f", each in [{file}]({file})" if self.kept else ""
         return [
             f"Commit {', '.join(commits(root)) or 'none yet'}, {datetime.date.today()}, "
             f"{platform.machine()} CPU, one thread a run on a machine shared with other work, "
@@ -191,8 +191,11 @@ def load(cells: Iterable[Cell], root: Path) -> list[dict[str, Any]]:
             files = (root / cell.name / name for name in RESULTS)
             known = [read_json(file) for file in files if file.is_file()]
             result = {k: v for each in known for k, v in each.items()}
-            if other := [k for k, v in own if v is not None and result.get(k, v) != v]:
-                raise ValueError(f"{cell.name}: {', '.join(other)} is not what the cell says")
+            if other := {k: result[k] for k, v in own if v is not None and result.get(k, v) != v}:
+                raise ValueError(
+                    f"{root / cell.name}: its results say {other}, which is not what {cell} says. "
+                    "Give one of the two another name."
+                )
             found.append({**dict(own), **result, "cell": cell})
     return found
 
@@ -205,16 +208,22 @@ def pack(cells: Iterable[Cell], root: Path, file: Path) -> None:
             names = [f"{cell.name}.done", *(f"{cell.name}/{name}" for name in RESULTS)]
             known = {name: read_json(root / name) for name in names if (root / name).is_file()}
             lines.append(json.dumps(known) + "\n")
-    file.write_text("".join(lines), encoding="utf-8")
+    write_text(file, "".join(lines))
 
 
 def unpack(file: Path, root: Path) -> None:
-    """Write the files of the cells in a file of :func:`pack` that are not done here."""
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+    """Write the files of the cells in a file of :func:`pack` that are not done here.
+
+    A cell that is to be run again loses its line there, too.
+    """
+    for line in file.read_text(encoding="utf-8").splitlines():
         (done, mark), *known = json.loads(line).items()
         if not (root / done).is_file():
+            folder = root / done.removesuffix(".done")
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in RESULTS:  # of a run that did not come to its end
+                (folder / name).unlink(missing_ok=True)
             for name, value in known:
-                (root / name).parent.mkdir(parents=True, exist_ok=True)
                 write_json(root / name, value)
             write_json(root / done, mark)
 
@@ -244,9 +253,14 @@ def commit() -> str:
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:
+    """Write an object to a file."""
+    write_text(file, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(file: Path, text: str) -> None:
     """Write a file that has its name only when all of it is there."""
     partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
 
 

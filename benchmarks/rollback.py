@@ -297,7 +297,7 @@ GRID = Grid(
     Path("docs/results/rollback.md"),
     Path("runs/bench-rollback"),
     run,
-    travels=True,
+    kept=True,
 )
 
 if __name__ == "__main__":

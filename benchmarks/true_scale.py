@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import KernelDensity
 
@@ -58,6 +59,7 @@ TITLES = {
     "mixture": "half fresh, half persistent",
     "annealed": "annealed, weights known",
 }
+COLOURS = dict(zip(TITLES, CONTRASTS, strict=False))
 NAMES = {
     "digits": "Digits at 8×8",
     "flow": "Digits at 8×8 on a flow",
@@ -176,7 +178,7 @@ def cell_of(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    runs: Mapping[str, list[dict[str, Any]]],
     known: Mapping[str, Mapping[str, float]],
     file: Path,
 ) -> None:
@@ -189,9 +191,15 @@ def draw(
         axes.set_title(NAMES[name])
         axes.set_ylabel("held-out log-likelihood, nats")
     panels[-1].set_xlabel("β")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=3, fontsize=8, frameon=False)
-    figure.tight_layout(rect=(0, 0.7 / height, 1, 1))
+    used = {run["sampler"] for own in runs.values() for run in own}
+    marks = [
+        Line2D([], [], c=COLOURS[name], marker="o", ls="", label=title)
+        for name, title in TITLES.items()
+        if name in used
+    ]
+    yards, _ = panels[0].get_legend_handles_labels()
+    figure.legend(handles=[*marks, *yards], loc="lower center", ncols=3, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0, 0.8 / height, 1, 1))
     figure.savefig(file)
 
 
@@ -201,8 +209,7 @@ def panel(axes: Axes, runs: Sequence[Mapping[str, Any]], known: Mapping[str, flo
     floor = min([*known.values(), *(x for run in runs for x in at_the_end([run]))]) - 2
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
     for i, name in enumerate(names):
-        colour, shift = CONTRASTS[i], 0.1 * (i - (len(names) - 1) / 2)
-        label: str | None = TITLES[name]
+        colour, shift = COLOURS[name], 0.1 * (i - (len(names) - 1) / 2)
         for own in (own for own in runs if own["sampler"] == name and own["judged"]):
             last = own["judged"][-1]
             at = order.index(own["beta"]) if own["beta"] in order else len(order)
@@ -210,8 +217,7 @@ def panel(axes: Axes, runs: Sequence[Mapping[str, Any]], known: Mapping[str, flo
             filled = counts(last) and last["updates"] == UPDATES
             value = max(middle(last), floor) if np.isfinite(middle(last)) else floor
             face = colour if filled else "none"
-            axes.plot(at + shift + seed, value, "o", ms=5, mec=colour, mfc=face, label=label)
-            label = None
+            axes.plot(at + shift + seed, value, "o", ms=5, mec=colour, mfc=face)
     for (title, value), style in zip(known.items(), ("-", "--", ":"), strict=True):
         label = re.sub(r" of width [\d.]+", "", title)  # each panel has its own
         axes.axhline(value, color=DARK, lw=1, ls=style, label=label)
@@ -289,7 +295,7 @@ def page(root: Path) -> list[str]:
     ]
 
 
-GRID = Grid("true_scale", CELLS, page, Path("docs/results/true_scale.md"), RUNS, run, travels=True)
+GRID = Grid("true_scale", CELLS, page, Path("docs/results/true_scale.md"), RUNS, run, kept=True)
 
 if __name__ == "__main__":
     GRID.main()

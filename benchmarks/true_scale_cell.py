@@ -66,7 +66,7 @@ class Couplings(nn.Module):
     Args:
         pixels: D, even.
         count: how many, even; each adds to one half of the coordinates what it makes of the
-            other. None is the identity.
+            other. Without any, and at ``log_scale`` 0, it is the identity.
     """
 
     def __init__(self, pixels: int, count: int) -> None:
@@ -85,14 +85,14 @@ class Couplings(nn.Module):
         )
 
     def forward(self, v: Tensor) -> Tensor:
-        """In the coordinates of N(0, I); log |det| is the sum of ``log_scale``."""
+        """To where the base is N(0, I); log |det| of it is the sum of ``log_scale``."""
         a, b = v[:, ::2], v[:, 1::2]
         for shift in self.shifts:
             a, b = b + shift(a), a
         return torch.stack([a, b], 2).flatten(1) * self.log_scale.exp()
 
     def inverse(self, u: Tensor) -> Tensor:
-        """Of forward."""
+        """What :meth:`forward` maps to u, (B, D) -> (B, D)."""
         u = u * (-self.log_scale).exp()
         a, b = u[:, ::2], u[:, 1::2]
         for shift in reversed(self.shifts):
@@ -126,9 +126,11 @@ class Data:
             images = kept_data("digits", None)
         train, test = (images.scale(x).flatten(1).double() for x in (images.train_x, images.test_x))
         gaussian = Gaussian.fit(train, noise=NOISE, independent=False)
-        torch.manual_seed(0)
-        own = cls(train, test, gaussian, Couplings(train.shape[1], FLOW * (name == "flow")))
-        if own.flow.shifts:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            flow = Couplings(train.shape[1], FLOW * (name == "flow"))
+        own = cls(train, test, gaussian, flow)
+        if flow.shifts:
             own.fit()
         own.flow.requires_grad_(False)
         return own
@@ -306,7 +308,7 @@ class Chains:
         return x
 
     def walk(self, g: Callable[[Tensor], Tensor], kind: str, x: Tensor) -> Tensor:
-        """Steps of exp(log q + g), 16 gradients; MALA and HMC are persistent, too."""
+        """Steps of exp(log q + g), 16 gradients unless planned otherwise."""
         f, seen = whole(g), list[float]()
         steps, finer = self.plan()
         size = SIZE / math.sqrt(finer)

@@ -68,7 +68,7 @@ def test_a_grid_runs_its_judge_first_and_its_page_has_what_is_done(tmp_path, cap
         write_json(root / cell.name / "result.json", {"runs": times(root, cell.name)})
 
     cells, judge = [Fake("a"), Fake("b")], Fake("judge")
-    small = Grid("fake", cells, page, tmp_path / "page.md", root, run, judge, travels=True)
+    small = Grid("fake", cells, page, tmp_path / "page.md", root, run, judge, kept=True)
     for cell in cells:
         (root / cell.name).mkdir(parents=True)
         small.main(["--cell", cell.name])
@@ -76,19 +76,19 @@ def test_a_grid_runs_its_judge_first_and_its_page_has_what_is_done(tmp_path, cap
     assert seen == [["a"], ["a", "b"], ["a", "b"]]
     assert is_done(judge, root)
     text = (tmp_path / "page.md").read_text()
-    assert "benchmarks.fake`; 2 of 2 runs done, in [page.jsonl](page.jsonl)." in text
+    assert "benchmarks.fake`; 2 of 2 runs done, each in [page.jsonl](page.jsonl)." in text
     assert "| name | runs \\| read |" in text
     assert "| b    |            0 |" in text
     assert capsys.readouterr().out.endswith(f"{text}\n")
     # Another machine goes on from what lies beside the page.
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "b").mkdir(parents=True)
-    write_json(elsewhere / "b" / "result.json", {"runs": 7})  # begun there and not ended
+    write_json(elsewhere / "b" / "results.json", {"runs": 7})  # begun there and not ended
     small.main(["--table-only", "--runs", str(elsewhere)])
     assert (tmp_path / "page.md").read_text() == text
     assert load(cells, elsewhere) == load(cells, root)
     write_json(root / "b" / "result.json", {"runs": 0, "name": "c"})
-    with pytest.raises(ValueError, match="b: name is not what the cell says"):
+    with pytest.raises(ValueError, match=r"b: its results say \{'name': 'c'\}"):
         load(small.cells, root)
 
 

@@ -22,10 +22,13 @@ from benchmarks.true_scale_cell import (
     Frozen,
     Network,
     judged,
+    negatives,
     standard,
     whole,
 )
 from ebmguard.likelihood import Gaussian
+from ebmguard.samplers import sgld
+from ebmguard.steering import AdaptiveSteps
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +95,7 @@ def test_log_z_from_both_sides(a, data):
     assert found["test"] == pytest.approx(of_images, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["fresh", "persistent", "mala", "hmc", "mixture"])
+@pytest.mark.parametrize("name", ["fresh", "adaptive", "persistent", "mala", "hmc", "mixture"])
 def test_chains_stay_on_the_base_where_g_is_flat(name):
     chains = Chains(name, 64, torch.Generator().manual_seed(0))
     before = chains.rows.clone()
@@ -102,9 +105,26 @@ def test_chains_stay_on_the_base_where_g_is_flat(name):
         64, abs=0.64 + 5 * (128 / 1280) ** 0.5
     )
     moved = (chains.rows != before).any(1).sum()
-    assert (moved == 0) == (name == "fresh")
+    assert (moved == 0) == (name in ("fresh", "adaptive"))
     assert moved < CHAINS
     assert (chains.acceptance is not None) == (name in ("mala", "hmc"))
+
+
+def test_adaptive_chains_take_as_many_and_as_fine_steps_as_the_guard_says(data, monkeypatch):
+    eager = partial(AdaptiveSteps, floor=0.999, clear=0.9995)  # 64 / 65 at most: more at every row
+    monkeypatch.setattr(true_scale_cell, "AdaptiveSteps", eager)
+    network = Network(data.gaussian, data.flow.inverse)
+    rng = torch.Generator().manual_seed(0)
+    _, loss_of, chains = negatives(Cell("adaptive", 0.1, 0), network, rng)
+    plans = [chains.plan()]
+    for _ in range(3):
+        loss_of(data.noisy[0][: true_scale_cell.BATCH])
+        plans.append(chains.plan())
+    assert plans == [(16, 1), (32, 2), (64, 4), (64, 4)]
+    again, g = torch.Generator().set_state(rng.get_state()), whole(Bowl(0.5))
+    start = standard(64).sample(true_scale_cell.BATCH, again)
+    fine = sgld(g, start, steps=64, step_size=0.1**2 / 2, noise_std=0.1, generator=again)
+    torch.testing.assert_close(chains(Bowl(0.5)), fine, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("side", [8, 14])
