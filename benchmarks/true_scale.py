@@ -7,7 +7,7 @@ python -m benchmarks.true_scale --table-only   # the page and picture of what ha
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
@@ -30,24 +30,19 @@ from .true_scale_cell import (
     BETAS,
     CELLS,
     CHAINS,
-    FLOW,
-    FLOW_UPDATES,
     FRESH,
     JUDGED,
     LEAPFROGS,
     LOST,
     LR,
     MOST,
-    NOISE,
-    SIDES,
     SIZE,
     STEPS,
     TEMPERATURES,
     UPDATES,
-    Data,
     run,
-    standard,
 )
+from .true_scale_model import FLOW, FLOW_UPDATES, NOISE, SIDES, Data, standard
 
 RUNS, PICTURE = Path("runs/bench-true-scale"), Path("docs/pictures/true_scale.png")
 TITLES = {
@@ -67,6 +62,8 @@ NAMES = {
 }
 WIDTHS = (0.15, 0.175, 0.2, 0.225, 0.25, 0.275, 0.3)
 COMPONENTS = 10
+KNOWN = 1.0
+"""β of annealed negatives, whose weights are known."""
 
 Judgement = Mapping[str, Any]
 
@@ -128,57 +125,92 @@ def ess(judged: Judgement) -> str:
     return f"{judged['forward']['ess']:.0f}, {judged['reverse']['ess']:.0f}"
 
 
+Run = Mapping[str, Any]
 EVERY = {
-    "images": lambda row: NAMES[row["data"]],
-    "sampler": lambda row: TITLES[row["sampler"]],
-    "β": lambda row: "–" if row["sampler"] == "annealed" else f"{row['beta']:g}",
-    "seed": lambda row: str(row["seed"]),
-    "updates": lambda row: f"{row['updates']:,}",
-    "held-out, nats": lambda row: between(row),
-    "training images": lambda row: number(middle(row, "train") if counts(row) else None, ".1f"),
-    "ESS forward, reverse": lambda row: ess(row),
-    "GradScale": lambda row: number(row["median"]["grad_scale"]),
-    "ESS / M": lambda row: number(row["median"]["ess"], ".2f"),
-    "ESS / M at 0.5": lambda row: number(row["median"].get("ref/ess"), ".2f"),
-    "gap": lambda row: number(row["median"]["energy_gap"]),
-    "acceptance": lambda row: number(row["median"].get("acceptance"), ".2f"),
-    "steps": lambda row: number(row["median"].get("sampler/steps")),
+    "images": lambda run: NAMES[run["data"]],
+    "sampler": lambda run: TITLES[run["sampler"]],
+    "β": lambda run: "–" if run["sampler"] == "annealed" else f"{run['beta']:g}",
+    "seed": lambda run: str(run["seed"]),
+    "held-out, nats": lambda run: between(run["judged"][-1]),
+    f"after {JUDGED[0]:,}": lambda run: between(run["judged"][0]),
+    "training images": lambda run: trained(run["judged"][-1]),
+    "ESS forward, reverse": lambda run: ess(run["judged"][-1]),
+    "GradScale": lambda run: number(last_of(run, "grad_scale")),
+    "ESS / M": lambda run: number(last_of(run, "ess"), ".2f"),
+    "ESS / M at 0.5": lambda run: number(last_of(run, "ref/ess"), ".2f"),
+    "gap": lambda run: number(last_of(run, "energy_gap")),
+    "acceptance": lambda run: number(last_of(run, "acceptance"), ".2f"),
+    "steps": lambda run: number(last_of(run, "sampler/steps")),
 }
 
 
-def at_the_end(runs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Of the runs that were trained to their end and whose number counts."""
-    last = [run["judged"][-1] for run in runs if run["judged"]]
-    return [middle(own) for own in last if own["updates"] == UPDATES and counts(own)]
+def trained(judged: Judgement) -> str:
+    """The log-likelihood of the training images, where it counts."""
+    return number(middle(judged, "train") if counts(judged) else None, ".1f")
 
 
-def summary(runs: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each sampler, a column for each β: the median, and of how many runs."""
+def last_of(run: Run, name: str) -> float | None:
+    """The median of a number over the updates before the last judgement."""
+    value: float | None = run["judged"][-1]["median"].get(name)
+    return value
+
+
+def load_runs(root: Path) -> list[dict[str, Any]]:
+    """A run for each β of the cells that are done."""
+    return [{**cell, **member} for cell in load(CELLS, root) for member in cell["members"]]
+
+
+def ended(run: Run) -> Judgement | None:
+    """What is known of a run that was trained to its end."""
+    last = run["judged"][-1] if run["judged"] else None
+    return last if last and last["updates"] == UPDATES else None
+
+
+def by_beta(runs: Sequence[Run], said: Callable[[Sequence[Run], Sequence[Run]], str]) -> str:
+    """A line for each sampler, a column for each β: what is said of its runs, and of those at 0."""
     lines = []
     for name, title in TITLES.items():
-        own = [run for run in runs if run["sampler"] == name]
-        if not own:
-            continue
-        line = {"sampler": title}
-        for beta in sorted(BETAS):
-            these = [run for run in own if run["beta"] == beta]
-            line[f"β = {beta:g}"] = cell_of(these)
-        line["weights known"] = cell_of(own) if name == "annealed" else ""
-        lines.append(line)
+        own = {
+            beta: [run for run in runs if run["sampler"] == name and run["beta"] == beta]
+            for beta in (*BETAS, KNOWN)
+        }
+        if any(own.values()):
+            titles = {beta: f"β = {beta:g}" for beta in BETAS} | {KNOWN: "weights known"}
+            cells = {titles[beta]: said(these, own[0.0]) for beta, these in own.items()}
+            lines.append({"sampler": title, **cells})
     return table(lines, {name: itemgetter(name) for name in lines[0]})
 
 
-def cell_of(runs: Sequence[Mapping[str, Any]]) -> str:
+def median_of(runs: Sequence[Run], _: Sequence[Run]) -> str:
     """The median of the runs that count, and how many do."""
-    found = at_the_end(runs)
+    last = [own for run in runs if (own := ended(run)) and counts(own)]
+    found = [middle(own) for own in last]
     if not runs:
         return ""
-    said = f"{median(found):.2f}" if found else "none"
-    return f"{said} ({len(found)} of {len(runs)})"
+    return (
+        f"{median(found):.2f} ({len(found)} of {len(runs)})"
+        if found
+        else f"none (0 of {len(runs)})"
+    )
+
+
+def against_zero(runs: Sequence[Run], at_zero: Sequence[Run]) -> str:
+    """What the same seeds gain on β = 0: the median where both count, and whose intervals part."""
+    zero = {run["seed"]: own for run in at_zero if (own := ended(run))}
+    pairs = [
+        (own, zero[run["seed"]]) for run in runs if (own := ended(run)) and run["seed"] in zero
+    ]
+    if not pairs or runs is at_zero:
+        return ""
+    gains = [middle(own) - middle(zero) for own, zero in pairs if counts(own) and counts(zero)]
+    better = sum(interval(own)[0] > interval(zero)[1] for own, zero in pairs)
+    worse = sum(interval(own)[1] < interval(zero)[0] for own, zero in pairs)
+    gain = f"{median(gains):+.2f}" if gains else "–"
+    return f"{gain} ({better} better, {worse} worse of {len(pairs)})"
 
 
 def draw(
-    runs: Mapping[str, list[dict[str, Any]]],
+    runs: Mapping[str, Sequence[Run]],
     known: Mapping[str, Mapping[str, float]],
     file: Path,
 ) -> None:
@@ -203,48 +235,49 @@ def draw(
     figure.savefig(file)
 
 
-def panel(axes: Axes, runs: Sequence[Mapping[str, Any]], known: Mapping[str, float]) -> None:
+def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
     """The points of one data set, hollow where they do not count, and its yardsticks."""
-    order = sorted(BETAS)
-    floor = min([*known.values(), *(x for run in runs for x in at_the_end([run]))]) - 2
+    order = [*BETAS, KNOWN]
+    last = [(run, own) for run in runs if (own := ended(run))]
+    floor = min([*known.values(), *(middle(own) for _, own in last if counts(own))]) - 2
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
-    for i, name in enumerate(names):
-        colour, shift = COLOURS[name], 0.1 * (i - (len(names) - 1) / 2)
-        for own in (own for own in runs if own["sampler"] == name and own["judged"]):
-            last = own["judged"][-1]
-            at = order.index(own["beta"]) if own["beta"] in order else len(order)
-            seed = 0.02 * (own["seed"] - 2)
-            filled = counts(last) and last["updates"] == UPDATES
-            value = max(middle(last), floor) if np.isfinite(middle(last)) else floor
-            face = colour if filled else "none"
-            axes.plot(at + shift + seed, value, "o", ms=5, mec=colour, mfc=face)
+    for each, own in last:
+        i = names.index(each["sampler"])
+        colour, shift = COLOURS[each["sampler"]], 0.1 * (i - (len(names) - 1) / 2)
+        at = order.index(each["beta"]) + shift + 0.02 * (each["seed"] - 2)
+        value = max(middle(own), floor) if np.isfinite(middle(own)) else floor
+        face = colour if counts(own) else "none"
+        axes.plot(at, value, "o", ms=5, mec=colour, mfc=face)
     for (title, value), style in zip(known.items(), ("-", "--", ":"), strict=True):
         label = re.sub(r" of width [\d.]+", "", title)  # each panel has its own
         axes.axhline(value, color=DARK, lw=1, ls=style, label=label)
-    names_of = [f"{beta:g}" for beta in order] + ["weights\nknown"]
-    axes.set_xticks(range(len(names_of)), names_of)
+    axes.set_xticks(range(len(order)), [*(f"{beta:g}" for beta in BETAS), "weights\nknown"])
     unframed(axes)
-    axes.set_xlim(-0.5, len(order) + 0.5)
+    axes.set_xlim(-0.5, len(order) - 0.5)
 
 
 def page(root: Path) -> list[str]:
     """The lines of docs/results/true_scale.md; the picture is drawn beside it."""
-    found = load(CELLS, root)
+    found = load_runs(root)
     runs = {name: [run for run in found if run["data"] == name] for name in SIDES}
     runs = {name: own for name, own in runs.items() if own}
     data = {name: Data.load(name) for name in runs}
     known = {name: kept_yardsticks(name, own, root) for name, own in data.items()}
     if runs:
         draw(runs, known, PICTURE)
-    rows = [{**run, **judged} for run in found for judged in run["judged"]]
+    judged = [run for run in found if run["judged"]]
     samplers, sets = list(TITLES), list(SIDES)
-    rows.sort(
-        key=lambda r: (
-            *(sets.index(r["data"]), samplers.index(r["sampler"])),
-            *(r["beta"], r["seed"], r["updates"]),
+    judged.sort(
+        key=lambda run: (
+            *(sets.index(run["data"]), samplers.index(run["sampler"])),
+            *(run["beta"], run["seed"]),
         )
     )
-    lost = [f"{run['cell'].name} at update {run['lost_at']:,}" for run in found if run["lost_at"]]
+    lost = [
+        f"{run['cell'].name} at β = {run['beta']:g} in update {run['lost_at']:,}"
+        for run in found
+        if run["lost_at"]
+    ]
     lines = [
         "# β on the true scale",
         "",
@@ -254,7 +287,7 @@ def page(root: Path) -> list[str]:
         "set are of the same held-out images with the same noise. The model is "
         "log p(x) = log q(x) + g(x) - log Z with q the Gaussian of the training images, or a flow "
         f"on top of it ({FLOW} additive couplings, fitted in {FLOW_UPDATES:,} updates), and g a "
-        "convolutional network of 34,000 parameters; o = 1: chains are Langevin steps of noise "
+        "convolutional network of 17,000 parameters; o = 1: chains are Langevin steps of noise "
         f"{SIZE:g} and step size {SIZE**2 / 2:g} in the coordinates in which q is N(0, I). "
         f"{UPDATES:,} updates of {BATCH} images and negatives, {STEPS} gradients a chain (HMC: "
         f"{STEPS // LEAPFROGS} times {LEAPFROGS} leapfrog steps; annealed: {STEPS // 2} "
@@ -262,7 +295,8 @@ def page(root: Path) -> list[str]:
         f"{MOST} times as many steps, as many times finer), Adam with learning rate "
         f"{LR:g} and betas {ADAM}, a cosine to 0, judged by the average of the weights over the "
         f"last 1,000 updates. Fresh chains start from q; persistent ones are {CHAINS:,}, "
-        f"{FRESH:.0%} of each draw anew.",
+        f"{FRESH:.0%} of each draw anew. A run trains the networks of its β side by side: they "
+        "begin alike, and see the same images.",
         "",
         f"A number counts if annealing from both sides agrees within 1 nat: {TEMPERATURES:,} "
         f"temperatures, {AIS_CHAINS} chains a side, the reverse ones from {TEMPERATURES:,} steps "
@@ -275,7 +309,9 @@ def page(root: Path) -> list[str]:
         yards = "; ".join(f"{title} {value:.2f}" for title, value in known[name].items())
         counted = f"{len(data[name].train):,} to train on, {len(data[name].test):,} held out"
         lines += [f"## {NAMES[name]}", "", f"{counted}. Yardsticks, of the same images: {yards}."]
-        lines += ["", summary(own), ""]
+        lines += ["", by_beta(own, median_of), ""]
+        lines += ["What the same seed gains on β = 0, and where both intervals lie apart:", ""]
+        lines += [by_beta(own, against_zero), ""]
     return [
         *lines,
         f"![Held-out log-likelihood against β](../pictures/{PICTURE.name})",
@@ -286,11 +322,9 @@ def page(root: Path) -> list[str]:
         "",
         "GradScale, ESS / M of the weights (and at the exponent 0.5), the energy gap of g, the "
         "acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the last "
-        "1,000 updates. "
-        f"Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}. Judged after "
-        f"{', '.join(f'{count:,}' for count in JUDGED)} updates.",
+        f"1,000 updates. Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}.",
         "",
-        table(rows, EVERY) if rows else "None yet.",
+        table(judged, EVERY) if judged else "None yet.",
         "",
     ]
 

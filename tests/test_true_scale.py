@@ -11,21 +11,10 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import nn
 
-from benchmarks import true_scale, true_scale_cell
+from benchmarks import true_scale, true_scale_cell, true_scale_model
 from benchmarks.cells import read_json, write_json
-from benchmarks.true_scale_cell import (
-    CHAINS,
-    Cell,
-    Chains,
-    Couplings,
-    Data,
-    Frozen,
-    Network,
-    judged,
-    negatives,
-    standard,
-    whole,
-)
+from benchmarks.true_scale_cell import CHAINS, UPDATES, Cell, Chains, judged, negatives
+from benchmarks.true_scale_model import Couplings, Data, Network, Networks, standard, whole
 from ebmguard.likelihood import Gaussian
 from ebmguard.samplers import sgld
 from ebmguard.steering import AdaptiveSteps
@@ -39,7 +28,7 @@ def data():
 @pytest.fixture(scope="module")
 def flow():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(true_scale_cell, "FLOW_UPDATES", 600)
+        patch.setattr(true_scale_model, "FLOW_UPDATES", 600)
         return Data.load("flow")
 
 
@@ -52,7 +41,7 @@ def test_coordinates_of_the_base(data):
     torch.testing.assert_close(own, torch.from_numpy(known.logpdf(x)))
     # Of the noise alone, in units of the pixels.
     noise = (x - data.test).std()
-    assert noise == pytest.approx(true_scale_cell.NOISE, rel=5 / math.sqrt(2 * x.numel()))
+    assert noise == pytest.approx(true_scale_model.NOISE, rel=5 / math.sqrt(2 * x.numel()))
 
 
 def test_the_flow_has_its_volume_and_its_inverse_and_fits_better(flow, data):
@@ -80,7 +69,7 @@ class Bowl(nn.Module):
         self.a = a
 
     def forward(self, u):
-        return -self.a * u.square().sum(1) / 2
+        return -self.a * u.square().sum(-1) / 2
 
 
 @pytest.mark.parametrize("a", [0.0, 0.5])
@@ -97,61 +86,120 @@ def test_log_z_from_both_sides(a, data):
 
 @pytest.mark.parametrize("name", ["fresh", "adaptive", "persistent", "mala", "hmc", "mixture"])
 def test_chains_stay_on_the_base_where_g_is_flat(name):
-    chains = Chains(name, 64, torch.Generator().manual_seed(0))
+    chains = Chains(name, 64, torch.Generator().manual_seed(0), members=2)
     before = chains.rows.clone()
-    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(20)])
+    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(20)], 1)
+    assert drawn.shape == (2, 1280, 64)
     # The mean of |u|² is 64 and its standard deviation √128; Langevin steps of 0.2 widen by 1%.
-    assert drawn.square().sum(1).mean().item() == pytest.approx(
-        64, abs=0.64 + 5 * (128 / 1280) ** 0.5
+    squares = drawn.square().sum(2).mean(1)
+    torch.testing.assert_close(
+        squares, torch.full((2,), 64.0), rtol=0, atol=0.64 + 5 * (128 / 1280) ** 0.5
     )
-    moved = (chains.rows != before).any(1).sum()
-    assert (moved == 0) == (name in ("fresh", "adaptive"))
-    assert moved < CHAINS
+    assert not torch.equal(*drawn)  # each with noise of its own
+    moved = (chains.rows != before).any(2).sum(1)
+    assert moved[0] == moved[1]  # the same chains of each
+    assert (moved[0] == 0) == (name in ("fresh", "adaptive"))
+    assert moved[0] < CHAINS
     assert (chains.acceptance is not None) == (name in ("mala", "hmc"))
 
 
 def test_adaptive_chains_take_as_many_and_as_fine_steps_as_the_guard_says(data, monkeypatch):
     eager = partial(AdaptiveSteps, floor=0.999, clear=0.9995)  # 64 / 65 at most: more at every row
     monkeypatch.setattr(true_scale_cell, "AdaptiveSteps", eager)
-    network = Network(data.gaussian, data.flow.inverse)
+    networks = Networks(Network(data.gaussian, data.flow.inverse), 1)
     rng = torch.Generator().manual_seed(0)
-    _, loss_of, chains = negatives(Cell("adaptive", 0.1, 0), network, rng)
+    cell = Cell("adaptive", 0, betas=(0.1,))
+    _, loss_of, chains = negatives(cell, networks, rng)
     plans = [chains.plan()]
     for _ in range(3):
         loss_of(data.noisy[0][: true_scale_cell.BATCH])
         plans.append(chains.plan())
     assert plans == [(16, 1), (32, 2), (64, 4), (64, 4)]
     again, g = torch.Generator().set_state(rng.get_state()), whole(Bowl(0.5))
-    start = standard(64).sample(true_scale_cell.BATCH, again)
+    start = standard(64).sample(true_scale_cell.BATCH, again)[None]
     fine = sgld(g, start, steps=64, step_size=0.1**2 / 2, noise_std=0.1, generator=again)
     torch.testing.assert_close(chains(Bowl(0.5)), fine, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("side", [8, 14])
-def test_the_network_is_flat_in_no_direction_and_frozen_is_the_same(side):
-    u = standard(side**2).sample(8, torch.Generator().manual_seed(0)).requires_grad_()
-    x = torch.randn(2 * side**2, side**2, generator=torch.Generator().manual_seed(1))
-    back = Couplings(side**2, count=2)
-    network = Network(Gaussian.fit(x, noise=0.1, independent=False), back.inverse)
-    (slope,) = torch.autograd.grad(network(u).sum(), u)
-    assert sum(p.numel() for p in network.parameters()) == 34_329
+def test_networks_are_each_their_own_flat_in_no_direction_and_frozen_the_same(side):
+    pixels = side**2
+    u = standard(pixels).sample(16, torch.Generator().manual_seed(0)).view(2, 8, pixels)
+    u.requires_grad_()
+    x = torch.randn(2 * pixels, pixels, generator=torch.Generator().manual_seed(1))
+    base = Gaussian.fit(x, noise=0.1, independent=False)
+    single = [Network(base, Couplings(pixels, count=2).inverse) for _ in range(2)]
+    assert sum(p.numel() for p in single[0].parameters()) == 17_005
+    networks = Networks(single[0], 2)
+    with torch.no_grad():
+        for values, other in zip(networks.values, single[1].parameters(), strict=True):
+            values[1] = other
+    single[1].back = single[0].back
+    g = networks(u)
+    # float32 sums of at most 196 terms, through three layers and the image.
+    bound = 4 * 196 * torch.finfo(torch.float32).eps
+    own = torch.stack([network(rows) for network, rows in zip(single, u, strict=True)])
+    torch.testing.assert_close(g, own, rtol=bound, atol=bound)
+    (slope,) = torch.autograd.grad(g.sum(), u)
     assert (slope != 0).all()
-    frozen = Frozen(network)(u)
-    # float32 sums of at most 256 terms, through three layers.
-    bound = 3 * 256 * torch.finfo(torch.float32).eps
-    torch.testing.assert_close(frozen, network(u), rtol=bound, atol=bound)
-    (again,) = torch.autograd.grad(frozen.sum(), u)
+    frozen = networks.frozen()
+    of_frozen = frozen(u)
+    torch.testing.assert_close(of_frozen, g, rtol=bound, atol=bound)
+    torch.testing.assert_close(frozen.member(1)(u[1]), g[1], rtol=bound, atol=bound)
+    (again,) = torch.autograd.grad(of_frozen.sum(), u)
     torch.testing.assert_close(again, slope, rtol=bound, atol=bound * slope.abs().max().item())
+
+
+def test_members_train_as_each_would_alone(data):
+    """β side by side: with the chains' noise shared, the gradients of runs on their own."""
+    u = data.noisy[0][: true_scale_cell.BATCH]
+    torch.manual_seed(0)
+    network = Network(data.gaussian, data.flow.inverse)
+    found: dict[float, list[torch.Tensor]] = {}
+    for betas in ((0.0, 0.5), (0.0,), (0.5,)):
+        networks = Networks(network, len(betas))
+        rng = torch.Generator().manual_seed(0)
+        guarded, loss_of, _ = negatives(Cell("fresh", 0, betas=betas), networks, rng)
+        guarded.sampler.original.walk = lambda g, kind, x: (g(x), x + 0.1)[1]  # no noise
+        loss_of(u).backward()
+        for index, beta in enumerate(betas):
+            grads = [value.grad[index] for value in networks.values]
+            found.setdefault(beta, []).append(torch.cat([grad.flatten() for grad in grads]))
+    for together, alone in found.values():
+        scale = alone.abs().max().item()
+        bound = 256 * torch.finfo(torch.float32).eps * scale
+        torch.testing.assert_close(together, alone, rtol=0, atol=bound)
+    assert not torch.allclose(found[0.0][0], found[0.5][0])
+
+
+def run_of(beta, lower, upper, seed=0, problems=()):
+    """A run as the page has it: held-out log-likelihoods between -upper and -lower."""
+    last = {"updates": UPDATES, "test": 0.0, "lower": lower, "upper": upper}
+    return {"beta": beta, "seed": seed, "judged": [{**last, "problems": problems}]}
+
+
+def test_a_gain_is_of_the_same_seed_and_counts_where_intervals_part():
+    zero = [run_of(0.0, 20, 21), run_of(0.0, 19, 50, 1, ["they differ"]), run_of(0.0, 18, 19, 2)]
+    more = [run_of(0.5, 17, 18), run_of(0.5, 17, 18, 1), run_of(0.5, 18.5, 19.5, 2)]
+    gains = [20.5 - 17.5, 18.5 - 19.0]
+    assert true_scale.against_zero(more, zero) == (
+        f"{sum(gains) / 2:+.2f} (2 better, 0 worse of 3)"
+    )
+    assert true_scale.against_zero(zero[:1], more[:1]) == "-3.00 (0 better, 1 worse of 1)"
+    assert true_scale.against_zero(zero, zero) == ""
+    assert true_scale.median_of(zero, zero) == "-19.50 (2 of 3)"
+    assert true_scale.median_of(zero[1:2], zero) == "none (0 of 1)"
 
 
 @pytest.mark.parametrize(
     ("cell", "base"),
     [
-        (Cell("fresh", 0.2, 0), "-21.5"),
-        (Cell("adaptive", 0.1, 0), "-21.5"),
-        (Cell("annealed", 1.0, 0), "-21.5"),
-        (Cell("persistent", 0.1, 0, "mnist"), "-17.2"),
-        (Cell("fresh", 0.1, 0, "flow"), "-21."),
+        (Cell("fresh", 0, betas=(0.0, 0.2)), "-21.5"),
+        (Cell("mala", 0, betas=(0.0, 0.2)), "-21.5"),
+        (Cell("adaptive", 0, betas=(0.1,)), "-21.5"),
+        (Cell("annealed", 0, betas=(1.0,)), "-21.5"),
+        (Cell("persistent", 0, "mnist", (0.1,)), "-17.2"),
+        (Cell("fresh", 0, "flow", (0.1,)), "-21."),
     ],
 )
 def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch, request):
@@ -160,18 +208,33 @@ def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch, request):
         known = {"the base": -17.27, "10 Gaussians": 5.92, "kernels": -12.82}  # take minutes
         write_json(tmp_path / f"yardsticks_{cell.data}.json", known)
     monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
-    monkeypatch.setattr(true_scale_cell, "FLOW_UPDATES", 30)
+    monkeypatch.setattr(true_scale_model, "FLOW_UPDATES", 30)
     monkeypatch.setattr(true_scale_cell, "JUDGED", (2, 3))
     monkeypatch.setattr(true_scale_cell, "judged", partial(judged, temperatures=20))
     monkeypatch.setattr(true_scale, "UPDATES", 3)
+    monkeypatch.setattr(true_scale, "CELLS", [cell])
     monkeypatch.setattr(true_scale, "PICTURE", tmp_path / "true_scale.png")
     true_scale_cell.run(cell, tmp_path)
-    result = read_json(tmp_path / cell.name / "result.json")
-    assert result["lost_at"] is None
-    assert [own["updates"] for own in result["judged"]] == [2, 3]
+    members = read_json(tmp_path / cell.name / "result.json")["members"]
+    assert [member["beta"] for member in members] == [*cell.betas]
+    for member in members:
+        assert member["lost_at"] is None
+        assert [own["updates"] for own in member["judged"]] == [2, 3]
+        assert ("acceptance" in member["judged"][0]["median"]) == (cell.sampler == "mala")
     write_json(tmp_path / f"{cell.name}.done", {"commit": "c0ffee", "rules": None})
     page = "\n".join(true_scale.page(tmp_path))
     # After three updates g is flat: the base's own number, as the yardstick has it.
     assert page.count(base) >= 4
-    assert "(1 of 1)" in page
+    assert page.count("(1 of 1)") == len(cell.betas)
     assert (tmp_path / "true_scale.png").stat().st_size > 10_000
+
+
+def test_a_lost_member_is_told_and_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
+    monkeypatch.setattr(true_scale_cell, "JUDGED", (3,))
+    monkeypatch.setattr(true_scale_cell, "LOST", 1e-9)
+    monkeypatch.setattr(true_scale_cell, "judged", lambda g, data: {"test": 0.0})
+    cell = Cell("fresh", 0, betas=(0.0, 0.2))
+    true_scale_cell.run(cell, tmp_path)
+    members = read_json(tmp_path / cell.name / "result.json")["members"]
+    assert members == [{"beta": beta, "lost_at": 1, "judged": []} for beta in cell.betas]
