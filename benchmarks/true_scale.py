@@ -27,9 +27,11 @@ from .true_scale_cell import (
     ADAM,
     AIS_CHAINS,
     BATCH,
+    BATCHES,
     BETAS,
     CELLS,
     CHAINS,
+    CONVERGED,
     FRESH,
     JUDGED,
     LEAPFROGS,
@@ -139,6 +141,7 @@ EVERY = {
     "ESS / M": lambda run: number(last_of(run, "ess"), ".2f"),
     "ESS / M at 0.5": lambda run: number(last_of(run, "ref/ess"), ".2f"),
     "gap": lambda run: number(last_of(run, "energy_gap")),
+    "GradScale, ESS / M, gap of converged chains": lambda run: at_rest(run),
     "acceptance": lambda run: number(last_of(run, "acceptance"), ".2f"),
     "steps": lambda run: number(last_of(run, "sampler/steps")),
 }
@@ -153,6 +156,12 @@ def last_of(run: Run, name: str) -> float | None:
     """The median of a number over the updates before the last judgement."""
     value: float | None = run["judged"][-1]["median"].get(name)
     return value
+
+
+def at_rest(run: Run) -> str:
+    """What negatives would be like if chains came to an end."""
+    own = run["judged"][-1]["converged"]
+    return f"{own['grad_scale']:.3g}, {own['ess']:.2f}, {own['energy_gap']:.3g}"
 
 
 def load_runs(root: Path) -> list[dict[str, Any]]:
@@ -322,7 +331,9 @@ def page(root: Path) -> list[str]:
         "",
         "GradScale, ESS / M of the weights (and at the exponent 0.5), the energy gap of g, the "
         "acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the last "
-        f"1,000 updates. Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}.",
+        f"1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps from "
+        "training images on the final network, tempered by 1 - β as the sampler is; theirs are "
+        f"means. Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}.",
         "",
         table(judged, EVERY) if judged else "None yet.",
         "",

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ebmguard import Guard, guard
+from ebmguard.diagnostics import weight_diagnostics
 from ebmguard.likelihood import Bracket, Schedule, forward, pilot, reverse
 from ebmguard.likelihood import Path as Course
 from ebmguard.samplers import Mixture, hmc, mala, sgld
@@ -43,6 +44,8 @@ LR, ADAM, AVERAGED = 5e-4, (0.9, 0.95), 0.999
 """Adam forgets gradients within 20 updates: g is flat for a thousand at first, and a longer memory
 of small gradients makes the first large ones explode."""
 TEMPERATURES, AIS_CHAINS = 2000, 100
+BATCHES, CONVERGED = 15, 500
+"""Batches of chains that say what a sampler without a lag would deliver, and their MALA steps."""
 LOST = 1e4
 LAST = 1000
 KEPT = ("grad_scale", "ess", "energy_gap", "ref/grad_scale", "ref/ess", "sampler/steps")
@@ -224,8 +227,8 @@ def run(cell: Cell, root: Path) -> None:
             frozen = cast(Networks, average.module).frozen()
             for index, member in enumerate(members):
                 if member["lost_at"] is None:
-                    found = judged(frozen.member(index), data)
-                    medians = medians_of(rows[index])
+                    g, medians = frozen.member(index), medians_of(rows[index])
+                    found = judged(g, data) | {"converged": converged(g, member["beta"], data)}
                     member["judged"].append({"updates": update, **found, "median": medians})
             write_json(folder / "result.json", {"members": members})
     write_json(folder / "result.json", {"members": members})
@@ -274,3 +277,22 @@ def judged(
         "upper": bracket.upper,
         "problems": bracket.problems,
     }
+
+
+def converged(g: Callable[[Tensor], Tensor], beta: float, data: Data) -> dict[str, float]:
+    """What negatives would be like if chains came to an end: the guard's numbers of them.
+
+    Chains are tested Langevin steps on q exp((1 - β) g) from training images, in batches as large
+    as those of the training.
+    """
+    rng = torch.Generator().manual_seed(0)
+    u = data.white(data.train[torch.randperm(len(data.train), generator=rng)], rng)
+    u = u[: BATCHES * BATCH]
+    own: dict[str, Any] = {"steps": CONVERGED, "step_size": SIZE**2 / 2, "noise_std": SIZE}
+    ends = mala(whole(lambda u: (1 - beta) * g(u)), u, generator=rng, **own)
+    with torch.no_grad():
+        f_pos, f_neg = (g(x).view(-1, BATCH) for x in (u, ends))
+    seen = weight_diagnostics(f_pos, f_neg, beta)
+    found = {name: seen[name] for name in ("grad_scale", "ess")}
+    found["energy_gap"] = f_pos.mean(1) - f_neg.mean(1)
+    return {name: float(value.mean()) for name, value in found.items()}

@@ -84,6 +84,25 @@ def test_log_z_from_both_sides(a, data):
     assert found["test"] == pytest.approx(of_images, rel=1e-5)
 
 
+def test_converged_chains_have_the_weights_of_the_tempered_density(data):
+    """g = c u₁ moves the mean of u₁ by c; tempered chains are behind by β c."""
+    c, beta = 1.0, 0.5
+
+    def slope(u):
+        return c * u[..., 0]
+
+    found = true_scale_cell.converged(slope, beta, data)
+    size = true_scale_cell.BATCH * true_scale_cell.BATCHES
+    u = data.white(data.train, torch.Generator().manual_seed(0))
+    gap = c * (u[:, 0].mean().item() - (1 - beta) * c)
+    # Standard errors of chains and of which images were drawn, at five of them.
+    bound = 5 * c * (2 / size) ** 0.5
+    assert found["energy_gap"] == pytest.approx(gap, abs=bound)
+    # E[w]² / E[w²] of log-normal weights: exp(-(β c)²), and a little more in a batch of 64.
+    assert found["ess"] == pytest.approx(math.exp(-((beta * c) ** 2)), abs=0.1)
+    assert true_scale_cell.converged(slope, 0.0, data)["ess"] == pytest.approx(1)
+
+
 @pytest.mark.parametrize("name", ["fresh", "adaptive", "persistent", "mala", "hmc", "mixture"])
 def test_chains_stay_on_the_base_where_g_is_flat(name):
     chains = Chains(name, 64, torch.Generator().manual_seed(0), members=2)
@@ -211,6 +230,7 @@ def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch, request):
     monkeypatch.setattr(true_scale_model, "FLOW_UPDATES", 30)
     monkeypatch.setattr(true_scale_cell, "JUDGED", (2, 3))
     monkeypatch.setattr(true_scale_cell, "judged", partial(judged, temperatures=20))
+    monkeypatch.setattr(true_scale_cell, "CONVERGED", 2)
     monkeypatch.setattr(true_scale, "UPDATES", 3)
     monkeypatch.setattr(true_scale, "CELLS", [cell])
     monkeypatch.setattr(true_scale, "PICTURE", tmp_path / "true_scale.png")
@@ -233,7 +253,6 @@ def test_a_lost_member_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
     monkeypatch.setattr(true_scale_cell, "JUDGED", (3,))
     monkeypatch.setattr(true_scale_cell, "LOST", 1e-9)
-    monkeypatch.setattr(true_scale_cell, "judged", lambda g, data: {"test": 0.0})
     cell = Cell("fresh", 0, betas=(0.0, 0.2))
     true_scale_cell.run(cell, tmp_path)
     members = read_json(tmp_path / cell.name / "result.json")["members"]
