@@ -246,10 +246,18 @@ def rules(root: Path) -> str:
 
 
 def commit() -> str:
-    """The commit of this code, or "unknown"."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
-    return run.stdout.strip() or "unknown"
+    """The commit of this code, "-dirty" where a Python file differs from it; or "unknown".
+
+    Pages and results change while a grid runs, and are no part of what it runs.
+    """
+
+    def git(*words: str) -> str:
+        where = Path(__file__).parent
+        return subprocess.run(["git", *words], capture_output=True, text=True, cwd=where).stdout
+
+    head = git("rev-parse", "--short", "HEAD").strip()
+    changed = git("status", "--porcelain", "--", ":/*.py")
+    return f"{head}{'-dirty' if changed else ''}" if head else "unknown"
 
 
 def write_json(file: Path, value: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import cells
 from benchmarks.cells import (
     NOTES,
     Grid,
@@ -90,6 +92,28 @@ def test_a_grid_runs_its_judge_first_and_its_page_has_what_is_done(tmp_path, cap
     write_json(root / "b" / "result.json", {"runs": 0, "name": "c"})
     with pytest.raises(ValueError, match=r"b: its results say \{'name': 'c'\}"):
         load(small.cells, root)
+
+
+def test_the_commit_of_a_cell_is_dirty_by_code_and_not_by_pages(tmp_path, monkeypatch):
+    code, page = tmp_path / "benchmarks" / "cells.py", tmp_path / "page.md"
+    code.parent.mkdir()
+    for file in (code, page):
+        file.write_text("first")
+    monkeypatch.setattr(cells, "__file__", str(code))
+
+    def git(*words: str) -> str:
+        own = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", *words)
+        return subprocess.run(own, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init")
+    assert cells.commit() == "unknown"
+    git("add", ".")
+    git("commit", "-m", "first")
+    head = git("rev-parse", "--short", "HEAD").strip()
+    page.write_text("second")
+    assert cells.commit() == head
+    code.write_text("second")
+    assert cells.commit() == f"{head}-dirty"
 
 
 def test_what_people_wrote_below_a_table_stays(tmp_path):
