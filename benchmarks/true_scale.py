@@ -34,6 +34,7 @@ from .true_scale_cell import (
     CONVERGED,
     FRESH,
     JUDGED,
+    KNOWN,
     LEAPFROGS,
     LOST,
     LR,
@@ -64,8 +65,6 @@ NAMES = {
 }
 WIDTHS = (0.15, 0.175, 0.2, 0.225, 0.25, 0.275, 0.3)
 COMPONENTS = 10
-KNOWN = 1.0
-"""β of annealed negatives, whose weights are known."""
 
 Judgement = Mapping[str, Any]
 
@@ -128,45 +127,6 @@ def ess(judged: Judgement) -> str:
 
 
 Run = Mapping[str, Any]
-EVERY = {
-    "images": lambda run: NAMES[run["data"]],
-    "sampler": lambda run: TITLES[run["sampler"]],
-    "β": lambda run: "–" if run["sampler"] == "annealed" else f"{run['beta']:g}",
-    "seed": lambda run: str(run["seed"]),
-    "held-out, nats": lambda run: between(run["judged"][-1]),
-    f"after {JUDGED[0]:,}": lambda run: between(run["judged"][0]),
-    "training images": lambda run: trained(run["judged"][-1]),
-    "ESS forward, reverse": lambda run: ess(run["judged"][-1]),
-    "GradScale": lambda run: number(last_of(run, "grad_scale")),
-    "ESS / M": lambda run: number(last_of(run, "ess"), ".2f"),
-    "ESS / M at 0.5": lambda run: number(last_of(run, "ref/ess"), ".2f"),
-    "gap": lambda run: number(last_of(run, "energy_gap")),
-    "GradScale, ESS / M, gap of converged chains": lambda run: at_rest(run),
-    "acceptance": lambda run: number(last_of(run, "acceptance"), ".2f"),
-    "steps": lambda run: number(last_of(run, "sampler/steps")),
-}
-
-
-def trained(judged: Judgement) -> str:
-    """The log-likelihood of the training images, where it counts."""
-    return number(middle(judged, "train") if counts(judged) else None, ".1f")
-
-
-def last_of(run: Run, name: str) -> float | None:
-    """The median of a number over the updates before the last judgement."""
-    value: float | None = run["judged"][-1]["median"].get(name)
-    return value
-
-
-def at_rest(run: Run) -> str:
-    """What negatives would be like if chains came to an end."""
-    own = run["judged"][-1]["converged"]
-    return f"{own['grad_scale']:.3g}, {own['ess']:.2f}, {own['energy_gap']:.3g}"
-
-
-def load_runs(root: Path) -> list[dict[str, Any]]:
-    """A run for each β of the cells that are done."""
-    return [{**cell, **member} for cell in load(CELLS, root) for member in cell["members"]]
 
 
 def ended(run: Run) -> Judgement | None:
@@ -175,16 +135,67 @@ def ended(run: Run) -> Judgement | None:
     return last if last and last["updates"] == UPDATES else None
 
 
+def in_the_end(said: Callable[[Judgement], str], lost: str = "–") -> Callable[[Run], str]:
+    """A column that speaks of runs that were trained to their end."""
+    return lambda run: said(own) if (own := ended(run)) else lost
+
+
+def seen(name: str, form: str = ".3g") -> Callable[[Run], str]:
+    """A column of medians over the last updates; annealed negatives have another f."""
+
+    def said(run: Run) -> str:
+        own = None if run["sampler"] == "annealed" and name in OF_F else ended(run)
+        return number(own and own["median"].get(name), form)
+
+    return said
+
+
+def at_rest(judged: Judgement) -> str:
+    """What negatives would be like if chains came to an end."""
+    own = judged["converged"]
+    return f"{own['grad_scale']:.3g}, {own['ess']:.2f}, {own['energy_gap']:.3g}" if own else "–"
+
+
+def trained(judged: Judgement) -> str:
+    """The log-likelihood of the training images, where it counts."""
+    return number(middle(judged, "train") if counts(judged) else None, ".1f")
+
+
+OF_F = ("ref/ess", "energy_gap")
+EVERY: dict[str, Callable[[Run], str]] = {
+    "images": lambda run: NAMES[run["data"]],
+    "sampler": lambda run: TITLES[run["sampler"]],
+    "β": lambda run: "–" if run["sampler"] == "annealed" else f"{run['beta']:g}",
+    "seed": lambda run: str(run["seed"]),
+    "held-out, nats": in_the_end(between, "lost"),
+    f"after {JUDGED[0]:,}": lambda run: between(run["judged"][0]),
+    "training images": in_the_end(trained),
+    "ESS forward, reverse": in_the_end(ess),
+    "GradScale": seen("grad_scale"),
+    "ESS / M": seen("ess", ".2f"),
+    "ESS / M at 0.5": seen("ref/ess", ".2f"),
+    "gap": seen("energy_gap"),
+    "GradScale, ESS / M, gap of converged chains": in_the_end(at_rest),
+    "acceptance": seen("acceptance", ".2f"),
+    "steps": seen("sampler/steps"),
+}
+
+
+def load_runs(root: Path) -> list[dict[str, Any]]:
+    """A run for each β of the cells that are done."""
+    return [{**cell, **member} for cell in load(CELLS, root) for member in cell["members"]]
+
+
 def by_beta(runs: Sequence[Run], said: Callable[[Sequence[Run], Sequence[Run]], str]) -> str:
     """A line for each sampler, a column for each β: what is said of its runs, and of those at 0."""
+    titles = {beta: f"β = {beta:g}" for beta in BETAS} | {KNOWN: "weights known"}
     lines = []
     for name, title in TITLES.items():
         own = {
             beta: [run for run in runs if run["sampler"] == name and run["beta"] == beta]
-            for beta in (*BETAS, KNOWN)
+            for beta in titles
         }
         if any(own.values()):
-            titles = {beta: f"β = {beta:g}" for beta in BETAS} | {KNOWN: "weights known"}
             cells = {titles[beta]: said(these, own[0.0]) for beta, these in own.items()}
             lines.append({"sampler": title, **cells})
     return table(lines, {name: itemgetter(name) for name in lines[0]})
@@ -192,30 +203,26 @@ def by_beta(runs: Sequence[Run], said: Callable[[Sequence[Run], Sequence[Run]], 
 
 def median_of(runs: Sequence[Run], _: Sequence[Run]) -> str:
     """The median of the runs that count, and how many do."""
-    last = [own for run in runs if (own := ended(run)) and counts(own)]
-    found = [middle(own) for own in last]
     if not runs:
         return ""
-    return (
-        f"{median(found):.2f} ({len(found)} of {len(runs)})"
-        if found
-        else f"none (0 of {len(runs)})"
-    )
+    found = [middle(own) for run in runs if (own := ended(run)) and counts(own)]
+    said = f"{median(found):.2f}" if found else "none"
+    return f"{said} ({len(found)} of {len(runs)})"
 
 
 def against_zero(runs: Sequence[Run], at_zero: Sequence[Run]) -> str:
-    """What the same seeds gain on β = 0: the median where both count, and whose intervals part."""
-    zero = {run["seed"]: own for run in at_zero if (own := ended(run))}
-    pairs = [
-        (own, zero[run["seed"]]) for run in runs if (own := ended(run)) and run["seed"] in zero
-    ]
-    if not pairs or runs is at_zero:
+    """What the same seeds gain on β = 0, of those where both count: the median, and of how many."""
+    if not runs or runs is at_zero:
         return ""
-    gains = [middle(own) - middle(zero) for own, zero in pairs if counts(own) and counts(zero)]
+    zero = {run["seed"]: own for run in at_zero if (own := ended(run)) and counts(own)}
+    more = [(own, run["seed"]) for run in runs if (own := ended(run)) and counts(own)]
+    pairs = [(own, zero[seed]) for own, seed in more if seed in zero]
+    if not pairs:
+        return "–"
     better = sum(interval(own)[0] > interval(zero)[1] for own, zero in pairs)
     worse = sum(interval(own)[1] < interval(zero)[0] for own, zero in pairs)
-    gain = f"{median(gains):+.2f}" if gains else "–"
-    return f"{gain} ({better} better, {worse} worse of {len(pairs)})"
+    gain = median(middle(own) - middle(zero) for own, zero in pairs)
+    return f"{gain:+.2f} ({better} better, {worse} worse of {len(pairs)})"
 
 
 def draw(
@@ -304,8 +311,8 @@ def page(root: Path) -> list[str]:
         f"{MOST} times as many steps, as many times finer), Adam with learning rate "
         f"{LR:g} and betas {ADAM}, a cosine to 0, judged by the average of the weights over the "
         f"last 1,000 updates. Fresh chains start from q; persistent ones are {CHAINS:,}, "
-        f"{FRESH:.0%} of each draw anew. A run trains the networks of its β side by side: they "
-        "begin alike, and see the same images.",
+        f"{FRESH:.0%} of each draw anew. The β of a seed are trained side by side by one process, "
+        "begin alike and see the same images; adaptive chains have a process for each β.",
         "",
         f"A number counts if annealing from both sides agrees within 1 nat: {TEMPERATURES:,} "
         f"temperatures, {AIS_CHAINS} chains a side, the reverse ones from {TEMPERATURES:,} steps "
@@ -319,7 +326,8 @@ def page(root: Path) -> list[str]:
         counted = f"{len(data[name].train):,} to train on, {len(data[name].test):,} held out"
         lines += [f"## {NAMES[name]}", "", f"{counted}. Yardsticks, of the same images: {yards}."]
         lines += ["", by_beta(own, median_of), ""]
-        lines += ["What the same seed gains on β = 0, and where both intervals lie apart:", ""]
+        lines += ["What the same seed gains on β = 0, where both count; intervals apart are told:"]
+        lines += [""]
         lines += [by_beta(own, against_zero), ""]
     return [
         *lines,
@@ -332,8 +340,8 @@ def page(root: Path) -> list[str]:
         "GradScale, ESS / M of the weights (and at the exponent 0.5), the energy gap of g, the "
         "acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the last "
         f"1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps from "
-        "training images on the final network, tempered by 1 - β as the sampler is; theirs are "
-        f"means. Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}.",
+        "training images on the network that is judged, tempered by 1 - β as the sampler is; "
+        f"theirs are means. Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}.",
         "",
         table(judged, EVERY) if judged else "None yet.",
         "",

@@ -31,6 +31,8 @@ from .cells import cell_command, write_json
 from .true_scale_model import Data, Network, Networks, standard, whole
 
 BETAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
+KNOWN = 1.0
+"""β of annealed negatives, whose weights are known: their sampler is not tempered."""
 UPDATES = 20_000
 JUDGED = (8_000, UPDATES)
 BATCH, STEPS, SIZE = 64, 16, 0.2
@@ -69,9 +71,7 @@ class Chains:
         plan: says how many Langevin steps a call takes, and how much finer they are.
     """
 
-    def __init__(
-        self, name: str, pixels: int, generator: torch.Generator, members: int = 1
-    ) -> None:
+    def __init__(self, name: str, pixels: int, generator: torch.Generator, members: int) -> None:
         self.name, self.base, self.rng = name, standard(pixels), generator
         self.rows = self.base.sample(CHAINS, generator).repeat(members, 1, 1)
         self.acceptance: list[float] | None = None
@@ -114,13 +114,13 @@ class Chains:
         return x
 
 
-KNOWN = Schedule(tuple(k / (STEPS // 2) for k in range(STEPS // 2 + 1)), (SIZE,) * (STEPS // 2))
+WALK = Schedule(tuple(k / (STEPS // 2) for k in range(STEPS // 2 + 1)), (SIZE,) * (STEPS // 2))
 """Of annealed negatives: half as many temperatures, since positives are walked back as well."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Runs of one seed, for each β one; annealed negatives know their weights, and have no β."""
+    """Runs of one seed, one for each β."""
 
     sampler: str
     seed: int
@@ -147,7 +147,7 @@ CELLS += [Cell(name, 0, betas=SOME) for name in OTHERS]
 CELLS += [Cell(name, 0, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell(name, seed) for seed in (2, 3, 4) for name in PLAIN]
 CELLS += [Cell("adaptive", 0, betas=(beta,)) for beta in SOME]
-CELLS += [Cell("annealed", 0, betas=(1.0,))]
+CELLS += [Cell("annealed", 0, betas=(KNOWN,))]
 CELLS += [Cell(name, 1, betas=SOME) for name in OTHERS]
 CELLS += [Cell("mala", 0, data, SOME) for data in ELSEWHERE]
 CELLS += [Cell(name, 1, data, SOME) for data in ELSEWHERE for name in PLAIN]
@@ -176,12 +176,12 @@ def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Gua
             return loss
 
         return own, loss_of, chains
-    own = guard(None, None, beta_star=1.0, output_scale=1.0)
+    own = guard(None, None, beta_star=KNOWN, output_scale=1.0)
 
     def weighed(u: Tensor) -> Tensor:
         course = Course(whole(networks.frozen().member(0)), standard(pixels))
-        ahead = forward(course, KNOWN, chains=BATCH, generator=rng)
-        back = reverse(course, KNOWN, u, generator=rng)
+        ahead = forward(course, WALK, chains=BATCH, generator=rng)
+        back = reverse(course, WALK, u, generator=rng)
         f = whole(networks)(torch.cat([u, ahead.samples])[None])[0]
         loss: Tensor = own.loss(f[: len(u)], f[len(u) :], log_q=(back.log_q, ahead.log_q))
         return loss
@@ -216,7 +216,8 @@ def run(cell: Cell, root: Path) -> None:
         decay.step()
         average.update_parameters(networks)
         for index, row in enumerate(own.members or [own.last]):
-            rows[index].append({name: row.get(name) for name in KEPT})
+            # What all members share is in the row of the whole.
+            rows[index].append({name: row.get(name, own.last.get(name)) for name in KEPT})
             if chains.acceptance is not None:
                 rows[index][-1]["acceptance"] = chains.acceptance[index]
             if members[index]["lost_at"] is None and not abs(row["energy_gap"]) <= LOST:
@@ -228,7 +229,10 @@ def run(cell: Cell, root: Path) -> None:
             for index, member in enumerate(members):
                 if member["lost_at"] is None:
                     g, medians = frozen.member(index), medians_of(rows[index])
-                    found = judged(g, data) | {"converged": converged(g, member["beta"], data)}
+                    found = judged(g, data)
+                    found["converged"] = (
+                        None if cell.sampler == "annealed" else converged(g, member["beta"], data)
+                    )
                     member["judged"].append({"updates": update, **found, "median": medians})
             write_json(folder / "result.json", {"members": members})
     write_json(folder / "result.json", {"members": members})
