@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from ebmguard import runs
+from ebmguard import cli, runs
 
-from .cells import Grid, load, number, percent, table, train_command
+from .cells import Grid, cell_command, load, number, percent, table, train_command, write_json
 
 BETA_STARS = (0.0, 0.1, 0.5, 2.0)
 SEEDS = range(5)
@@ -23,6 +23,7 @@ ITERATIONS = 2000
 LONG_SEEDS = range(2)
 LONG_ITERATIONS = 4000
 LONG_BETA_STAR = 2.0
+MARKS, WINDOW = range(500, LONG_ITERATIONS + 1, 500), 100
 # Steps around an alert whose accuracy the second table shows.
 AROUND = (-5, -3, -2, -1, 0, 1, 2, 3, 5, 10)
 
@@ -40,12 +41,24 @@ class Cell:
         return f"b{self.beta_star:g}_s{self.seed}_n{self.iterations}"
 
     def command(self, folder: Path) -> Sequence[str]:
-        words = ("--beta-star", f"{self.beta_star:g}", "--seed", str(self.seed))
-        return train_command("jem", folder, *words, "--iterations", str(self.iterations))
+        return cell_command("digits", folder)
 
 
 SHORT = [Cell(beta_star, seed, ITERATIONS) for seed in SEEDS for beta_star in BETA_STARS]
 LONG = [Cell(LONG_BETA_STAR, seed, LONG_ITERATIONS) for seed in LONG_SEEDS]
+
+
+def run(cell: Cell, root: Path) -> None:
+    """Train a cell, and write the medians of its |gap| beside its results."""
+    folder = root / cell.name
+    words = [f"--beta-star={cell.beta_star:g}", f"--seed={cell.seed}"]
+    words.append(f"--iterations={cell.iterations}")
+    if status := cli.main(train_command("jem", folder, *words)[3:]):
+        raise SystemExit(status)
+    gaps = runs.load(folder).rows["energy_gap"].droplevel("run").abs()
+    marks = [mark for mark in MARKS if mark <= cell.iterations]
+    medians = {mark: gaps.loc[mark - WINDOW : mark - 1].median() for mark in marks}
+    write_json(folder / "cell.json", {"gaps": medians})
 
 
 def weights_of(run: dict[str, Any], tag: str) -> Any:
@@ -119,19 +132,12 @@ def around_alerts(root: Path) -> str:
 
 def gap_over_time(root: Path) -> str:
     """Medians of the long runs' |gap|."""
-    marks = range(500, LONG_ITERATIONS + 1, 500)
-
-    def gaps(run: dict[str, Any]) -> dict[int, str]:
-        found = runs.load(root / run["cell"].name).rows["energy_gap"].droplevel("run").abs()
-        return {mark: number(found.loc[mark - 100 : mark - 1].median()) for mark in marks}
-
-    long = [(run["seed"], gaps(run)) for run in load(LONG, root)]
 
     def of(mark: int) -> Any:
-        return lambda x: x[1][mark]
+        return lambda run: number(run["gaps"][str(mark)])
 
-    columns = {f"{mark - 100}–{mark}": of(mark) for mark in marks}
-    return table(long, {"seed": lambda x: str(x[0]), **columns})
+    columns = {f"{mark - WINDOW}–{mark}": of(mark) for mark in MARKS}
+    return table(load(LONG, root), {"seed": lambda run: str(run["seed"]), **columns})
 
 
 def page(root: Path) -> list[str]:
@@ -170,7 +176,15 @@ def page(root: Path) -> list[str]:
     ]
 
 
-GRID = Grid("digits", SHORT + LONG, page, Path("docs/results/digits.md"), Path("runs/bench-digits"))
+GRID = Grid(
+    "digits",
+    SHORT + LONG,
+    page,
+    Path("docs/results/digits.md"),
+    Path("runs/bench-digits"),
+    run,
+    kept=True,
+)
 
 if __name__ == "__main__":
     GRID.main()

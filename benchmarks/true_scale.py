@@ -153,7 +153,7 @@ def seen(name: str, form: str = ".3g") -> Callable[[Run], str]:
 def at_rest(judged: Judgement) -> str:
     """What negatives would be like if chains came to an end."""
     own = judged["converged"]
-    return f"{own['grad_scale']:.3g}, {own['ess']:.2f}, {own['energy_gap']:.3g}" if own else "–"
+    return f"{own['grad_scale']:.3f}, {own['ess']:.2f}, {own['energy_gap']:.1f}" if own else "–"
 
 
 def trained(judged: Judgement) -> str:

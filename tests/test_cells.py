@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cells
+from benchmarks import cells, digits
 from benchmarks.cells import (
     NOTES,
     Grid,
@@ -140,3 +141,14 @@ def test_all_remedies_have_the_compute_of_the_default_steps(tmp_path):
     assert iterations({}) == 2000
     changed = [cell.config(tmp_path / cell.name) for cell in cells[: len(REMEDIES)]]
     assert len({str(config.to_json()) for config in changed}) == len(REMEDIES)
+
+
+def test_a_run_on_digits_keeps_the_medians_of_its_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, "MARKS", (3, 5, 20))
+    monkeypatch.setattr(digits, "WINDOW", 3)
+    cell = digits.Cell(0.5, 0, 6)
+    digits.run(cell, tmp_path)
+    lines = (tmp_path / cell.name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    gaps = [abs(json.loads(line)["energy_gap"]) for line in lines]
+    kept = read_json(tmp_path / cell.name / "cell.json")["gaps"]
+    assert kept == {"3": sorted(gaps[:3])[1], "5": sorted(gaps[2:5])[1]}
