@@ -181,6 +181,14 @@ EVERY: dict[str, Callable[[Run], str]] = {
 }
 
 
+def error(run: Run) -> str:
+    """When the guard first said ERROR."""
+    if "first_error" not in run:
+        return "alerts not kept"
+    first = run["first_error"]
+    return f"first ERROR in update {first:,}" if first else "no ERROR"
+
+
 def load_runs(root: Path) -> list[dict[str, Any]]:
     """A run for each β of the cells that are done."""
     return [{**cell, **member} for cell in load(CELLS, root) for member in cell["members"]]
@@ -290,10 +298,12 @@ def page(root: Path) -> list[str]:
         )
     )
     lost = [
-        f"{run['cell'].name} at β = {run['beta']:g} in update {run['lost_at']:,}"
+        f"{run['cell'].name} at β = {run['beta']:g} in update {run['lost_at']:,}, {error(run)}"
         for run in found
         if run["lost_at"]
     ]
+    told = [run for run in found if run.get("first_error") and not run["lost_at"]]
+    asked = sum("first_error" in run and not run["lost_at"] for run in found)
     lines = [
         "# β on the true scale",
         "",
@@ -341,7 +351,8 @@ def page(root: Path) -> list[str]:
         "acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the last "
         f"1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps from "
         "training images on the network that is judged, tempered by 1 - β as the sampler is; "
-        f"theirs are means. Lost, |gap| > {LOST:,.0f}: {', '.join(lost) or 'none'}.",
+        f"theirs are means. Lost, |gap| > {LOST:,.0f}: {'; '.join(lost) or 'none'}. Of {asked} "
+        f"others whose alerts were kept {len(told)} had an ERROR.",
         "",
         table(judged, EVERY) if judged else "None yet.",
         "",

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ebmguard import Guard, guard
+from ebmguard.alerts import Level
 from ebmguard.diagnostics import weight_diagnostics
 from ebmguard.likelihood import Bracket, Schedule, forward, pilot, reverse
 from ebmguard.likelihood import Path as Course
@@ -235,6 +236,10 @@ def run(cell: Cell, root: Path) -> None:
                     )
                     member["judged"].append({"updates": update, **found, "median": medians})
             write_json(folder / "result.json", {"members": members})
+    errors = [alert for alert in own.alerts if alert.level is Level.ERROR]
+    for index, member in enumerate(members):
+        first = next((x.step + 1 for x in errors if x.member in (index, None)), None)
+        member["first_error"] = first
     write_json(folder / "result.json", {"members": members})
 
 

@@ -281,6 +281,7 @@ def test_a_lost_member_is_told_and_the_others_go_on(tmp_path, monkeypatch):
     cell = Cell("fresh", 0, betas=(0.0, 0.2))
     true_scale_cell.run(cell, tmp_path)
     first, second = read_json(tmp_path / cell.name / "result.json")["members"]
-    assert second == {"beta": 0.2, "lost_at": 1, "judged": []}
-    assert first["lost_at"] is None
+    assert second == {"beta": 0.2, "lost_at": 1, "judged": [], "first_error": 1}
+    assert true_scale.error(second) == "first ERROR in update 1"
+    assert first["lost_at"] is first["first_error"] is None
     assert [own["updates"] for own in first["judged"]] == [3]
