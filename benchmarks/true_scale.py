@@ -214,8 +214,8 @@ def median_of(runs: Sequence[Run], _: Sequence[Run]) -> str:
     if not runs:
         return ""
     found = [middle(own) for run in runs if (own := ended(run)) and counts(own)]
-    said = f"{median(found):.2f}" if found else "none"
-    return f"{said} ({len(found)} of {len(runs)})"
+    said, lost = f"{median(found):.2f}" if found else "none", sum(bool(x["lost_at"]) for x in runs)
+    return f"{said} ({len(found)} of {len(runs)}{f', {lost} lost' if lost else ''})"
 
 
 def against_zero(runs: Sequence[Run], at_zero: Sequence[Run]) -> str:
@@ -262,13 +262,16 @@ def draw(
 def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
     """The points of one data set, hollow where they do not count, and its yardsticks."""
     order = [*BETAS, KNOWN]
-    last = [(run, own) for run in runs if (own := ended(run))]
-    floor = min([*known.values(), *(middle(own) for _, own in last if counts(own))]) - 2
+    last = [own for run in runs if (own := ended(run)) and counts(own)]
+    floor = min([*known.values(), *map(middle, last)]) - 2
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
-    for each, own in last:
+    for each in runs:
         i = names.index(each["sampler"])
         colour, shift = COLOURS[each["sampler"]], 0.1 * (i - (len(names) - 1) / 2)
         at = order.index(each["beta"]) + shift + 0.02 * (each["seed"] - 2)
+        if (own := ended(each)) is None:
+            axes.plot(at, floor, "x", ms=6, mew=1.5, c=colour)
+            continue
         value = max(middle(own), floor) if np.isfinite(middle(own)) else floor
         face = colour if counts(own) else "none"
         axes.plot(at, value, "o", ms=5, mec=colour, mfc=face)
@@ -343,7 +346,8 @@ def page(root: Path) -> list[str]:
         *lines,
         f"![Held-out log-likelihood against β](../pictures/{PICTURE.name})",
         "",
-        "A point is a run; hollow ones do not count, and none is drawn below the lower edge.",
+        "A point is a run; hollow ones do not count, and none is drawn below the lower edge. A "
+        "cross is a run that was lost.",
         "",
         "## Every run",
         "",

@@ -16,6 +16,7 @@ from benchmarks.cells import read_json, write_json
 from benchmarks.true_scale_cell import CHAINS, JUDGED, UPDATES, Cell, Chains, judged, negatives
 from benchmarks.true_scale_model import Couplings, Data, Network, Networks, standard, whole
 from ebmguard.likelihood import Gaussian
+from ebmguard.reference_training.plots.canvas import new_figure
 from ebmguard.samplers import sgld
 from ebmguard.steering import AdaptiveSteps
 
@@ -195,7 +196,8 @@ def test_members_train_as_each_would_alone(data):
 def run_of(beta, lower, upper, seed=0, problems=()):
     """A run as the page has it: held-out log-likelihoods between -upper and -lower."""
     last = {"updates": UPDATES, "test": 0.0, "lower": lower, "upper": upper}
-    return {"beta": beta, "seed": seed, "judged": [{**last, "problems": problems}]}
+    judged = [{**last, "problems": problems}]
+    return {"beta": beta, "seed": seed, "lost_at": None, "judged": judged}
 
 
 def test_a_gain_is_of_the_same_seed_where_both_count():
@@ -214,11 +216,15 @@ def test_a_gain_is_of_the_same_seed_where_both_count():
 def test_a_run_that_was_lost_has_no_number_in_the_end():
     early = {"updates": JUDGED[0], "test": 0.0, "lower": 20, "upper": 20.5, "problems": ()}
     run = {"sampler": "fresh", "data": "digits", "beta": 0.1, "seed": 0, "judged": [early]}
+    run["lost_at"] = 9_000
     line = {name: said(run) for name, said in true_scale.EVERY.items()}
     assert line["held-out, nats"] == "lost"
     assert line[f"after {JUDGED[0]:,}"] == "-20.50 to -20.00"
     assert {*[*line.values()][6:]} == {"–"}
-    assert true_scale.median_of([run], []) == "none (0 of 1)"
+    assert true_scale.median_of([run], []) == "none (0 of 1, 1 lost)"
+    axes = new_figure(3, 3).subplots()
+    true_scale.panel(axes, [run], {"the base": -21.0, "mixture": -12.0, "kernels": -18.0})
+    assert [line.get_marker() for line in axes.lines if line.get_marker() in "ox"] == ["x"]
 
 
 def test_cells_have_names_of_their_own():
