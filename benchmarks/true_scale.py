@@ -305,8 +305,7 @@ def page(root: Path) -> list[str]:
         for run in found
         if run["lost_at"]
     ]
-    told = [run for run in found if run.get("first_error") and not run["lost_at"]]
-    asked = sum("first_error" in run and not run["lost_at"] for run in found)
+    others = [run["first_error"] for run in found if "first_error" in run and not run["lost_at"]]
     lines = [
         "# β on the true scale",
         "",
@@ -340,8 +339,7 @@ def page(root: Path) -> list[str]:
         lines += [f"## {NAMES[name]}", "", f"{counted}. Yardsticks, of the same images: {yards}."]
         lines += ["", by_beta(own, median_of), ""]
         lines += ["What the same seed gains on β = 0, where both count; intervals apart are told:"]
-        lines += [""]
-        lines += [by_beta(own, against_zero), ""]
+        lines += ["", by_beta(own, against_zero), ""]
     return [
         *lines,
         f"![Held-out log-likelihood against β](../pictures/{PICTURE.name})",
@@ -355,8 +353,8 @@ def page(root: Path) -> list[str]:
         "acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the last "
         f"1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps from "
         "training images on the network that is judged, tempered by 1 - β as the sampler is; "
-        f"theirs are means. Lost, |gap| > {LOST:,.0f}: {'; '.join(lost) or 'none'}. Of {asked} "
-        f"others whose alerts were kept {len(told)} had an ERROR.",
+        f"theirs are means. Lost, |gap| > {LOST:,.0f}: {'; '.join(lost) or 'none'}. Of "
+        f"{len(others)} others whose alerts were kept {sum(map(bool, others))} had an ERROR.",
         "",
         table(judged, EVERY) if judged else "None yet.",
         "",

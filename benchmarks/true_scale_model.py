@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -222,30 +223,26 @@ class Networks(nn.Module):
             value.detach().expand(members, *value.shape).clone() for value in network.parameters()
         )
 
+    def each(self, module: nn.Module, prefix: str, *inputs: Tensor) -> Any:
+        """What a module returns with each member's values as its parameters, stacked."""
+
+        def one(values: list[Tensor], *inputs: Tensor) -> Any:
+            named = zip(self.names, values, strict=True)
+            return functional_call(
+                module, {f"{prefix}{name}": value for name, value in named}, inputs
+            )
+
+        return vmap(one)([*self.values], *inputs)
+
     def forward(self, u: Tensor) -> Tensor:
         """g of each member's own u."""
-
-        def one(values: list[Tensor], u: Tensor) -> Tensor:
-            g: Tensor = functional_call(
-                self.form[0], dict(zip(self.names, values, strict=True)), (u,)
-            )
-            return g
-
-        g: Tensor = vmap(one)([*self.values], u)
+        g: Tensor = self.each(self.form[0], "", u)
         return g
 
     @torch.no_grad()
     def frozen(self) -> Frozen:
         """With the weights of now."""
-        names = [f"network.{name}" for name in self.names]
-
-        def one(values: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-            found: list[tuple[Tensor, Tensor]] = functional_call(
-                self.form[1], dict(zip(names, values, strict=True)), ()
-            )
-            return found
-
-        found = vmap(one)([*self.values])
+        found = self.each(self.form[1], "network.")
         return Frozen(self.form[0].back, [(offset[:, None], matrix) for offset, matrix in found])
 
 
