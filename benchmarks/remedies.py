@@ -3,7 +3,8 @@
     python -m benchmarks.remedies                # the whole grid, two runs at a time
     python -m benchmarks.remedies --table-only   # the table of what has been run
 
-A run in the middle of a cell is resumed from its checkpoint.
+A run in the middle of a cell is resumed from its checkpoint. What came of the cells is kept beside
+the page, with what their judge was worth.
 """
 
 from __future__ import annotations
@@ -17,19 +18,18 @@ from typing import Any
 
 from ebmguard.reference_training.jem.scenarios import DIGITS
 
-from .cells import Grid, load, number, percent, read_json, table
+from .cells import Grid, load, number, percent, table
 from .remedies_cell import (
     CLIP_NORM,
-    JUDGE,
     REMEDIES,
     SEEDS,
     STEPS,
+    YARDSTICKS,
     Cell,
     batches,
     grid,
     iterations,
     run_cell,
-    yardsticks,
 )
 
 FIT_GAP, FIT_GRAD_SCALE, FIT_ACCURACY = 20.0, 0.5, 0.97
@@ -112,13 +112,19 @@ def every_run(cells: Sequence[Cell], root: Path) -> str:
     return table(found, EVERY) if found else "None yet."
 
 
+def scale(judge: Mapping[str, Any]) -> str:
+    """How well the judge classifies, and what it says of images and of noise."""
+    said = [
+        f"{name}: FID {judge[name]['fid']:.3g}, IS {judge[name]['is']:.3g} "
+        f"({judge[name]['samples']:,} images)"
+        for name in YARDSTICKS
+    ]
+    return "; ".join([f"test accuracy {percent(judge['accuracy'])}", *said])
+
+
 def page(root: Path, *, cells: Sequence[Cell], longer: Sequence[Cell], source: Any) -> list[str]:
     """The lines of docs/results/remedies.md."""
-    scale = [
-        f"{name}: FID {scores['fid']:.3g}, IS {scores['is']:.3g} ({scores['samples']:,} images)"
-        for name, scores in yardsticks(root).items()
-    ]
-    accuracy = read_json(root / JUDGE / "results.json")["accuracy"]
+    judges = {scale(run["judge"]) for run in load([*cells, *longer], root)}
     budget = batches(DIGITS.sgld_steps)
     return [
         "# Remedies for a diverging JEM, at equal compute on digits",
@@ -143,9 +149,9 @@ def page(root: Path, *, cells: Sequence[Cell], longer: Sequence[Cell], source: A
         "- Gap, GradScale, FID and IS of the summary are medians over the runs that survived; "
         "accuracies are over all.",
         f"- FID and IS are of the {DIGITS.buffer_size:,} chains that a run ended with, against the "
-        "training images, in the features of one classifier for all, trained apart without samples "
-        f"(test accuracy {percent(accuracy)}). For scale, {'; '.join(scale)}. Published numbers "
-        "are by another network: nothing here can stand beside them.",
+        "training images, in the features of one classifier for all, trained apart without "
+        f"samples ({'; or '.join(sorted(judges)) or 'not yet'}). Published numbers are by another "
+        "network: nothing here can stand beside them.",
         "- ms a step: CPU time, guard and logging included; median over the steps of a run, and "
         "over runs. s in all: times the steps.",
         "",
@@ -176,7 +182,8 @@ def main() -> None:
 
     runs = Path("runs/bench-remedies")
     target = Path("docs/results/remedies.md")
-    own = Grid("remedies", [*cells, *longer], lines, target, runs, run_cell, judge)
+    kept = given.steps == STEPS
+    own = Grid("remedies", [*cells, *longer], lines, target, runs, run_cell, judge, kept)
     own.main(None, parser)
 
 

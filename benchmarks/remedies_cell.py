@@ -20,7 +20,7 @@ from ebmguard.reference_training.judge.features import Features, classifier_feat
 from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.stored import load_network, read_last
 
-from .cells import cell_command, write_json
+from .cells import cell_command, read_json, write_json
 
 SEEDS = range(20, 25)
 CLIP_NORM = 3.0
@@ -48,6 +48,7 @@ LONGER = {
 times the compute and more: it may only take longer to die."""
 JUDGE = "judge"
 JUDGE_SEED, JUDGE_STEPS = 1000, 1000
+YARDSTICKS = ("test images", "uniform noise")
 
 
 def batches(sgld_steps: int) -> int:
@@ -132,16 +133,18 @@ class Clock(Reporter):  # type: ignore[misc]
 
 
 def run_cell(cell: Cell, root: Path) -> None:
-    """Train, judge the chains that the run ended with, and write cell.json."""
+    """Train, judge the chains that the run ended with, and write cell.json; or train the judge."""
     config, folder = cell.config(root / cell.name).open()
     clock = Clock()
     results = train(config, folder, clock)
     if results is None:
         raise SystemExit(130)
-    scores: dict[str, Any] = {}
-    if cell.remedy is not None:
-        _, _, chains = read_last(folder.path)
-        scores = judge(root)(chains)
+    if cell.remedy is None:
+        accuracy = {"accuracy": results["accuracy"]}
+        write_json(folder.path / "cell.json", {"judge": accuracy | yardsticks(root)})
+        return
+    _, _, chains = read_last(folder.path)
+    scores = judge(root)(chains) | read_json(root / JUDGE / "cell.json")
     # Of the steps since it was resumed, where it was.
     seconds = [after - before for before, after in itertools.pairwise(clock.times)]
     timed = {"seconds_per_step": statistics.median(seconds) if seconds else None}
@@ -164,4 +167,5 @@ def yardsticks(root: Path) -> dict[str, dict[str, Any]]:
     data, measure = JemConfig(out=root).load_data(), judge(root)
     rng = torch.Generator().manual_seed(0)
     noise = torch.rand(DIGITS.buffer_size, *data.sample_shape, generator=rng) * 2 - 1
-    return {"test images": measure(data.scale(data.test_x)), "uniform noise": measure(noise)}
+    images = (data.scale(data.test_x), noise)
+    return dict(zip(YARDSTICKS, map(measure, images), strict=True))
