@@ -8,10 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks import cells, digits
+from benchmarks import cells, digits, remedies_cell
 from benchmarks.cells import (
     NOTES,
     Grid,
@@ -141,6 +143,20 @@ def test_all_remedies_have_the_compute_of_the_default_steps(tmp_path):
     assert iterations({}) == 2000
     changed = [cell.config(tmp_path / cell.name) for cell in cells[: len(REMEDIES)]]
     assert len({str(config.to_json()) for config in changed}) == len(REMEDIES)
+
+
+def test_the_best_that_samples_ever_were_is_of_looks_in_a_row(tmp_path, monkeypatch):
+    def judge(root: Path) -> Any:  # of images whose pixels are all alike
+        return lambda x: {"fid": float((x.mean() - 1) ** 2), "is": float(x.mean())}
+
+    monkeypatch.setattr(remedies_cell, "judge", judge)
+    (tmp_path / "samples").mkdir()
+    assert remedies_cell.best(tmp_path, tmp_path) == {"best_fid": None, "best_is": None}
+    for step, byte in enumerate([0, 255, 255, 255, 255, 0, 0, 255]):  # -1 and 1
+        np.save(tmp_path / "samples" / f"{50 * step:08d}.npy", np.full((2, 1, 3, 3), byte, "u1"))
+    # Four of five are 1 at best.
+    found = remedies_cell.best(tmp_path, tmp_path)
+    assert found == pytest.approx({"best_fid": (0.6 - 1) ** 2, "best_is": 0.6})
 
 
 def test_a_run_on_digits_keeps_the_medians_of_its_gap(tmp_path, monkeypatch):
