@@ -26,7 +26,6 @@ OLDER = {
     "jem_cifar10.md",
     "mixture.md",
     "retrofit-jem.md",
-    "rollback.md",
     "shortrun-beta.md",
     "shortrun.md",
     "toys.md",
