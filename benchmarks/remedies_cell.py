@@ -166,10 +166,7 @@ def judge(root: Path) -> Callable[[torch.Tensor], dict[str, Any]]:
 
 
 def best(root: Path, folder: Path) -> dict[str, Any]:
-    """The best FID and IS that POOLED looks in a row at a run's negatives ever had, kept as bytes.
-
-    NaN is kept as black, which no judge likes.
-    """
+    """The best FID and IS that POOLED looks in a row at a run's negatives ever had."""
     files = sorted((folder / "samples").glob("*.npy"))
     looks = [torch.from_numpy(np.load(file)) / 127.5 - 1 for file in files]
     parts = [torch.cat(looks[at : at + POOLED]) for at in range(len(looks) - POOLED + 1)]
