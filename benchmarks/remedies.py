@@ -25,7 +25,6 @@ from .remedies_cell import (
     REMEDIES,
     SEEDS,
     STEPS,
-    YARDSTICKS,
     Cell,
     batches,
     grid,
@@ -119,9 +118,9 @@ def every_run(cells: Sequence[Cell], root: Path) -> str:
 def scale(judge: Mapping[str, Any]) -> str:
     """How well the judge classifies, and what it says of images and of noise."""
     said = [
-        f"{name}: FID {judge[name]['fid']:.3g}, IS {judge[name]['is']:.3g} "
-        f"({judge[name]['samples']:,} images)"
-        for name in YARDSTICKS
+        f"{name}: FID {scores['fid']:.3g}, IS {scores['is']:.3g} ({scores['samples']:,} images)"
+        for name, scores in judge.items()
+        if name != "accuracy"
     ]
     return "; ".join([f"test accuracy {percent(judge['accuracy'])}", *said])
 

@@ -51,7 +51,10 @@ JUDGE = "judge"
 JUDGE_SEED, JUDGE_STEPS = 1000, 1000
 POOLED = 5
 """Looks at 64 samples, one every 50 steps, that have enough for a FID together."""
-YARDSTICKS = ("test images", "uniform noise")
+
+
+Measure = Callable[[torch.Tensor], dict[str, Any]]
+"""Scores samples (N, C, H, W): FID, IS and their number."""
 
 
 def batches(sgld_steps: int) -> int:
@@ -142,45 +145,45 @@ def run_cell(cell: Cell, root: Path) -> None:
     results = train(config, folder, clock)
     if results is None:
         raise SystemExit(130)
+    measure = judge(root)
     if cell.remedy is None:
         accuracy = {"accuracy": results["accuracy"]}
-        write_json(folder.path / "cell.json", {"judge": accuracy | yardsticks(root)})
+        write_json(folder.path / "cell.json", {"judge": accuracy | yardsticks(root, measure)})
         return
     _, _, chains = read_last(folder.path)
-    scores = judge(root)(chains) | read_json(root / JUDGE / "cell.json")
+    scores = measure(chains) | read_json(root / JUDGE / "cell.json") | best(folder.path, measure)
     # Of the steps since it was resumed, where it was.
     seconds = [after - before for before, after in itertools.pairwise(clock.times)]
     timed = {"seconds_per_step": statistics.median(seconds) if seconds else None}
-    write_json(folder.path / "cell.json", {**scores, **best(root, folder.path), **timed})
+    write_json(folder.path / "cell.json", {**scores, **timed})
 
 
-def judge(root: Path) -> Callable[[torch.Tensor], dict[str, Any]]:
+def judge(root: Path) -> Measure:
     """Inception score and Fréchet distance by the features of the shared classifier."""
     network, step = load_network(root / JUDGE, "last", torch.device("cpu"))
     label = f"a plain classifier after {step:,} steps"
     features = Features(classifier_features(network), label, comparable=False, fixed=True)
     data = JemConfig(out=root).load_data()
     quality = SampleQuality(features, data)
-    measure: Callable[[torch.Tensor], dict[str, Any]] = quality.measure
+    measure: Measure = quality.measure
     return measure
 
 
-def best(root: Path, folder: Path) -> dict[str, Any]:
+def best(folder: Path, measure: Measure) -> dict[str, Any]:
     """The best FID and IS that POOLED looks in a row at a run's negatives ever had."""
     files = sorted((folder / "samples").glob("*.npy"))
     looks = [torch.from_numpy(np.load(file)) / 127.5 - 1 for file in files]
     parts = [torch.cat(looks[at : at + POOLED]) for at in range(len(looks) - POOLED + 1)]
-    scores = list(map(judge(root), parts))
+    scores = list(map(measure, parts))
     return {
         "best_fid": min((score["fid"] for score in scores), default=None),
         "best_is": max((score["is"] for score in scores), default=None),
     }
 
 
-def yardsticks(root: Path) -> dict[str, dict[str, Any]]:
+def yardsticks(root: Path, measure: Measure) -> dict[str, dict[str, Any]]:
     """What the judge says of real images that nobody trained on, and of noise."""
-    data, measure = JemConfig(out=root).load_data(), judge(root)
+    data = JemConfig(out=root).load_data()
     rng = torch.Generator().manual_seed(0)
     noise = torch.rand(DIGITS.buffer_size, *data.sample_shape, generator=rng) * 2 - 1
-    images = (data.scale(data.test_x), noise)
-    return dict(zip(YARDSTICKS, map(measure, images), strict=True))
+    return {"test images": measure(data.scale(data.test_x)), "uniform noise": measure(noise)}
