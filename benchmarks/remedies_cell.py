@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ebmguard.reference_training.engine.progress import Reporter
@@ -20,6 +19,7 @@ from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.judge.features import Features, classifier_features
 from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.stored import load_network, read_last
+from ebmguard.reference_training.plots.images import load_samples
 
 from .cells import cell_command, read_json, write_json
 
@@ -172,7 +172,7 @@ def judge(root: Path) -> Measure:
 def best(folder: Path, measure: Measure) -> dict[str, Any]:
     """The best FID and IS that POOLED looks in a row at a run's negatives ever had."""
     files = sorted((folder / "samples").glob("*.npy"))
-    looks = [torch.from_numpy(np.load(file)) / 127.5 - 1 for file in files]
+    looks = [load_samples(file) for file in files]
     parts = [torch.cat(looks[at : at + POOLED]) for at in range(len(looks) - POOLED + 1)]
     scores = list(map(measure, parts))
     return {

@@ -73,3 +73,8 @@ def as_bytes(x: Tensor) -> Tensor:
     black = torch.full_like(x, -1.0)
     pixels = torch.where(x.isnan(), black, x).clamp(-1, 1).add(1).mul(127.5)
     return pixels.round().to(torch.uint8)
+
+
+def load_samples(file: Path) -> Tensor:
+    """Samples that were kept as :func:`as_bytes` in a .npy file, float32 in [-1, 1]."""
+    return torch.from_numpy(np.load(file, allow_pickle=False)).float().div(127.5).sub(1)

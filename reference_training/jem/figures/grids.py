@@ -13,7 +13,7 @@ from ebmguard.errors import ConfigError
 
 from ...engine.rows import series
 from ...plots.canvas import DARK, Canvas
-from ...plots.images import sample_grid
+from ...plots.images import load_samples, sample_grid
 from ...plots.markdown import NONE, markdown_table
 from ..paper import Metric
 from ..runs import Evaluation, JemRun
@@ -117,8 +117,6 @@ def draw_grids(grids: Grids, title: str) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    import torch
-
     run, files = grids.run, grids.run.grids()
     columns = min(3, len(grids.steps))
     rows = math.ceil(len(grids.steps) / columns)
@@ -136,8 +134,7 @@ def draw_grids(grids: Grids, title: str) -> Figure:
         canvas.write(x + PANEL / 2, y - CAPTION / 3, when(run, step), fontsize=10)
         axes = canvas.axes(x, y, PANEL, PANEL)
         axes.set_axis_off()
-        stored = np.load(files[step], allow_pickle=False)
-        samples = torch.from_numpy(stored).float().div(127.5).sub(1)
+        samples = load_samples(files[step])
         zoom = max(1, 64 // samples.shape[-1])
         axes.imshow(sample_grid(samples, zoom=zoom), interpolation="nearest")
     return canvas.figure
@@ -160,7 +157,7 @@ def grid_table(grids: Grids) -> str:
     rows = []
     files = run.grids()
     for step in grids.steps:
-        pixels = np.load(files[step], allow_pickle=False).astype(np.float64) / 127.5 - 1
+        pixels = load_samples(files[step]).double()
         tested = _latest([row for row in run.evaluations if row.test_accuracy is not None], step)
         judged = _latest([row for row in run.evaluations if row.features is not None], step)
         scores: dict[Metric, float | None] = {
@@ -174,7 +171,7 @@ def grid_table(grids: Grids) -> str:
                 f"{step:,}",
                 f"{gaps[step]:.3g}" if step in gaps else NONE,
                 f"{pixels.mean():.3f}",
-                f"{pixels.std():.3f}",
+                f"{pixels.std(correction=0):.3f}",
                 *(NONE if value is None else number(name, value) for name, value in scores.items()),
             ]
         )

@@ -7,7 +7,12 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from ebmguard.reference_training.plots.images import as_bytes, sample_grid, save_sample_figures
+from ebmguard.reference_training.plots.images import (
+    as_bytes,
+    load_samples,
+    sample_grid,
+    save_sample_figures,
+)
 
 
 def test_files_hold_the_samples(tmp_path):
@@ -24,6 +29,15 @@ def test_files_hold_the_samples(tmp_path):
 def test_pixels_are_clamped_and_nan_is_black():
     x = torch.tensor([-7.0, -1.0, 0.0, 1.0, 7.0, math.inf, -math.inf, math.nan])
     assert as_bytes(x).tolist() == [0, 0, 128, 255, 255, 255, 0, 0]
+
+
+def test_kept_bytes_come_back_within_half_a_level(tmp_path):
+    x = torch.linspace(-1, 1, 3 * 16 * 16, dtype=torch.float64).reshape(1, 3, 16, 16)
+    np.save(tmp_path / "x.npy", as_bytes(x).numpy())
+    back = load_samples(tmp_path / "x.npy")
+    assert back.dtype == torch.float32
+    # Half a level of 2 / 255, and a rounding of numbers of size 1.
+    assert (back - x).abs().max() <= 1 / 255 + torch.finfo(torch.float32).eps
 
 
 def test_each_pixel_lands_where_it_belongs():
