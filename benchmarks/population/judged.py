@@ -158,7 +158,8 @@ def scores(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "some ERROR before death": (sum(v.any_error for v in dead), len(dead)),
         "ERROR in the blow-up": (sum(v.in_time for v in dead), len(dead)),
         "under 5 points": (sum(v.in_time and v.lost < POINTS for v in learned), len(learned)),
-        "healthy with an ERROR": (sum(bool(v.false) for v in healthy), len(healthy)),
+        "healthy with an ERROR": (sum(v.any_error for v in healthy), len(healthy)),
+        "healthy with a false ERROR": (sum(bool(v.false) for v in healthy), len(healthy)),
         "false per 1,000": (sum(len(v.false) for v in healthy), steps / 1000),
         "false in all others": (
             sum(bool(v.false) for v in verdicts if v.fate.name != "healthy"),

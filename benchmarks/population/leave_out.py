@@ -50,7 +50,7 @@ def worth(verdicts: Iterable[Verdict]) -> float:
     return (
         share("ERROR in the blow-up")
         + share("under 5 points")
-        - _FALSE * share("healthy with an ERROR")
+        - _FALSE * share("healthy with a false ERROR")
     )
 
 

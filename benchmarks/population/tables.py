@@ -20,9 +20,10 @@ _LINES = {
     "some ERROR before death": "dying: some ERROR before death",
     "ERROR in the blow-up": f"dying: ERROR in the last {BLOW_UP} steps, before the gap passes 1e3",
     "under 5 points": "dying: the same with under 5 points lost, of those where it is possible",
-    "healthy with an ERROR": "healthy: any ERROR",
-    "false per 1,000": "healthy: ERRORs per 1,000 steps",
-    "false in all others": "dying and limping: any ERROR that did not come true",
+    "healthy with an ERROR": "healthy: an ERROR",
+    "healthy with a false ERROR": "healthy: a false ERROR",
+    "false per 1,000": "healthy: false ERRORs per 1,000 steps",
+    "false in all others": "dying and limping: a false ERROR",
     "steps ahead": "median steps from that ERROR to the death",
 }
 
@@ -86,7 +87,7 @@ def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
         return lambda x: _number(name, x[2][name])
 
     rows = [(family, point, scores(verdicts)) for family, (point, verdicts) in chosen.items()]
-    names = ("ERROR in the blow-up", "under 5 points", "healthy with an ERROR", "steps ahead")
+    names = ("ERROR in the blow-up", "under 5 points", "healthy with a false ERROR", "steps ahead")
     columns = {
         "left out": lambda x: x[0],
         ", ".join(GRID): lambda x: _words(tuple(f"{value:g}" for value in x[1])),
