@@ -1,24 +1,18 @@
 """Sentences of the paper that a toy of known density can judge: samplers, buffers, negative β.
 
-    python -m benchmarks.toy_claims buffer      # Appendix I: a replay buffer makes f informative
-    python -m benchmarks.toy_claims samplers    # Section 5: MALA, HMC, mixtures in training
-    python -m benchmarks.toy_claims overshoot   # Section 5: a negative β and an over-shooting one
-    python -m benchmarks.toy_claims longer      # Section 4.1: more steps than in training
-    python -m benchmarks.toy_claims chains      # Appendix A, Section 3: chains at a known density
-
-Each prints a table. Training is that of the eight Gaussians ("gmm-default") with fewer updates; the
-samplers all take as many gradients of f in an update, 20.
+python -m benchmarks.toy_claims                # all parts, two at a time
+python -m benchmarks.toy_claims --table-only   # the tables of what has been run
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +22,19 @@ from ebmguard.reference_training.toy import metrics
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import Evaluator
-from ebmguard.reference_training.toy.grid import Grid
+from ebmguard.reference_training.toy.grid import Grid as Plane
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.sampler import Sampler
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.samplers import Mixture, ReplayBuffer, hmc, mala, sgld
 
-from .cells import number, table
+from .cells import Grid, cell_command, load, number, percent, table, write_json
 
 CPU = torch.device("cpu")
 SEEDS = (0, 1, 2)
+ITERATIONS = 1000
+"""Updates of a training."""
 LEAPFROGS = 5
 COLDER = 2.0
 """How far the sampler over-shoots: its chains are those of exp(2 o f), by noise / √2."""
@@ -101,32 +97,29 @@ def sampler(name: str, members: int, generator: torch.Generator) -> Sampler:
     return sample_q
 
 
-def fit(
-    name: str, betas: Sequence[str], iterations: int, *, tempered: bool = True
-) -> tuple[Evaluator, EnsembleMLP]:
+def fit(name: str, betas: Sequence[str], *, tempered: bool = True) -> tuple[Evaluator, EnsembleMLP]:
     """Train the toy with a sampler.
 
     Args:
         name: of the sampler.
         betas: of the members, as the toy trainer has them; each has all the seeds.
-        iterations: updates.
         tempered: whether the sampler runs on (1 - β) f; otherwise on f, and only weights change.
 
     Returns:
         what measures the members, and the networks.
     """
-    settings = replace(SCENARIOS["gmm-default"], iterations=iterations)
+    settings = replace(SCENARIOS["gmm-default"], iterations=ITERATIONS)
     members = Members.of(betas, ("default",), SEEDS)
     evaluator = Evaluator(settings, members, CPU)
     draws = Draws(evaluator.distribution, settings, members, members.seeds, CPU)
     network = EnsembleMLP(members.seed_of_each, 2)
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
-    strength = members.strength(settings.output_scale, iterations, CPU)
+    strength = members.strength(settings.output_scale, ITERATIONS, CPU)
     if not tempered:
         strength["sampler_scale"] = 1.0
     rng = torch.Generator().manual_seed(1)
     loss_fn, sample_q = guard(None, sampler(name, len(members), rng), **strength)
-    for step in range(iterations):
+    for step in range(ITERATIONS):
         optimizer.param_groups[0]["lr"] = settings.lr_at(step)
         x_pos = draws.positives()
         x_neg = sample_q(network, *draws.chains(settings.n_neg))
@@ -143,7 +136,7 @@ def over_seeds(
     rows: Sequence[Mapping[str, float]],
     shown: Sequence[str],
 ) -> list[dict[str, str]]:
-    """A line for each β, with medians over the seeds of what is shown, printed as it is made."""
+    """A line for each β, with medians over the seeds of what is shown."""
     lines = []
     for i, beta in enumerate(betas):
         line = {**own, "β": beta}
@@ -151,16 +144,13 @@ def over_seeds(
             values = [row[column] for row in rows[i * len(SEEDS) : (i + 1) * len(SEEDS)]]
             spread = f"{number(min(values))} to {number(max(values))}"
             line[column] = f"{number(statistics.median(values))} ({spread})"
-        print(line, flush=True)
         lines.append(line)
     return lines
 
 
-def trained(
-    name: str, betas: Sequence[str], iterations: int, *, tempered: bool = True
-) -> list[dict[str, str]]:
+def trained(name: str, betas: Sequence[str], *, tempered: bool = True) -> list[dict[str, str]]:
     """How good a density is after :func:`fit`, a line for each β."""
-    evaluator, network = fit(name, betas, iterations, tempered=tempered)
+    evaluator, network = fit(name, betas, tempered=tempered)
     rows = evaluator.measure(evaluator.log_density(network))
     own = {"sampler": name, "sampler on": "(1 - β) f" if tempered else "f"}
     return over_seeds(own, betas, rows, SHOWN)
@@ -172,12 +162,12 @@ def masses(x: Tensor) -> Tensor:
     return torch.bincount(modes, minlength=8) / len(x)
 
 
-def chains(_: int) -> list[dict[str, str]]:
+def chains() -> list[dict[str, str]]:
     """Langevin at the truth itself: stuck on plateaus, weights of modes, and mixing by β."""
     truth, settings = DISTRIBUTIONS["gmm"], SCENARIOS["gmm-default"]
-    grid = Grid.of(truth)
-    log_p = truth.log_density(grid.points)
-    labels = truth.component_log_densities(grid.points).argmax(-1)
+    points = Plane.of(truth).points
+    log_p = truth.log_density(points)
+    labels = truth.component_log_densities(points).argmax(-1)
     peak = float(log_p.max())
 
     def walk(f: Callable[[Tensor], Tensor], x: Tensor, steps: int, factor: float = 1.0) -> Tensor:
@@ -185,7 +175,7 @@ def chains(_: int) -> list[dict[str, str]]:
         factor /= settings.output_scale
         return sgld(lambda y: factor * f(y), x, steps=steps, generator=rng, **scaled)
 
-    lines = []
+    lines: dict[str, dict[str, str]] = {}
     for seed in SEEDS:
         rng = torch.Generator().manual_seed(seed)
         far = torch.rand(CHAINS, 2, generator=rng) * 8 - 4
@@ -195,10 +185,9 @@ def chains(_: int) -> list[dict[str, str]]:
         )
         whole = walk(truth.log_density, far, settings.sgld_steps)
         line = {
-            "seed": str(seed),
-            "out of the data at the start": number(outside(far, peak)),
-            "after 20 steps, plateau": number(outside(floored, peak)),
-            "after 20 steps, no plateau": number(outside(whole, peak)),
+            "out of the data at the start": percent(outside(far, peak)),
+            "after 20 steps, plateau": percent(outside(floored, peak)),
+            "after 20 steps, no plateau": percent(outside(whole, peak)),
         }
         equal = torch.randint(8, (CHAINS,), generator=rng)
         angle = equal * math.pi / 4
@@ -221,9 +210,9 @@ def chains(_: int) -> list[dict[str, str]]:
             line[f"steps to TV 0.1 of the modes at β = {beta:g}"] = (
                 str(taken) if distance < 0.1 else f"> {taken} (TV {distance:.2f})"
             )
-        print(line, flush=True)
-        lines.append(line)
-    return lines
+        for name, value in line.items():
+            lines.setdefault(name, {"chains": name})[f"seed {seed}"] = value
+    return list(lines.values())
 
 
 def outside(x: Tensor, peak: float) -> float:
@@ -231,57 +220,120 @@ def outside(x: Tensor, peak: float) -> float:
     return float((DISTRIBUTIONS["gmm"].log_density(x) < peak - 10).double().mean())
 
 
-def buffer(iterations: int) -> list[dict[str, str]]:
+def buffer() -> list[dict[str, str]]:
     """With and without a replay buffer, at β = 0 and 0.5."""
-    return [
-        line for name in ("sgld", "sgld buffer") for line in trained(name, ("0", "0.5"), iterations)
-    ]
+    return [line for name in ("sgld", "sgld buffer") for line in trained(name, ("0", "0.5"))]
 
 
-def samplers(iterations: int) -> list[dict[str, str]]:
+def samplers() -> list[dict[str, str]]:
     """MALA, HMC, and SGLD beside HMC, from the Gaussian as SGLD does by default."""
     names = ("mala", "hmc", "mixed")
-    return [line for name in names for line in trained(name, ("0", "0.5"), iterations)]
+    return [line for name in names for line in trained(name, ("0", "0.5"))]
 
 
-def overshoot(iterations: int) -> list[dict[str, str]]:
+def overshoot() -> list[dict[str, str]]:
     """Chains of exp(2 o f), with β down to the one at which the weights undo it."""
     betas = ("-1", "-0.5", "0", "0.5")
     return [
         line
         for tempered in (False, True)
-        for line in trained("sgld buffer colder", betas, iterations, tempered=tempered)
+        for line in trained("sgld buffer colder", betas, tempered=tempered)
     ]
 
 
-def longer(iterations: int) -> list[dict[str, str]]:
+def longer() -> list[dict[str, str]]:
     """Samples of the whole f by more steps than in training, beside the density itself."""
     betas, shown = ("0", "0.5", "0.9"), ("kl_sgld", "tv_sgld")
-    evaluator, network = fit("sgld", betas, iterations)
+    evaluator, network = fit("sgld", betas)
     rows = evaluator.measure(evaluator.log_density(network))
     rows = [{f"{name}_sgld": row[name] for name in ("kl", "tv")} for row in rows]
     lines = over_seeds({"steps": "the density"}, betas, rows, shown)
     for steps in LENGTHS:
         settings = replace(evaluator.settings, sgld_steps=steps)
         sampling = Evaluator(settings, evaluator.members, CPU)
-        rows = sampling.measure_samples(sampling.samples(network, iterations))
+        rows = sampling.measure_samples(sampling.samples(network, ITERATIONS))
         lines += over_seeds({"steps": f"{steps:,}"}, betas, rows, shown)
     return lines
 
 
-PARTS = {part.__name__: part for part in (buffer, samplers, overshoot, longer, chains)}
+@dataclass(frozen=True)
+class Part:
+    """A table of the page.
+
+    Attributes:
+        title: what the paper says of it, and where.
+        measure: its lines.
+    """
+
+    title: str
+    measure: Callable[[], list[dict[str, str]]]
 
 
-def main() -> None:
-    """Run one part, and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("--iterations", type=int, default=2000, help="updates of a training")
-    given = parser.parse_args()
+PARTS = {
+    "buffer": Part("A replay buffer at β = 0 (Appendix I)", buffer),
+    "samplers": Part("MALA, HMC and a mixture in training (Section 5)", samplers),
+    "overshoot": Part("A negative β for a sampler that over-shoots (Section 5)", overshoot),
+    "longer": Part("More steps than in training (Sections 2.2 and 4.1)", longer),
+    "chains": Part("Chains at a known density (Section 3, Appendix A)", chains),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One part."""
+
+    part: str
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.part
+
+    def command(self, folder: Path) -> Sequence[str]:
+        """What runs it."""
+        return cell_command("toy_claims", folder)
+
+
+CELLS = [Cell(part) for part in PARTS]
+
+
+def run(cell: Cell, root: Path) -> None:
+    """Measure a part, and write its lines."""
     torch.set_num_threads(1)
-    lines = PARTS[given.part](given.iterations)
-    print(table(lines, {name: itemgetter(name) for name in lines[0]}))
+    lines = PARTS[cell.part].measure()
+    (root / cell.name).mkdir(parents=True, exist_ok=True)
+    write_json(root / cell.name / "result.json", {"lines": lines})
 
+
+def page(root: Path) -> list[str]:
+    """The lines of docs/results/toy_claims.md."""
+    text = [
+        "# Samplers, buffers and long chains on a known density",
+        "",
+        *GRID.source(root),
+        "The eight Gaussians of the toys with the settings of their trainer, but "
+        f"{ITERATIONS:,} updates; medians of {len(SEEDS)} seeds (least to most). All samplers take "
+        f"20 gradients of f in an update. A buffer keeps {CHAINS:,} chains, 5% of each draw begin "
+        f"anew; colder chains draw from exp({COLDER:g} o f). The columns are those of "
+        "[toys.md](toys.md).",
+        "",
+    ]
+    for own in load(CELLS, root):
+        lines = own["lines"]
+        columns = {name: itemgetter(name) for name in lines[0]}
+        text += [f"## {PARTS[own['part']].title}", "", table(lines, columns), ""]
+    return text
+
+
+GRID = Grid(
+    "toy_claims",
+    CELLS,
+    page,
+    Path("docs/results/toy_claims.md"),
+    Path("runs/bench-toy-claims"),
+    run,
+    kept=True,
+)
 
 if __name__ == "__main__":
-    main()
+    GRID.main()
