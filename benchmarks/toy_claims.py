@@ -22,6 +22,7 @@ from ebmguard.reference_training.toy import metrics
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import Evaluator
+from ebmguard.reference_training.toy.figures.table import COLUMNS
 from ebmguard.reference_training.toy.grid import Grid as Plane
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
@@ -41,6 +42,7 @@ COLDER = 2.0
 CHAINS = 1000
 LENGTHS = (20, 200, 2000)
 SHOWN = ("kl", "energy_scale", "energy_r2", "mode_mass_error")
+HEADS = COLUMNS | {"energy_r2": "R² to the truth", "tv_sgld": "TV of SGLD(p_θ)"}
 
 
 def sampler(name: str, members: int, generator: torch.Generator) -> Sampler:
@@ -315,12 +317,12 @@ def page(root: Path) -> list[str]:
         f"{ITERATIONS:,} updates; medians of {len(SEEDS)} seeds (least to most). All samplers take "
         f"20 gradients of f in an update. A buffer keeps {CHAINS:,} chains, 5% of each draw begin "
         f"anew; colder chains draw from exp({COLDER:g} o f). The columns are those of "
-        "[toys.md](toys.md).",
+        "[toys.md](toys.md); R² to the truth: of the learned log density on the true one.",
         "",
     ]
     for own in load(CELLS, root):
         lines = own["lines"]
-        columns = {name: itemgetter(name) for name in lines[0]}
+        columns = {HEADS.get(name, name): itemgetter(name) for name in lines[0]}
         text += [f"## {PARTS[own['part']].title}", "", table(lines, columns), ""]
     return text
 
