@@ -263,7 +263,8 @@ def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
     """The points of one data set, hollow where they do not count, and its yardsticks."""
     order = [*BETAS, KNOWN]
     last = [own for run in runs if (own := ended(run)) and counts(own)]
-    floor = min([*known.values(), *map(middle, last)]) - 2
+    anchors = [*known.values(), *map(middle, last)]
+    floor, ceiling = min(anchors) - 2, max(anchors) + 2
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
     for each in runs:
         i = names.index(each["sampler"])
@@ -272,7 +273,7 @@ def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
         if (own := ended(each)) is None:
             axes.plot(at, floor, "x", ms=6, mew=1.5, c=colour)
             continue
-        value = max(middle(own), floor) if np.isfinite(middle(own)) else floor
+        value = np.clip(middle(own), floor, ceiling) if np.isfinite(middle(own)) else floor
         face = colour if counts(own) else "none"
         axes.plot(at, value, "o", ms=5, mec=colour, mfc=face)
     for (title, value), style in zip(known.items(), ("-", "--", ":"), strict=True):
@@ -344,7 +345,7 @@ def page(root: Path) -> list[str]:
         *lines,
         f"![Held-out log-likelihood against β](../pictures/{PICTURE.name})",
         "",
-        "A point is a run; hollow ones do not count, and none is drawn below the lower edge. A "
+        "A point is a run; hollow ones do not count, and those beyond an edge are drawn at it. A "
         "cross is a run that was lost.",
         "",
         "## Every run",
