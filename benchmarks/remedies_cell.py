@@ -51,8 +51,6 @@ JUDGE = "judge"
 JUDGE_SEED, JUDGE_STEPS = 1000, 1000
 POOLED = 5
 """Looks at 64 samples, one every 50 steps, that have enough for a FID together."""
-
-
 Measure = Callable[[torch.Tensor], dict[str, Any]]
 """Scores samples (N, C, H, W): FID, IS and their number."""
 

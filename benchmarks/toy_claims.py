@@ -1,6 +1,6 @@
 """Sentences of the paper that a toy of known density can judge: samplers, buffers, negative β.
 
-python -m benchmarks.toy_claims                # all parts, two at a time
+python -m benchmarks.toy_claims                # all tables, two at a time
 python -m benchmarks.toy_claims --table-only   # the tables of what has been run
 """
 
@@ -259,50 +259,37 @@ def longer() -> list[dict[str, str]]:
 
 
 @dataclass(frozen=True)
-class Part:
+class Cell:
     """A table of the page.
 
     Attributes:
-        title: what the paper says of it, and where.
-        measure: its lines.
+        name: of its folder.
+        title: what the paper speaks of, and where.
+        measure: the table's lines.
     """
 
+    name: str
     title: str
     measure: Callable[[], list[dict[str, str]]]
-
-
-PARTS = {
-    "buffer": Part("A replay buffer at β = 0 (Appendix I)", buffer),
-    "samplers": Part("MALA, HMC and a mixture in training (Section 5)", samplers),
-    "overshoot": Part("A negative β for a sampler that over-shoots (Section 5)", overshoot),
-    "longer": Part("More steps than in training (Sections 2.2 and 4.1)", longer),
-    "chains": Part("Chains at a known density (Section 3, Appendix A)", chains),
-}
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One part."""
-
-    part: str
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        return self.part
 
     def command(self, folder: Path) -> Sequence[str]:
         """What runs it."""
         return cell_command("toy_claims", folder)
 
 
-CELLS = [Cell(part) for part in PARTS]
+CELLS = [
+    Cell("buffer", "A replay buffer at β = 0 (Appendix I)", buffer),
+    Cell("samplers", "MALA, HMC and a mixture in training (Section 5)", samplers),
+    Cell("overshoot", "A negative β for a sampler that over-shoots (Section 5)", overshoot),
+    Cell("longer", "More steps than in training (Sections 2.2 and 4.1)", longer),
+    Cell("chains", "Chains at a known density (Section 3, Appendix A)", chains),
+]
 
 
 def run(cell: Cell, root: Path) -> None:
-    """Measure a part, and write its lines."""
+    """Measure a table, and write its lines."""
     torch.set_num_threads(1)
-    lines = PARTS[cell.part].measure()
+    lines = cell.measure()
     (root / cell.name).mkdir(parents=True, exist_ok=True)
     write_json(root / cell.name / "result.json", {"lines": lines})
 
@@ -323,7 +310,7 @@ def page(root: Path) -> list[str]:
     for own in load(CELLS, root):
         lines = own["lines"]
         columns = {HEADS.get(name, name): itemgetter(name) for name in lines[0]}
-        text += [f"## {PARTS[own['part']].title}", "", table(lines, columns), ""]
+        text += [f"## {own['title']}", "", table(lines, columns), ""]
     return text
 
 
