@@ -227,6 +227,16 @@ def test_a_run_that_was_lost_has_no_number_in_the_end():
     assert [line.get_marker() for line in axes.lines if line.get_marker() in "ox"] == ["x"]
 
 
+def test_points_beyond_an_edge_of_the_picture_are_at_it():
+    runs = [run_of(0.1, *sides, seed) for seed, sides in enumerate([(20, 20.5), (17, 17.5)])]
+    far = [run_of(0.1, *sides, 2, ["they differ"]) for sides in [(-70, -66), (90, 93)]]
+    axes = new_figure(3, 3).subplots()
+    known = {"the base": -21.0, "mixture": -12.0, "kernels": -18.0}
+    true_scale.panel(axes, [each | {"sampler": "fresh"} for each in runs + far], known)
+    points = [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "o"]
+    assert points == [-20.25, -17.25, -12.0 + 2, -21.0 - 2]
+
+
 def test_cells_have_names_of_their_own():
     assert len({cell.name for cell in true_scale_cell.CELLS}) == len(true_scale_cell.CELLS)
 
