@@ -154,6 +154,7 @@ CELLS += [Cell("mala", 0, data, SOME) for data in ELSEWHERE]
 CELLS += [Cell(name, 1, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell(name, 2, betas=SOME) for name in OTHERS]
 CELLS += [Cell(name, 2, data, SOME) for data in ELSEWHERE for name in PLAIN]
+CELLS += [Cell("mala", seed, "flow", SOME) for seed in (1, 2)]
 
 
 def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
