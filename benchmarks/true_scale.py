@@ -52,6 +52,7 @@ TITLES = {
     "fresh": "fresh chains",
     "adaptive": "fresh chains, adaptive steps",
     "persistent": "persistent chains",
+    "finer": f"persistent chains, {MOST} times finer",
     "mala": "MALA, persistent",
     "hmc": "HMC, persistent",
     "mixture": "half fresh, half persistent",
@@ -320,9 +321,9 @@ def page(root: Path) -> list[str]:
         f"{SIZE:g} and step size {SIZE**2 / 2:g} in the coordinates in which q is N(0, I). "
         f"{UPDATES:,} updates of {BATCH} images and negatives, {STEPS} gradients a chain (HMC: "
         f"{STEPS // LEAPFROGS} times {LEAPFROGS} leapfrog steps; annealed: {STEPS // 2} "
-        "temperatures up, and as many down for the positives; adaptive: up to "
-        f"{MOST} times as many steps, as many times finer), Adam with learning rate "
-        f"{LR:g} and betas {ADAM}, a cosine to 0, judged by the average of the weights over the "
+        "temperatures up, and as many down for the positives; finer: "
+        f"{MOST} times as many steps, as many times finer; adaptive: up to that), Adam with "
+        f"learning rate {LR:g} and betas {ADAM}, a cosine to 0, judged by the average of the weights over the "
         f"last 1,000 updates. Fresh chains start from q; persistent ones are {CHAINS:,}, "
         f"{FRESH:.0%} of each draw anew. The β of a seed are trained side by side by one process, "
         "begin alike and see the same images; adaptive chains have a process for each β.",

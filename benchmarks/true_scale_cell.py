@@ -40,7 +40,7 @@ BATCH, STEPS, SIZE = 64, 16, 0.2
 """Images and negatives of an update, Langevin steps of a chain, and a step's noise in u."""
 LEAPFROGS = 4
 MOST = 4
-"""Times the usual steps, as many times finer, that the adaptive sampler may take."""
+"""Times the usual steps, as many times finer, of finer chains; adaptive ones may take as many."""
 CHAINS, FRESH = 1000, 0.01
 """Persistent chains, and the share of a draw that begins anew."""
 LR, ADAM, AVERAGED = 5e-4, (0.9, 0.95), 0.999
@@ -62,7 +62,7 @@ class Chains:
     Members start alike where they start anew, and draw the same rows of their own chains.
 
     Args:
-        name: "fresh", "adaptive", "persistent", "mala", "hmc" or "mixture".
+        name: "fresh", "adaptive", "persistent", "finer", "mala", "hmc" or "mixture".
         pixels: D.
         generator: of starts and noise.
         members: how many.
@@ -76,7 +76,8 @@ class Chains:
         self.name, self.base, self.rng = name, standard(pixels), generator
         self.rows = self.base.sample(CHAINS, generator).repeat(members, 1, 1)
         self.acceptance: list[float] | None = None
-        self.plan: Callable[[], tuple[int, int]] = lambda: (STEPS, 1)
+        finer = MOST if name == "finer" else 1
+        self.plan: Callable[[], tuple[int, int]] = lambda: (STEPS * finer, finer)
         halves = {
             part: lambda g, kind=part: self.climb(g, kind, BATCH // 2)
             for part in ("fresh", "persistent")
@@ -99,12 +100,12 @@ class Chains:
         return x
 
     def walk(self, g: Callable[[Tensor], Tensor], kind: str, x: Tensor) -> Tensor:
-        """Steps of exp(log q + g), 16 gradients unless planned otherwise."""
+        """Steps of exp(log q + g): as planned, or 16 gradients of MALA and of HMC."""
         f, seen = whole(g), list[Tensor]()
         steps, finer = self.plan()
         size = SIZE / math.sqrt(finer)
         own: dict[str, Any] = {"step_size": size**2 / 2, "noise_std": size, "generator": self.rng}
-        if kind in (*STARTING_ANEW, "persistent"):
+        if kind not in ("mala", "hmc"):
             return sgld(f, x, steps=steps, **own)
         own |= {"dim": 1, "on_step": lambda proposal: seen.append(proposal.acceptance.mean(1))}
         if kind == "mala":
@@ -155,6 +156,7 @@ CELLS += [Cell(name, 1, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell(name, 2, betas=SOME) for name in OTHERS]
 CELLS += [Cell(name, 2, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell("mala", seed, "flow", SOME) for seed in (1, 2)]
+CELLS += [Cell("finer", 0, "flow", (0.0, 0.1))]
 
 
 def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
