@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ebmguard.alerts.remedies import ABOVE_DATA_ERROR, BLOWUP_ERROR
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -54,6 +56,23 @@ def test_what_pages_show_of_the_examples_is_whole_statements() -> None:
             assert part[0].strip()
             count += 1
     assert count >= 6
+
+
+def test_quoted_blow_ups_advise_what_their_rule_does():
+    # A guard that takes the run back by itself does not advise it.
+    advice = {
+        "; ".join(words.zero[start : start + 2])
+        for words in (BLOWUP_ERROR, ABOVE_DATA_ERROR)
+        for start in (0, 1)
+    }
+    message = re.compile(
+        r"ERROR energy_blowup at [^(]*\(limit [^)]*\)\. Likeliest remedies: ([^.]*)\."
+    )
+    quoted = [
+        words for page in PAGES for words in message.findall(" ".join(page.read_text().split()))
+    ]
+    assert len(quoted) >= 3
+    assert {*quoted} <= advice
 
 
 def test_the_alerts_page_quotes_the_population_as_it_is():
