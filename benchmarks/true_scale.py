@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -53,12 +52,13 @@ TITLES = {
     "adaptive": "fresh chains, adaptive steps",
     "persistent": "persistent chains",
     "finer": f"persistent chains, {MOST} times finer",
+    "more": f"persistent chains, {MOST * BATCH} negatives",
     "mala": "MALA, persistent",
     "hmc": "HMC, persistent",
     "mixture": "half fresh, half persistent",
     "annealed": "annealed, weights known",
 }
-COLOURS = dict(zip(TITLES, CONTRASTS, strict=False))
+COLOURS = dict(zip(TITLES, (*CONTRASTS, "#8C564B"), strict=True))
 NAMES = {
     "digits": "Digits at 8×8",
     "flow": "Digits at 8×8 on a flow",
@@ -102,7 +102,7 @@ def kept_yardsticks(name: str, data: Data, root: Path) -> dict[str, float]:
 
 
 def counts(judged: Judgement) -> bool:
-    """Whether both sides of the annealing agree on log Z."""
+    """Whether both sides of the annealing say log Z, and the same."""
     return not judged["problems"]
 
 
@@ -119,7 +119,7 @@ def middle(judged: Judgement, name: str = "test") -> float:
 def between(judged: Judgement) -> str:
     """The interval, or what the two sides said and why it does not count."""
     low, high = interval(judged)
-    return f"{low:.2f} to {high:.2f}" if counts(judged) else f"no: {low:.0f} and {high:.0f}"
+    return f"{low:.2f} to {high:.2f}" if counts(judged) else f"no: {low:.1f} and {high:.1f}"
 
 
 def ess(judged: Judgement) -> str:
@@ -162,7 +162,7 @@ def trained(judged: Judgement) -> str:
     return number(middle(judged, "train") if counts(judged) else None, ".1f")
 
 
-OF_F = ("ref/ess", "energy_gap")
+OF_F = ("ref/grad_scale", "ref/ess", "energy_gap")
 EVERY: dict[str, Callable[[Run], str]] = {
     "images": lambda run: NAMES[run["data"]],
     "sampler": lambda run: TITLES[run["sampler"]],
@@ -174,6 +174,7 @@ EVERY: dict[str, Callable[[Run], str]] = {
     "ESS forward, reverse": in_the_end(ess),
     "GradScale": seen("grad_scale"),
     "ESS / M": seen("ess", ".2f"),
+    "GradScale at 0.5": seen("ref/grad_scale"),
     "ESS / M at 0.5": seen("ref/ess", ".2f"),
     "gap": seen("energy_gap"),
     "GradScale, ESS / M, gap of converged chains": in_the_end(at_rest),
@@ -261,22 +262,22 @@ def draw(
 
 
 def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
-    """The points of one data set, hollow where they do not count, and its yardsticks."""
+    """The points of one data set, at the foot where they do not count, and its yardsticks."""
     order = [*BETAS, KNOWN]
     last = [own for run in runs if (own := ended(run)) and counts(own)]
     anchors = [*known.values(), *map(middle, last)]
-    floor, ceiling = min(anchors) - 2, max(anchors) + 2
+    foot = min(anchors) - 2
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
     for each in runs:
         i = names.index(each["sampler"])
         colour, shift = COLOURS[each["sampler"]], 0.1 * (i - (len(names) - 1) / 2)
         at = order.index(each["beta"]) + shift + 0.02 * (each["seed"] - 2)
         if (own := ended(each)) is None:
-            axes.plot(at, floor, "x", ms=6, mew=1.5, c=colour)
-            continue
-        value = np.clip(middle(own), floor, ceiling) if np.isfinite(middle(own)) else floor
-        face = colour if counts(own) else "none"
-        axes.plot(at, value, "o", ms=5, mec=colour, mfc=face)
+            axes.plot(at, foot, "x", ms=6, mew=1.5, c=colour)
+        elif counts(own):
+            axes.plot(at, middle(own), "o", ms=5, c=colour)
+        else:
+            axes.plot(at, foot, "o", ms=5, mec=colour, mfc="none")
     for (title, value), style in zip(known.items(), ("-", "--", ":"), strict=True):
         label = re.sub(r" of width [\d.]+", "", title)  # each panel has its own
         axes.axhline(value, color=DARK, lw=1, ls=style, label=label)
@@ -323,14 +324,17 @@ def page(root: Path) -> list[str]:
         f"{STEPS // LEAPFROGS} times {LEAPFROGS} leapfrog steps; annealed: {STEPS // 2} "
         "temperatures up, and as many down for the positives; finer: "
         f"{MOST} times as many steps, as many times finer; adaptive: up to that), Adam with "
-        f"learning rate {LR:g} and betas {ADAM}, a cosine to 0, judged by the average of the weights over the "
-        f"last 1,000 updates. Fresh chains start from q; persistent ones are {CHAINS:,}, "
-        f"{FRESH:.0%} of each draw anew. The β of a seed are trained side by side by one process, "
-        "begin alike and see the same images; adaptive chains have a process for each β.",
+        f"learning rate {LR:g} and betas {ADAM}, a cosine to 0, judged by the average of "
+        "the weights over the last 1,000 updates. Fresh chains start from q; persistent ones are "
+        f"{CHAINS:,} ({MOST * CHAINS:,} for {MOST * BATCH} negatives), {FRESH:.0%} of each draw "
+        "anew. The β of a seed are trained side by side by one process, begin alike and see the "
+        "same images; adaptive chains have a process for each β.",
         "",
         f"A number counts if annealing from both sides agrees within 1 nat: {TEMPERATURES:,} "
         f"temperatures, {AIS_CHAINS} chains a side, the reverse ones from {TEMPERATURES:,} steps "
-        "of MALA that began at training images. What is given is the interval with two standard "
+        "of MALA that began at training images. Each side needs an ESS of 10 besides, the reverse "
+        "one must not lie below the forward one, and its chains' starts must have the mean g of "
+        "the model. What is given is the interval with two standard "
         "errors of each side. The images are the same for all: differences between lines are "
         "not blurred by which images they were.",
         "",
@@ -346,14 +350,14 @@ def page(root: Path) -> list[str]:
         *lines,
         f"![Held-out log-likelihood against β](../pictures/{PICTURE.name})",
         "",
-        "A point is a run; hollow ones do not count, and those beyond an edge are drawn at it. A "
-        "cross is a run that was lost.",
+        "A point is a run. Hollow ones at the foot have no number that counts, whatever the two "
+        "sides say; a cross is a run that was lost.",
         "",
         "## Every run",
         "",
-        "GradScale, ESS / M of the weights (and at the exponent 0.5), the energy gap of g, the "
-        "acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the last "
-        f"1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps from "
+        "GradScale, ESS / M of the weights (and both at the exponent 0.5), the energy gap of g, "
+        "the acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the "
+        f"last 1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps from "
         "training images on the network that is judged, tempered by 1 - β as the sampler is; "
         f"theirs are means. Lost, |gap| > {LOST:,.0f}: {'; '.join(lost) or 'none'}. Of "
         f"{len(others)} others whose alerts were kept {sum(map(bool, others))} had an ERROR.",

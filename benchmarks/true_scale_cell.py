@@ -40,7 +40,8 @@ BATCH, STEPS, SIZE = 64, 16, 0.2
 """Images and negatives of an update, Langevin steps of a chain, and a step's noise in u."""
 LEAPFROGS = 4
 MOST = 4
-"""Times the usual steps, as many times finer, of finer chains; adaptive ones may take as many."""
+"""Times the usual steps, as many times finer, of finer chains; adaptive ones may take as many. And
+times the usual negatives, of as many times the chains, where there are more."""
 CHAINS, FRESH = 1000, 0.01
 """Persistent chains, and the share of a draw that begins anew."""
 LR, ADAM, AVERAGED = 5e-4, (0.9, 0.95), 0.999
@@ -62,7 +63,7 @@ class Chains:
     Members start alike where they start anew, and draw the same rows of their own chains.
 
     Args:
-        name: "fresh", "adaptive", "persistent", "finer", "mala", "hmc" or "mixture".
+        name: "fresh", "adaptive", "persistent", "finer", "more", "mala", "hmc" or "mixture".
         pixels: D.
         generator: of starts and noise.
         members: how many.
@@ -74,7 +75,8 @@ class Chains:
 
     def __init__(self, name: str, pixels: int, generator: torch.Generator, members: int) -> None:
         self.name, self.base, self.rng = name, standard(pixels), generator
-        self.rows = self.base.sample(CHAINS, generator).repeat(members, 1, 1)
+        self.count, chains = (n * (MOST if name == "more" else 1) for n in (BATCH, CHAINS))
+        self.rows = self.base.sample(chains, generator).repeat(members, 1, 1)
         self.acceptance: list[float] | None = None
         finer = MOST if name == "finer" else 1
         self.plan: Callable[[], tuple[int, int]] = lambda: (STEPS * finer, finer)
@@ -85,15 +87,15 @@ class Chains:
         self.mixture = Mixture(halves, dim=1)
 
     def __call__(self, g: Callable[[Tensor], Tensor]) -> Tensor:
-        """(members, 64, D) negatives."""
-        return self.mixture(g) if self.name == "mixture" else self.climb(g, self.name, BATCH)
+        """(members, 64 or more, D) negatives."""
+        return self.mixture(g) if self.name == "mixture" else self.climb(g, self.name, self.count)
 
     def climb(self, g: Callable[[Tensor], Tensor], kind: str, count: int) -> Tensor:
         """Chains of one kind."""
         fresh = self.base.sample(count, self.rng).expand(len(self.rows), -1, -1)
         if kind in STARTING_ANEW:
             return self.walk(g, kind, fresh)
-        rows = torch.randint(CHAINS, (count,), generator=self.rng)
+        rows = torch.randint(self.rows.shape[1], (count,), generator=self.rng)
         anew = torch.rand(count, generator=self.rng) < FRESH
         x = self.walk(g, kind, torch.where(anew[:, None], fresh, self.rows[:, rows]))
         self.rows[:, rows] = x
@@ -156,7 +158,7 @@ CELLS += [Cell(name, 1, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell(name, 2, betas=SOME) for name in OTHERS]
 CELLS += [Cell(name, 2, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell("mala", seed, "flow", SOME) for seed in (1, 2)]
-CELLS += [Cell("finer", 0, "flow", (0.0, 0.1))]
+CELLS += [Cell("finer", 0, "flow", (0.0, 0.1)), Cell("more", 0, betas=(0.0, 0.5))]
 
 
 def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
