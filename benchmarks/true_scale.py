@@ -357,8 +357,8 @@ def page(root: Path) -> list[str]:
         "",
         "GradScale, ESS / M of the weights (and both at the exponent 0.5), the energy gap of g, "
         "the acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the "
-        f"last 1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps from "
-        "training images on the network that is judged, tempered by 1 - β as the sampler is; "
+        f"last 1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps "
+        "from training images on the network that is judged, tempered by 1 - β as the sampler is; "
         f"theirs are means. Lost, |gap| > {LOST:,.0f}: {'; '.join(lost) or 'none'}. Of "
         f"{len(others)} others whose alerts were kept {sum(map(bool, others))} had an ERROR.",
         "",
