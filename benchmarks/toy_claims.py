@@ -165,7 +165,7 @@ def masses(x: Tensor) -> Tensor:
 
 
 def chains() -> list[dict[str, str]]:
-    """Langevin at the truth itself: stuck on plateaus, weights of modes, and mixing by β."""
+    """Langevin at the truth itself: plateaus, weights of modes, and by β mixing and arrival."""
     truth, settings = DISTRIBUTIONS["gmm"], SCENARIOS["gmm-default"]
     points = Plane.of(truth).points
     log_p = truth.log_density(points)
@@ -187,9 +187,9 @@ def chains() -> list[dict[str, str]]:
         )
         whole = walk(truth.log_density, far, settings.sgld_steps)
         line = {
-            "out of the data at the start": percent(outside(far, peak)),
-            "after 20 steps, plateau": percent(outside(floored, peak)),
-            "after 20 steps, no plateau": percent(outside(whole, peak)),
+            "out of the data at the start": percent(outside(far, peak).double().mean()),
+            "after 20 steps, plateau": percent(outside(floored, peak).double().mean()),
+            "after 20 steps, no plateau": percent(outside(whole, peak).double().mean()),
         }
         equal = torch.randint(8, (CHAINS,), generator=rng)
         angle = equal * math.pi / 4
@@ -212,14 +212,20 @@ def chains() -> list[dict[str, str]]:
             line[f"steps to TV 0.1 of the modes at β = {beta:g}"] = (
                 str(taken) if distance < 0.1 else f"> {taken} (TV {distance:.2f})"
             )
+        for beta in (0.0, 0.5, 0.9):
+            x, taken, on_the_way = far, 0, outside(far, peak)
+            while on_the_way.double().mean() > 0.1:
+                x, taken = walk(truth.log_density, x, 1, 1 - beta), taken + 1
+                on_the_way &= outside(x, peak)
+            line[f"steps until 90% have been in the data at β = {beta:g}"] = str(taken)
         for name, value in line.items():
             lines.setdefault(name, {"chains": name})[f"seed {seed}"] = value
     return list(lines.values())
 
 
-def outside(x: Tensor, peak: float) -> float:
-    """Share of samples where the density is under exp(-10) of its peak."""
-    return float((DISTRIBUTIONS["gmm"].log_density(x) < peak - 10).double().mean())
+def outside(x: Tensor, peak: float) -> Tensor:
+    """Which samples are where the density is under exp(-10) of its peak."""
+    return DISTRIBUTIONS["gmm"].log_density(x) < peak - 10
 
 
 def buffer() -> list[dict[str, str]]:
