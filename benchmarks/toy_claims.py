@@ -225,7 +225,8 @@ def chains() -> list[dict[str, str]]:
 
 def outside(x: Tensor, peak: float) -> Tensor:
     """Which samples are where the density is under exp(-10) of its peak."""
-    return DISTRIBUTIONS["gmm"].log_density(x) < peak - 10
+    far: Tensor = DISTRIBUTIONS["gmm"].log_density(x) < peak - 10
+    return far
 
 
 def buffer() -> list[dict[str, str]]:

@@ -195,6 +195,17 @@ def test_coefficients_are_the_gradient(variant: Variant, case: Case) -> None:
 
 @given(moderate())
 @SETTINGS
+def test_likelier_positives_count_for_less_by_eq_31_and_32(case: Case) -> None:
+    found = coefficients(case.pos, case.neg, case.beta)[0].detach()
+    log_w, log_w_neg = (case.beta * f.detach() for f in (case.pos, case.neg))
+    share = -torch.logaddexp(log_w, torch.logsumexp(log_w_neg, 0))
+    torch.testing.assert_close(found / found.sum(), share.softmax(0), rtol=1e-11, atol=1e-300)
+    in_order = (found / found.sum())[log_w.argsort()]
+    assert (in_order.diff() <= 1e-12).all()
+
+
+@given(moderate())
+@SETTINGS
 def test_true_swaps_its_scales_between_the_halves(case: Case) -> None:
     half = len(case.pos) // 2
     first, second = case.pos[:half], case.pos[half:]
