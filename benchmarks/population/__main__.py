@@ -137,6 +137,9 @@ def page(_: argparse.Namespace) -> None:
         "",
         "## What takes a run back",
         "",
+        "The tables above judge recorded rows by the rules named at the top. These runs went on "
+        "under the rules of their own day, and kept no version of them.",
+        "",
         taken_back_table(found),
     ]
     write_page(PAGE, lines)
