@@ -158,7 +158,8 @@ CELLS += [Cell(name, 1, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell(name, 2, betas=SOME) for name in OTHERS]
 CELLS += [Cell(name, 2, data, SOME) for data in ELSEWHERE for name in PLAIN]
 CELLS += [Cell("mala", seed, "flow", SOME) for seed in (1, 2)]
-CELLS += [Cell("finer", 0, "flow", (0.0,)), Cell("more", 0, betas=(0.0, 0.5))]
+CELLS += [Cell("finer", 0, "flow", (0.0,))]
+CELLS += [Cell("more", seed, betas=(0.0, 0.5)) for seed in (0, 1, 2)]
 
 
 def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
