@@ -217,12 +217,14 @@ def test_a_gain_is_of_the_same_seed_where_both_count():
 
 def test_a_run_that_was_lost_has_no_number_in_the_end():
     early = {"updates": JUDGED[0], "test": 0.0, "lower": 20, "upper": 20.5, "problems": ()}
+    early |= {"forward": {"ess": 30.0}, "reverse": {"ess": 40.0}}
     run = {"sampler": "fresh", "data": "digits", "beta": 0.1, "seed": 0, "judged": [early]}
     run["lost_at"] = 9_000
     line = {name: said(run) for name, said in true_scale.EVERY.items()}
     assert line["held-out, nats"] == "lost"
-    assert line[f"after {JUDGED[0]:,}"] == "-20.50 to -20.00"
-    assert {*[*line.values()][6:]} == {"–"}
+    assert line.pop(f"after {JUDGED[0]:,}") == "-20.50 to -20.00"
+    assert line.pop(f"ESS after {JUDGED[0]:,}") == "30, 40"
+    assert {*[*line.values()][5:]} == {"–"}
     assert true_scale.median_of([run], []) == "none (0 of 1, 1 lost)"
     axes = new_figure(3, 3).subplots()
     true_scale.panel(axes, [run], {"the base": -21.0, "mixture": -12.0, "kernels": -18.0})
