@@ -186,11 +186,12 @@ def chains() -> list[dict[str, str]]:
             lambda x: truth.log_density(x).clamp_min(peak - 10), far, settings.sgld_steps
         )
         whole = walk(truth.log_density, far, settings.sgld_steps)
-        line = {
-            "out of the data at the start": percent(outside(far, peak).double().mean()),
-            "after 20 steps, plateau": percent(outside(floored, peak).double().mean()),
-            "after 20 steps, no plateau": percent(outside(whole, peak).double().mean()),
+        ends = {
+            "out of the data at the start": far,
+            "after 20 steps, plateau": floored,
+            "after 20 steps, no plateau": whole,
         }
+        line = {name: percent(outside(x, peak).double().mean()) for name, x in ends.items()}
         equal = torch.randint(8, (CHAINS,), generator=rng)
         angle = equal * math.pi / 4
         start = torch.stack((angle.cos(), angle.sin()), -1)
