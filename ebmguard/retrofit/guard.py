@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .. import tags
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
@@ -27,7 +29,7 @@ from .settings import check_told
 
 __all__ = ["Guard"]
 
-_STATE_VERSION = 7
+_STATE_VERSION = 8
 
 
 class Guard(Loop):
@@ -176,6 +178,42 @@ class Guard(Loop):
             ranks = self._settings.ranks.count
             to_pos, to_neg = (side * (ranks * side.shape[-1]) for side in by)
             return scaled_gradient(f_pos, -to_pos), scaled_gradient(f_neg, to_neg)
+
+    def log(self, numbers: Mapping[str, float | Tensor]) -> None:
+        """Put numbers of your own into the row of the step under way.
+
+        ``g.log({"accuracy": 0.93, "loss/classification": x})`` before the optimizer's step: they
+        stand beside the guard's under these names, in every sink, the report and
+        :mod:`ebmguard.runs`. After that step they are the next one's. Of a name that is logged
+        twice in a step the last number counts. No rule sees them, and of several ranks the first
+        writes its own.
+
+        Args:
+            numbers: by name, numbers or tensors with one element. Those on a device are read with
+                the row, so that nothing waits.
+
+        Raises:
+            ConfigError: a name that is the guard's or no text, or a value that is no number.
+        """
+        given: object = numbers
+        if not isinstance(given, Mapping):
+            kind = type(given).__name__
+            raise ConfigError(f"g.log: a {kind}; expected numbers by name, {{'accuracy': 0.93}}.")
+        for name, value in numbers.items():
+            if not isinstance(name, str) or not name or name == "step" or tags.find(name):
+                raise ConfigError(
+                    f"g.log: {name!r} is no name for a number of yours: "
+                    + ("the guard writes it itself." if name else "it is empty.")
+                )
+            if isinstance(value, Tensor):
+                is_number = value.numel() == 1 and not value.is_complex()
+                kind = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+            else:
+                is_number, kind = isinstance(value, Real), f"a {type(value).__name__}"
+            if not is_number:
+                raise ConfigError(f"g.log: {name!r} is {kind}; expected a number, such as a mean.")
+        if not self._is_paused:
+            self._rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
         """What the next sampler call should run: the number of steps, and how much finer they are.

@@ -90,7 +90,7 @@ class Loop:
             for each in row.members or [row.numbers]:
                 if "beta_star" in each:
                     self._strength.check_measured(row.step, each["beta_star"])
-            self.last, self.members = row.numbers, row.members
+            self.last, self.members = row.numbers | row.logged, row.members
             alerts: list[Alert] = []
             if row.is_news:
                 found = self._judge.observe(row.step, row.numbers, row.members)
@@ -100,7 +100,7 @@ class Loop:
             self._actions.observe(row, alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])
             if row.is_over:
-                self._writer.write(row.step, row.numbers, row.samples)
+                self._writer.write(row.step, row.numbers | row.logged, row.samples)
             self._actions.report(alerts)
 
     def _advised(self, alert: Alert, row: StepRow) -> Alert:
@@ -315,7 +315,7 @@ class Loop:
 def _write_the_rest(rows: Rows, writer: Writer) -> None:
     """Write the rows that are under way, unjudged."""
     for row in rows.drain():
-        writer.write(row.step, row.numbers, row.samples)
+        writer.write(row.step, row.numbers | row.logged, row.samples)
 
 
 def _finish(rows: Rows, writer: Writer) -> None:

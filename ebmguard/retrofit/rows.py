@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
@@ -44,6 +44,7 @@ class StepRow:
         members: the numbers of each member; none of a single model.
         is_over: whether its step is; else it is the row so far, which comes again.
         is_news: whether it holds anything to judge that the row so far did not.
+        logged: the trainer's own numbers, which nobody judges.
     """
 
     step: int
@@ -52,6 +53,7 @@ class StepRow:
     members: list[Row] = field(default_factory=list)
     is_over: bool = True
     is_news: bool = True
+    logged: Row = field(default_factory=dict)
 
 
 class Rows:
@@ -138,6 +140,13 @@ class Rows:
         for name, value in numbers.items():
             notes[name] = max(value, notes.get(name, value))
 
+    def log(self, numbers: Mapping[str, float | Tensor]) -> None:
+        """The trainer's own numbers for the row of the present step; of a name the last counts."""
+        for name, value in numbers.items():
+            # A copy: an accumulator goes on counting. That of a device is read with its row.
+            late = isinstance(value, Tensor) and value.device.type != "cpu"
+            self._open.logged[name] = value.detach().clone() if late else float(value)  # type: ignore[union-attr]
+
     def note_news(self, tag: str, value: float | Tensor) -> None:
         """A number, or one that a device knows, to be judged at the end of the step if not 0."""
         if isinstance(value, Tensor):
@@ -191,15 +200,20 @@ class Rows:
             "losses": self.losses,
             "lag": self.lag,
             # A row gets its level later on; a copy does not.
-            "rows": [[x.step, dict(x.numbers), x.samples, x.members, x.is_news] for x in rows],
+            "rows": [
+                [x.step, dict(x.numbers), x.samples, x.members, x.is_news, x.logged] for x in rows
+            ],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._open = _OpenRow()
         self._queue = deque(
-            _Pending(StepRow(step, dict(row), {}, list(members), is_news=is_news), dict(samples))
-            for step, row, samples, members, is_news in state["rows"]
+            _Pending(
+                StepRow(step, dict(row), {}, list(members), is_news=is_news, logged=dict(logged)),
+                dict(samples),
+            )
+            for step, row, samples, members, is_news, logged in state["rows"]
         )
         self.step, self.losses = int(state["step"]), int(state["losses"])
         self._set_lag(int(state["lag"]))
@@ -217,29 +231,37 @@ class _OpenRow:
     members: list[list[Row]] = field(default_factory=list)
     samples: dict[str, _Values] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
+    logged: dict[str, float | Tensor] = field(default_factory=dict)
     has_news: bool = False
 
     @property
     def is_empty(self) -> bool:
-        return not self.parts and not self.rows and not self.notes
+        return not (self.parts or self.rows or self.notes or self.logged)
 
     def on_host(self, step: int) -> StepRow:
         """What the host has read already, averaged by name. Computed without a tensor."""
         members = [_pooled(own) for own in zip(*self.members, strict=True)]
-        is_news = self.has_news or not self.rows  # what is read late has not been judged yet
-        return StepRow(step, _pooled(self.rows) | self.notes, {}, members, is_news=is_news)
+        # What is read late has not been judged yet.
+        is_news = self.has_news or (not self.rows and bool(self.parts or self.notes))
+        logged = {name: x for name, x in self.logged.items() if not isinstance(x, Tensor)}
+        numbers = _pooled(self.rows) | self.notes
+        return StepRow(step, numbers, {}, members, is_news=is_news, logged=logged)
 
     def on_its_way(self, step: int) -> _Pending:
         """The row of this step, now that it is over."""
         samples = {k: _to_host(x) if isinstance(x, Tensor) else x for k, x in self.samples.items()}
         names, own, table = self.on_device()
-        if table is None:
-            return _Pending(self.on_host(step), samples)
-        numbers, arrived = _to_host(table), None
-        if table.is_cuda:
-            arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            arrived.record(torch.cuda.current_stream(table.device))
-        return _Pending(self.on_host(step), samples, names, own, numbers, arrived)
+        late = {name: x for name, x in self.logged.items() if isinstance(x, Tensor)}
+        given = _stack(list(late.values())) if late else None
+        pending = _Pending(self.on_host(step), samples, names, own, tuple(late))
+        for what, sent in (("numbers", table), ("logged", given)):
+            if sent is not None:
+                setattr(pending, what, _to_host(sent))
+                if sent.is_cuda:
+                    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    arrived.record(torch.cuda.current_stream(sent.device))
+                    pending.arrived.append(arrived)
+        return pending
 
     def on_device(self) -> tuple[tuple[str, ...], int, Tensor | None]:
         """Names, how many of them from the first on are also members' own, and their numbers."""
@@ -271,18 +293,22 @@ class _Pending:
     samples: dict[str, _Values]
     names: tuple[str, ...] = ()
     own: int = 0
+    late: tuple[str, ...] = ()  # names of the trainer's own numbers that a device has
     numbers: Tensor | None = None
-    arrived: torch.cuda.Event | None = None
+    logged: Tensor | None = None
+    arrived: list[torch.cuda.Event] = field(default_factory=list)
 
     def read(self) -> StepRow:
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        for event in self.arrived:
+            event.synchronize()
         samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
         found, members = self.row.numbers, self.row.members
         if self.numbers is not None:
             late, members = _rows(self.names, self.numbers, self.own)
             found = late | found
-        return StepRow(self.row.step, found, samples, members, is_news=self.row.is_news)
+        given = () if self.logged is None else self.logged.tolist()
+        logged = self.row.logged | dict(zip(self.late, given, strict=True))
+        return replace(self.row, numbers=found, samples=samples, members=members, logged=logged)
 
 
 def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tuple[Row, list[Row]]:
@@ -297,8 +323,8 @@ def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tupl
 
 
 def _pooled(rows: Sequence[Row]) -> Row:
-    if len(rows) == 1:
-        return rows[0]
+    if len(rows) < 2:
+        return rows[0] if rows else {}
     pools = _by_name(row.items() for row in rows)
     return {name: sum(pool) / len(pool) for name, pool in pools.items()}
 

@@ -168,7 +168,7 @@ def test_rows_under_way_come_back_through_json():
     between, saved = rows.state_dict(is_over=False), rows.state_dict(is_over=True)
     assert (between["step"], [row[0] for row in between["rows"]]) == (3, [1, 2])
     assert saved["step"] == 4
-    assert saved["rows"] == [*between["rows"], [3, {"a": 3.0, "n": 1.0}, {}, [], True]]
+    assert saved["rows"] == [*between["rows"], [3, {"a": 3.0, "n": 1.0}, {}, [], True, {}]]
     assert rows.state_dict(is_over=True) == saved  # looking changes nothing
 
     other = Rows(NO_MODELS, in_loss=None)
