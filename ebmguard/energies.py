@@ -1,110 +1,59 @@
-"""Energies as the objective takes them: per-sample vectors of matching layout.
+"""Energies as the objective takes them: per-sample vectors of matching layout, of one model.
 
-``(B,)`` or ``(B, *heads)`` with any number of positives and of negatives; with a β* tensor of
-``ndim >= 1``, ``(*models, B)``: one independent model per entry of β*.
+``(B,)`` or ``(B, *heads)``, with any number of positives and of negatives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import wraps
-from itertools import accumulate, groupby
 from numbers import Real
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, EnergyTypeError, ShapeError, typed
+from .errors import ConfigError, EnergyTypeError, ShapeError
 
 __all__ = [
-    "ONE_MODEL",
     "SMALLEST",
     "BetaStar",
     "Groups",
     "LogQ",
-    "Reduce",
     "Variant",
-    "Variants",
     "check_energies",
     "check_log_q",
-    "check_variants",
-    "exponents",
-    "has_models",
-    "model_dimensions",
-    "of_tensors",
+    "check_variant",
     "per_sample",
-    "variant_runs",
 ]
 
 BetaStar: TypeAlias = float | Tensor
 Groups: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
 LogQ: TypeAlias = tuple[Tensor, Tensor]
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
-Variants: TypeAlias = Variant | Sequence[Variant]
-Reduce: TypeAlias = Literal["sum", "mean"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-# What torch and Python raise of tensors that do not fit; not their subclasses.
-_UNTYPED = (AttributeError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError)
-
-ONE_MODEL = torch.Size()
-"""Model dimensions of a single model: none."""
 
 SMALLEST = 1e-35
 """Below this β* counts as 0: 1/β* would overflow float32."""
 
 
-def of_tensors(function: F) -> F:
-    """A pure function of tensors: what it does not declare, or torch cannot compute, is refused.
-
-    Raises:
-        ConfigError: from its calls, see :func:`ebmguard.errors.typed`.
-        ShapeError: tensors whose shapes, dtypes or devices do not fit.
-    """
-    checked = typed(function)
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            # Not every version of Dynamo can follow annotations.
-            return (function if torch.compiler.is_compiling() else checked)(*args, **kwargs)
-        except _UNTYPED as error:
-            if type(error) not in _UNTYPED:
-                raise  # out of memory, a lost rank, an error of ours
-            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-            shapes = ", ".join(f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in given)
-            raise ShapeError(
-                f"{function.__name__} got what does not fit ({shapes or 'no tensor'}); see the "
-                f"shapes and ranges that it documents. The error was: {error}"
-            ) from error
-
-    return cast("F", call)
-
-
 def check_energies(
     f_pos: Tensor,
     f_neg: Tensor,
-    beta_star: BetaStar | Sequence[BetaStar] = 1.0,
+    beta_star: BetaStar = 1.0,
     *,
-    variant: str | Sequence[str] = "default",
+    variant: str = "default",
     groups: Groups | None = None,
     log_q: LogQ | None = None,
-    reduce: str = "sum",
 ) -> None:
     """Refuse energies that are not per-sample vectors of matching layout. Reads no tensor's values.
 
     Raises:
         EnergyTypeError: not tensors, or not floating point.
         ShapeError: means instead of vectors, empty sides, shapes that would broadcast, or that do
-            not match those of β*, the labels or the log-densities.
-        ConfigError: an exponent that is no finite number, an unknown variant or reduction, variants
-            that do not match the models, groups with a variant that has none, or ``log_q`` at 0.
+            not match those of the labels or the log-densities.
+        ConfigError: an exponent that is no finite number or 0-dim tensor, an unknown variant,
+            groups with a variant that has none, or ``log_q`` at 0.
     """
     _check_exponent(beta_star)
-    models = model_dimensions(beta_star)
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, Tensor):
             raise EnergyTypeError(
@@ -122,12 +71,7 @@ def check_energies(
             )
         if f.numel() == 0:
             raise ShapeError(f"{name} has shape {tuple(f.shape)}: it holds no sample.")
-        if len(models) and (f.ndim != len(models) + 1 or f.shape[:-1] != models):
-            raise ShapeError(
-                f"beta_star has model dimensions {tuple(models)}, so {name} must have shape "
-                f"({', '.join(map(str, models))}, samples); got {tuple(f.shape)}."
-            )
-    if not len(models) and f_pos.shape[1:] != f_neg.shape[1:]:
+    if f_pos.shape[1:] != f_neg.shape[1:]:
         raise ShapeError(
             f"f_pos has shape {tuple(f_pos.shape)} and f_neg {tuple(f_neg.shape)}: after the batch "
             "dimension both must agree, or their difference would broadcast to a matrix. "
@@ -135,16 +79,14 @@ def check_energies(
         )
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
-    variants = check_variants(variant, models)
-    if not isinstance(reduce, str) or reduce not in get_args(Reduce):
-        raise ConfigError(f"reduce={reduce!r}; expected one of {', '.join(get_args(Reduce))}.")
-    n, m = f_pos.shape[len(models)], f_neg.shape[len(models)]
-    if "true" in variants and n < 2:
+    check_variant(variant)
+    n, m = len(f_pos), len(f_neg)
+    if variant == "true" and n < 2:
         raise ShapeError('variant="true" halves the positives and needs at least two; got one.')
     if groups is not None:
-        for name in set(variants) - {"default", "no_pos"}:
+        if variant not in ("default", "no_pos"):
             raise ConfigError(
-                f'groups are defined for variant="default" and "no_pos", not for {name!r}.'
+                f'groups are defined for variant="default" and "no_pos", not for {variant!r}.'
             )
         is_known = isinstance(groups, tuple | list) and len(groups) in (2, 3)
         if not is_known or not all(isinstance(x, Tensor) for x in groups):
@@ -172,13 +114,7 @@ def check_energies(
         check_log_q(log_q[1], f_neg, beta_star, name="log_q_neg")
 
 
-def check_log_q(
-    log_q: Tensor,
-    f: Tensor,
-    beta_star: BetaStar | Sequence[BetaStar],
-    *,
-    name: str = "log_q",
-) -> None:
+def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "log_q") -> None:
     """Refuse log-densities of a proposal, called ``name``, that are not one for each energy in f.
 
     Raises:
@@ -191,114 +127,43 @@ def check_log_q(
         raise EnergyTypeError(
             f"{name} is {kind}; expected a floating-point tensor, one log-density per sample."
         )
-    shape = f.shape[: len(model_dimensions(beta_star)) + 1]
-    if log_q.shape != shape:
+    if log_q.shape != f.shape[:1]:
         raise ShapeError(
-            f"{name} has shape {tuple(log_q.shape)}; expected {tuple(shape)}, one log-density per "
-            "sample: log q(x), summed over the dimensions of x."
+            f"{name} has shape {tuple(log_q.shape)}; expected {tuple(f.shape[:1])}, one "
+            "log-density per sample: log q(x), summed over the dimensions of x."
         )
     if log_q.device != f.device:
         raise ShapeError(f"{name} is on {log_q.device} and the energies on {f.device}; use one.")
-    for each in beta_star if isinstance(beta_star, Sequence) else (beta_star,):
-        if not isinstance(each, Tensor) and abs(each) < SMALLEST:
-            raise ConfigError(
-                "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 "
-                "there are none. Pass beta_star=, the exponent of f that the proposal lacks (1 "
-                "where it knows nothing of f), or leave log_q= out for the standard loss."
+    if not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
+        raise ConfigError(
+            "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 "
+            "there are none. Pass beta_star=, the exponent of f that the proposal lacks (1 "
+            "where it knows nothing of f), or leave log_q= out for the standard loss."
+        )
+
+
+def check_variant(variant: object) -> None:
+    """Refuse, with a ``ConfigError``, what is not the name of a variant."""
+    if not isinstance(variant, str) or variant not in get_args(Variant):
+        raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
+
+
+def _check_exponent(beta_star: Any) -> None:
+    if isinstance(beta_star, Tensor):
+        if beta_star.ndim:
+            raise ShapeError(
+                f"beta_star has shape {tuple(beta_star.shape)}; expected a number or a 0-dim "
+                "tensor, since there is one model. Map over an ensemble with torch.vmap."
             )
-
-
-def _check_exponent(beta_star: object) -> None:
-    if isinstance(beta_star, Tensor):
-        return
-    if isinstance(beta_star, Sequence) and not isinstance(beta_star, str) and beta_star:
-        for one in beta_star:
-            _check_exponent(one)
     elif not isinstance(beta_star, Real) or not math.isfinite(beta_star):
-        raise ConfigError(
-            f"beta_star={beta_star!r}; expected a finite number, a tensor, or a sequence of "
-            "numbers or tensors with at least one entry."
-        )
+        raise ConfigError(f"beta_star={beta_star!r}; expected a finite number or a 0-dim tensor.")
 
 
-def check_variants(variant: str | Sequence[str], models: torch.Size) -> tuple[str, ...]:
-    """Refuse variants that do not exist or do not match the model dimensions.
-
-    Returns:
-        the names: one for each entry of the first model dimension, or the one that all share.
-
-    Raises:
-        ConfigError: an unknown name, or not one for each entry.
-    """
-    several = not isinstance(variant, str) and isinstance(variant, Sequence)
-    names: tuple[Any, ...] = tuple(variant) if several else (variant,)
-    for name in names:
-        if not isinstance(name, str) or name not in get_args(Variant):
-            raise ConfigError(f"variant={name!r}; expected one of {', '.join(get_args(Variant))}.")
-    if several and not models:
-        raise ConfigError(
-            f"variant={list(names)!r} names one variant for each model, but beta_star has no model "
-            "dimensions. Pass one name, or a beta_star tensor with one entry for each model."
-        )
-    if several and len(names) != models[0]:
-        raise ConfigError(
-            f"variant= has {len(names)} names, but beta_star has model dimensions {tuple(models)}; "
-            f"expected {models[0]} names, one for each entry of the first."
-        )
-    return names
-
-
-def variant_runs(variant: Sequence[Variant]) -> list[tuple[Variant, slice]]:
-    """Runs of consecutive equal names, each with its slice."""
-    runs = [(name, len(list(run))) for name, run in groupby(variant)]
-    stops = accumulate(length for _, length in runs)
-    return [(name, slice(stop - n, stop)) for (name, n), stop in zip(runs, stops, strict=True)]
-
-
-def exponents(beta_star: Sequence[BetaStar]) -> tuple[BetaStar, ...]:
-    """The exponents whose losses are averaged, all expanded to :func:`model_dimensions`."""
-    models = model_dimensions(beta_star)
-    if not models:
-        return tuple(beta_star)
-    like = next(x for x in beta_star if isinstance(x, Tensor) and x.ndim)
-    return tuple(
-        (x.to(like.device) if isinstance(x, Tensor) else like.new_full((), x)).expand(models)
-        for x in beta_star
-    )
-
-
-def model_dimensions(beta_star: BetaStar | Sequence[BetaStar]) -> torch.Size:
-    """The leading dimensions that energies must have at these exponents; none for one model.
-
-    Raises:
-        ShapeError: entries of different model dimensions.
-    """
-    if isinstance(beta_star, Tensor):
-        return beta_star.shape
-    if not isinstance(beta_star, Sequence):
-        return ONE_MODEL
-    found = {x.shape for x in beta_star if isinstance(x, Tensor) and x.ndim}
-    if len(found) > 1:
-        shapes = " and ".join(str(tuple(shape)) for shape in sorted(found))
-        raise ShapeError(
-            f"The exponents have model dimensions {shapes}; expected the same for all. An exponent "
-            "that is one number holds for every model."
-        )
-    return found.pop() if found else ONE_MODEL
-
-
-def has_models(x: Tensor, models: torch.Size) -> bool:
-    """Whether each model has samples of its own in x, instead of all sharing the same."""
-    return x.ndim > len(models) and (not models or x.shape[: len(models)] == models)
-
-
-def per_sample(f: Tensor, beta_star: BetaStar, reduce: Reduce) -> Tensor:
-    """Energies in float32 at least, heads reduced: ``(samples,)`` or ``(*models, samples)``."""
+def per_sample(f: Tensor) -> Tensor:
+    """Energies ``(samples,)`` in float32 at least; heads are summed, as by who differentiates f."""
     f = f.to(torch.promote_types(f.dtype, torch.float32))
-    if f.ndim == 1 or (isinstance(beta_star, Tensor) and beta_star.ndim):
+    if f.ndim == 1:
         return f
     heads = f.flatten(1)
-    if reduce == "mean":
-        return heads.mean(1)
     # A sum over one head would only add a kernel.
     return heads.squeeze(1) if heads.shape[1] == 1 else heads.sum(1)

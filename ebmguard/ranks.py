@@ -1,20 +1,50 @@
-"""What the ranks of a run tell each other: small messages at every step, plain values rarely."""
+"""What the ranks of a run tell each other, and tensors of which each rank holds a part.
+
+Energies travel at every step, plain values rarely; the parts are the DTensors of FSDP2.
+"""
 
 from __future__ import annotations
 
 import atexit
+import sys
 import time
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
+from itertools import accumulate, cycle
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-__all__ = ["Ranks", "gathered", "leave_time_at_exit", "summed"]
+from .energies import Groups, LogQ
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor, Shard
+
+__all__ = [
+    "Place",
+    "Ranks",
+    "check_shards",
+    "copies",
+    "gathered",
+    "is_sharded",
+    "joined",
+    "leave_time_at_exit",
+    "local",
+    "place_of",
+    "whole_batch",
+]
+
+Place: TypeAlias = "str | dict[str, Any]"
+"""A tensor's device; of a DTensor also its mesh and parts, in plain values."""
 
 
 @cache
@@ -38,11 +68,82 @@ def gathered(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]
     return _unpacked(everyone, tensors)
 
 
-def summed(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]:
-    """Each tensor summed over the ranks; the same on all ranks, detached. One message, as above."""
-    message = _packed(tensors)
-    dist.all_reduce(message, group=process_group)
-    return _unpacked(message, tensors)
+class _Everyone(torch.autograd.Function):
+    """The samples of all ranks, of which this rank's carry the gradient of its own.
+
+    It is multiplied by the number of ranks, by which the averaging of gradients divides.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, everyone: Tensor, start: int, ranks: int) -> Tensor:
+        ctx.place, ctx.ranks = slice(start, start + len(own)), ranks
+        return everyone.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return gradient[ctx.place] * ctx.ranks, None, None, None
+
+
+def whole_batch(
+    process_group: dist.ProcessGroup,
+    f_pos: Tensor,
+    f_neg: Tensor,
+    groups: Groups | None = None,
+    log_q: LogQ | None = None,
+    *,
+    same: Sequence[object] = (),
+) -> tuple[Tensor, Tensor, Groups | None, LogQ | None]:
+    """The batch of all ranks, in their order; the same on every rank, which then computes the same.
+
+    Two messages, with ``groups`` three: sizes, energies with log q, labels. The host waits for the
+    sizes; where the group has a backend for the CPU, not for the device.
+
+    Args:
+        f_pos, f_neg: this rank's energies ``(N,)`` and ``(M,)``; N and M may differ between ranks.
+            The gradient that reaches them is that of one process after an averaging all-reduce.
+        groups, log_q: as of :func:`ebmguard.objective.contrastive_loss`; all ranks or none.
+        same: what every rank must have alike; of tensors their values are not read.
+
+    Raises:
+        ConfigError: on every rank, where they disagree on dtype, groups, log q or ``same``.
+    """
+    words = ["a tensor" if isinstance(x, Tensor) else repr(x) for x in same]
+    words += [str(f_pos.dtype), str(f_neg.dtype), f"log_q {'with' if log_q else 'without'}"]
+    words += [f"groups {len(groups or ())}"]
+    said = ", ".join(words)
+    own = [f_pos.shape[0], f_neg.shape[0], zlib.crc32(said.encode())]
+    on_host = "cpu:" in dist.get_backend_config(process_group)
+    message = torch.tensor(own, device="cpu" if on_host else f_pos.device)
+    *sizes, checks = gathered(process_group, message)[0].T.tolist()
+    if len(set(checks)) > 1:
+        everyone = Ranks(process_group).from_all(said)
+        raise ConfigError(
+            "The ranks pass different things to the loss: "
+            + "; ".join(f"rank {i} {each}" for i, each in enumerate(everyone))
+            + ". Pass the same dtype, beta_star, variant, groups and log_q on every rank."
+        )
+
+    def joined(*sides: Tensor) -> list[Tensor]:
+        """Each tensor of all ranks, in one message; positives and negatives alternate."""
+        padded = [F.pad(x, (0, max(n) - len(x))) for x, n in zip(sides, cycle(sizes), strict=False)]
+        return [
+            torch.cat([x[:size] for x, size in zip(everyone, n, strict=True)])
+            for everyone, n in zip(gathered(process_group, *padded), cycle(sizes), strict=False)
+        ]
+
+    numbers = joined(f_pos, f_neg, *(log_q or ()), *(groups or ())[2:])
+    rank, ranks = dist.get_rank(process_group), len(checks)
+    starts = [(0, *accumulate(n))[rank] for n in sizes]
+    pos, neg = (
+        _Everyone.apply(x, everyone, start, ranks)  # type: ignore[no-untyped-call]
+        for x, everyone, start in zip((f_pos, f_neg), numbers[:2], starts, strict=True)
+    )
+    if groups is not None:
+        # A message of their own: float32 would round large labels.
+        y_pos, y_neg = joined(*(y if y.is_floating_point() else y.long() for y in groups[:2]))
+        groups = (y_pos, y_neg) if len(groups) == 2 else (y_pos, y_neg, numbers[-1])
+    return pos, neg, groups, None if log_q is None else (numbers[2], numbers[3])
 
 
 @dataclass(frozen=True)
@@ -88,3 +189,91 @@ def _unpacked(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         part.reshape(message.shape[:-1] + x.shape).to(x.dtype)
         for part, x in zip(parts, like, strict=True)
     ]
+
+
+def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
+    """Whether a tensor is a DTensor."""
+    # Its module takes as long to import as the rest of torch; code with such tensors has done it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
+
+
+def local(x: Tensor) -> Tensor:
+    """What this rank holds of a tensor, in the same memory; a plain tensor itself."""
+    if not is_sharded(x):
+        return x
+    with torch.no_grad():
+        return x.to_local()
+
+
+def copies(x: Tensor, world: int) -> int:
+    """On how many of ``world`` ranks each entry of a tensor is."""
+    if not is_sharded(x):
+        return world
+    sizes = zip(x.device_mesh.shape, x.placements, strict=True)
+    return world // prod(size for size, placement in sizes if placement.is_shard())
+
+
+def check_shards(parameters: Iterable[Tensor], process_group: dist.ProcessGroup | None) -> None:
+    """Refuse parameters that are sharded over ranks which do not decide together.
+
+    Raises:
+        ConfigError: such parameters, or parts that are neither shards nor copies.
+    """
+    for x in filter(is_sharded, parameters):
+        ranks = set(x.device_mesh.mesh.flatten().tolist())
+        known = set() if process_group is None else set(dist.get_process_group_ranks(process_group))
+        if len(ranks) > 1 and not ranks <= known:
+            raise ConfigError(
+                f"attach: the optimizer's parameters are sharded over {len(ranks)} ranks. Pass "
+                "guard(..., process_group=...) with all of them, as torch.distributed.group.WORLD."
+            )
+        if not all(each.is_replicate() or _is_plain_shard(each) for each in x.placements):
+            raise ConfigError(
+                f"attach: a parameter is placed as {x.placements}; expected shards, or copies on "
+                "every rank, as fully_shard makes them."
+            )
+
+
+def place_of(x: Tensor) -> Place:
+    """Where a tensor belongs."""
+    if not is_sharded(x):
+        return str(x.device)
+    return {
+        "device": str(x.device),
+        "ranks": x.device_mesh.mesh.tolist(),
+        "sharded": [each.dim if _is_plain_shard(each) else None for each in x.placements],
+        "shape": list(x.shape),
+        "stride": list(x.stride()),
+    }
+
+
+def joined(part: Tensor, place: dict[str, Any], like: Iterable[Tensor]) -> DTensor:
+    """The DTensor whose part on this rank is given, in the same memory; see :func:`place_of`.
+
+    Raises:
+        ConfigError: none of the tensors ``like`` is on its mesh.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    meshes = (x.device_mesh for x in filter(is_sharded, like))
+    mesh = next((mesh for mesh in meshes if mesh.mesh.tolist() == place["ranks"]), None)
+    if mesh is None:
+        raise ConfigError(
+            f"A part of a snapshot is sharded over the ranks {place['ranks']}, but no parameter of "
+            "the optimizer is. Go on with as many ranks as took it, and shard the model alike."
+        )
+    return DTensor.from_local(
+        part,
+        mesh,
+        [Replicate() if dim is None else Shard(dim) for dim in place["sharded"]],
+        run_check=False,
+        shape=torch.Size(place["shape"]),
+        stride=tuple(place["stride"]),
+    )
+
+
+def _is_plain_shard(placement: object) -> TypeGuard[Shard]:
+    from torch.distributed.tensor import Shard
+
+    return type(placement) is Shard  # subclasses order the parts differently

@@ -1,105 +1,170 @@
-"""The losses, their weights and their gradient in closed form, with checks."""
+"""The losses, the weights in them, and their gradient with respect to the energies."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..energies import BetaStar, LogQ, Reduce, check_energies, check_log_q, of_tensors, per_sample
+from ..energies import (
+    SMALLEST,
+    BetaStar,
+    Groups,
+    LogQ,
+    Variant,
+    check_energies,
+    check_log_q,
+    per_sample,
+)
 from ..errors import ConfigError
-from . import trusted
-from ._terms import Anchor, Terms
-from .finite_samples import log_q_at, lowest, masked
+from ..ranks import whole_batch
+from .terms import Terms, usable
 
 __all__ = ["coefficients", "contrastive_loss", "grad_scale", "positive_weights", "weights"]
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def _checked(function: F) -> F:
-    # As a function of this module, so that it can be pickled beside the unchecked one.
-    @wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
-    def checked(f_pos: Tensor, f_neg: Tensor, beta_star: Any, **options: Any) -> Any:
-        group = options.get("process_group")
-        if group is not None and not isinstance(group, dist.ProcessGroup):
-            raise ConfigError(
-                f"process_group= is a {type(group).__name__}; expected a ProcessGroup."
-            )
-        of_energies = {name: x for name, x in options.items() if name != "process_group"}
-        check_energies(f_pos, f_neg, beta_star, **of_energies)
-        return function(f_pos, f_neg, beta_star, **options)
-
-    return cast("F", checked)
-
-
-contrastive_loss = _checked(trusted.contrastive_loss)
-coefficients = _checked(trusted.coefficients)
-
-
-@of_tensors
-def weights(
-    f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None, reduce: Reduce = "sum"
-) -> Tensor:
-    """Self-normalised importance weights of the negatives: softmax of β* f⁻ - log q (Eq. 5 to 7).
-
-    Args:
-        f_neg: negative energies of the negatives, ``(M,)``, ``(M, *heads)`` or ``(*models, M)``.
-        beta_star: exponent on raw outputs; 0 gives uniform weights.
-        log_q: log-density of the proposal at the negatives, ``(M,)`` or ``(*models, M)``.
-        reduce: how heads become one energy.
-
-    Returns:
-        ``(M,)`` or ``(*models, M)``, summing to one unless no negative is finite.
-
-    Raises:
-        EnergyTypeError, ShapeError, ConfigError: see :func:`ebmguard.energies.check_log_q`.
-    """
-    if log_q is not None:
-        check_log_q(log_q, f_neg, beta_star)
-    neg = per_sample(f_neg, beta_star, reduce)
-    beta = beta_star.to(neg).unsqueeze(-1) if isinstance(beta_star, Tensor) else beta_star
-    valid, neg, log_q = masked(neg, beta, None if log_q is None else log_q_at(log_q, beta))
-    anchor = Anchor.of(neg, log_q, valid, beta)
-    exponent = anchor.exponent(neg - anchor.f, log_q, beta)
-    return torch.softmax(torch.where(valid, exponent, lowest(exponent)), -1) * valid
-
-
-@of_tensors
-@_checked
-def positive_weights(
+def contrastive_loss(
     f_pos: Tensor,
     f_neg: Tensor,
     beta_star: BetaStar,
     *,
+    variant: Variant = "default",
+    groups: Groups | None = None,
     log_q: LogQ | None = None,
-    reduce: Reduce = "sum",
+    process_group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """The contrastive loss to minimise, in the units of ``f_neg.mean() - f_pos.mean()``.
+
+    ======== =============================================================================
+    β* = 0   mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given
+    default  (1/β*) mean_i softplus(S - r⁺_i) (Eq. 8, Algorithm 1 without its cancellation)
+    no_pos   (1/β*) (S - mean r⁺) (Eq. 7)
+    batch    GradScale, detached, times no_pos (Eq. 33; its positive sum is a mean)
+    true     halves A and B of the positives: ½ [GradScale_B no_pos(A) + GradScale_A no_pos(B)],
+             all negatives in both (Eq. 34); the order of the batch must be random
+    ======== =============================================================================
+
+    with r = β* f, or r = β* f - log q, and S = logsumexp_j r⁻_j.
+
+    Args:
+        f_pos: negative energies of the positives, ``(N,)``, or ``(N, *heads)``, which are summed.
+        f_neg: the same for M negatives.
+        beta_star: a number or a 0-dim tensor.
+        variant: see the table.
+        groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
+            set against the negatives of its own class, since class-conditional chains have one
+            normaliser per class. Positives without a negative of their class are left out. For
+            "default" and "no_pos" only. A third tensor ``(N,)`` has the output scale of each
+            positive's class, in units of that of β*: the exponent of its class is β* times it. The
+            numbers are positive, and the same within a class; a pair of its own is a class too.
+        log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
+            the samples of both sides: ``(N,)`` and ``(M,)``. A constant common to both sides does
+            not matter; they are high where the proposal draws often, whatever the sign of f. The
+            weights are then p / q (Eq. 6). If the negatives are drawn from q(x) exp(a f) for a
+            model exp(o f), give log q alone and β* = o - a. No gradient flows into log q, a sample
+            whose log q is not finite is left out, and a β* tensor that is 0 ignores it.
+        process_group: the loss is that of all ranks' samples, in the order of the ranks, whose
+            batches may be uneven; after an averaging all-reduce of the gradients the result is that
+            of one process with the whole batch. First-order only. See :func:`.ranks.whole_batch`.
+
+    Returns:
+        0-dim.
+
+    Raises:
+        EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`; or ranks that do not
+            pass the same.
+    """
+    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q)
+    pos, neg = per_sample(f_pos), per_sample(f_neg)
+    if process_group is not None:
+        _check_group(process_group)
+        own = pos, neg, groups, log_q
+        pos, neg, groups, log_q = whole_batch(process_group, *own, same=(beta_star, variant))
+    elif not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
+        return _mean(f_neg) - _mean(f_pos)
+    beta = _as_tensor(beta_star, pos)
+    return Terms.of(pos, neg, beta, groups, log_q).loss(variant)
+
+
+def coefficients(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: BetaStar,
+    *,
+    variant: Variant = "default",
+    groups: Groups | None = None,
+    log_q: LogQ | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradient of :func:`contrastive_loss` with respect to each sample's energy, by autograd.
+
+    For ``default``: -(1 - w⁺_i)/N on the positives and GradScale · w_j on the negatives. The two
+    sides sum to zero in every variant.
+
+    Returns:
+        detached tensors of shapes ``(N,)`` and ``(M,)``; of this rank's samples, in the mean over
+        those of all ranks.
+    """
+    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q)
+    with torch.enable_grad():
+        pos, neg = (per_sample(f.detach()).requires_grad_() for f in (f_pos, f_neg))
+        beta_star = _as_tensor(beta_star, pos)  # a tensor of 0 leaves out what is not usable
+        loss = contrastive_loss(
+            pos,
+            neg,
+            beta_star,
+            variant=variant,
+            groups=groups,
+            log_q=log_q,
+            process_group=process_group,
+        )
+        to_pos, to_neg = torch.autograd.grad(loss, (pos, neg))
+    if process_group is None:
+        return to_pos, to_neg
+    ranks = dist.get_world_size(process_group)
+    return to_pos / ranks, to_neg / ranks
+
+
+def weights(f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None) -> Tensor:
+    """Self-normalised importance weights of the negatives: softmax of β* f⁻ - log q (Eq. 5 to 7).
+
+    Args:
+        f_neg: negative energies of the negatives, ``(M,)``, or ``(M, *heads)``, which are summed.
+        beta_star: exponent on raw outputs; 0 gives uniform weights.
+        log_q: log-density of the proposal at the negatives, ``(M,)``.
+
+    Returns:
+        ``(M,)``, summing to one unless no negative is finite.
+
+    Raises:
+        EnergyTypeError, ShapeError, ConfigError: see :func:`ebmguard.energies.check_energies`.
+    """
+    check_energies(f_neg, f_neg, beta_star)
+    if log_q is not None:
+        check_log_q(log_q, f_neg, beta_star)
+    neg = per_sample(f_neg)
+    both = None if log_q is None else (log_q, log_q)
+    terms = Terms.of(neg, neg, _as_tensor(beta_star, neg), log_q=both)
+    return torch.exp(terms.exponent - terms.log_sum) * terms.is_neg
+
+
+def positive_weights(
+    f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, log_q: LogQ | None = None
 ) -> Tensor:
     """Weight each positive would get as one more negative: sigmoid(β* f⁺ - log q⁺ - S) (Eq. 8).
 
     Args and errors: as for :func:`contrastive_loss`.
 
     Returns:
-        ``(N,)`` or ``(*models, N)``; NaN for positives whose energy or log q is not usable;
-        1 / (M + 1) at β* = 0.
+        ``(N,)``; NaN for positives whose energy or log q is not usable; 1 / (M + 1) at β* = 0.
     """
-    terms = Terms.of(f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce, zero_at=0.0)
-    return torch.where(terms.valid_pos, torch.sigmoid(-terms.margin), torch.nan)
+    terms = _terms(f_pos, f_neg, beta_star, log_q)
+    known = usable(per_sample(f_pos), terms.beta, None if log_q is None else log_q[0])
+    return torch.where(known, torch.sigmoid(terms.logit), torch.nan)
 
 
-@of_tensors
-@_checked
 def grad_scale(
-    f_pos: Tensor,
-    f_neg: Tensor,
-    beta_star: BetaStar,
-    *,
-    log_q: LogQ | None = None,
-    reduce: Reduce = "sum",
+    f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, log_q: LogQ | None = None
 ) -> Tensor:
     """GradScale, mean_i (1 - w⁺_i) (Eq. 30): the factor on the whole contrastive gradient.
 
@@ -108,7 +173,30 @@ def grad_scale(
     Args and errors: as for :func:`contrastive_loss`.
 
     Returns:
-        0-dim, or ``(*models,)``; 0 if a side has no usable sample, as the loss is then.
+        0-dim; 0 if a side has no usable sample, as the loss is then.
     """
-    terms = Terms.of(f_pos, f_neg, beta_star, log_q=log_q, reduce=reduce, zero_at=0.0)
-    return terms.scale_of(terms.valid_pos)
+    terms = _terms(f_pos, f_neg, beta_star, log_q)
+    return terms.grad_scale(terms.is_pos)
+
+
+def _terms(f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, log_q: LogQ | None) -> Terms:
+    check_energies(f_pos, f_neg, beta_star, log_q=log_q)
+    pos = per_sample(f_pos)
+    return Terms.of(pos, per_sample(f_neg), _as_tensor(beta_star, pos), log_q=log_q)
+
+
+def _as_tensor(beta_star: BetaStar, like: Tensor) -> BetaStar:
+    if isinstance(beta_star, Tensor):
+        return beta_star.to(like)
+    return beta_star if abs(beta_star) >= SMALLEST else like.new_zeros(())
+
+
+def _check_group(group: object) -> None:
+    if not isinstance(group, dist.ProcessGroup):
+        raise ConfigError(f"process_group= is a {type(group).__name__}; expected a ProcessGroup.")
+
+
+def _mean(f: Tensor) -> Tensor:
+    if f.ndim == 1 or f.numel() == f.shape[0]:
+        return f.mean()
+    return f.flatten(1).sum(1).mean()
