@@ -3,102 +3,102 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from ..energies import LogQ, of_tensors
+from ..energies import LogQ
 from ..objective import usable
+from .arithmetic import T, known
 
-__all__ = ["energy_diagnostics", "nonfinite_diagnostics"]
+__all__ = [
+    "energy_diagnostics",
+    "energy_sums",
+    "named_energies",
+    "named_nonfinite",
+    "nonfinite_diagnostics",
+]
 
-_QUANTILES = {"q05": 0.05, "median": 0.5, "q95": 0.95}
-_SUMMARIES = ("mean", "std", "min", *_QUANTILES, "max")
+_LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 
 
-@of_tensors
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
-    """Summaries of detached negative energies, ``(N,)`` and ``(M,)``, or ``(*models, N or M)``.
+    """Summaries of detached negative energies, ``(N,)`` and ``(M,)``.
 
     Returns:
-        0-dim tensors, or ``(*models,)``, by the tags whose lines in :mod:`ebmguard.tags` define
-        them; std is that of the population. NaN if an energy is NaN, or if infinities leave a
-        number undefined.
+        0-dim tensors, by the tags whose lines in :mod:`ebmguard.tags` define them; std is that of
+        the population. NaN if an energy is NaN, or if infinities leave a number undefined.
     """
-    # Few kinds of kernels, see weight_diagnostics_at, and one pass for sides of the same shape.
-    if f_pos.shape == f_neg.shape:
-        found = [x.unbind() for x in _summaries(torch.stack((f_pos, f_neg)))]
-        (ranked_pos, ranked_neg), (of_pos, of_neg), (pos, neg) = found
-    else:
-        (ranked_pos, of_pos, pos), (ranked_neg, of_neg, neg) = map(_summaries, (f_pos, f_neg))
-    ranked_neg = ranked_neg.contiguous()
-    below = torch.searchsorted(ranked_pos, ranked_neg)
-    not_above = torch.searchsorted(ranked_pos, ranked_neg, right=True)
-    pairs = f_pos.shape[-1] * f_neg.shape[-1]
-    overlap = (below + not_above).sum(-1).to(ranked_pos.dtype) * (0.5 / pairs)
-    sides = {
-        f"{side}/{name}": value
-        for side, numbers in (("f_pos", pos), ("f_neg", neg))
-        for name, value in zip(_SUMMARIES, numbers.unbind(-1), strict=True)
-    }
-    return {
-        "energy_gap": sides["f_pos/mean"] - sides["f_neg/mean"],
-        "energy_overlap": overlap + (of_pos + of_neg).squeeze(-1),
-        **sides,
-    }
+    return named_energies(energy_sums(f_pos, f_neg).unbind(), len(f_pos), len(f_neg))
 
 
-@of_tensors
+def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
+    """What :func:`named_energies` makes numbers of, ``(26,)``.
+
+    Of each side the order statistics below its quantiles and those above, variance and mean; and
+    how many pairs have f⁺ < f⁻ and f⁻ < f⁺.
+    """
+    n, m = f_pos.shape[-1], f_neg.shape[-1]
+    if n == m:
+        ranked = torch.stack((f_pos, f_neg)).sort(-1).values
+        parts = [ranked.index_select(-1, _places(n, ranked.device))]
+        parts += torch.var_mean(ranked, -1, correction=0)
+        parts.append(torch.searchsorted(ranked, ranked.flip(0)).sum(-1, dtype=ranked.dtype))
+        return torch.cat([x.flatten() for x in parts])
+    sides = [f.sort(-1).values for f in (f_pos, f_neg)]
+    places = [x.index_select(-1, _places(len(x), x.device)) for x in sides]
+    spreads = zip(*(torch.var_mean(x, -1, correction=0) for x in sides), strict=True)
+    pairs = [torch.searchsorted(*two).sum(-1, dtype=f_pos.dtype) for two in (sides, sides[::-1])]
+    rest = [x for both in spreads for x in both] + pairs
+    return torch.cat([*places, torch.stack(rest)])
+
+
+def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:
+    """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
+    k = len(_LEVELS)
+    variances, means, (below, above) = sums[4 * k : 4 * k + 2], sums[-4:-2], sums[-2:]
+    found: dict[str, T] = {}
+    ends = []
+    for i, (side, count) in enumerate((("f_pos", n), ("f_neg", m))):
+        low, high = sums[2 * k * i : 2 * k * i + k], sums[2 * k * i + k : 2 * k * i + 2 * k]
+        of_side = {"mean": means[i], "std": variances[i] ** 0.5}
+        for name, a, b in zip(_LEVELS, low, high, strict=True):
+            part = _LEVELS[name] * (count - 1) % 1
+            of_side[name] = a + part * (b - a) if part else a
+        # A NaN is sorted to the end and would leave the lower quantiles as they are.
+        last = of_side["max"]
+        values = known(last == last, lambda of=of_side: [*of.values()], len(of_side))
+        found |= {f"{side}/{name}": x for name, x in zip(of_side, values, strict=True)}
+        ends.append(last == last)
+    overlap = known(ends[0] & ends[1], lambda: [0.5 + (below - above) / (2 * n * m)], 1)
+    gap = found["f_pos/mean"] - found["f_neg/mean"]
+    return {"energy_gap": gap, "energy_overlap": overlap[0], **found}
+
+
+@lru_cache
+def _places(n: int, device: torch.device) -> Tensor:
+    """The lower neighbours of all quantiles among n sorted values, then the upper ones."""
+    # Cached: making them again would copy from the host in every step.
+    exact = [level * (n - 1) for level in _LEVELS.values()]
+    return torch.tensor([*map(math.floor, exact), *map(math.ceil, exact)], device=device)
+
+
 def nonfinite_diagnostics(
     f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, log_q: LogQ | None = None
 ) -> dict[str, Tensor]:
     """Samples that the objective leaves out: f or log q not finite, or |β* f| > 1e30.
 
-    0-dim tensors, or ``(*models,)``: counts of both sides, and their share of all.
+    0-dim tensors: counts of both sides, and their share of all.
     """
-    if isinstance(beta_star, Tensor):
-        beta_star = beta_star.unsqueeze(-1)
-    if log_q is None and f_pos.shape == f_neg.shape:
-        pos, neg = _left_out(torch.stack((f_pos, f_neg)), beta_star).unbind()
-    else:
-        q_pos, q_neg = log_q or (None, None)
-        pos, neg = _left_out(f_pos, beta_star, q_pos), _left_out(f_neg, beta_star, q_neg)
-    return {
-        "nonfinite/pos": pos,
-        "nonfinite/neg": neg,
-        "nonfinite/energies": (pos + neg) * (1 / (f_pos.shape[-1] + f_neg.shape[-1])),
-    }
+    q_pos, q_neg = log_q or (None, None)
+    sides = (f_pos, q_pos), (f_neg, q_neg)
+    pos, neg = (usable(f, beta_star, q).sum(-1, dtype=f.dtype) for f, q in sides)
+    return named_nonfinite(pos, neg, len(f_pos), len(f_neg))
 
 
-def _left_out(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
-    return f.shape[-1] - usable(f, beta, log_q).sum(-1, dtype=f.dtype)
-
-
-def _summaries(f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sorted energies, what makes numbers NaN where one of them is, else 0, and the summaries."""
-    n, ranked = f.shape[-1], f.sort(-1).values
-    # A NaN is sorted to the end and would leave the lower quantiles as they are.
-    spoiler = 0.0 * ranked[..., -1:].clamp(-1.0, 1.0)
-    ranked = ranked + spoiler
-    mean = ranked.sum(-1, keepdim=True) * (1 / n)
-    deviation = ranked - mean
-    std = ((deviation * deviation).sum(-1, keepdim=True) * (1 / n)).sqrt()
-    places, part = _positions(n, f.dtype, f.device)
-    low, high = ranked.index_select(-1, places).chunk(2, -1)
-    quantiles = low + part * (high - low)
-    table = torch.cat((mean, std, ranked[..., :1], quantiles, ranked[..., -1:]), -1)
-    return ranked, spoiler, table
-
-
-@lru_cache
-def _positions(n: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The lower neighbours of all quantiles among n sorted values, the upper ones, and the places
-    of the quantiles between them."""
-    # Cached: making them again would copy from the host in every step.
-    exact = [level * (n - 1) for level in _QUANTILES.values()]
-    neighbours = [math.floor(x) for x in exact] + [math.ceil(x) for x in exact]
-    return (
-        torch.tensor(neighbours, device=device),
-        torch.tensor([x - math.floor(x) for x in exact], dtype=dtype, device=device),
-    )
+def named_nonfinite(pos: T, neg: T, n: int, m: int) -> dict[str, T]:
+    """Of how many of n positives and m negatives are usable; see :func:`nonfinite_diagnostics`."""
+    of_both = (n + m - pos - neg) / (n + m)
+    return {"nonfinite/pos": n - pos, "nonfinite/neg": m - neg, "nonfinite/energies": of_both}

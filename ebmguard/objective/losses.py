@@ -18,7 +18,7 @@ from ..energies import (
 )
 from ..errors import ConfigError
 from ..ranks import whole_batch
-from .terms import Terms, usable
+from .terms import Terms
 
 __all__ = ["coefficients", "contrastive_loss", "grad_scale", "positive_weights", "weights"]
 
@@ -159,8 +159,9 @@ def positive_weights(
         ``(N,)``; NaN for positives whose energy or log q is not usable; 1 / (M + 1) at β* = 0.
     """
     terms = _terms(f_pos, f_neg, beta_star, log_q)
-    known = usable(per_sample(f_pos), terms.beta, None if log_q is None else log_q[0])
-    return torch.where(known, torch.sigmoid(terms.logit), torch.nan)
+    # Without a usable negative it would have the whole weight.
+    found = torch.where(terms.is_paired, torch.sigmoid(terms.logit), 1.0)
+    return torch.where(terms.is_pos, found, torch.nan)
 
 
 def grad_scale(
@@ -175,8 +176,7 @@ def grad_scale(
     Returns:
         0-dim; 0 if a side has no usable sample, as the loss is then.
     """
-    terms = _terms(f_pos, f_neg, beta_star, log_q)
-    return terms.grad_scale(terms.is_pos)
+    return _terms(f_pos, f_neg, beta_star, log_q).grad_scale
 
 
 def _terms(f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, log_q: LogQ | None) -> Terms:

@@ -1,8 +1,9 @@
-"""The terms of which loss, weights and their diagnostics are made: each formula stands here once."""
+"""The terms of losses, weights and their diagnostics: each formula stands here once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,14 +27,16 @@ def usable(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tens
     # second limit keeps sums and differences of energies finite if β* is tiny.
     f, limit = f.detach(), 1e-4 * torch.finfo(f.dtype).max
     if isinstance(beta, Tensor):
-        size = beta.abs()
-        found = f.abs() <= (_LARGEST / size).clamp(max=limit)
-        # The loss divides by β*, so log q / β* must be within the limit as well.
-        largest: float | Tensor = (limit * size).clamp(max=_LARGEST)
+        beta = beta.to(f.dtype)
+        found = f.abs() <= (_LARGEST / beta.abs()).clamp(max=limit)
     else:
         found = f.abs() <= (min(_LARGEST / abs(beta), limit) if beta else limit)
-        largest = min(limit * abs(beta), _LARGEST)
-    return found if log_q is None else found & (_log_q_at(log_q, beta).abs() <= largest)
+    if log_q is None:
+        return found
+    # The loss divides by β*, so log q / β* must be within the limit as well.
+    size = limit * abs(beta)
+    largest = size.clamp(max=_LARGEST) if isinstance(size, Tensor) else min(size, _LARGEST)
+    return found & (_log_q_at(log_q, beta).abs() <= largest)
 
 
 @dataclass(frozen=True)
@@ -48,16 +51,17 @@ class Terms:
     then begin with ``exponents``.
     """
 
-    f_pos: Tensor  # (N,), 0 where it is not usable; shifted unless there are groups
+    f_pos: Tensor  # (N,)
     f_neg: Tensor  # (M,)
-    is_pos: Tensor  # (N,), which are usable, and have a negative
+    is_pos: Tensor  # (N,), which are usable
     is_neg: Tensor  # (M,)
+    is_paired: Tensor  # (N,), which are usable and have a usable negative, of their class
     beta: float | Tensor  # (), or of each positive (N,)
     is_zero: bool | Tensor  # whether β* is 0, ()
-    same: Tensor | None  # (N, M) pairs of one class, with groups
+    is_grouped: bool
     exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (M,), or (N, M) with groups; very low where unusable
     log_sum: Tensor  # S = logsumexp r⁻, (1,), or (N,) with groups
-    logit: Tensor  # r⁺ - S, (N,): w⁺ is its sigmoid
+    logit: Tensor  # r⁺ - S, (N,): w⁺ is its sigmoid; 0 where there is no pair
 
     @classmethod
     def of(
@@ -67,53 +71,63 @@ class Terms:
         beta: float | Tensor,
         groups: Groups | None = None,
         log_q: LogQ | None = None,
+        *,
+        is_zero: bool | None = None,
     ) -> Terms:
-        """Of checked energies in float32 at least, see :mod:`ebmguard.energies`, without heads."""
+        """Of checked energies in float32 at least, see :mod:`ebmguard.energies`, without heads.
+
+        ``is_zero``: whether β* is 0, where the host knows; None asks its values.
+        """
         q_pos, q_neg = (None, None) if log_q is None else (_log_q_at(q, beta) for q in log_q)
-        is_zero = beta.abs() < SMALLEST if isinstance(beta, Tensor) else abs(beta) < SMALLEST
+        zero = (abs(beta) < SMALLEST) if is_zero is None else is_zero
         is_neg = seen = usable(f_neg, beta, q_neg)
-        at, per_row = beta, beta
+        at, per_row, rows = beta, beta, f_neg
         if groups is not None and len(groups) == 3:
             at = beta * groups[2].to(f_pos)  # of each positive, and of the row of its negatives
         is_pos = usable(f_pos, at, q_pos)
-        f_pos, f_neg = torch.where(is_pos, f_pos, 0.0), torch.where(is_neg, f_neg, 0.0)
-        rows, same = f_neg, None
-        if q_pos is not None and q_neg is not None:
-            q_pos, q_neg = torch.where(is_pos, q_pos, 0.0), torch.where(is_neg, q_neg, 0.0)
         if groups is not None:
             same = groups[0].unsqueeze(-1) == groups[1]
             per_row = at.unsqueeze(-1) if isinstance(at, Tensor) else at
             rows, seen = f_neg.unsqueeze(-2), same & is_neg.unsqueeze(-2)
             q_neg = None if q_neg is None else q_neg.unsqueeze(-2)
-        has_negative = seen.any(-1, keepdim=groups is None)
-        if same is not None and not isinstance(is_zero, bool):
-            # β* = 0 sets nobody against anybody.
-            has_negative = has_negative | (is_zero & is_neg.any(-1, keepdim=True))
-        is_pos = is_pos & has_negative
+        is_paired = is_pos & seen.any(-1, keepdim=groups is None)
 
+        # What is not usable leaves behind the last product with it, so that no NaN comes back.
         low = torch.finfo(rows.dtype).min / 16  # differences of -inf would be NaN when derived
         r = per_row * rows.detach()
         r = r if q_neg is None else r - q_neg.to(r.dtype)
         best = torch.where(seen, r, low).argmax(-1, keepdim=True)
         f0, q0 = _at(rows.detach(), best), None if q_neg is None else _at(q_neg, best)
-        rows = rows - f0
-        exponent = torch.where(seen, _exponent(rows, q_neg, q0, per_row), low)
+        exponent = torch.where(seen, _exponent(rows, f0, q_neg, q0, per_row), low)
         log_sum = torch.logsumexp(exponent, -1, keepdim=groups is None)
         if groups is not None:
             f0, q0 = f0.squeeze(-1), None if q0 is None else q0.squeeze(-1)
-        shifted = f_pos - f0
-        logit = _exponent(shifted, q_pos, q0, at) - log_sum
-        if groups is None:
-            f_pos, f_neg = shifted, rows
-        return cls(f_pos, f_neg, is_pos, is_neg, at, is_zero, same, exponent, log_sum, logit)
+        logit = torch.where(is_paired, _exponent(f_pos, f0, q_pos, q0, at) - log_sum, 0.0)
+        masks, grouped = (is_pos, is_neg, is_paired), groups is not None
+        return cls(f_pos, f_neg, *masks, at, zero, grouped, exponent, log_sum, logit)
+
+    @cached_property
+    def count_pos(self) -> Tensor:
+        """How many positives are usable, ``(1,)``."""
+        return self.is_pos.sum(-1, keepdim=True, dtype=self.logit.dtype)
+
+    @cached_property
+    def count_neg(self) -> Tensor:
+        """How many negatives are usable, ``(1,)``."""
+        return self.is_neg.sum(-1, keepdim=True, dtype=self.logit.dtype)
 
     def share(self, of: Tensor) -> Tensor:
         """1/n on each of n samples, 0 on the others."""
         return of / of.sum(-1, keepdim=True, dtype=self.logit.dtype).clamp(min=1.0)
 
-    def grad_scale(self, of: Tensor) -> Tensor:
+    @property
+    def grad_scale(self) -> Tensor:
+        """GradScale, 0-dim or ``(exponents,)``."""
+        return self.grad_scale_of(self.is_paired)
+
+    def grad_scale_of(self, of: Tensor) -> Tensor:
         """GradScale over some positives; ``1 - sigmoid`` has no digits left where it matters."""
-        return (torch.sigmoid(-self.logit.detach()) * self.share(of)).sum(-1)
+        return (torch.sigmoid(-self.logit) * self.share(of)).sum(-1)
 
     def loss(self, variant: Variant) -> Tensor:
         """The loss, 0-dim or ``(exponents,)``; 0 if a side has no usable sample."""
@@ -126,20 +140,27 @@ class Terms:
 
         if variant == "default":
             # Not softplus: torch cuts it off at 20, which would lose nine digits in float64.
-            loss = (F.logsigmoid(self.logit) * (self.share(self.is_pos) / -beta)).sum(-1)
+            share = self.share(self.is_paired) / -beta
+            loss = (F.logsigmoid(self.logit) * share).sum(-1)
         elif variant == "no_pos":
-            loss = no_pos(self.is_pos)
+            loss = no_pos(self.is_paired)
         elif variant == "batch":
-            loss = self.grad_scale(self.is_pos) * no_pos(self.is_pos)
+            loss = self.grad_scale.detach() * no_pos(self.is_paired)
         else:
             n = self.f_pos.shape[-1]
             first = torch.arange(n, device=self.f_pos.device) < n // 2
-            a, b = self.is_pos & first, self.is_pos & ~first
-            loss = 0.5 * (self.grad_scale(b) * no_pos(a) + self.grad_scale(a) * no_pos(b))
-        if isinstance(is_zero, Tensor):
-            of_pos, of_neg = self.share(self.is_pos), self.share(self.is_neg)
-            plain = (self.f_neg * of_neg).sum(-1) - (self.f_pos * of_pos).sum(-1)
-            plain = torch.where(self.is_pos.any(-1), plain, 0.0)
+            a, b = self.is_paired & first, self.is_paired & ~first
+            of_a, of_b = (self.grad_scale_of(half).detach() for half in (a, b))
+            loss = 0.5 * (of_b * no_pos(a) + of_a * no_pos(b))
+        if isinstance(is_zero, Tensor):  # which sets nobody against anybody, of whatever class
+            pos, neg = (self.f_pos, self.is_pos), (self.f_neg, self.is_neg)
+            # A common offset does not matter, but to the rounding of float32.
+            first = torch.where(self.is_neg, self.f_neg.detach(), 0.0)[..., :1]
+            top, bottom = (
+                torch.where(of, (f - first) * self.share(of), 0.0).sum(-1) for f, of in (pos, neg)
+            )
+            both = self.is_pos.any(-1) & self.is_neg.any(-1)
+            plain = torch.where(both, bottom - top, 0.0)
             loss = torch.where(is_zero.reshape(loss.shape), plain, loss)
         return loss
 
@@ -148,9 +169,11 @@ def _at(x: Tensor, place: Tensor) -> Tensor:
     return x.expand(*place.shape[:-1], -1).gather(-1, place)
 
 
-def _exponent(f: Tensor, q: Tensor | None, q0: Tensor | None, beta: float | Tensor) -> Tensor:
-    """β* (f - f₀) - (log q - log q₀) of energies that have been shifted by f₀."""
-    r = beta * f
+def _exponent(
+    f: Tensor, f0: Tensor, q: Tensor | None, q0: Tensor | None, beta: float | Tensor
+) -> Tensor:
+    """β* (f - f₀) - (log q - log q₀): the two are shifted before they are combined."""
+    r = beta * (f - f0)
     return r if q is None or q0 is None else r - (q - q0).to(r.dtype)
 
 
