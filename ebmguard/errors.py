@@ -12,6 +12,8 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import partial, wraps
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -31,13 +33,18 @@ __all__ = [
     "SamplerError",
     "SamplerFailingError",
     "ShapeError",
+    "Stateful",
     "WeightsDegenerateError",
     "check_keys",
+    "plain",
+    "printable",
     "typed",
     "undamaged",
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+_ATOMS = str | float | int | None
 
 
 class EbmguardError(Exception):
@@ -141,6 +148,118 @@ def check_keys(what: str, state: Mapping[str, Any], expected: Iterable[str]) -> 
         )
 
 
+@contextmanager
+def undamaged(owner: str) -> Iterator[None]:
+    """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if isinstance(e, EbmguardError):
+            raise
+        raise ConfigError(
+            f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
+            "returned."
+        ) from e
+
+
+class Stateful:
+    """An object whose saved fields are declared once, in ``_saved``.
+
+    It maps each attribute to how its saved value is read: ``float``, ``int``, ``bool`` or ``str``
+    (nothing else passes for one), an enum (by name), a dataclass (by its fields), ``list[...]``,
+    ``tuple[...]``, ``... | None``, any function of the saved value, or ``Stateful`` for an object
+    that stays and loads its own part. The key is the attribute's name without its underscore.
+
+    A class that checks more overrides ``_read``, which returns the new attributes and changes
+    nothing; one that does more than to set them overrides ``_take``, which must not fail. Errors
+    name it by ``_owner``.
+    """
+
+    _owner = ""
+
+    def _saved(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its saved fields as plain numbers, texts, lists and dicts, and copies of tensors."""
+        return {name.lstrip("_"): plain(getattr(self, name)) for name in self._saved()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: it is damaged, or of another object or version; nothing has changed then.
+        """
+        with undamaged(self._owner or type(self).__name__):
+            self._take(self._read(state))
+
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        keys = {name: name.lstrip("_") for name in self._saved()}
+        check_keys(f"a state of {self._owner or type(self).__name__}", state, keys.values())
+        return {
+            name: getattr(self, name)._read(state[keys[name]])
+            if kind is Stateful
+            else _read_as(kind, state[keys[name]])
+            for name, kind in self._saved().items()
+        }
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        kinds = self._saved()
+        for name, value in read.items():
+            if kinds[name] is Stateful:
+                getattr(self, name)._take(value)
+            else:
+                setattr(self, name, value)
+
+
+def plain(value: Any) -> Any:
+    """A value as a state has it: what is saved of an object, copies of tensors, enums by name."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, _ATOMS):
+        return value
+    for method in ("state_dict", "clone", "get_state"):  # the last one is a generator's
+        if hasattr(value, method):
+            return getattr(value, method)()
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value]
+
+
+def _read_as(kind: Any, value: Any) -> Any:
+    """The saved value as the kind that :class:`Stateful` declares."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return None if value is None else _read_as(inner[0], value)
+    if origin is list:
+        return [_read_as(inner[0], each) for each in value]
+    if origin is tuple:
+        return tuple(_read_as(*pair) for pair in zip(inner, value, strict=True))
+    if kind in (bool, float, int, str) and not _is(kind, value):
+        raise TypeError(f"{value!r} is not {_wanted(kind)}")
+    if inspect.isclass(kind) and issubclass(kind, Enum):
+        return kind[value]
+    if is_dataclass(kind):
+        return cast("Any", kind)(**value)
+    return kind(value)
+
+
+# C0 but for tab and line feed, DEL and C1, by which a text moves the cursor, renames the window or
+# types; marks and overrides of direction, by which it shows another text than it holds; and halves
+# of surrogate pairs, of which file names with invalid UTF-8 consist, and which nothing can encode.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: object) -> str:
+    """The text with ``\N{REPLACEMENT CHARACTER}`` for what would control a terminal instead of
+    being shown: control characters but tab and line feed, marks of direction, lone surrogates."""
+    return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(text))
+
+
 def typed(called: T) -> T:
     """The function or class itself, which refuses arguments that are not what it declares.
 
@@ -173,20 +292,6 @@ def typed(called: T) -> T:
         called.__init__ = checked  # type: ignore[method-assign]
         return called
     return cast("T", checked)
-
-
-@contextmanager
-def undamaged(owner: str) -> Iterator[None]:
-    """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        if isinstance(e, EbmguardError):
-            raise
-        raise ConfigError(
-            f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
-            "returned."
-        ) from e
 
 
 def _plain(value: Any) -> Any:

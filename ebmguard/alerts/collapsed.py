@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CollapsedError, ConfigError, DivergenceError, typed
+from ..errors import CollapsedError, ConfigError, DivergenceError, Stateful, typed
 from ..tags import ENERGY_GAP
 from .alert import Level
 from .remedies import COLLAPSED, Remedies
@@ -51,7 +51,7 @@ class CollapsedRule:
         return _CollapsedWatcher(self)
 
 
-class _CollapsedWatcher:
+class _CollapsedWatcher(Stateful):
     def __init__(self, rule: CollapsedRule) -> None:
         self.rule = rule
         self.told_apart = False
@@ -75,8 +75,5 @@ class _CollapsedWatcher:
         """The run is no longer where it was counted."""
         self.count = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"told_apart": self.told_apart, "count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.told_apart, self.count = bool(state["told_apart"]), int(state["count"])
+    def _saved(self) -> dict[str, Any]:
+        return {"told_apart": bool, "count": int}

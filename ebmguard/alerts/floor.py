@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, SamplerFailingError, typed
+from ..errors import ConfigError, DivergenceError, SamplerFailingError, Stateful, typed
 from .alert import Level
 from .remedies import SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
@@ -60,7 +60,7 @@ class FloorRule:
         return _FloorWatcher(self)
 
 
-class _FloorWatcher:
+class _FloorWatcher(Stateful):
     def __init__(self, rule: FloorRule) -> None:
         self.rule = rule
         self.source = ""
@@ -86,8 +86,5 @@ class _FloorWatcher:
     def after_rollback(self) -> None:
         self.count = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"source": self.source, "count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.source, self.count = str(state["source"]), int(state["count"])
+    def _saved(self) -> dict[str, Any]:
+        return {"source": str, "count": int}

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError
+from ..errors import ConfigError, DivergenceError, Stateful
 from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
-from .rule import Reading, Rule, check_rule
+from .rule import Reading, Rule, Watcher, check_rule
 
 __all__ = ["Judge", "error_for"]
 
@@ -26,7 +26,7 @@ def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[Diver
 
 
 @dataclass
-class Latch:
+class Latch(Stateful):
     """Whether a rule is active, and whether its present level should be reported now.
 
     The rules are those under "Episodes" in ``docs/alerts.md``. A WARN whose episode is still going
@@ -75,35 +75,43 @@ class Latch:
         self.reported, self.since_report = level, 0
         return True
 
-    def state_dict(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, Any]:
         return {
-            "active": self.active and self.active.name,
-            "reported": self.reported and self.reported.name,
-            "calm": self.calm,
-            "since_report": self.since_report,
-            "informed": self.informed,
-            "worst": self.worst,
-            "passed": self.passed,
+            "active": Level | None,
+            "reported": Level | None,
+            "calm": int,
+            "since_report": int | None,
+            "informed": bool,
+            "worst": float,
+            "passed": bool,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        active, reported, since = state["active"], state["reported"], state["since_report"]
-        self.active = None if active is None else Level[active]
-        self.reported = None if reported is None else Level[reported]
-        self.calm, self.informed = int(state["calm"]), bool(state["informed"])
-        self.since_report = None if since is None else int(since)
-        self.worst, self.passed = float(state["worst"]), bool(state["passed"])
+
+class _Watch(Stateful):
+    """A rule at work."""
+
+    _owner = "a rule"
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.watcher, self.latch = rule.watcher(), Latch(rule.calm_steps, rule.cooldown)
+        # The rule that was in ERROR when the trouble of this one began.
+        self.follows: str | None = None
+
+    def _saved(self) -> dict[str, Any]:
+        return {"watcher": self._restored, "latch": Stateful, "follows": str | None}
+
+    def _restored(self, saved: Mapping[str, Any]) -> Watcher:
+        watcher = self.rule.watcher()
+        watcher.load_state_dict(saved)
+        return watcher
 
 
 class _Memory:
     """What all rules remember of one kind of row: the run's own, or that of a member."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self.rules = {
-            rule.name: (rule.watcher(), Latch(rule.calm_steps, rule.cooldown)) for rule in rules
-        }
-        # Of the rules whose trouble began while another one was in ERROR, that one.
-        self.causes: dict[str, str] = {}
+        self.watches = {rule.name: _Watch(rule) for rule in rules}
         # The step observed last, its row, the state before it, and what was returned of it.
         self.step: int | None = None
         self.row: Mapping[str, float] = {}
@@ -124,56 +132,43 @@ class _Memory:
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
             what = "scaler/skipped", skipped, 0.0, 0, remedies
             alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
-        lost = [name for name, (_, latch) in self.rules.items() if latch.active is Level.ERROR]
-        lost.sort(key=self.causes.__contains__)  # a consequence is named last
-        for name, (watcher, latch) in self.rules.items():
-            found = watcher.read(row)
-            level, is_new = found.level, latch.active is None
-            is_told = latch.update(found)
+        # A consequence is named last.
+        lost = {
+            name: watch.follows is not None
+            for name, watch in self.watches.items()
+            if watch.latch.active is Level.ERROR
+        }
+        for name, watch in self.watches.items():
+            found = watch.watcher.read(row)
+            level, is_new = found.level, watch.latch.active is None
+            is_told = watch.latch.update(found)
             if is_new:
-                self.causes.pop(name, None)
-                if level is not None and lost:
-                    self.causes[name] = lost[0]
+                watch.follows = (
+                    min(lost, key=lost.__getitem__, default=None) if level is not None else None
+                )
             if is_told and level is not None and level > said.get(name, -1):
                 said[name] = level
                 alert = Alert(name, level, step, *found[2:], member)
-                if self.causes.get(name) in lost:
-                    alert = replace(alert, remedies=(), follows=self.causes[name])
+                if watch.follows in lost:
+                    alert = replace(alert, remedies=(), follows=watch.follows)
                 alerts.append(alert)
         return alerts
 
-    def after_rollback(self) -> None:
-        for watcher, _ in self.rules.values():
-            if hasattr(watcher, "after_rollback"):
-                watcher.after_rollback()
-
     def state_dict(self) -> dict[str, Any]:
-        return {
-            name: {
-                "watcher": watcher.state_dict(),
-                "latch": latch.state_dict(),
-                "follows": self.causes.get(name),
-            }
-            for name, (watcher, latch) in self.rules.items()
-        }
+        return {name: watch.state_dict() for name, watch in self.watches.items()}
 
     def load_state_dict(self, state: Any) -> None:
         names = sorted(state) if isinstance(state, Mapping) else state
-        if names != sorted(self.rules):
+        if names != sorted(self.watches):
             raise ConfigError(
                 f"This state is of a judge with the rules {names}, but this one has "
-                f"{sorted(self.rules)}. Build it with the same rules."
+                f"{sorted(self.watches)}. Build it with the same rules."
             )
-        for name, (watcher, latch) in self.rules.items():
+        for name, watch in self.watches.items():
             try:
-                watcher.load_state_dict(state[name]["watcher"])
-                latch.load_state_dict(state[name]["latch"])
-                cause = state[name]["follows"]
+                watch._take(watch._read(state[name]))
             except (KeyError, TypeError, ValueError) as error:
                 raise _damaged(f"state of rule {name!r}", error) from error
-            self.causes.pop(name, None)
-            if cause is not None:
-                self.causes[name] = str(cause)
 
 
 def _damaged(what: str, error: Exception) -> ConfigError:
@@ -223,7 +218,7 @@ class Judge:
 
         Those of an ensemble's members are not among them.
         """
-        latches = {name: latch for name, (_, latch) in self._shared.rules.items()}
+        latches = {name: watch.latch for name, watch in self._shared.watches.items()}
         return {name: latch.active for name, latch in latches.items() if latch.active is not None}
 
     @property
@@ -269,7 +264,9 @@ class Judge:
     def after_rollback(self) -> None:
         """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
         for memory in (self._shared, *self._members):
-            memory.after_rollback()
+            for watch in memory.watches.values():
+                if hasattr(watch.watcher, "after_rollback"):
+                    watch.watcher.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ConfigError, DivergenceError, typed
+from ..errors import ConfigError, DivergenceError, Stateful, typed
 from .alert import Level
 from .remedies import Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
@@ -86,7 +86,7 @@ class MedianRule:
         return _MedianWatcher(self)
 
 
-class _MedianWatcher:
+class _MedianWatcher(Stateful):
     def __init__(self, rule: MedianRule) -> None:
         self.rule = rule
         self.prefix = ""
@@ -116,10 +116,9 @@ class _MedianWatcher:
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
         return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"prefix": self.prefix, "windows": [window.values() for window in self.windows]}
+    def _saved(self) -> dict[str, Any]:
+        return {"prefix": str, "windows": self._filled}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.prefix = str(state["prefix"])
-        pairs = zip(self.rule.bounds, state["windows"], strict=True)
-        self.windows = [RollingWindow(bound.window, values) for bound, values in pairs]
+    def _filled(self, saved: Sequence[Sequence[float]]) -> list[RollingWindow]:
+        pairs = zip(self.rule.bounds, saved, strict=True)
+        return [RollingWindow(bound.window, values) for bound, values in pairs]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DivergenceError, NonFiniteError, typed
+from ..errors import DivergenceError, NonFiniteError, Stateful, typed
 from .alert import Level
 from .remedies import NONFINITE, Remedies
 from .rule import CALM, UNKNOWN, Limits, Reading
@@ -52,7 +52,7 @@ class NonFiniteRule:
         return _NonFiniteWatcher(self)
 
 
-class _NonFiniteWatcher:
+class _NonFiniteWatcher(Stateful):
     def __init__(self, rule: NonFiniteRule) -> None:
         self.rule = rule
         self.highest = dict.fromkeys(rule.counts, 0.0)
@@ -67,8 +67,5 @@ class _NonFiniteWatcher:
                 return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
         return CALM if any(tag in row for tag in owed) else UNKNOWN
 
-    def state_dict(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, Any]:
         return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass

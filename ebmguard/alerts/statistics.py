@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import ConfigError
 
@@ -45,9 +45,8 @@ class RollingWindow:
         self._values.append(value)
         insort(self._sorted, value)
 
-    def values(self) -> list[float]:
-        """The values, oldest first."""
-        return self._values.copy()
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._values)  # oldest first
 
     def median(self) -> float:
         """Median of the window, NaN if it is empty."""

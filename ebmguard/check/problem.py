@@ -9,8 +9,7 @@ from functools import partial
 from itertools import groupby
 
 from ..alerts import Level
-from ..errors import typed
-from ..printable import printable
+from ..errors import printable, typed
 
 __all__ = ["Problem", "error", "in_order", "info", "show", "some", "to_text", "warn"]
 

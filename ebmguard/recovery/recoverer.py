@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..alerts.statistics import RollingWindow
-from ..errors import BudgetSpentError, ConfigError, check_keys, undamaged
+from ..errors import BudgetSpentError, ConfigError, Stateful, check_keys
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -38,7 +38,7 @@ _STEPS_BEFORE = 20
 _SETTLED = 0.2
 
 
-class Recoverer:
+class Recoverer(Stateful):
     """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
 
     A rollback has two halves, since what a change starts from is known only when the caller has
@@ -50,6 +50,8 @@ class Recoverer:
         attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
     """
+
+    _owner = "a recovery"
 
     def __init__(self, settings: Recovery, ranks: Ranks) -> None:
         self.settings = settings
@@ -272,30 +274,24 @@ class Recoverer:
         self._snapshots.certified = [snapshot]
         return snapshot
 
+    def _saved(self) -> dict[str, Any]:
+        counts = {"attempt": int, "_rung": int, "_restored": int | None, "_broke": int}
+        return counts | {"_tried": list[tuple[str, bool]], "effect": Change}
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain values. Snapshots in memory are not part of it."""
-        return {
-            "attempt": self.attempt,
-            "rung": self._rung,
-            "tried": list(self._tried),
-            "restored": self._restored,
-            "broke": self._broke,
-            **vars(self.effect),
-        }
+        state = super().state_dict()
+        state.update(state.pop("effect"))
+        return state
 
-    @undamaged("a recovery")
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: it is of another version.
-        """
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         check_keys("a recovery's state of this version", state, self.state_dict())
-        attempt, rung, broke = (int(state[name]) for name in ("attempt", "rung", "broke"))
-        effect = Change(**{name: state[name] for name in vars(self.effect)})
-        self._tried = [(str(remedy), bool(named)) for remedy, named in state["tried"]]
-        self.attempt, self._rung, self._broke, self.effect = attempt, rung, broke, effect
-        self._restored = state["restored"]
+        effect = {name: state[name] for name in vars(self.effect)}
+        own = {name: value for name, value in state.items() if name not in effect}
+        return super()._read(own | {"effect": effect})
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        super()._take(read)
         self._rate.factor = self.effect.lr
         self._forget()
         self._has_begun = True

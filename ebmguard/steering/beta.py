@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, check_keys, typed, undamaged
+from ..errors import ConfigError, Stateful, typed
 from ..tags import BETA_STAR, ESS, GRAD_SCALE
 
 __all__ = ["BetaController", "SteerBeta"]
@@ -112,19 +112,26 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class BetaController:
+class BetaController(Stateful):
     """The steered β* of one run.
 
     Attributes:
         settings: what it was started with.
         bounds: the least and the largest β*.
-        value: β* of the steps from now on.
+        beta_star, value: β* of the steps from now on.
     """
+
+    _owner = "SteerBeta"
 
     def __init__(self, settings: SteerBeta, start: float, bounds: tuple[float, float]) -> None:
         self.settings = settings
         self.bounds = bounds
         self.move_to(start)
+
+    @property
+    def value(self) -> float:
+        """β* of the steps from now on."""
+        return self.beta_star
 
     def observe(self, row: Mapping[str, float]) -> None:
         """Take one judged row, whose ``ess``, ``grad_scale`` and ``beta_star`` are read.
@@ -133,40 +140,31 @@ class BetaController:
         the last change reach the host later.
         """
         ess, scale = row.get(ESS, math.nan), row.get(GRAD_SCALE, math.nan)
-        beta_star = row.get(BETA_STAR, self.value)
-        is_of_now = math.isclose(beta_star, self.value, rel_tol=_SAME)
+        beta_star = row.get(BETA_STAR, self.beta_star)
+        is_of_now = math.isclose(beta_star, self.beta_star, rel_tol=_SAME)
         if not (math.isfinite(ess) and math.isfinite(scale) and is_of_now):
             return
         self._ess.append(ess)
         self._grad_scale.append(scale)
         if len(self._ess) >= self.settings.window:
             medians = statistics.median(self._ess), statistics.median(self._grad_scale)
-            self.move_to(self.value * self.settings.rate ** self.settings.direction(*medians))
+            self.move_to(self.beta_star * self.settings.rate ** self.settings.direction(*medians))
 
     def move_to(self, beta_star: float) -> None:
         """Go on from another β*, such as that of a recovery, within the bounds."""
         least, most = self.bounds
-        self.value = min(max(beta_star, least), most)
+        self.beta_star = min(max(beta_star, least), most)
         self._ess: list[float] = []  # of the rows since the last decision
         self._grad_scale: list[float] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON-able data."""
-        return {"beta_star": self.value, "ess": [*self._ess], "grad_scale": [*self._grad_scale]}
+    def _saved(self) -> dict[str, Any]:
+        return {"beta_star": float, "_ess": list[float], "_grad_scale": list[float]}
 
-    @undamaged("SteerBeta")
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: not such a state, or of a β* outside this controller's bounds.
-        """
-        check_keys("a state of SteerBeta", state, self.state_dict())
-        beta_star, (least, most) = float(state["beta_star"]), self.bounds
-        if not least <= beta_star <= most:
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        read, (least, most) = super()._read(state), self.bounds
+        if not least <= read["beta_star"] <= most:
             raise ConfigError(
-                f"The state of SteerBeta is at beta_star={beta_star:g}, outside the bounds "
+                f"The state of SteerBeta is at beta_star={read['beta_star']:g}, outside the bounds "
                 f"{least:g} to {most:g}; start the run with the settings of the saved one."
             )
-        self._ess, self._grad_scale = ([float(x) for x in state[k]] for k in ("ess", "grad_scale"))
-        self.value = beta_star
+        return read
