@@ -16,7 +16,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial, wraps
 from numbers import Integral, Real
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
 
 T = TypeVar("T", bound=Callable[..., Any])
 
-_ATOMS = str | float | int | None
+_ATOMS = {str, float, int, bool, NoneType}
 
 
 class EbmguardError(Exception):
@@ -141,7 +141,9 @@ class WeightsDegenerateError(DivergenceError):
 
 def check_keys(what: str, state: Mapping[str, Any], expected: Iterable[str]) -> None:
     """Refuse, with a ``ConfigError``, a saved state that has not these keys."""
-    names, found = sorted(expected), sorted(map(str, state))
+    if [*state] == (names := [*expected]):
+        return
+    names, found = sorted(names), sorted(map(str, state))
     if found != names:
         raise ConfigError(
             f"Not {what}: expected the keys {', '.join(names)}; got {', '.join(found)}."
@@ -194,13 +196,14 @@ class Stateful:
             self._take(self._read(state))
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        keys = {name: name.lstrip("_") for name in self._saved()}
-        check_keys(f"a state of {self._owner or type(self).__name__}", state, keys.values())
+        kinds = self._saved()
+        keys = [name.lstrip("_") for name in kinds]
+        check_keys(f"a state of {self._owner or type(self).__name__}", state, keys)
         return {
-            name: getattr(self, name)._read(state[keys[name]])
+            name: getattr(self, name)._read(state[key])
             if kind is Stateful
-            else _read_as(kind, state[keys[name]])
-            for name, kind in self._saved().items()
+            else _read_as(kind, state[key])
+            for key, (name, kind) in zip(keys, kinds.items(), strict=True)
         }
 
     def _take(self, read: Mapping[str, Any]) -> None:
@@ -214,10 +217,10 @@ class Stateful:
 
 def plain(value: Any) -> Any:
     """A value as a state has it: what is saved of an object, copies of tensors, enums by name."""
+    if type(value) in _ATOMS:
+        return value
     if isinstance(value, Enum):
         return value.name
-    if isinstance(value, _ATOMS):
-        return value
     for method in ("state_dict", "clone", "get_state"):  # the last one is a generator's
         if hasattr(value, method):
             return getattr(value, method)()
@@ -225,18 +228,22 @@ def plain(value: Any) -> Any:
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value]
+    items = [*value]
+    return items if {*map(type, items)} <= _ATOMS else [plain(each) for each in items]
 
 
 def _read_as(kind: Any, value: Any) -> Any:
     """The saved value as the kind that :class:`Stateful` declares."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return None if value is None else _read_as(inner[0], value)
-    if origin is list:
-        return [_read_as(inner[0], each) for each in value]
-    if origin is tuple:
-        return tuple(_read_as(*pair) for pair in zip(inner, value, strict=True))
+    if type(value) is kind:
+        return value
+    if isinstance(kind, UnionType):
+        return None if value is None else _read_as(kind.__args__[0], value)
+    if isinstance(kind, GenericAlias):
+        inner, items = kind.__args__, [*value]
+        if kind.__origin__ is tuple:
+            return tuple(_read_as(*pair) for pair in zip(inner, items, strict=True))
+        is_ready = {*map(type, items)} <= {*inner}
+        return items if is_ready else [_read_as(inner[0], each) for each in items]
     if kind in (bool, float, int, str) and not _is(kind, value):
         raise TypeError(f"{value!r} is not {_wanted(kind)}")
     if inspect.isclass(kind) and issubclass(kind, Enum):

@@ -2,11 +2,10 @@
 
 from .alert import Alert, Level
 from .collapsed import CollapsedRule
-from .defaults import DEFAULT_RULES
+from .defaults import DEFAULT_RULES, Bands
 from .floor import FloorRule
 from .growth import GrowthRule
 from .judge import Judge, error_for
-from .limits import Bands
 from .median import Bound, MedianRule
 from .nonfinite import NonFiniteRule
 from .remedies import Remedies, Remedy, Situation

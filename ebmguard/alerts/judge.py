@@ -16,6 +16,8 @@ from .rule import Reading, Rule, Watcher, check_rule
 __all__ = ["Judge", "error_for"]
 
 _AMP_SKIP = "amp_skip"
+# Rows after which the judge keeps its state, and which are read anew where a row comes again.
+_REPLAYED = 32
 
 
 def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
@@ -48,7 +50,7 @@ class Latch(Stateful):
         level, calm = found.level, found.calm
         if self.since_report is not None:
             self.since_report += 1
-        if level is not Level.ERROR and (level, calm) != (None, None):
+        if level is not Level.ERROR and (level is not None or calm is not None):
             self.passed = True
         if level is None:
             if calm is not None:
@@ -99,7 +101,8 @@ class _Watch(Stateful):
         self.follows: str | None = None
 
     def _saved(self) -> dict[str, Any]:
-        return {"watcher": self._restored, "latch": Stateful, "follows": str | None}
+        own = Stateful if isinstance(self.watcher, Stateful) else self._restored
+        return {"watcher": own, "latch": Stateful, "follows": str | None}
 
     def _restored(self, saved: Mapping[str, Any]) -> Watcher:
         watcher = self.rule.watcher()
@@ -112,40 +115,54 @@ class _Memory:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.watches = {rule.name: _Watch(rule) for rule in rules}
-        # The step observed last, its row, the state before it, and what was returned of it.
+        # The step observed last, its row, what was returned of it, and whether its row came again.
         self.step: int | None = None
         self.row: Mapping[str, float] = {}
-        self.before: dict[str, Any] = {}
         self.said: dict[str, Level] = {}
+        self.is_again = False
+        # A state, and copies of the rows read since.
+        self.before: dict[str, Any] = {}
+        self.since: list[Mapping[str, float]] = []
 
     def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
         if step != self.step:
-            self.step, self.before, self.said = step, self.state_dict(), {}
+            # The state of every step costs more than the rules, and few need it.
+            if self.is_again or len(self.since) % _REPLAYED == 0:
+                self.before, self.since = self.state_dict(), []
+            self.step, self.said, self.is_again = step, {}, False
         elif row is self.row:
             return []
         else:
+            self.is_again = True
             self.load_state_dict(self.before)
-        self.row, said, alerts = row, self.said, []
+            for each in self.since[:-1]:
+                self._read(step, each, member, {})
+            if self.since[1:]:
+                self.before = self.state_dict()
+            self.since = []
+        self.row = row
+        self.since.append(dict(row))
+        return self._read(step, row, member, self.said)
+
+    def _read(
+        self, step: int, row: Mapping[str, float], member: int | None, said: dict[str, Level]
+    ) -> list[Alert]:
+        alerts = []
         skipped = row.get("scaler/skipped", 0.0)
         if skipped and _AMP_SKIP not in said:
             said[_AMP_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
             what = "scaler/skipped", skipped, 0.0, 0, remedies
             alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
-        # A consequence is named last.
-        lost = {
-            name: watch.follows is not None
-            for name, watch in self.watches.items()
-            if watch.latch.active is Level.ERROR
-        }
-        for name, watch in self.watches.items():
-            found = watch.watcher.read(row)
-            level, is_new = found.level, watch.latch.active is None
-            is_told = watch.latch.update(found)
+        watches = self.watches.items()
+        lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
+        lost.sort(key=lambda name: self.watches[name].follows is not None)  # consequences last
+        for name, watch in watches:
+            latch = watch.latch
+            found, is_new = watch.watcher.read(row), latch.active is None
+            level, is_told = found.level, latch.update(found)
             if is_new:
-                watch.follows = (
-                    min(lost, key=lost.__getitem__, default=None) if level is not None else None
-                )
+                watch.follows = lost[0] if lost and level is not None else None
             if is_told and level is not None and level > said.get(name, -1):
                 said[name] = level
                 alert = Alert(name, level, step, *found[2:], member)
@@ -153,6 +170,12 @@ class _Memory:
                     alert = replace(alert, remedies=(), follows=watch.follows)
                 alerts.append(alert)
         return alerts
+
+    def after_rollback(self) -> None:
+        self.step, self.since = None, []
+        for watch in self.watches.values():
+            if hasattr(watch.watcher, "after_rollback"):
+                watch.watcher.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
         return {name: watch.state_dict() for name, watch in self.watches.items()}
@@ -264,9 +287,7 @@ class Judge:
     def after_rollback(self) -> None:
         """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
         for memory in (self._shared, *self._members):
-            for watch in memory.watches.values():
-                if hasattr(watch.watcher, "after_rollback"):
-                    watch.watcher.after_rollback()
+            memory.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""

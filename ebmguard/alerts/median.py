@@ -1,9 +1,13 @@
-"""Rules on the median of a slow diagnostic: weights, overlap, chains, clamp, step size."""
+"""Rules on the median of a slow diagnostic: weights, overlap, chains, clamp, step size.
+
+A median, because a mean is dragged along by the very outliers that it should reveal.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,9 +15,57 @@ from ..errors import ConfigError, DivergenceError, Stateful, typed
 from .alert import Level
 from .remedies import Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
-from .statistics import RollingWindow
 
-__all__ = ["Bound", "MedianRule"]
+__all__ = ["Bound", "MedianRule", "RollingWindow"]
+
+
+class RollingWindow:
+    """The last ``size`` finite values of a series, kept both in order of time and sorted.
+
+    One NaN in a sorted list would break every later search in silence: non-finite ones are refused.
+    """
+
+    def __init__(self, size: int, values: Sequence[float] = ()) -> None:
+        if size < 1:
+            raise ConfigError(f"A window holds at least one value, but size is {size}.")
+        self._size = size
+        self._values = list(map(float, values[-size:]))
+        self._sorted = sorted(self._values)
+        if not all(map(math.isfinite, self._values)):
+            raise ConfigError(f"A window takes finite values, but got {self._values}.")
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next value makes the oldest one leave."""
+        return len(self._values) == self._size
+
+    def push(self, value: float) -> None:
+        """Add a value; the oldest one leaves a full window.
+
+        Raises:
+            ConfigError: if the value is not finite.
+        """
+        if not math.isfinite(value):
+            raise ConfigError(f"A window takes finite values, but got {value}.")
+        values, ordered = self._values, self._sorted
+        if len(values) == self._size:
+            del ordered[bisect_left(ordered, values.pop(0))]
+        values.append(value)
+        insort(ordered, value)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._values)  # oldest first
+
+    def median(self) -> float:
+        """Median of the window, NaN if it is empty."""
+        ordered, half = self._sorted, len(self._sorted) // 2
+        if len(ordered) % 2:
+            return ordered[half]
+        # Halves first: the sum of two large floats may overflow.
+        return ordered[half - 1] / 2 + ordered[half] / 2 if ordered else math.nan
 
 
 @typed
@@ -95,24 +147,28 @@ class _MedianWatcher(Stateful):
     def read(self, row: Mapping[str, float]) -> Reading:
         bounds, beta_star = self.rule.bounds, row.get("beta_star", math.nan)
         prefix = self.rule.reference_prefix if beta_star == 0 else ""
-        if not any(prefix + bound.tag in row for bound in bounds):
+        values = [row.get(prefix + bound.tag) for bound in bounds]
+        if values.count(None) == len(values):
             return UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
             self.prefix = prefix
             self.windows = [RollingWindow(bound.window) for bound in bounds]
-        medians = []
-        for bound, window in zip(bounds, self.windows, strict=True):
-            if math.isfinite(value := row.get(prefix + bound.tag, math.nan)):
+        reading, broken = UNKNOWN, None
+        for bound, window, value in zip(bounds, self.windows, values, strict=True):
+            if value is not None and math.isfinite(value):
                 window.push(value)
-            if len(window) == bound.window:
-                medians.append((bound, window.median()))
-        if not medians:
-            return UNKNOWN
-        broken = [(bound, median) for bound, median in medians if bound.beyond(bound.limit, median)]
-        if not broken:
-            is_calm = not any(bound.beyond(bound.clear, median) for bound, median in medians)
-            return CALM if is_calm else NOT_CALM
-        bound, median = max(broken, key=lambda each: each[0].level)
+            if not window.is_full:
+                continue
+            median = window.median()
+            if not bound.beyond(bound.clear, median):
+                reading = CALM if reading is UNKNOWN else reading
+                continue
+            reading = NOT_CALM
+            if bound.beyond(bound.limit, median) and (not broken or bound.level > broken[0].level):
+                broken = bound, median
+        if broken is None:
+            return reading
+        bound, median = broken
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
         return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
 

@@ -55,17 +55,23 @@ class NonFiniteRule:
 class _NonFiniteWatcher(Stateful):
     def __init__(self, rule: NonFiniteRule) -> None:
         self.rule = rule
+        self.owed = {*rule.owed}
         self.highest = dict.fromkeys(rule.counts, 0.0)
         self.highest |= dict.fromkeys(rule.numbers + rule.bounded, math.inf)
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        owed = self.rule.owed
+        reading = UNKNOWN
         for tag, limit in self.highest.items():
-            value = row.get(tag, 0.0)
-            if value > limit or math.isinf(value) or (math.isnan(value) and tag in owed):
+            value = row.get(tag)
+            if value is None:
+                continue
+            is_owed = tag in self.owed
+            if value > limit or math.isinf(value) or (is_owed and math.isnan(value)):
                 remedies = self.rule.remedies.at(row.get("beta_star", math.nan))
                 return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
-        return CALM if any(tag in row for tag in owed) else UNKNOWN
+            if is_owed:
+                reading = CALM
+        return reading
 
     def _saved(self) -> dict[str, Any]:
         return {}
