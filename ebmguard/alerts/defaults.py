@@ -11,13 +11,11 @@ from typing import Any
 
 from ..errors import WeightsDegenerateError
 from .alert import Level
-from .collapsed import CollapsedRule
-from .floor import FloorRule
+from .failures import CollapsedRule, NonFiniteRule
 from .growth import GrowthRule
-from .median import Bound, MedianRule
-from .nonfinite import NonFiniteRule
 from .remedies import CROWDED, HUNG, OLD, OVERSHOOT, SATURATED, TOO_LONG, TOO_SHORT, WEIGHTS
 from .rule import Limits, Rule
+from .thresholds import Bound, FloorRule, MedianRule
 
 __all__ = ["DEFAULT_RULES", "Bands"]
 

@@ -27,15 +27,14 @@ _NAN = math.nan
 class GrowthRule:
     """WARN and ERROR when the energies outgrow the run's own past by factors.
 
-    What grows is the size of the energies: |gap| and the spread of the data's, ``f_pos/std``,
-    together. A healthy run keeps to the range that it has had; a blow-up multiplies it every few
-    steps. Growth is log((size + unit) / (record + unit)), where the record is the largest size of
-    the last ``window`` steps but the last ``lag``.
+    The size of the energies is |gap| + ``f_pos/std``. A healthy run keeps to the range that it has
+    had; a blow-up multiplies it every few steps. Growth is log((size + unit) / (record + unit)),
+    where the record is the largest size of the last ``window`` steps but the last ``lag``.
 
-    A start grows by factors as well, until the energies have found their scale. That is seen from
-    the run: growth counts once the run came within a factor e of its record for the first time at
-    least ``settle`` steps ago. Before that only a gap above ``start`` or under -``start_negative``
-    is an ERROR, times the size of the first row or a tenth of its |f_pos/median| where above 1.
+    A start grows by factors as well, until the energies have found their scale: growth counts once
+    the run came within a factor e of its record for the first time at least ``settle`` steps ago.
+    Before that only a gap above ``start`` or under -``start_negative`` is an ERROR, times the size
+    of the first row or a tenth of its |f_pos/median| where above 1.
 
     A slow blow-up stays under these factors, since its own past grows with it. It is told by the
     overlap P(f⁻ > f⁺): energies that touched (it was at least ``touch`` away from 0 and 1) on
@@ -53,9 +52,7 @@ class GrowthRule:
             (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the sampler's
             gradient norm has outgrown its own record by ``steeper``, in logarithms.
         growth_alone: over which it is one without a witness.
-        apart, steeper, settle, start, start_negative, absorb_nats, lost: see above.
-        touch, slow, slow_steps: see above.
-        lag, window: in steps.
+        lag, window, settle, slow_steps: in steps; these and the others see above.
         unit: in units of f; what is far under it does not count as growth.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """

@@ -202,19 +202,16 @@ def _damaged(what: str, error: Exception) -> ConfigError:
 
 
 class Judge:
-    """Reads one row per step and says which rules fire.
+    """Reads one row per step and says which rules fire, by the rows alone: equal on equal ranks.
 
-    Time is counted in steps observed. All decisions depend on the rows alone, so that ranks that
-    see equal rows raise equal alerts. Besides the rules, a step that a GradScaler skipped is an
-    INFO named ``amp_skip``.
+    Time is counted in steps observed. A step that a GradScaler skipped is an INFO ``amp_skip``.
 
     Args:
         rules: what to watch for; their names must differ.
         members: number of models of an ensemble; 0 for a single model.
 
     Raises:
-        ConfigError: if a rule lacks what :class:`~ebmguard.alerts.Rule` asks for, or two rules
-            share a name.
+        ConfigError: of what is no :class:`~ebmguard.alerts.Rule`, or of two with one name.
     """
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
@@ -241,8 +238,8 @@ class Judge:
 
         Those of an ensemble's members are not among them.
         """
-        latches = {name: watch.latch for name, watch in self._shared.watches.items()}
-        return {name: latch.active for name, latch in latches.items() if latch.active is not None}
+        levels = {name: watch.latch.active for name, watch in self._shared.watches.items()}
+        return {name: level for name, level in levels.items() if level is not None}
 
     @property
     def level(self) -> Level | None:
@@ -256,19 +253,15 @@ class Judge:
 
         Called again with the step of the call before, as where losses are accumulated, the row is
         that of the step so far: it replaces the earlier one in the memory of the rules, and an
-        alert that was returned for this step comes again only at a higher level. A row, or a
-        member's, that is the same object as in the call before is taken as unchanged. What begins
-        while another rule is in ERROR follows from that: ``Alert.follows``.
+        alert of this step comes again only at a higher level. A row, or a member's, that is the
+        same object as before is unchanged. What begins while another rule is in ERROR follows it.
 
         Args:
             step: the step the row belongs to.
             row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
                 which only what no member has is judged.
-            members: the rows of an ensemble's members. Without them all of the row is judged, and
-                what the rules remember of the members stays.
-
-        Raises:
-            ConfigError: if the rows of members are not as many as there are members.
+            members: the rows of an ensemble's members, all of them, else a ConfigError. Without any
+                all of the row is judged, and what the rules remember of the members stays.
         """
         if not members:
             return self._shared.observe(step, row, None)
@@ -300,8 +293,7 @@ class Judge:
         """Restore what :meth:`state_dict` returned. The step observed last is then over.
 
         Raises:
-            ConfigError: if the state is of other rules or of another number of members, or is
-                damaged. The judge is then as it was.
+            ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
         try:
             parts = [state["shared"], *state["members"]]

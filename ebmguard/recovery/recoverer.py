@@ -13,8 +13,8 @@ import torch
 from torch.optim import Optimizer
 
 from ..alerts import Alert, Level, Situation
-from ..alerts.median import RollingWindow
 from ..alerts.remedies import contradict
+from ..alerts.thresholds import RollingWindow
 from ..errors import BudgetSpentError, ConfigError, Stateful, check_keys
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE

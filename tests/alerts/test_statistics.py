@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.alerts.median import RollingWindow
+from ebmguard.alerts.thresholds import RollingWindow
 from ebmguard.errors import ConfigError
 
 # Few distinct values make ties, wide floats make every order of magnitude.

@@ -1,7 +1,4 @@
-"""Rules on the median of a slow diagnostic: weights, overlap, chains, clamp, step size.
-
-A median, because a mean is dragged along by the very outliers that it should reveal.
-"""
+"""Rules with fixed thresholds: on GradScale, and on medians of slow diagnostics."""
 
 from __future__ import annotations
 
@@ -11,18 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ConfigError, DivergenceError, Stateful, typed
+from ..errors import ConfigError, DivergenceError, SamplerFailingError, Stateful, typed
 from .alert import Level
-from .remedies import Remedies
+from .remedies import SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
 
-__all__ = ["Bound", "MedianRule", "RollingWindow"]
+__all__ = ["Bound", "FloorRule", "MedianRule", "RollingWindow"]
 
 
 class RollingWindow:
     """The last ``size`` finite values of a series, kept both in order of time and sorted.
 
-    One NaN in a sorted list would break every later search in silence: non-finite ones are refused.
+    For their median, since outliers drag a mean along. One NaN would break every later search in
+    silence: a ``ConfigError``.
     """
 
     def __init__(self, size: int, values: Sequence[float] = ()) -> None:
@@ -43,11 +41,7 @@ class RollingWindow:
         return len(self._values) == self._size
 
     def push(self, value: float) -> None:
-        """Add a value; the oldest one leaves a full window.
-
-        Raises:
-            ConfigError: if the value is not finite.
-        """
+        """Add a value; the oldest one leaves a full window."""
         if not math.isfinite(value):
             raise ConfigError(f"A window takes finite values, but got {value}.")
         values, ordered = self._values, self._sorted
@@ -71,9 +65,7 @@ class RollingWindow:
 @typed
 @dataclass(frozen=True)
 class Bound:
-    """A limit that the median of one diagnostic over a window should keep to.
-
-    Single values of slow diagnostics are noise at ordinary batch sizes.
+    """A limit that the median of a diagnostic whose single values are noise should keep to.
 
     Attributes:
         side: on which side of the limit the median is out of range.
@@ -178,3 +170,78 @@ class _MedianWatcher(Stateful):
     def _filled(self, saved: Sequence[Sequence[float]]) -> list[RollingWindow]:
         pairs = zip(self.rule.bounds, saved, strict=True)
         return [RollingWindow(bound.window, values) for bound, values in pairs]
+
+
+@typed
+@dataclass(frozen=True)
+class FloorRule:
+    """WARN, then ERROR, while GradScale stays under its floor.
+
+    Steps between ``floor`` and ``clear`` neither count nor reset the count. ERROR is for beta*
+    other than 0 only: there GradScale multiplies the gradient, and an adaptive optimiser amplifies
+    what little is left of it (App. H). At beta* = 0 the reference exponent is read instead.
+
+    Attributes:
+        tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
+        floor, clear: under the first it fails, above the second it is calm.
+        warn_patience, error_patience: steps under the floor before WARN and before ERROR.
+        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
+    """
+
+    name: str = "sampler_failing"
+    tag: str = "grad_scale"
+    reference_tag: str = "ref/grad_scale"
+    floor: float = 0.1
+    clear: float = 0.2
+    warn_patience: int = 20
+    error_patience: int = 200
+    calm_steps: int = 10
+    cooldown: int = 500
+    remedies: Remedies = SAMPLER
+    error: type[DivergenceError] = SamplerFailingError
+
+    def __post_init__(self) -> None:
+        if not (self.floor <= self.clear and 1 <= self.warn_patience <= self.error_patience):
+            raise ConfigError(
+                f"Rule {self.name!r}: expected floor <= clear and 1 <= warn_patience <= "
+                f"error_patience, but got floor={self.floor}, clear={self.clear}, "
+                f"warn_patience={self.warn_patience}, error_patience={self.error_patience}."
+            )
+
+    def limits(self) -> dict[str, Limits]:
+        """The floor; what makes an ERROR is its patience."""
+        return {self.tag: Limits(low=self.floor)}
+
+    def watcher(self) -> _FloorWatcher:
+        """A new watcher."""
+        return _FloorWatcher(self)
+
+
+class _FloorWatcher(Stateful):
+    def __init__(self, rule: FloorRule) -> None:
+        self.rule = rule
+        self.source = ""
+        self.count = 0
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        rule = self.rule
+        beta_star = row.get("beta_star", math.nan)
+        tag = rule.reference_tag if beta_star == 0 else rule.tag
+        value = row.get(tag, math.nan)
+        if math.isnan(value):
+            return UNKNOWN
+        if tag != self.source or value > rule.clear:
+            # Healthy; or beta* moved to or from 0, and the count so far was of another quantity.
+            self.source, self.count = tag, 0
+        self.count += value < rule.floor
+        if value >= rule.floor or self.count < rule.warn_patience:
+            return CALM if value > rule.clear else NOT_CALM
+        is_lost = self.count >= rule.error_patience and beta_star != 0
+        level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
+        return Reading(level, False, tag, value, rule.floor, self.count, remedies)
+
+    def after_rollback(self) -> None:
+        self.count = 0  # the run is no longer where it was counted
+
+    def _saved(self) -> dict[str, Any]:
+        return {"source": str, "count": int}
