@@ -41,9 +41,8 @@ _SETTLED = 0.2
 class Recoverer(Stateful):
     """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
 
-    A rollback has two halves, since what a change starts from is known only when the caller has
-    loaded its own part: :meth:`restore`, then :meth:`change`. Ranks that are told the same decide
-    the same: each takes its own part of the run back.
+    A rollback is :meth:`restore`, then :meth:`change`: what that starts from is known when the
+    caller has loaded its own part. Each rank takes its own part back, and all decide the same.
 
     Attributes:
         effect: what rollbacks have changed in the run so far.
@@ -94,12 +93,10 @@ class Recoverer(Stateful):
         self._rate.factor = self.effect.lr
 
     def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
-        """Certify what has been quiet for long enough; say whether a snapshot is due.
+        """Certify what has been quiet for long enough; say whether one is due before ``step``.
 
-        Args:
-            step: the step that comes next.
-            judged: the step before which all rows have been judged.
-            active: the rules whose episode is not over, with the highest level of each.
+        All rows before ``judged`` have been. ``active`` has the highest level of each rule whose
+        episode is not over.
         """
         settings, snapshots = self.settings, self._snapshots
         if any(
@@ -122,8 +119,7 @@ class Recoverer(Stateful):
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
         """Put the run back, before ``step``, to the newest snapshot that is to be trusted.
 
-        Returns:
-            the first half of a rollback, and the guard's own part of the snapshot.
+        Returns the first half of a rollback, and the guard's own part of the snapshot.
 
         Raises:
             BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
@@ -133,9 +129,8 @@ class Recoverer(Stateful):
         if self.attempt >= settings.budget:
             raise BudgetSpentError(error, self.attempt)
         snapshots.disquiet(error.step)
-        last, relapse = self._restored, False
-        condemned: tuple[int, ...] = ()
-        if last is not None:
+        relapse, condemned = False, tuple[int, ...]()
+        if (last := self._restored) is not None:
             took, held = self._broke - last, error.step - last
             relapse = held <= max(settings.relapse_within, 2 * took)
             if held <= max(settings.relapse_within, took):  # it has not come farther
@@ -167,26 +162,20 @@ class Recoverer(Stateful):
 
         ``knows_steps`` says whether the guard can change the number of SGLD steps.
         """
-        settings = self.settings
         changes: dict[str, tuple[float, float]] = {}
-        usual = trainer.sgld_steps if knows_steps else None
-        own_rates = rates(trainer.optimizer)
+        usual, own_rates = trainer.sgld_steps if knows_steps else None, rates(trainer.optimizer)
         for change in self._rungs(rollback.alert):
             changes, self.effect = self._applied(change, now, usual, own_rates)
             if changes or change == Change():
                 break
         self._rate.factor = self.effect.lr
-        reseeded = reseed(self.attempt, generators_of(trainer)) if settings.reseed else 0
+        reseeded = reseed(self.attempt, generators_of(trainer)) if self.settings.reseed else 0
         rows, purged = buffer_rows(trainer), 0
-        if settings.purge and rows is not None:
+        if self.settings.purge and rows is not None:
             classes = getattr(trainer.buffer, "classes", 1)
             purged = purge(rows, torch.Generator().manual_seed(self.attempt), classes)
-        rollback = replace(
-            rollback,
-            changes=changes,
-            reseeded=reseeded,
-            purged_rows=sum(self._ranks.from_all(purged)),
-        )
+        purged = sum(self._ranks.from_all(purged))
+        rollback = replace(rollback, changes=changes, reseeded=reseeded, purged_rows=purged)
         self.rollbacks.append(rollback)
         if self._ranks.is_first:
             _log.warning(rollback.message)
@@ -259,7 +248,7 @@ class Recoverer(Stateful):
         """Put the run back to the newest snapshot on the disk that all ranks can read, if any.
 
         Raises:
-            ConfigError: there are snapshots, and none can be read; or no ``folder`` was given.
+            ConfigError: there are some, and none can be read; or no ``folder`` was given.
         """
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")

@@ -1,9 +1,8 @@
 """How strong the weights should be: β* as large as the effective number of negatives allows.
 
-"Dynamic adjustments of β during training" are proposed in the discussion of the paper, and by
-Appendix I.1, "as long as it is fixed for all negative examples within each batch". The trade-off
-there: a larger β* filters unreliable negatives and makes the likelihoods count, but leaves fewer
-effective negatives, and is of no use where none is competitive.
+Proposed by the paper's discussion and Appendix I.1, "as long as it is fixed for all negative
+examples within each batch": a larger β* filters unreliable negatives and makes the likelihoods
+count, but leaves fewer effective negatives, and is of no use where none is competitive.
 """
 
 from __future__ import annotations
@@ -32,15 +31,12 @@ class SteerBeta:
     moves nothing, and β* changes by at most ``rate`` in so many steps. A blow-up takes five steps,
     and is left to the weights and to the alerts.
 
-    Above its band of ESS β* is raised: the weights are nearly uniform, neither filter nor tell
-    likelihoods apart, and more strength costs few negatives. Below it β* is lowered: few of the
-    negatives that compete carry the gradient, and the others are pushed nowhere, so that the
-    sampler finds them again (Appendix J). Where GradScale is under ``floor`` β* is held: no
-    negative competes, which the sampler has to mend, see :class:`AdaptiveSteps`. A lower β* would
-    raise GradScale in this step, and the gap in the next ones: measured, it grew with 1/β* until
-    GradScale was 0 again.
-
-    Where GradScale and ESS end up is measured in ``docs/results/steering.md``.
+    Above its band of ESS β* is raised: the weights are nearly uniform and tell little apart. Below
+    it β* is lowered: few of the negatives that compete carry the gradient, and the others are
+    pushed nowhere, so that the sampler finds them again (Appendix J). Where GradScale is under
+    ``floor`` β* is held: no negative competes, which the sampler has to mend, see
+    :class:`AdaptiveSteps`. A lower β* would raise GradScale in this step, and the gap in the next
+    ones: measured (``docs/results/steering.md``), it grew with 1/β* until GradScale was 0 again.
 
     Attributes:
         least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
@@ -62,11 +58,11 @@ class SteerBeta:
 
     def __post_init__(self) -> None:
         for name, value in (("least", self.least), ("most", self.most)):
-            if value is not None and not (_is_number(value) and value > 0):
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"SteerBeta: {name}={value!r}; expected a positive number.")
         if self.least is not None and self.most is not None and not self.least < self.most:
             raise ConfigError(f"SteerBeta: least={self.least} is not below most={self.most}.")
-        if len(self.ess) != 2 or not 0 < self.ess[0] < self.ess[1] < 1:
+        if not 0 < self.ess[0] < self.ess[1] < 1:
             raise ConfigError(
                 f"SteerBeta: ess={self.ess!r}; expected a band (low, high) with 0 < low < high < 1."
             )
@@ -74,7 +70,7 @@ class SteerBeta:
             raise ConfigError(f"SteerBeta: floor={self.floor!r}; expected a value between 0 and 1.")
         if self.window < 1:
             raise ConfigError(f"SteerBeta: window={self.window!r}; expected a number of rows.")
-        if not (_is_number(self.rate) and self.rate > 1):
+        if not 1 < self.rate < math.inf:
             raise ConfigError(f"SteerBeta: rate={self.rate!r}; expected a factor above 1.")
 
     def start(self, base: float) -> BetaController:
@@ -83,7 +79,8 @@ class SteerBeta:
         Raises:
             ConfigError: β* is negative, no single number, 0 without ``least``, or out of bounds.
         """
-        if not _is_number(base) or base < 0:
+        is_number = isinstance(base, float | int) and not isinstance(base, bool)
+        if not is_number or not 0 <= base < math.inf:
             raise ConfigError(
                 f"SteerBeta: the starting beta_star is {base!r}; expected one positive number. "
                 "A schedule sets β* itself, an ensemble has several, and a negative one is for "
@@ -106,10 +103,6 @@ class SteerBeta:
         if grad_scale < self.floor:
             return 0
         return (ess > self.ess[1]) - (ess < self.ess[0])
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class BetaController(Stateful):

@@ -27,10 +27,10 @@ class AdaptiveSteps:
 
     The number is base * 2**level, and 2**level the refinement by which each step is finer. It is
     doubled after ``rise_after`` rows in a row under ``floor``, and halved after ``fall_after`` rows
-    over ``clear``. A halving that had to be taken back was too early: each one doubles the patience
-    of the next, so that the number settles. Rising has to be quick: an energy that is trained on
-    with each level grows as steep as that level just bears (``docs/results/steering.md``). Powers
-    of two keep the CUDA graphs of a captured sampler few.
+    over ``clear``. A halving that had to be taken back doubles the patience of the next, so that
+    the number settles. Rising has to be quick: an energy that is trained on with each level grows
+    as steep as that level just bears (``docs/results/steering.md``). Powers of two keep the CUDA
+    graphs of a captured sampler few.
 
     What it reads is ``grad_scale``, and ``ref/grad_scale`` where β* = 0, whose weights say nothing.
     At a negative β* nothing changes: a low GradScale there means negatives that are too likely.
@@ -38,14 +38,13 @@ class AdaptiveSteps:
     Attributes:
         most: largest multiple of the base number of steps; a power of two.
         floor: GradScale under which more steps are run.
-        clear: GradScale over which the sampler counts as healthy. Its value for a sampler that is
-            right is M/(M+1) for M negatives: for fewer than 10, lower both by that factor.
+        clear: GradScale over which the sampler counts as healthy. One that is right has M/(M+1)
+            for M negatives: for fewer than 10, lower both by that factor.
         rise_after: rows in a row under the floor that double the number.
         fall_after: rows over ``clear`` since the last change that halve it.
         longest: rows to which the patience may grow.
         give_up_after: rows under the floor with the most steps, after which the base is run again,
-            until a row over ``clear``: what has not helped by then is not paid for any longer. Such
-            a run needs a rollback.
+            until a row over ``clear``. Such a run needs a rollback.
 
     Raises:
         ConfigError: names a setting out of range and what was expected.
@@ -77,11 +76,7 @@ class AdaptiveSteps:
 
     @typed
     def start(self, base: int) -> StepsController:
-        """A controller at the base number of steps.
-
-        Raises:
-            ConfigError: a base that is no whole number of 1 or more.
-        """
+        """A controller at the base number of steps, 1 or more, else a ``ConfigError``."""
         if base < 1:
             raise ConfigError(
                 f"AdaptiveSteps: the base number of steps is {base!r}; expected a whole number of "
