@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial, wraps
+from functools import wraps
 from numbers import Integral, Real
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -326,9 +326,8 @@ def _is(kind: Any, value: Any) -> bool:
     if isinstance(value, str | bytes):
         return False
     items = cast("Sequence[Any]", value)
-    if kind is tuple and inner[-1:] != (...,):
-        return not inner or (len(items) == len(inner) and all(map(_is, inner, items)))
-    return not inner or all(map(partial(_is, inner[0]), items))
+    kinds = inner if kind is tuple and inner[-1:] != (...,) else inner[:1] * len(items)
+    return not inner or (len(kinds) == len(items) and all(map(_is, kinds, items)))
 
 
 def _wanted(kind: Any) -> str:
