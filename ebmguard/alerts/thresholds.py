@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,53 +13,7 @@ from .alert import Level
 from .remedies import SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
 
-__all__ = ["Bound", "FloorRule", "MedianRule", "RollingWindow"]
-
-
-class RollingWindow:
-    """The last ``size`` finite values of a series, kept both in order of time and sorted.
-
-    For their median, since outliers drag a mean along. One NaN would break every later search in
-    silence: a ``ConfigError``.
-    """
-
-    def __init__(self, size: int, values: Sequence[float] = ()) -> None:
-        if size < 1:
-            raise ConfigError(f"A window holds at least one value, but size is {size}.")
-        self._size = size
-        self._values = list(map(float, values[-size:]))
-        self._sorted = sorted(self._values)
-        if not all(map(math.isfinite, self._values)):
-            raise ConfigError(f"A window takes finite values, but got {self._values}.")
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next value makes the oldest one leave."""
-        return len(self._values) == self._size
-
-    def push(self, value: float) -> None:
-        """Add a value; the oldest one leaves a full window."""
-        if not math.isfinite(value):
-            raise ConfigError(f"A window takes finite values, but got {value}.")
-        values, ordered = self._values, self._sorted
-        if len(values) == self._size:
-            del ordered[bisect_left(ordered, values.pop(0))]
-        values.append(value)
-        insort(ordered, value)
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(self._values)  # oldest first
-
-    def median(self) -> float:
-        """Median of the window, NaN if it is empty."""
-        ordered, half = self._sorted, len(self._sorted) // 2
-        if len(ordered) % 2:
-            return ordered[half]
-        # Halves first: the sum of two large floats may overflow.
-        return ordered[half - 1] / 2 + ordered[half] / 2 if ordered else math.nan
+__all__ = ["Bound", "FloorRule", "MedianRule"]
 
 
 @typed
@@ -130,11 +84,37 @@ class MedianRule:
         return _MedianWatcher(self)
 
 
+class _Window:
+    """The last finite values of a bound's diagnostic, and how many of them are beyond ``clear``."""
+
+    def __init__(self, bound: Bound, values: Iterable[float] = ()) -> None:
+        self.bound = bound
+        self.values = deque(map(float, values), bound.window)
+        if not all(map(math.isfinite, self.values)):
+            raise ValueError(f"a window takes finite values, but got {[*self.values]}")
+        self.count = sum(bound.beyond(bound.clear, value) for value in self.values)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.values)
+
+    def push(self, value: float) -> None:
+        bound, values = self.bound, self.values
+        if len(values) == bound.window:
+            self.count -= bound.beyond(bound.clear, values[0])
+        values.append(value)
+        self.count += bound.beyond(bound.clear, value)
+
+    def median(self) -> float:
+        ordered, half = sorted(self.values), len(self.values) // 2
+        # Halves first: the sum of two large floats may overflow.
+        return ordered[half] if len(ordered) % 2 else ordered[half - 1] / 2 + ordered[half] / 2
+
+
 class _MedianWatcher(Stateful):
     def __init__(self, rule: MedianRule) -> None:
         self.rule = rule
         self.prefix = ""
-        self.windows = [RollingWindow(bound.window) for bound in rule.bounds]
+        self.windows = [_Window(bound) for bound in rule.bounds]
 
     def read(self, row: Mapping[str, float]) -> Reading:
         bounds, beta_star = self.rule.bounds, row.get("beta_star", math.nan)
@@ -144,15 +124,17 @@ class _MedianWatcher(Stateful):
             return UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
             self.prefix = prefix
-            self.windows = [RollingWindow(bound.window) for bound in bounds]
+            self.windows = [_Window(bound) for bound in bounds]
         reading, broken = UNKNOWN, None
         for bound, window, value in zip(bounds, self.windows, values, strict=True):
             if value is not None and math.isfinite(value):
                 window.push(value)
-            if not window.is_full:
+            if len(window.values) < bound.window:
                 continue
-            median = window.median()
-            if not bound.beyond(bound.clear, median):
+            # The median is sorted out only where half of the values are not calm.
+            if 2 * window.count < bound.window or not bound.beyond(
+                bound.clear, median := window.median()
+            ):
                 reading = CALM if reading is UNKNOWN else reading
                 continue
             reading = NOT_CALM
@@ -167,9 +149,8 @@ class _MedianWatcher(Stateful):
     def _saved(self) -> dict[str, Any]:
         return {"prefix": str, "windows": self._filled}
 
-    def _filled(self, saved: Sequence[Sequence[float]]) -> list[RollingWindow]:
-        pairs = zip(self.rule.bounds, saved, strict=True)
-        return [RollingWindow(bound.window, values) for bound, values in pairs]
+    def _filled(self, saved: Sequence[Sequence[float]]) -> list[_Window]:
+        return [_Window(*pair) for pair in zip(self.rule.bounds, saved, strict=True)]
 
 
 @typed

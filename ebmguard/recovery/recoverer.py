@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,6 @@ from torch.optim import Optimizer
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..alerts.thresholds import RollingWindow
 from ..errors import BudgetSpentError, ConfigError, Stateful, check_keys
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
@@ -75,8 +76,8 @@ class Recoverer(Stateful):
         self._forget_scales()
 
     def _forget_scales(self) -> None:
-        self._before = RollingWindow(_STEPS_BEFORE)
-        self._since = RollingWindow(self.settings.certify_after)
+        self._before = deque[float](maxlen=_STEPS_BEFORE)
+        self._since = deque[float](maxlen=self.settings.certify_after)
 
     def read(self, row: Mapping[str, float]) -> None:
         """Take the row of a step that is over: GradScale says whether negatives compete."""
@@ -84,8 +85,8 @@ class Recoverer(Stateful):
         if row.get(BETA_STAR, math.nan) == 0:
             self._forget_scales()  # the weights say nothing
         elif math.isfinite(value):
-            self._before.push(value)
-            self._since.push(value)
+            self._before.append(value)
+            self._since.append(value)
 
     def watch(self, optimizer: Optimizer) -> None:
         """Scale this optimizer's rate in its ``step``; call it before hooks that act after it."""
@@ -288,6 +289,6 @@ class Recoverer(Stateful):
             self._archive.saved = None
 
 
-def _is_settled(scales: RollingWindow) -> bool:
+def _is_settled(scales: Collection[float]) -> bool:
     """Whether GradScale was healthy, or is unknown."""
-    return not len(scales) or scales.median() >= _SETTLED
+    return not scales or statistics.median(scales) >= _SETTLED
