@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from .errors import EbmguardError
-from .printable import printable
+from .errors import EbmguardError, printable
 
 __all__ = ["COMMANDS", "Command", "main"]
 

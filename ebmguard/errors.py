@@ -12,9 +12,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import wraps
 from numbers import Integral, Real
-from types import NoneType, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
@@ -31,13 +33,18 @@ __all__ = [
     "SamplerError",
     "SamplerFailingError",
     "ShapeError",
+    "Stateful",
     "WeightsDegenerateError",
     "check_keys",
+    "plain",
+    "printable",
     "typed",
     "undamaged",
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+_ATOMS = {str, float, int, bool, NoneType}
 
 
 class EbmguardError(Exception):
@@ -134,11 +141,130 @@ class WeightsDegenerateError(DivergenceError):
 
 def check_keys(what: str, state: Mapping[str, Any], expected: Iterable[str]) -> None:
     """Refuse, with a ``ConfigError``, a saved state that has not these keys."""
-    names, found = sorted(expected), sorted(map(str, state))
+    if [*state] == (names := [*expected]):
+        return
+    names, found = sorted(names), sorted(map(str, state))
     if found != names:
         raise ConfigError(
             f"Not {what}: expected the keys {', '.join(names)}; got {', '.join(found)}."
         )
+
+
+@contextmanager
+def undamaged(owner: str) -> Iterator[None]:
+    """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        if isinstance(e, EbmguardError):
+            raise
+        raise ConfigError(
+            f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
+            "returned."
+        ) from e
+
+
+class Stateful:
+    """An object whose saved fields are declared once, in ``_saved``.
+
+    It maps each attribute to how its saved value is read: ``float``, ``int``, ``bool`` or ``str``
+    (nothing else passes for one), an enum (by name), a dataclass (by its fields), ``list[...]``,
+    ``tuple[...]``, ``... | None``, any function of the saved value, or ``Stateful`` for an object
+    that stays and loads its own part. The key is the attribute's name without its underscore.
+
+    A class that checks more overrides ``_read``, which returns the new attributes and changes
+    nothing; one that does more than to set them overrides ``_take``, which must not fail. Errors
+    name it by ``_owner``.
+    """
+
+    _owner = ""
+
+    def _saved(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its saved fields as plain numbers, texts, lists and dicts, and copies of tensors."""
+        return {name.lstrip("_"): plain(getattr(self, name)) for name in self._saved()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: it is damaged, or of another object or version; nothing has changed then.
+        """
+        with undamaged(self._owner or type(self).__name__):
+            self._take(self._read(state))
+
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        kinds = self._saved()
+        keys = [name.lstrip("_") for name in kinds]
+        check_keys(f"a state of {self._owner or type(self).__name__}", state, keys)
+        return {
+            name: getattr(self, name)._read(state[key])
+            if kind is Stateful
+            else _read_as(kind, state[key])
+            for key, (name, kind) in zip(keys, kinds.items(), strict=True)
+        }
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        kinds = self._saved()
+        for name, value in read.items():
+            if kinds[name] is Stateful:
+                getattr(self, name)._take(value)
+            else:
+                setattr(self, name, value)
+
+
+def plain(value: Any) -> Any:
+    """A value as a state has it: what is saved of an object, copies of tensors, enums by name."""
+    if type(value) in _ATOMS:
+        return value
+    if isinstance(value, Enum):
+        return value.name
+    for method in ("state_dict", "clone", "get_state"):  # the last one is a generator's
+        if hasattr(value, method):
+            return getattr(value, method)()
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    items = [*value]
+    return items if {*map(type, items)} <= _ATOMS else [plain(each) for each in items]
+
+
+def _read_as(kind: Any, value: Any) -> Any:
+    """The saved value as the kind that :class:`Stateful` declares."""
+    if type(value) is kind:
+        return value
+    if isinstance(kind, UnionType):
+        return None if value is None else _read_as(kind.__args__[0], value)
+    if isinstance(kind, GenericAlias):
+        inner, items = kind.__args__, [*value]
+        if kind.__origin__ is tuple:
+            return tuple(_read_as(*pair) for pair in zip(inner, items, strict=True))
+        is_ready = {*map(type, items)} <= {*inner}
+        return items if is_ready else [_read_as(inner[0], each) for each in items]
+    if kind in (bool, float, int, str) and not _is(kind, value):
+        raise TypeError(f"{value!r} is not {_wanted(kind)}")
+    if inspect.isclass(kind) and issubclass(kind, Enum):
+        return kind[value]
+    if is_dataclass(kind):
+        return cast("Any", kind)(**value)
+    return kind(value)
+
+
+# C0 but for tab and line feed, DEL and C1, by which a text moves the cursor, renames the window or
+# types; marks and overrides of direction, by which it shows another text than it holds; and halves
+# of surrogate pairs, of which file names with invalid UTF-8 consist, and which nothing can encode.
+_UNFIT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: object) -> str:
+    """The text with ``\N{REPLACEMENT CHARACTER}`` for what would control a terminal instead of
+    being shown: control characters but tab and line feed, marks of direction, lone surrogates."""
+    return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
 def typed(called: T) -> T:
@@ -175,20 +301,6 @@ def typed(called: T) -> T:
     return cast("T", checked)
 
 
-@contextmanager
-def undamaged(owner: str) -> Iterator[None]:
-    """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
-        if isinstance(e, EbmguardError):
-            raise
-        raise ConfigError(
-            f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
-            "returned."
-        ) from e
-
-
 def _plain(value: Any) -> Any:
     """Python's own number for NumPy's, which JSON and weights-only checkpoints refuse."""
     return value.item() if type(value).__module__ == "numpy" and _is(float, value) else value
@@ -214,9 +326,8 @@ def _is(kind: Any, value: Any) -> bool:
     if isinstance(value, str | bytes):
         return False
     items = cast("Sequence[Any]", value)
-    if kind is tuple and inner[-1:] != (...,):
-        return not inner or (len(items) == len(inner) and all(map(_is, inner, items)))
-    return not inner or all(map(partial(_is, inner[0]), items))
+    kinds = inner if kind is tuple and inner[-1:] != (...,) else inner[:1] * len(items)
+    return not inner or (len(kinds) == len(items) and all(map(_is, kinds, items)))
 
 
 def _wanted(kind: Any) -> str:

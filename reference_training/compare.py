@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
-from ebmguard.printable import printable
+from ebmguard.errors import printable
 from ebmguard.report import RecordedRun
 from ebmguard.report.advice import outcome
 from ebmguard.report.files import opened

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground up. A room imports rooms of lower floors; a room of the ground floor, those that
 # stand before it in the list.
 LAYERS = (
-    ("errors", "printable", "energies", "tags", "trainer", "ranks", "shards"),
+    ("errors", "energies", "tags", "trainer", "ranks", "shards"),
     ("objective", "tempering", "samplers", "measurement", "alerts", "steering", "sinks", "faults"),
     ("diagnostics", "recovery", "check", "likelihood"),
     ("retrofit",),

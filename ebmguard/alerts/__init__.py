@@ -1,16 +1,13 @@
 """Alerts: rules, each with its watcher in one file; robust statistics; the judge. No torch."""
 
 from .alert import Alert, Level
-from .collapsed import CollapsedRule
-from .defaults import DEFAULT_RULES
-from .floor import FloorRule
+from .defaults import DEFAULT_RULES, Bands
+from .failures import CollapsedRule, NonFiniteRule
 from .growth import GrowthRule
 from .judge import Judge, error_for
-from .limits import Bands
-from .median import Bound, MedianRule
-from .nonfinite import NonFiniteRule
 from .remedies import Remedies, Remedy, Situation
 from .rule import Limits, Reading, Rule, Watcher
+from .thresholds import Bound, FloorRule, MedianRule
 
 __all__ = [
     "DEFAULT_RULES",

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, EnergyBlowupError, typed
+from ..errors import ConfigError, DivergenceError, EnergyBlowupError, Stateful, typed
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
 from .alert import Level
 from .remedies import ABOVE_DATA_ERROR, ABOVE_DATA_WARN, BLOWUP_ERROR, BLOWUP_WARN, Remedies
@@ -28,15 +27,14 @@ _NAN = math.nan
 class GrowthRule:
     """WARN and ERROR when the energies outgrow the run's own past by factors.
 
-    What grows is the size of the energies: |gap| and the spread of the data's, ``f_pos/std``,
-    together. A healthy run keeps to the range that it has had; a blow-up multiplies it every few
-    steps. Growth is log((size + unit) / (record + unit)), where the record is the largest size of
-    the last ``window`` steps but the last ``lag``.
+    The size of the energies is |gap| + ``f_pos/std``. A healthy run keeps to the range that it has
+    had; a blow-up multiplies it every few steps. Growth is log((size + unit) / (record + unit)),
+    where the record is the largest size of the last ``window`` steps but the last ``lag``.
 
-    A start grows by factors as well, until the energies have found their scale. That is seen from
-    the run: growth counts once the run came within a factor e of its record for the first time at
-    least ``settle`` steps ago. Before that only a gap above ``start`` or under -``start_negative``
-    is an ERROR, times the size of the first row or a tenth of its |f_pos/median| where above 1.
+    A start grows by factors as well, until the energies have found their scale: growth counts once
+    the run came within a factor e of its record for the first time at least ``settle`` steps ago.
+    Before that only a gap above ``start`` or under -``start_negative`` is an ERROR, times the size
+    of the first row or a tenth of its |f_pos/median| where above 1.
 
     A slow blow-up stays under these factors, since its own past grows with it. It is told by the
     overlap P(f⁻ > f⁺): energies that touched (it was at least ``touch`` away from 0 and 1) on
@@ -54,9 +52,7 @@ class GrowthRule:
             (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the sampler's
             gradient norm has outgrown its own record by ``steeper``, in logarithms.
         growth_alone: over which it is one without a witness.
-        apart, steeper, settle, start, start_negative, absorb_nats, lost: see above.
-        touch, slow, slow_steps: see above.
-        lag, window: in steps.
+        lag, window, settle, slow_steps: in steps; these and the others see above.
         unit: in units of f; what is far under it does not count as growth.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
@@ -109,7 +105,7 @@ class GrowthRule:
         return _GrowthWatcher(self)
 
 
-class _GrowthWatcher:
+class _GrowthWatcher(Stateful):
     def __init__(self, rule: GrowthRule) -> None:
         self.rule = rule
         self.sizes: list[float] = []
@@ -120,7 +116,7 @@ class _GrowthWatcher:
         self.records: list[tuple[int, float]] = []
         self.start_unit = 0.0
         # The last sizes at which the energies touched, and the steps since they did.
-        self.touching: deque[float] = deque(maxlen=rule.window)
+        self.touching: list[float] = []
         self.apart_for = 0
         # What size makes a WARN and an ERROR, and the spread, of the row read last.
         self.warn_at = self.error_at = math.inf
@@ -137,7 +133,7 @@ class _GrowthWatcher:
         steeper = norm > steepest * math.exp(rule.steeper)
         age = self._age(record)
         self._push(self.norms, norm)
-        self._take(size, abs(row.get(_MEDIAN, 0.0)) / 10)
+        self._add(size, abs(row.get(_MEDIAN, 0.0)) / 10)
         overlap = row.get(_OVERLAP, 0.5)
         edge = min(overlap, 1 - overlap)
         growth = rule.growth if edge < rule.apart or steeper else rule.growth_alone
@@ -194,6 +190,7 @@ class _GrowthWatcher:
         rule, touching = self.rule, self.touching
         if edge >= rule.touch:
             touching.append(size)
+            del touching[: -rule.window]
         self.apart_for = self.apart_for + 1 if edge < rule.touch else 0
         if self.apart_for < rule.slow_steps or len(touching) < rule.window:
             return math.inf
@@ -206,7 +203,7 @@ class _GrowthWatcher:
         first = bisect_left(self.records, record / math.e, key=itemgetter(1))
         return self.count - self.records[first][0] if first < len(self.records) else 0
 
-    def _take(self, size: float, median: float) -> None:
+    def _add(self, size: float, median: float) -> None:
         self._push(self.sizes, size)
         if math.isfinite(size) and (not self.records or size > 1.01 * self.records[-1][1]):
             self.records.append((self.count, size))
@@ -214,22 +211,13 @@ class _GrowthWatcher:
             self.start_unit = max(self.rule.unit, size, median if math.isfinite(median) else 0.0)
         self.count += 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, Any]:
         return {
-            "sizes": list(self.sizes),
-            "norms": list(self.norms),
-            "count": self.count,
-            "records": list(map(list, self.records)),
-            "start_unit": self.start_unit,
-            "touching": list(self.touching),
-            "apart_for": self.apart_for,
+            "sizes": list[float],
+            "norms": list[float],
+            "count": int,
+            "records": list[tuple[int, float]],
+            "start_unit": float,
+            "touching": list[float],
+            "apart_for": int,
         }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sizes, self.norms = (list(map(float, state[x])) for x in ("sizes", "norms"))
-        self.count = int(state["count"])
-        self.records = [(int(step), float(size)) for step, size in state["records"]]
-        self.start_unit = float(state["start_unit"])
-        self.touching.clear()
-        self.touching.extend(map(float, state["touching"]))
-        self.apart_for = int(state["apart_for"])

@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError
+from ..errors import ConfigError, DivergenceError, Stateful
 from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
-from .rule import Reading, Rule, check_rule
+from .rule import Reading, Rule, Watcher, check_rule
 
 __all__ = ["Judge", "error_for"]
 
 _AMP_SKIP = "amp_skip"
+# Rows after which the judge keeps its state, and which are read anew where a row comes again.
+_REPLAYED = 32
 
 
 def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
@@ -26,7 +28,7 @@ def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[Diver
 
 
 @dataclass
-class Latch:
+class Latch(Stateful):
     """Whether a rule is active, and whether its present level should be reported now.
 
     The rules are those under "Episodes" in ``docs/alerts.md``. A WARN whose episode is still going
@@ -48,7 +50,7 @@ class Latch:
         level, calm = found.level, found.calm
         if self.since_report is not None:
             self.since_report += 1
-        if level is not Level.ERROR and (level, calm) != (None, None):
+        if level is not Level.ERROR and (level is not None or calm is not None):
             self.passed = True
         if level is None:
             if calm is not None:
@@ -75,105 +77,121 @@ class Latch:
         self.reported, self.since_report = level, 0
         return True
 
-    def state_dict(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, Any]:
         return {
-            "active": self.active and self.active.name,
-            "reported": self.reported and self.reported.name,
-            "calm": self.calm,
-            "since_report": self.since_report,
-            "informed": self.informed,
-            "worst": self.worst,
-            "passed": self.passed,
+            "active": Level | None,
+            "reported": Level | None,
+            "calm": int,
+            "since_report": int | None,
+            "informed": bool,
+            "worst": float,
+            "passed": bool,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        active, reported, since = state["active"], state["reported"], state["since_report"]
-        self.active = None if active is None else Level[active]
-        self.reported = None if reported is None else Level[reported]
-        self.calm, self.informed = int(state["calm"]), bool(state["informed"])
-        self.since_report = None if since is None else int(since)
-        self.worst, self.passed = float(state["worst"]), bool(state["passed"])
+
+class _Watch(Stateful):
+    """A rule at work."""
+
+    _owner = "a rule"
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.watcher, self.latch = rule.watcher(), Latch(rule.calm_steps, rule.cooldown)
+        # The rule that was in ERROR when the trouble of this one began.
+        self.follows: str | None = None
+
+    def _saved(self) -> dict[str, Any]:
+        own = Stateful if isinstance(self.watcher, Stateful) else self._restored
+        return {"watcher": own, "latch": Stateful, "follows": str | None}
+
+    def _restored(self, saved: Mapping[str, Any]) -> Watcher:
+        watcher = self.rule.watcher()
+        watcher.load_state_dict(saved)
+        return watcher
 
 
 class _Memory:
     """What all rules remember of one kind of row: the run's own, or that of a member."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self.rules = {
-            rule.name: (rule.watcher(), Latch(rule.calm_steps, rule.cooldown)) for rule in rules
-        }
-        # Of the rules whose trouble began while another one was in ERROR, that one.
-        self.causes: dict[str, str] = {}
-        # The step observed last, its row, the state before it, and what was returned of it.
+        self.watches = {rule.name: _Watch(rule) for rule in rules}
+        # The step observed last, its row, what was returned of it, and whether its row came again.
         self.step: int | None = None
         self.row: Mapping[str, float] = {}
-        self.before: dict[str, Any] = {}
         self.said: dict[str, Level] = {}
+        self.is_again = False
+        # A state, and copies of the rows read since.
+        self.before: dict[str, Any] = {}
+        self.since: list[Mapping[str, float]] = []
 
     def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
         if step != self.step:
-            self.step, self.before, self.said = step, self.state_dict(), {}
+            # The state of every step costs more than the rules, and few need it.
+            if self.is_again or len(self.since) % _REPLAYED == 0:
+                self.before, self.since = self.state_dict(), []
+            self.step, self.said, self.is_again = step, {}, False
         elif row is self.row:
             return []
         else:
+            self.is_again = True
             self.load_state_dict(self.before)
-        self.row, said, alerts = row, self.said, []
+            for each in self.since[:-1]:
+                self._read(step, each, member, {})
+            if self.since[1:]:
+                self.before = self.state_dict()
+            self.since = []
+        self.row = row
+        self.since.append(dict(row))
+        return self._read(step, row, member, self.said)
+
+    def _read(
+        self, step: int, row: Mapping[str, float], member: int | None, said: dict[str, Level]
+    ) -> list[Alert]:
+        alerts = []
         skipped = row.get("scaler/skipped", 0.0)
         if skipped and _AMP_SKIP not in said:
             said[_AMP_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
             what = "scaler/skipped", skipped, 0.0, 0, remedies
             alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
-        lost = [name for name, (_, latch) in self.rules.items() if latch.active is Level.ERROR]
-        lost.sort(key=self.causes.__contains__)  # a consequence is named last
-        for name, (watcher, latch) in self.rules.items():
-            found = watcher.read(row)
-            level, is_new = found.level, latch.active is None
-            is_told = latch.update(found)
+        watches = self.watches.items()
+        lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
+        lost.sort(key=lambda name: self.watches[name].follows is not None)  # consequences last
+        for name, watch in watches:
+            latch = watch.latch
+            found, is_new = watch.watcher.read(row), latch.active is None
+            level, is_told = found.level, latch.update(found)
             if is_new:
-                self.causes.pop(name, None)
-                if level is not None and lost:
-                    self.causes[name] = lost[0]
+                watch.follows = lost[0] if lost and level is not None else None
             if is_told and level is not None and level > said.get(name, -1):
                 said[name] = level
                 alert = Alert(name, level, step, *found[2:], member)
-                if self.causes.get(name) in lost:
-                    alert = replace(alert, remedies=(), follows=self.causes[name])
+                if watch.follows in lost:
+                    alert = replace(alert, remedies=(), follows=watch.follows)
                 alerts.append(alert)
         return alerts
 
     def after_rollback(self) -> None:
-        for watcher, _ in self.rules.values():
-            if hasattr(watcher, "after_rollback"):
-                watcher.after_rollback()
+        self.step, self.since = None, []
+        for watch in self.watches.values():
+            if hasattr(watch.watcher, "after_rollback"):
+                watch.watcher.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            name: {
-                "watcher": watcher.state_dict(),
-                "latch": latch.state_dict(),
-                "follows": self.causes.get(name),
-            }
-            for name, (watcher, latch) in self.rules.items()
-        }
+        return {name: watch.state_dict() for name, watch in self.watches.items()}
 
     def load_state_dict(self, state: Any) -> None:
         names = sorted(state) if isinstance(state, Mapping) else state
-        if names != sorted(self.rules):
+        if names != sorted(self.watches):
             raise ConfigError(
                 f"This state is of a judge with the rules {names}, but this one has "
-                f"{sorted(self.rules)}. Build it with the same rules."
+                f"{sorted(self.watches)}. Build it with the same rules."
             )
-        for name, (watcher, latch) in self.rules.items():
+        for name, watch in self.watches.items():
             try:
-                watcher.load_state_dict(state[name]["watcher"])
-                latch.load_state_dict(state[name]["latch"])
-                cause = state[name]["follows"]
+                watch._take(watch._read(state[name]))
             except (KeyError, TypeError, ValueError) as error:
                 raise _damaged(f"state of rule {name!r}", error) from error
-            self.causes.pop(name, None)
-            if cause is not None:
-                self.causes[name] = str(cause)
 
 
 def _damaged(what: str, error: Exception) -> ConfigError:
@@ -184,19 +202,16 @@ def _damaged(what: str, error: Exception) -> ConfigError:
 
 
 class Judge:
-    """Reads one row per step and says which rules fire.
+    """Reads one row per step and says which rules fire, by the rows alone: equal on equal ranks.
 
-    Time is counted in steps observed. All decisions depend on the rows alone, so that ranks that
-    see equal rows raise equal alerts. Besides the rules, a step that a GradScaler skipped is an
-    INFO named ``amp_skip``.
+    Time is counted in steps observed. A step that a GradScaler skipped is an INFO ``amp_skip``.
 
     Args:
         rules: what to watch for; their names must differ.
         members: number of models of an ensemble; 0 for a single model.
 
     Raises:
-        ConfigError: if a rule lacks what :class:`~ebmguard.alerts.Rule` asks for, or two rules
-            share a name.
+        ConfigError: of what is no :class:`~ebmguard.alerts.Rule`, or of two with one name.
     """
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
@@ -223,8 +238,8 @@ class Judge:
 
         Those of an ensemble's members are not among them.
         """
-        latches = {name: latch for name, (_, latch) in self._shared.rules.items()}
-        return {name: latch.active for name, latch in latches.items() if latch.active is not None}
+        levels = {name: watch.latch.active for name, watch in self._shared.watches.items()}
+        return {name: level for name, level in levels.items() if level is not None}
 
     @property
     def level(self) -> Level | None:
@@ -238,19 +253,15 @@ class Judge:
 
         Called again with the step of the call before, as where losses are accumulated, the row is
         that of the step so far: it replaces the earlier one in the memory of the rules, and an
-        alert that was returned for this step comes again only at a higher level. A row, or a
-        member's, that is the same object as in the call before is taken as unchanged. What begins
-        while another rule is in ERROR follows from that: ``Alert.follows``.
+        alert of this step comes again only at a higher level. A row, or a member's, that is the
+        same object as before is unchanged. What begins while another rule is in ERROR follows it.
 
         Args:
             step: the step the row belongs to.
             row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
                 which only what no member has is judged.
-            members: the rows of an ensemble's members. Without them all of the row is judged, and
-                what the rules remember of the members stays.
-
-        Raises:
-            ConfigError: if the rows of members are not as many as there are members.
+            members: the rows of an ensemble's members, all of them, else a ConfigError. Without any
+                all of the row is judged, and what the rules remember of the members stays.
         """
         if not members:
             return self._shared.observe(step, row, None)
@@ -282,8 +293,7 @@ class Judge:
         """Restore what :meth:`state_dict` returned. The step observed last is then over.
 
         Raises:
-            ConfigError: if the state is of other rules or of another number of members, or is
-                damaged. The judge is then as it was.
+            ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
         try:
             parts = [state["shared"], *state["members"]]

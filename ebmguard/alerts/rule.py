@@ -50,12 +50,9 @@ class Limits(NamedTuple):
 
     def within(self, other: Limits) -> Limits:
         """The range that keeps to both."""
-        return Limits(
-            max(self.low, other.low),
-            min(self.high, other.high),
-            max(self.error_low, other.error_low),
-            min(self.error_high, other.error_high),
-        )
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        error_low = max(self.error_low, other.error_low)
+        return Limits(low, high, error_low, min(self.error_high, other.error_high))
 
 
 @runtime_checkable
@@ -70,19 +67,15 @@ class Watcher(Protocol):
     def read(self, row: Mapping[str, float]) -> Reading:
         """Take one row, which may lack any tag.
 
-        That of a step may come again with more in it, after :meth:`load_state_dict` of the state
-        before it.
+        That of a step may come again with more in it: after :meth:`load_state_dict` of an earlier
+        state, and the rows between that and the step, which are read anew.
         """
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data, which later rows do not change."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: if it is damaged.
-        """
+        """Restore it; KeyError, TypeError or ValueError if it is damaged."""
 
 
 class Rule(Protocol):
@@ -110,11 +103,7 @@ class Rule(Protocol):
 
 
 def check_rule(rule: Any) -> None:
-    """Refuse what is no :class:`Rule`, before it is asked at every step.
-
-    Raises:
-        ConfigError: if it lacks something, or has something of the wrong type.
-    """
+    """Refuse, with a ``ConfigError``, what is no :class:`Rule`."""
     lacks = [own for own in ("name", "calm_steps", "cooldown", "watcher") if not hasattr(rule, own)]
     problem = ""
     if isinstance(rule, type):

@@ -3,8 +3,7 @@
 Pure functions of a :class:`Setup` to :class:`Problem`; nothing is raised and nothing is changed.
 """
 
-from .problem import Problem, in_order, show
-from .setup import Setup
+from .problem import Problem, Setup, in_order, show
 
 __all__ = ["Problem", "Setup", "find_problems", "in_order", "show"]
 
@@ -12,9 +11,8 @@ __all__ = ["Problem", "Setup", "find_problems", "in_order", "show"]
 def find_problems(setup: Setup) -> list[Problem]:
     """Every problem of a trainer, the worst first."""
     # Here, because they need torch, which readers of a run's problems do without.
-    from .exponents import of_exponents
     from .network import of_network, of_outputs
-    from .training import of_chains, of_consequences, of_training
+    from .training import of_chains, of_consequences, of_exponents, of_training
 
     checks = (of_network, of_outputs, of_exponents, of_training, of_chains, of_consequences)
     return in_order(problem for check in checks for problem in check(setup))

@@ -16,8 +16,7 @@ from torch.nn.utils import parametrize
 
 from ..alerts import Level
 from ..trainer import find_energy
-from .problem import Problem, info, some, warn
-from .setup import Setup
+from .problem import Problem, Setup, info, some, warn
 
 __all__ = ["of_network", "of_outputs"]
 

@@ -1,4 +1,4 @@
-"""A problem is data: what is wrong, where, how bad it is, and how to fix it; and in plain text."""
+"""What the checks look at, and what they find: a problem is data, and can be shown as text."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from ..alerts import Level
-from ..errors import typed
-from ..printable import printable
+from ..errors import printable, typed
 
-__all__ = ["Problem", "error", "in_order", "info", "show", "some", "to_text", "warn"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trainer import Trainer
+
+__all__ = ["Problem", "Setup", "error", "in_order", "info", "show", "some", "to_text", "warn"]
 
 _SHOWN = 3
 _WIDTH = 100
@@ -24,23 +29,51 @@ _HEADS = {
 
 
 @dataclass(frozen=True)
+class Setup:
+    """A guard and what :func:`ebmguard.guard` was told; None stands for what it was not.
+
+    Attributes:
+        trainer: the rest of the training state, and the sampler's settings.
+        beta_star: the exponents of the first step, one for each member or entry of ``beta_stars``.
+        tempers: whether the sampler's side is defined at all.
+        factor: what multiplies the energy during sampling at the first step.
+        sign: 1 where f is high on data, -1 where it is low.
+        is_distributed: whether several ranks train, and whether the guard joins their samples.
+        models: number of model dimensions of an ensemble.
+        not_followed: in words, what a rollback would change but cannot in this run.
+        example: a batch of inputs to try the model on.
+    """
+
+    trainer: Trainer
+    has_sampler: bool = True
+    beta_star: tuple[float, ...] = (0.5,)
+    output_scale: float | None = None
+    tempers: bool = False
+    factor: tuple[float, ...] = (1.0,)
+    sign: int = 1
+    action: str = "warn"
+    judge_in_loss: bool | None = None
+    has_sinks: bool = True
+    is_distributed: bool = False
+    joins_ranks: bool = False
+    models: int = 0
+    not_followed: tuple[str, ...] = ()
+    example: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Problem:
     """One thing to know before a run, or about one.
 
-    Attributes:
-        severity: ERROR trains the wrong thing or will stop the run, WARN often goes wrong, INFO is
-            only worth knowing.
-        name: of the check, for example ``"batch_norm"``.
-        where: what it was found in: ``"the energy module"``, ``"train.py:120"``, a tag of a run.
-        what: what is wrong, with the numbers at hand.
-        fix: what to do, in code where code does it.
+    ERROR trains the wrong thing or will stop the run, WARN often goes wrong, INFO is only worth
+    knowing.
     """
 
     severity: Level
-    name: str
-    where: str
-    what: str
-    fix: str
+    name: str  # of the check, for example ``"batch_norm"``
+    where: str  # "the energy module", "train.py:120", a tag of a run
+    what: str  # is wrong, with the numbers at hand
+    fix: str  # in code where code does it
 
     @property
     def message(self) -> str:

@@ -35,9 +35,6 @@ class Archive:
     Args:
         folder: its path; each of several ranks has a folder of its own in it, ``rank0`` and so on.
         every: steps from one snapshot to the next.
-
-    Attributes:
-        saved: the step of the snapshot that was written last, or that the run goes on from.
     """
 
     def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:
@@ -45,7 +42,7 @@ class Archive:
         self._own = ranks.own(folder)
         self._every = every
         self._ranks = ranks
-        self.saved: int | None = None
+        self.saved: int | None = None  # the step of the last one, or that the run goes on from
         self._is_failing = False
 
     def is_due(self, step: int) -> bool:
@@ -58,21 +55,13 @@ class Archive:
         Where a rank cannot, as on a full disk, none keeps it: a warning says so, and one is due.
         """
         file = self._own / f"snapshot-{step:08d}.pt"
+        facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         problem = ""
         try:
             self._own.mkdir(parents=True, exist_ok=True)
-            save_durably(
-                file,
-                {
-                    "version": _VERSION,
-                    "step": step,
-                    "ranks": self._ranks.count,
-                    "state": state,
-                    "recovery": recovery,
-                },
-            )
+            save_durably(file, {**facts, "state": state, "recovery": recovery})
         except OSError as error:
             problem = str(error)
         # Killed before that, they go on from what they all had.
@@ -114,8 +103,7 @@ class Archive:
         """The newest snapshot that every rank has and can read; None where there is none at all.
 
         Raises:
-            ConfigError: on all ranks; there are some, but none that all can read, or of another
-                number of ranks.
+            ConfigError: on all ranks: none that all can read, or of another number of ranks.
         """
         before: int | None = None
         damaged: list[str] = []
@@ -170,7 +158,7 @@ def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:
     """Write tensors and plain values to a file that has its name only when all of it is there.
 
-    A process killed at any moment leaves the file as it was before, or the new one.
+    A process killed at any moment leaves the file before, or the new one.
 
     Raises:
         DiskError: the disk does not take it; nothing of it is left there.
@@ -190,19 +178,16 @@ def save_durably(file: Path, state: Mapping[str, Any]) -> None:
         if not isinstance(cause, OSError):
             raise
         raise DiskError.of(file, cause) from error
-    if os.name != "posix":
-        return
-    descriptor = os.open(file.parent, os.O_RDONLY)  # the name itself
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    if os.name == "posix":
+        descriptor = os.open(file.parent, os.O_RDONLY)  # the name itself
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def load_durably(file: Path, device: torch.device | None = None) -> dict[str, Any]:
-    """What :func:`save_durably` wrote, on a device (None: the CPU).
-
-    Reading executes nothing (``weights_only``).
+    """What :func:`save_durably` wrote, on a device (None: the CPU). Reading executes nothing.
 
     Raises:
         ConfigError: the file cannot be read, or is not what was written.

@@ -62,13 +62,11 @@ def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Ge
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
     """Give every generator a seed that follows from its state and the attempt; say how many.
 
-    So a run that rolls back is still a function of its seed, and what differed between ranks, or
-    was the same on all (the order of the data, say), still does or is.
+    So the run is still a function of its seed, and what was equal on all ranks, or was not, stays.
     """
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()
-    # All seeds first, since the global one is given to the GPUs too. These get no number of their
-    # own, since each rank may use another one.
+    # All first, since the global one is given to the GPUs too; each rank may use another of these.
     seed = _seed_of(torch.default_generator, attempt)
     of_gpus = [_seed_of(each, attempt) for each in gpus]
     of_own = [_seed_of(each, attempt, i) for i, each in enumerate(generators, 1)]
@@ -92,10 +90,10 @@ def _seed_after(state: bytes, attempt: int, i: int = 0) -> int:
 
 
 def poisoned_rows(samples: Tensor) -> Tensor:
-    """Which rows are not finite, or whose largest entry lies far outside that of the others.
+    """Which rows of ``(rows, ...)`` are not finite, or far outside the others; bool ``(rows,)``.
 
     Far is 10 robust standard deviations (1.4826 MAD, at least 0.3 of the median) above the
-    median of the rows' largest absolute entries. Of samples ``(rows, ...)``, bool ``(rows,)``.
+    median of the rows' largest absolute entries.
     """
     largest = samples.reshape(len(samples), -1).abs().amax(-1).double()
     finite = torch.isfinite(largest)
@@ -110,13 +108,8 @@ def poisoned_rows(samples: Tensor) -> Tensor:
 def purge(samples: Tensor, generator: torch.Generator, classes: int = 1) -> int:
     """Overwrite the poisoned rows with copies of healthy ones of their class, drawn at random.
 
-    Args:
-        samples: the buffer, ``(rows, ...)``, changed in place.
-        generator: of the draws, on the CPU.
-        classes: number of equal blocks of rows that stay among themselves.
-
-    Returns:
-        how many rows were replaced; those of a class without a healthy row remain as they are.
+    Of samples ``(rows, ...)``, in place, with a generator on the CPU. A class is one of ``classes``
+    equal blocks of rows; one without a healthy row stays. Returns how many rows were replaced.
     """
     poisoned = poisoned_rows(samples)
     count = 0

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 
 from ..alerts import Alert, Remedy, Situation
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, plain, typed
 
 __all__ = ["BY_CAUSE", "FALLBACK", "Change", "Recovery", "Rollback"]
 
@@ -65,20 +65,17 @@ class Recovery:
     Attributes:
         ladder: None changes what the alert's cause asks for: of its remedies, the likeliest first,
             and :data:`FALLBACK` after them, the one that has been tried least in this run and
-            changes something, but never the opposite of what alerts have named.
-            Otherwise the n-th rollback applies the n-th change, and the last one again from then
-            on. Changes add up. One that this run cannot follow (SGLD steps that the guard does not
-            know) is passed over for the next.
+            changes something, but never the opposite of what alerts have named. Otherwise the n-th
+            rollback applies the n-th change, and the last one from then on. Changes add up; one
+            that this run cannot follow (as SGLD steps that are unknown) is passed over.
         budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.
         reseed: go on with other random numbers.
         purge: replace rows of the replay buffer that are not finite, or lie far outside the others.
         every: steps between snapshots.
-        certify_after: quiet steps after which a snapshot counts as good. Longer than the rules need
-            to notice.
+        certify_after: quiet steps after which a snapshot counts as good: more than rules need.
         relapse_within: an ERROR so few steps after a restore is a relapse, as is one within twice
-            the steps from where the run was taken back to where it had broken. Unless the run has
-            come farther than it had, the snapshot that was used is condemned, and the next restore
-            goes deeper.
+            the steps from where the run was taken back to where it had broken. Unless it has come
+            farther, the snapshot that was used is condemned, and the next restore goes deeper.
         keep: certified snapshots that are kept, in ages that grow by factors.
         folder: certified snapshots are also written there, for a run whose process dies; of several
             ranks each into a folder of its own in it. None keeps them in memory alone.
@@ -123,11 +120,7 @@ class Recovery:
                 yield f"SGLD steps x {change.sgld_steps:g} (their number is unknown)"
 
 
-_WORDS = {
-    "lr": "learning rate",
-    "largest_lr": "largest learning rate",
-    "sgld_steps": "SGLD steps",
-}
+_WORDS = {"lr": "learning rate", "largest_lr": "largest learning rate", "sgld_steps": "SGLD steps"}
 
 
 @dataclass(frozen=True)
@@ -181,12 +174,6 @@ class Rollback:
 
     def record(self) -> dict[str, Any]:
         """The rollback as a plain dict with its message, ready for JSON."""
-        facts = dict(vars(self))
-        alert: Alert = facts.pop("alert")
-        return {
-            **facts,
-            **{name: getattr(alert, name) for name in ("rule", "tag", "value")},
-            "condemned": list(self.condemned),
-            "changes": {name: list(pair) for name, pair in self.changes.items()},
-            "message": self.message,
-        }
+        facts = {name: plain(value) for name, value in vars(self).items() if name != "alert"}
+        why = {name: getattr(self.alert, name) for name in ("rule", "tag", "value")}
+        return {**facts, **why, "message": self.message}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,7 @@ from torch.optim import Optimizer
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..alerts.statistics import RollingWindow
-from ..errors import BudgetSpentError, ConfigError, check_keys, undamaged
+from ..errors import BudgetSpentError, ConfigError, Stateful, check_keys
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -38,18 +39,19 @@ _STEPS_BEFORE = 20
 _SETTLED = 0.2
 
 
-class Recoverer:
+class Recoverer(Stateful):
     """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
 
-    A rollback has two halves, since what a change starts from is known only when the caller has
-    loaded its own part: :meth:`restore`, then :meth:`change`. Ranks that are told the same decide
-    the same: each takes its own part of the run back.
+    A rollback is :meth:`restore`, then :meth:`change`: what that starts from is known when the
+    caller has loaded its own part. Each rank takes its own part back, and all decide the same.
 
     Attributes:
         effect: what rollbacks have changed in the run so far.
         attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
     """
+
+    _owner = "a recovery"
 
     def __init__(self, settings: Recovery, ranks: Ranks) -> None:
         self.settings = settings
@@ -74,8 +76,8 @@ class Recoverer:
         self._forget_scales()
 
     def _forget_scales(self) -> None:
-        self._before = RollingWindow(_STEPS_BEFORE)
-        self._since = RollingWindow(self.settings.certify_after)
+        self._before = deque[float](maxlen=_STEPS_BEFORE)
+        self._since = deque[float](maxlen=self.settings.certify_after)
 
     def read(self, row: Mapping[str, float]) -> None:
         """Take the row of a step that is over: GradScale says whether negatives compete."""
@@ -83,8 +85,8 @@ class Recoverer:
         if row.get(BETA_STAR, math.nan) == 0:
             self._forget_scales()  # the weights say nothing
         elif math.isfinite(value):
-            self._before.push(value)
-            self._since.push(value)
+            self._before.append(value)
+            self._since.append(value)
 
     def watch(self, optimizer: Optimizer) -> None:
         """Scale this optimizer's rate in its ``step``; call it before hooks that act after it."""
@@ -92,12 +94,10 @@ class Recoverer:
         self._rate.factor = self.effect.lr
 
     def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
-        """Certify what has been quiet for long enough; say whether a snapshot is due.
+        """Certify what has been quiet for long enough; say whether one is due before ``step``.
 
-        Args:
-            step: the step that comes next.
-            judged: the step before which all rows have been judged.
-            active: the rules whose episode is not over, with the highest level of each.
+        All rows before ``judged`` have been. ``active`` has the highest level of each rule whose
+        episode is not over.
         """
         settings, snapshots = self.settings, self._snapshots
         if any(
@@ -120,8 +120,7 @@ class Recoverer:
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
         """Put the run back, before ``step``, to the newest snapshot that is to be trusted.
 
-        Returns:
-            the first half of a rollback, and the guard's own part of the snapshot.
+        Returns the first half of a rollback, and the guard's own part of the snapshot.
 
         Raises:
             BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
@@ -131,9 +130,8 @@ class Recoverer:
         if self.attempt >= settings.budget:
             raise BudgetSpentError(error, self.attempt)
         snapshots.disquiet(error.step)
-        last, relapse = self._restored, False
-        condemned: tuple[int, ...] = ()
-        if last is not None:
+        relapse, condemned = False, tuple[int, ...]()
+        if (last := self._restored) is not None:
             took, held = self._broke - last, error.step - last
             relapse = held <= max(settings.relapse_within, 2 * took)
             if held <= max(settings.relapse_within, took):  # it has not come farther
@@ -165,26 +163,20 @@ class Recoverer:
 
         ``knows_steps`` says whether the guard can change the number of SGLD steps.
         """
-        settings = self.settings
         changes: dict[str, tuple[float, float]] = {}
-        usual = trainer.sgld_steps if knows_steps else None
-        own_rates = rates(trainer.optimizer)
+        usual, own_rates = trainer.sgld_steps if knows_steps else None, rates(trainer.optimizer)
         for change in self._rungs(rollback.alert):
             changes, self.effect = self._applied(change, now, usual, own_rates)
             if changes or change == Change():
                 break
         self._rate.factor = self.effect.lr
-        reseeded = reseed(self.attempt, generators_of(trainer)) if settings.reseed else 0
+        reseeded = reseed(self.attempt, generators_of(trainer)) if self.settings.reseed else 0
         rows, purged = buffer_rows(trainer), 0
-        if settings.purge and rows is not None:
+        if self.settings.purge and rows is not None:
             classes = getattr(trainer.buffer, "classes", 1)
             purged = purge(rows, torch.Generator().manual_seed(self.attempt), classes)
-        rollback = replace(
-            rollback,
-            changes=changes,
-            reseeded=reseeded,
-            purged_rows=sum(self._ranks.from_all(purged)),
-        )
+        purged = sum(self._ranks.from_all(purged))
+        rollback = replace(rollback, changes=changes, reseeded=reseeded, purged_rows=purged)
         self.rollbacks.append(rollback)
         if self._ranks.is_first:
             _log.warning(rollback.message)
@@ -257,7 +249,7 @@ class Recoverer:
         """Put the run back to the newest snapshot on the disk that all ranks can read, if any.
 
         Raises:
-            ConfigError: there are snapshots, and none can be read; or no ``folder`` was given.
+            ConfigError: there are some, and none can be read; or no ``folder`` was given.
         """
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
@@ -272,30 +264,24 @@ class Recoverer:
         self._snapshots.certified = [snapshot]
         return snapshot
 
+    def _saved(self) -> dict[str, Any]:
+        counts = {"attempt": int, "_rung": int, "_restored": int | None, "_broke": int}
+        return counts | {"_tried": list[tuple[str, bool]], "effect": Change}
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain values. Snapshots in memory are not part of it."""
-        return {
-            "attempt": self.attempt,
-            "rung": self._rung,
-            "tried": list(self._tried),
-            "restored": self._restored,
-            "broke": self._broke,
-            **vars(self.effect),
-        }
+        state = super().state_dict()
+        state.update(state.pop("effect"))
+        return state
 
-    @undamaged("a recovery")
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: it is of another version.
-        """
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         check_keys("a recovery's state of this version", state, self.state_dict())
-        attempt, rung, broke = (int(state[name]) for name in ("attempt", "rung", "broke"))
-        effect = Change(**{name: state[name] for name in vars(self.effect)})
-        self._tried = [(str(remedy), bool(named)) for remedy, named in state["tried"]]
-        self.attempt, self._rung, self._broke, self.effect = attempt, rung, broke, effect
-        self._restored = state["restored"]
+        effect = {name: state[name] for name in vars(self.effect)}
+        own = {name: value for name, value in state.items() if name not in effect}
+        return super()._read(own | {"effect": effect})
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        super()._take(read)
         self._rate.factor = self.effect.lr
         self._forget()
         self._has_begun = True
@@ -303,6 +289,6 @@ class Recoverer:
             self._archive.saved = None
 
 
-def _is_settled(scales: RollingWindow) -> bool:
+def _is_settled(scales: Collection[float]) -> bool:
     """Whether GradScale was healthy, or is unknown."""
-    return not len(scales) or scales.median() >= _SETTLED
+    return not scales or statistics.median(scales) >= _SETTLED

@@ -10,19 +10,12 @@ __all__ = ["Snapshot", "Snapshots"]
 
 @dataclass(eq=False)  # its tensors have no single truth value
 class Snapshot:
-    """A run's whole state between two steps.
+    """A run's whole state between two steps, as :func:`.state.capture` returned it."""
 
-    Attributes:
-        step: the step that comes next.
-        state: what :func:`.state.capture` returned.
-        certified: it has been followed by enough quiet steps.
-        settled: GradScale was healthy before it.
-    """
-
-    step: int
+    step: int  # the one that comes next
     state: dict[str, Any]
-    certified: bool = False
-    settled: bool = True
+    certified: bool = False  # followed by enough quiet steps
+    settled: bool = True  # GradScale was healthy before it
 
 
 @dataclass(eq=False)

@@ -46,10 +46,7 @@ def check_complete(trainer: Trainer) -> None:
 def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Copy everything that a step changes to the host: nested dicts of tensors and plain values.
 
-    Args:
-        trainer: what was attached.
-        guard: the guard's own state, in plain values.
-        into: an earlier capture whose memory may be used again.
+    The guard's own state is in plain values. Memory of an earlier capture, ``into``, is used again.
     """
     parts = {
         name: part if _is_plain(name, part) else part.state_dict()
@@ -131,8 +128,8 @@ def buffer_rows(trainer: Trainer) -> Tensor | None:
 def copied(tree: Any, into: Any = None) -> Any:
     """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
 
-    Of a GPU's tensors it is pinned, and complete when the stream has come so far. The memory of an
-    earlier copy, ``into``, is used again where its tensors have the same shapes.
+    Of a GPU's tensors it is pinned, and complete when the stream has come so far. Memory of an
+    earlier copy is used again where shapes are the same.
     """
     leaves, shape = tree_flatten(tree)
     old = tree_leaves(into)
@@ -158,13 +155,8 @@ def places_of(tree: Any) -> list[Place]:
 def fresh(tree: Any, places: Sequence[Place] = (), like: Sequence[Tensor] = ()) -> Any:
     """What :func:`copied` returned, with leaves of its own: the original stays as it is.
 
-    Args:
-        tree: what :func:`copied` returned.
-        places: where its tensors go, as :func:`places_of` listed them; else the host.
-        like: tensors of the run, on whose ranks the sharded ones are.
-
-    Raises:
-        ConfigError: a tensor was sharded in another way than any of the run's.
+    Its tensors go to ``places``, as :func:`places_of` listed them, else to the host; the sharded
+    ones to the ranks of the run's, ``like``: a ``ConfigError`` where none is sharded in that way.
     """
     leaves, shape = tree_flatten(tree)
     remaining = iter(places)

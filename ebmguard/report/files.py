@@ -7,8 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import ConfigError
-from ..printable import printable
+from ..errors import ConfigError, printable
 from ..sinks.jsonl import from_json, parse_line
 
 try:  # four times as fast; of what it refuses, json has the last word

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..alerts import Bands, Level, Limits
-from ..errors import ConfigError
-from ..printable import printable
+from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
 from ..tags import ATTEMPT, BETA_STAR, weight_tag
 from . import records as of

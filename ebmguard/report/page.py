@@ -13,8 +13,7 @@ from typing import Any
 
 import tyro
 
-from ..errors import ConfigError
-from ..printable import printable
+from ..errors import ConfigError, printable
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, outcome

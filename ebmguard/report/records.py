@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..alerts import Level
-from ..errors import ConfigError
-from ..printable import printable
+from ..errors import ConfigError, printable
 from ..sinks.jsonl import NON_FINITE
 
 __all__ = [

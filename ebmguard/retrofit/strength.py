@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..check.exponents import TYPED_IN, implied_scale
+from ..check.training import TYPED_IN, implied_scale
 from ..energies import ONE_MODEL, exponents, model_dimensions
 from ..errors import ConfigError
 from ..trainer import finite_number

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, typed, undamaged
+from ..errors import ConfigError, Stateful, typed
 
 __all__ = ["ReplayBuffer"]
 
 
 @typed
-class ReplayBuffer:
+class ReplayBuffer(Stateful):
     """Chains that persist between training steps; a share of each draw starts afresh.
 
     Rows start uniform in [low, high], as do the rows that a draw re-initialises. The buffer draws
@@ -40,6 +40,8 @@ class ReplayBuffer:
     Raises:
         ConfigError: a setting is out of range.
     """
+
+    _owner = "a replay buffer"
 
     def __init__(
         self,
@@ -166,32 +168,37 @@ class ReplayBuffer:
             "reinit": restart.mean(dtype=torch.float32),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The chains, their ages and the state of the generator, for `torch.save`."""
+    def _saved(self) -> dict[str, Any]:
         return {
-            "samples": self.samples.clone(),
-            "ages": self.ages.clone(),
-            "generator": self.generator.get_state(),
+            "samples": torch.as_tensor,
+            "ages": torch.as_tensor,
+            "generator": lambda state: torch.Generator(self.generator.device).set_state(
+                state.cpu()
+            ),
         }
 
-    @undamaged("a replay buffer")
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a saved state, generator included; ConfigError if it is of another buffer."""
-        if set(state) != {"samples", "ages", "generator"}:
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        if set(state) != {*self._saved()}:
             raise ConfigError(
                 f"the state holds {', '.join(sorted(map(str, state)))}; expected samples, ages and "
                 "generator, as state_dict() returns them (of a buffer saved before it had ages the "
                 "samples alone can be used)"
             )
-        if state["samples"].shape != self.samples.shape or state["ages"].shape != self.ages.shape:
+        read = super()._read(state)
+        samples, ages = read["samples"].shape, read["ages"].shape
+        if samples != self.samples.shape or ages != self.ages.shape:
             raise ConfigError(
-                f"the state holds samples of shape {tuple(state['samples'].shape)} and ages of "
-                f"{tuple(state['ages'].shape)}, this buffer samples of "
-                f"{tuple(self.samples.shape)}; build the buffer with the settings of the saved run"
+                f"the state holds samples of shape {tuple(samples)} and ages of {tuple(ages)}, "
+                f"this buffer samples of {tuple(self.samples.shape)}; build the buffer with the "
+                "settings of the saved run"
             )
-        self.generator.set_state(state["generator"].cpu())
-        self.samples.copy_(state["samples"])
-        self.ages.copy_(state["ages"])
+        return read
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        # In place: a CUDA graph may hold them.
+        self.samples.copy_(read["samples"])
+        self.ages.copy_(read["ages"])
+        self.generator.set_state(read["generator"].get_state())
         self._draw = None
 
     def _fresh(self, n: int) -> Tensor:

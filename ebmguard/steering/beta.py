@@ -1,9 +1,8 @@
 """How strong the weights should be: β* as large as the effective number of negatives allows.
 
-"Dynamic adjustments of β during training" are proposed in the discussion of the paper, and by
-Appendix I.1, "as long as it is fixed for all negative examples within each batch". The trade-off
-there: a larger β* filters unreliable negatives and makes the likelihoods count, but leaves fewer
-effective negatives, and is of no use where none is competitive.
+Proposed by the paper's discussion and Appendix I.1, "as long as it is fixed for all negative
+examples within each batch": a larger β* filters unreliable negatives and makes the likelihoods
+count, but leaves fewer effective negatives, and is of no use where none is competitive.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, check_keys, typed, undamaged
+from ..errors import ConfigError, Stateful, typed
 from ..tags import BETA_STAR, ESS, GRAD_SCALE
 
 __all__ = ["BetaController", "SteerBeta"]
@@ -32,15 +31,12 @@ class SteerBeta:
     moves nothing, and β* changes by at most ``rate`` in so many steps. A blow-up takes five steps,
     and is left to the weights and to the alerts.
 
-    Above its band of ESS β* is raised: the weights are nearly uniform, neither filter nor tell
-    likelihoods apart, and more strength costs few negatives. Below it β* is lowered: few of the
-    negatives that compete carry the gradient, and the others are pushed nowhere, so that the
-    sampler finds them again (Appendix J). Where GradScale is under ``floor`` β* is held: no
-    negative competes, which the sampler has to mend, see :class:`AdaptiveSteps`. A lower β* would
-    raise GradScale in this step, and the gap in the next ones: measured, it grew with 1/β* until
-    GradScale was 0 again.
-
-    Where GradScale and ESS end up is measured in ``docs/results/steering.md``.
+    Above its band of ESS β* is raised: the weights are nearly uniform and tell little apart. Below
+    it β* is lowered: few of the negatives that compete carry the gradient, and the others are
+    pushed nowhere, so that the sampler finds them again (Appendix J). Where GradScale is under
+    ``floor`` β* is held: no negative competes, which the sampler has to mend, see
+    :class:`AdaptiveSteps`. A lower β* would raise GradScale in this step, and the gap in the next
+    ones: measured (``docs/results/steering.md``), it grew with 1/β* until GradScale was 0 again.
 
     Attributes:
         least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
@@ -62,11 +58,11 @@ class SteerBeta:
 
     def __post_init__(self) -> None:
         for name, value in (("least", self.least), ("most", self.most)):
-            if value is not None and not (_is_number(value) and value > 0):
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"SteerBeta: {name}={value!r}; expected a positive number.")
         if self.least is not None and self.most is not None and not self.least < self.most:
             raise ConfigError(f"SteerBeta: least={self.least} is not below most={self.most}.")
-        if len(self.ess) != 2 or not 0 < self.ess[0] < self.ess[1] < 1:
+        if not 0 < self.ess[0] < self.ess[1] < 1:
             raise ConfigError(
                 f"SteerBeta: ess={self.ess!r}; expected a band (low, high) with 0 < low < high < 1."
             )
@@ -74,7 +70,7 @@ class SteerBeta:
             raise ConfigError(f"SteerBeta: floor={self.floor!r}; expected a value between 0 and 1.")
         if self.window < 1:
             raise ConfigError(f"SteerBeta: window={self.window!r}; expected a number of rows.")
-        if not (_is_number(self.rate) and self.rate > 1):
+        if not 1 < self.rate < math.inf:
             raise ConfigError(f"SteerBeta: rate={self.rate!r}; expected a factor above 1.")
 
     def start(self, base: float) -> BetaController:
@@ -83,7 +79,8 @@ class SteerBeta:
         Raises:
             ConfigError: β* is negative, no single number, 0 without ``least``, or out of bounds.
         """
-        if not _is_number(base) or base < 0:
+        is_number = isinstance(base, float | int) and not isinstance(base, bool)
+        if not is_number or not 0 <= base < math.inf:
             raise ConfigError(
                 f"SteerBeta: the starting beta_star is {base!r}; expected one positive number. "
                 "A schedule sets β* itself, an ensemble has several, and a negative one is for "
@@ -108,23 +105,26 @@ class SteerBeta:
         return (ess > self.ess[1]) - (ess < self.ess[0])
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)
-
-
-class BetaController:
+class BetaController(Stateful):
     """The steered β* of one run.
 
     Attributes:
         settings: what it was started with.
         bounds: the least and the largest β*.
-        value: β* of the steps from now on.
+        beta_star, value: β* of the steps from now on.
     """
+
+    _owner = "SteerBeta"
 
     def __init__(self, settings: SteerBeta, start: float, bounds: tuple[float, float]) -> None:
         self.settings = settings
         self.bounds = bounds
         self.move_to(start)
+
+    @property
+    def value(self) -> float:
+        """β* of the steps from now on."""
+        return self.beta_star
 
     def observe(self, row: Mapping[str, float]) -> None:
         """Take one judged row, whose ``ess``, ``grad_scale`` and ``beta_star`` are read.
@@ -133,40 +133,31 @@ class BetaController:
         the last change reach the host later.
         """
         ess, scale = row.get(ESS, math.nan), row.get(GRAD_SCALE, math.nan)
-        beta_star = row.get(BETA_STAR, self.value)
-        is_of_now = math.isclose(beta_star, self.value, rel_tol=_SAME)
+        beta_star = row.get(BETA_STAR, self.beta_star)
+        is_of_now = math.isclose(beta_star, self.beta_star, rel_tol=_SAME)
         if not (math.isfinite(ess) and math.isfinite(scale) and is_of_now):
             return
         self._ess.append(ess)
         self._grad_scale.append(scale)
         if len(self._ess) >= self.settings.window:
             medians = statistics.median(self._ess), statistics.median(self._grad_scale)
-            self.move_to(self.value * self.settings.rate ** self.settings.direction(*medians))
+            self.move_to(self.beta_star * self.settings.rate ** self.settings.direction(*medians))
 
     def move_to(self, beta_star: float) -> None:
         """Go on from another β*, such as that of a recovery, within the bounds."""
         least, most = self.bounds
-        self.value = min(max(beta_star, least), most)
+        self.beta_star = min(max(beta_star, least), most)
         self._ess: list[float] = []  # of the rows since the last decision
         self._grad_scale: list[float] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON-able data."""
-        return {"beta_star": self.value, "ess": [*self._ess], "grad_scale": [*self._grad_scale]}
+    def _saved(self) -> dict[str, Any]:
+        return {"beta_star": float, "_ess": list[float], "_grad_scale": list[float]}
 
-    @undamaged("SteerBeta")
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: not such a state, or of a β* outside this controller's bounds.
-        """
-        check_keys("a state of SteerBeta", state, self.state_dict())
-        beta_star, (least, most) = float(state["beta_star"]), self.bounds
-        if not least <= beta_star <= most:
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        read, (least, most) = super()._read(state), self.bounds
+        if not least <= read["beta_star"] <= most:
             raise ConfigError(
-                f"The state of SteerBeta is at beta_star={beta_star:g}, outside the bounds "
+                f"The state of SteerBeta is at beta_star={read['beta_star']:g}, outside the bounds "
                 f"{least:g} to {most:g}; start the run with the settings of the saved one."
             )
-        self._ess, self._grad_scale = ([float(x) for x in state[k]] for k in ("ess", "grad_scale"))
-        self.value = beta_star
+        return read

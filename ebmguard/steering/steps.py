@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, check_keys, typed, undamaged
+from ..errors import ConfigError, Stateful, typed
 from ..tags import BETA_STAR, GRAD_SCALE, weight_tag
 
 __all__ = ["AdaptiveSteps", "StepsController"]
@@ -27,10 +27,10 @@ class AdaptiveSteps:
 
     The number is base * 2**level, and 2**level the refinement by which each step is finer. It is
     doubled after ``rise_after`` rows in a row under ``floor``, and halved after ``fall_after`` rows
-    over ``clear``. A halving that had to be taken back was too early: each one doubles the patience
-    of the next, so that the number settles. Rising has to be quick: an energy that is trained on
-    with each level grows as steep as that level just bears (``docs/results/steering.md``). Powers
-    of two keep the CUDA graphs of a captured sampler few.
+    over ``clear``. A halving that had to be taken back doubles the patience of the next, so that
+    the number settles. Rising has to be quick: an energy that is trained on with each level grows
+    as steep as that level just bears (``docs/results/steering.md``). Powers of two keep the CUDA
+    graphs of a captured sampler few.
 
     What it reads is ``grad_scale``, and ``ref/grad_scale`` where β* = 0, whose weights say nothing.
     At a negative β* nothing changes: a low GradScale there means negatives that are too likely.
@@ -38,14 +38,13 @@ class AdaptiveSteps:
     Attributes:
         most: largest multiple of the base number of steps; a power of two.
         floor: GradScale under which more steps are run.
-        clear: GradScale over which the sampler counts as healthy. Its value for a sampler that is
-            right is M/(M+1) for M negatives: for fewer than 10, lower both by that factor.
+        clear: GradScale over which the sampler counts as healthy. One that is right has M/(M+1)
+            for M negatives: for fewer than 10, lower both by that factor.
         rise_after: rows in a row under the floor that double the number.
         fall_after: rows over ``clear`` since the last change that halve it.
         longest: rows to which the patience may grow.
         give_up_after: rows under the floor with the most steps, after which the base is run again,
-            until a row over ``clear``: what has not helped by then is not paid for any longer. Such
-            a run needs a rollback.
+            until a row over ``clear``. Such a run needs a rollback.
 
     Raises:
         ConfigError: names a setting out of range and what was expected.
@@ -77,11 +76,7 @@ class AdaptiveSteps:
 
     @typed
     def start(self, base: int) -> StepsController:
-        """A controller at the base number of steps.
-
-        Raises:
-            ConfigError: a base that is no whole number of 1 or more.
-        """
+        """A controller at the base number of steps, 1 or more, else a ``ConfigError``."""
         if base < 1:
             raise ConfigError(
                 f"AdaptiveSteps: the base number of steps is {base!r}; expected a whole number of "
@@ -90,22 +85,7 @@ class AdaptiveSteps:
         return StepsController(self, base)
 
 
-@typed
-@dataclass
-class _State:
-    """What the decision on the next row rests on, all of it saved."""
-
-    level: int = 0  # the number of steps is base * 2**level
-    low: int = 0  # rows under the floor since the last doubling or row over it
-    healthy: int = 0  # rows over ``clear`` since the last halving or row under the floor
-    patience: int = 0  # healthy rows that the next halving waits for; 0 for ``fall_after``
-    since_fall: int | None = None  # rows since the last halving, until it has proved right
-    in_vain: int = 0  # rows under the floor with the most steps; nothing rises after give_up_after
-    rows: int = 0
-    factors: int = 0  # sum of 2**level over all rows
-
-
-class StepsController:
+class StepsController(Stateful):
     """The adaptive number of steps of one run.
 
     Attributes:
@@ -113,46 +93,55 @@ class StepsController:
         base: the number of steps that the trainer would run; recovery may change it.
     """
 
+    _owner = "AdaptiveSteps"
+
     def __init__(self, settings: AdaptiveSteps, base: int) -> None:
         self.settings = settings
         self.base = base
-        self._state = _State()
+        self._level = 0  # the number of steps is base * 2**level
+        self._low = 0  # rows under the floor since the last doubling or row over it
+        self._healthy = 0  # rows over ``clear`` since the last halving or row under the floor
+        self._patience = 0  # healthy rows that the next halving waits for; 0 for ``fall_after``
+        self._since_fall: int | None = None  # rows since the last halving, until it proved right
+        self._in_vain = 0  # rows under the floor with the most steps; at give_up_after none rises
+        self._rows = 0
+        self._factors = 0  # sum of 2**level over all rows
 
     def observe(self, row: Mapping[str, float]) -> None:
         """Take one judged row; one in which GradScale is unknown only counts as spent."""
-        settings, state = self.settings, self._state
-        state.rows += 1
-        state.factors += self.factor
+        settings = self.settings
+        self._rows += 1
+        self._factors += self.factor
         beta_star = row.get(BETA_STAR, 1.0)
         scale = row.get(weight_tag(GRAD_SCALE, beta_star), math.nan)
         if not math.isfinite(scale) or not beta_star >= 0:
             return
-        if state.since_fall is not None:
+        if self._since_fall is not None:
             # A halving has proved right once it has lasted as long as it had been waited for.
-            proved = state.since_fall >= (state.patience or settings.fall_after)
-            state.since_fall = None if proved else state.since_fall + 1
+            proved = self._since_fall >= (self._patience or settings.fall_after)
+            self._since_fall = None if proved else self._since_fall + 1
         if scale >= settings.floor:
-            state.low = 0
+            self._low = 0
             if scale > settings.clear:
-                state.healthy, state.in_vain = state.healthy + 1, 0
-                if state.level and state.healthy >= (state.patience or settings.fall_after):
-                    state.level, state.healthy, state.since_fall = state.level - 1, 0, 0
+                self._healthy, self._in_vain = self._healthy + 1, 0
+                if self._level and self._healthy >= (self._patience or settings.fall_after):
+                    self._level, self._healthy, self._since_fall = self._level - 1, 0, 0
             return
-        state.low, state.healthy = state.low + 1, 0
+        self._low, self._healthy = self._low + 1, 0
         if self.factor >= settings.most:
-            state.in_vain += 1
-            if state.in_vain >= settings.give_up_after:
-                state.level, state.low, state.since_fall = 0, 0, None
-        elif state.low >= settings.rise_after and state.in_vain < settings.give_up_after:
-            state.patience = state.patience or settings.fall_after
-            if state.since_fall is not None:
-                state.patience = min(2 * state.patience, settings.longest)
-            state.level, state.low, state.since_fall = state.level + 1, 0, None
+            self._in_vain += 1
+            if self._in_vain >= settings.give_up_after:
+                self._level, self._low, self._since_fall = 0, 0, None
+        elif self._low >= settings.rise_after and self._in_vain < settings.give_up_after:
+            self._patience = self._patience or settings.fall_after
+            if self._since_fall is not None:
+                self._patience = min(2 * self._patience, settings.longest)
+            self._level, self._low, self._since_fall = self._level + 1, 0, None
 
     @property
     def factor(self) -> int:
         """By how much the base is multiplied, and each step to be finer: a power of two."""
-        return int(2**self._state.level)
+        return int(2**self._level)
 
     @property
     def value(self) -> int:
@@ -162,25 +151,18 @@ class StepsController:
     @property
     def extra_compute(self) -> float:
         """All steps so far over those that the base would have taken; 1 where none was added."""
-        return self._state.factors / self._state.rows if self._state.rows else 1.0
+        return self._factors / self._rows if self._rows else 1.0
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state as JSON-able data."""
-        return asdict(self._state)
+    def _saved(self) -> dict[str, Any]:
+        counts = ("_level", "_low", "_healthy", "_patience", "_in_vain", "_rows", "_factors")
+        return dict.fromkeys(counts, int) | {"_since_fall": int | None}
 
-    @undamaged("AdaptiveSteps")
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: not such a state, or one beyond this controller's ``most``.
-        """
-        check_keys("a state of AdaptiveSteps", state, self.state_dict())
-        loaded = _State(**state)
-        if not 1 <= 2**loaded.level <= self.settings.most:
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        read = super()._read(state)
+        if not 1 <= 2 ** read["_level"] <= self.settings.most:
             raise ConfigError(
-                f"The state of AdaptiveSteps runs {2**loaded.level} times the base number of "
+                f"The state of AdaptiveSteps runs {2 ** read['_level']} times the base number of "
                 f"steps, but most={self.settings.most}; start the run with the settings of the "
                 "saved one."
             )
-        self._state = loaded
+        return read

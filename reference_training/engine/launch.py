@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebmguard.printable import printable
+from ebmguard.errors import printable
 
 from .interrupt import INTERRUPTED
 from .progress import log_to_terminal

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress, TaskID
 
-from ebmguard.printable import printable
+from ebmguard.errors import printable
 
 from ..plots.numbers import number
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ebmguard.printable import printable
+from ebmguard.errors import printable
 
 from ..plots.numbers import duration, mean
 from .cell import Cell

@@ -1,4 +1,16 @@
-"""The injector: the faults a loop is armed with, what each does, and the count of steps."""
+"""Faults on purpose, to see that a guard notices them and that a run survives them.
+
+    faults = FaultInjector()
+    cd_loss, sample_q = guard(None, faults.sampler(sample_q), beta_star=0.5, ...)
+    faults.nan_sample(at=200)
+    faults.exploding_lr(at=500, optimizer=optim)
+    with faults:
+        train()
+    print(faults.records)
+
+They are those that take energy-based runs down. Each happens once, also where a rollback repeats
+its step, and none draws a random number.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..errors import ConfigError
+from .errors import ConfigError
 
 __all__ = ["FaultInjector", "Injected"]
 
@@ -36,18 +48,12 @@ class Injected:
 
 @dataclass(eq=False)
 class _Fault:
-    """One armed fault, named as the method that arms it, and what it does once its step has come.
+    """One armed fault: what it does once its step has come, and returns in words."""
 
-    Attributes:
-        begin: there and then; returns in words what was done, or None.
-        on_tick: where a later step begins.
-        on_result: to the sampler's result; returns it, and in words what was done to it, or None.
-    """
-
-    name: str
+    name: str  # of the method that arms it
     at: int
-    begin: Callable[[], str | None] = lambda: None
-    on_tick: Callable[[], None] = lambda: None
+    begin: Callable[[], str | None] = lambda: None  # there and then
+    on_tick: Callable[[], None] = lambda: None  # where a later step begins
     on_result: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
     has_begun: bool = False
     has_acted: bool = False
@@ -56,22 +62,18 @@ class _Fault:
 class FaultInjector:
     """Arms faults on a training loop, and lets each happen once, at its step.
 
-    A fault is armed by the method of its name, for the step ``at``. It raises a ConfigError, and
-    changes nothing, for a step that is over and for settings out of range.
-
-    A step begins where the sampler that :meth:`sampler` returned is called, or, in loops whose
-    sampler is written inline, where :meth:`tick` is. Leaving the ``with`` block, or :meth:`remove`,
-    takes every hook off; wrapped samplers then are what they wrap.
+    A fault is armed by the method of its name, for the step ``at``: a ConfigError, and nothing
+    changed, for a step that is over and for settings out of range. A step begins where the sampler
+    that :meth:`sampler` returned is called, or, in loops whose sampler is written inline, where
+    :meth:`tick` is. Leaving the ``with`` block, or :meth:`remove`, takes every hook off; wrapped
+    samplers then are what they wrap.
 
     Args:
-        step: returns the number of the present step, such as ``lambda: g.step``; None counts the
-            steps from 0 as they begin, plots with the wrapped sampler included.
+        step: a function that returns the number of the present step, such as ``lambda: g.step``;
+            None counts the steps from 0 as they begin, plots with the wrapped sampler included.
 
     Attributes:
         records: what has happened so far, oldest first.
-
-    Raises:
-        ConfigError: ``step`` is not a function.
     """
 
     def __init__(self, step: Callable[[], int] | None = None) -> None:
@@ -96,11 +98,9 @@ class FaultInjector:
     def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
         """The sampler with room for faults: same arguments, same results.
 
-        Wrap first and guard what comes back, so that the guard sees what a faulty sampler returns.
-        Of a sampler object, wrap the method that draws: ``s.draw = faults.sampler(s.draw)``.
-
-        Args:
-            sampler: returns samples, or a tuple or list in which they come first.
+        It returns samples, or a tuple or list in which they come first. Wrap first and guard what
+        comes back, so that the guard sees what a faulty sampler returns. Of a sampler object, wrap
+        the method that draws: ``s.draw = faults.sampler(s.draw)``.
 
         Raises:
             ConfigError: it cannot be called, or the injector has been removed.
@@ -177,8 +177,7 @@ class FaultInjector:
             where = f"the first entry of sample {row} of {len(samples)} is NaN"
             return _with_samples(result, samples.masked_fill(here, math.nan)), where
 
-        fault = _Fault("nan_sample", at, on_result=spoil)
-        self._faults.append(fault)
+        self._faults.append(fault := _Fault("nan_sample", at, on_result=spoil))
 
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
         """The sampler hangs: what it returned at the step comes again in ``steps`` calls after it.
@@ -230,19 +229,15 @@ class FaultInjector:
             self._note(fault, f"the model's outputs are multiplied by {factor:g}")
             return output * factor
 
-        fault = _Fault("energy_spike", at, on_tick=end)
+        self._faults.append(fault := _Fault("energy_spike", at, on_tick=end))
         self._undo.append(model.register_forward_hook(after).remove)
-        self._faults.append(fault)
 
     def corrupt_buffer(
         self, at: int, buffer: Any, *, row: int = 0, value: float = math.nan
     ) -> None:
-        """A row of the replay buffer is overwritten, before the sampler of that step draws.
+        """A row of the replay buffer becomes ``value``, before the sampler of that step draws.
 
-        Args:
-            buffer: a tensor with a chain in each row, or an object with such a one as ``samples``.
-            row: which chain.
-            value: what its entries become.
+        ``buffer`` is a tensor with a chain in each row, or has such a one as ``samples``.
         """
         self._check(at, row=row)
         chains = _chains_of(buffer)
@@ -295,11 +290,10 @@ class FaultInjector:
             put_back()  # another hook may have put the exploded rate back after ours had run
             exploded.clear()
 
-        fault = _Fault("exploding_lr", at, on_tick=end)
+        self._faults.append(fault := _Fault("exploding_lr", at, on_tick=end))
         before = optimizer.register_step_pre_hook(explode)
         after = optimizer.register_step_post_hook(put_back)
         self._undo += [put_back, before.remove, after.remove]
-        self._faults.append(fault)
 
     def _check(self, at: int, *, row: int = 0, steps: int = 1) -> None:
         self._refuse_when_removed()

@@ -1,0 +1,228 @@
+"""Rules with fixed thresholds: on GradScale, and on medians of slow diagnostics."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..errors import ConfigError, DivergenceError, SamplerFailingError, Stateful, typed
+from .alert import Level
+from .remedies import SAMPLER, Remedies
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
+
+__all__ = ["Bound", "FloorRule", "MedianRule"]
+
+
+@typed
+@dataclass(frozen=True)
+class Bound:
+    """A limit that the median of a diagnostic whose single values are noise should keep to.
+
+    Attributes:
+        side: on which side of the limit the median is out of range.
+        limit: exclusive.
+        clear: where the median is calm again, on the other side of the limit.
+        window: values in the median; there is none before so many have come.
+        level: what is reported: INFO or WARN.
+    """
+
+    tag: str
+    side: Literal["above", "below"]
+    limit: float
+    clear: float
+    window: int
+    remedies: Remedies
+    level: Level = Level.WARN
+
+    def __post_init__(self) -> None:
+        if self.beyond(self.limit, self.clear) or self.window < 1 or self.level is Level.ERROR:
+            raise ConfigError(
+                f"Bound of {self.tag!r}: expected clear on the other side of the limit than "
+                f"{self.side!r}, window >= 1 and level INFO or WARN, but got limit={self.limit}, "
+                f"clear={self.clear}, window={self.window}, level={self.level.name}."
+            )
+
+    def beyond(self, limit: float, value: float) -> bool:
+        """Whether a value lies on the wrong side of a limit."""
+        return value > limit if self.side == "above" else value < limit
+
+
+@typed
+@dataclass(frozen=True)
+class MedianRule:
+    """WARN or INFO while a median over a window is out of bounds.
+
+    Attributes:
+        bounds: where several are broken, the first of the highest level speaks.
+        reference_prefix: put before the tags at beta* = 0, where the weights say nothing: what they
+            would be at the reference exponent is read instead.
+        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
+    """
+
+    name: str
+    bounds: tuple[Bound, ...]
+    reference_prefix: str = ""
+    calm_steps: int = 10
+    cooldown: int = 500
+    error: type[DivergenceError] = DivergenceError
+
+    def limits(self) -> dict[str, Limits]:
+        """The bounds that warn."""
+        found: dict[str, Limits] = {}
+        for bound in self.bounds:
+            if bound.level is Level.WARN:
+                above = bound.side == "above"
+                own = Limits(high=bound.limit) if above else Limits(low=bound.limit)
+                found[bound.tag] = own.within(found.get(bound.tag, own))
+        return found
+
+    def watcher(self) -> _MedianWatcher:
+        """A new watcher."""
+        return _MedianWatcher(self)
+
+
+class _Window:
+    """The last finite values of a bound's diagnostic, and how many of them are beyond ``clear``."""
+
+    def __init__(self, bound: Bound, values: Iterable[float] = ()) -> None:
+        self.bound = bound
+        self.values = deque(map(float, values), bound.window)
+        if not all(map(math.isfinite, self.values)):
+            raise ValueError(f"a window takes finite values, but got {[*self.values]}")
+        self.count = sum(bound.beyond(bound.clear, value) for value in self.values)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.values)
+
+    def push(self, value: float) -> None:
+        bound, values = self.bound, self.values
+        if len(values) == bound.window:
+            self.count -= bound.beyond(bound.clear, values[0])
+        values.append(value)
+        self.count += bound.beyond(bound.clear, value)
+
+    def median(self) -> float:
+        ordered, half = sorted(self.values), len(self.values) // 2
+        # Halves first: the sum of two large floats may overflow.
+        return ordered[half] if len(ordered) % 2 else ordered[half - 1] / 2 + ordered[half] / 2
+
+
+class _MedianWatcher(Stateful):
+    def __init__(self, rule: MedianRule) -> None:
+        self.rule = rule
+        self.prefix = ""
+        self.windows = [_Window(bound) for bound in rule.bounds]
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        bounds, beta_star = self.rule.bounds, row.get("beta_star", math.nan)
+        prefix = self.rule.reference_prefix if beta_star == 0 else ""
+        values = [row.get(prefix + bound.tag) for bound in bounds]
+        if values.count(None) == len(values):
+            return UNKNOWN  # such as the row of a step without a loss
+        if prefix != self.prefix:
+            self.prefix = prefix
+            self.windows = [_Window(bound) for bound in bounds]
+        reading, broken = UNKNOWN, None
+        for bound, window, value in zip(bounds, self.windows, values, strict=True):
+            if value is not None and math.isfinite(value):
+                window.push(value)
+            if len(window.values) < bound.window:
+                continue
+            # The median is sorted out only where half of the values are not calm.
+            if 2 * window.count < bound.window or not bound.beyond(
+                bound.clear, median := window.median()
+            ):
+                reading = CALM if reading is UNKNOWN else reading
+                continue
+            reading = NOT_CALM
+            if bound.beyond(bound.limit, median) and (not broken or bound.level > broken[0].level):
+                broken = bound, median
+        if broken is None:
+            return reading
+        bound, median = broken
+        tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
+        return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
+
+    def _saved(self) -> dict[str, Any]:
+        return {"prefix": str, "windows": self._filled}
+
+    def _filled(self, saved: Sequence[Sequence[float]]) -> list[_Window]:
+        return [_Window(*pair) for pair in zip(self.rule.bounds, saved, strict=True)]
+
+
+@typed
+@dataclass(frozen=True)
+class FloorRule:
+    """WARN, then ERROR, while GradScale stays under its floor.
+
+    Steps between ``floor`` and ``clear`` neither count nor reset the count. ERROR is for beta*
+    other than 0 only: there GradScale multiplies the gradient, and an adaptive optimiser amplifies
+    what little is left of it (App. H). At beta* = 0 the reference exponent is read instead.
+
+    Attributes:
+        tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
+        floor, clear: under the first it fails, above the second it is calm.
+        warn_patience, error_patience: steps under the floor before WARN and before ERROR.
+        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
+    """
+
+    name: str = "sampler_failing"
+    tag: str = "grad_scale"
+    reference_tag: str = "ref/grad_scale"
+    floor: float = 0.1
+    clear: float = 0.2
+    warn_patience: int = 20
+    error_patience: int = 200
+    calm_steps: int = 10
+    cooldown: int = 500
+    remedies: Remedies = SAMPLER
+    error: type[DivergenceError] = SamplerFailingError
+
+    def __post_init__(self) -> None:
+        if not (self.floor <= self.clear and 1 <= self.warn_patience <= self.error_patience):
+            raise ConfigError(
+                f"Rule {self.name!r}: expected floor <= clear and 1 <= warn_patience <= "
+                f"error_patience, but got floor={self.floor}, clear={self.clear}, "
+                f"warn_patience={self.warn_patience}, error_patience={self.error_patience}."
+            )
+
+    def limits(self) -> dict[str, Limits]:
+        """The floor; what makes an ERROR is its patience."""
+        return {self.tag: Limits(low=self.floor)}
+
+    def watcher(self) -> _FloorWatcher:
+        """A new watcher."""
+        return _FloorWatcher(self)
+
+
+class _FloorWatcher(Stateful):
+    def __init__(self, rule: FloorRule) -> None:
+        self.rule = rule
+        self.source = ""
+        self.count = 0
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        rule = self.rule
+        beta_star = row.get("beta_star", math.nan)
+        tag = rule.reference_tag if beta_star == 0 else rule.tag
+        value = row.get(tag, math.nan)
+        if math.isnan(value):
+            return UNKNOWN
+        if tag != self.source or value > rule.clear:
+            # Healthy; or beta* moved to or from 0, and the count so far was of another quantity.
+            self.source, self.count = tag, 0
+        self.count += value < rule.floor
+        if value >= rule.floor or self.count < rule.warn_patience:
+            return CALM if value > rule.clear else NOT_CALM
+        is_lost = self.count >= rule.error_patience and beta_star != 0
+        level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
+        return Reading(level, False, tag, value, rule.floor, self.count, remedies)
+
+    def after_rollback(self) -> None:
+        self.count = 0  # the run is no longer where it was counted
+
+    def _saved(self) -> dict[str, Any]:
+        return {"source": str, "count": int}
