@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 # stand before it in the list.
 LAYERS = (
     ("errors", "printable", "energies", "tags", "trainer", "ranks", "shards"),
-    ("objective", "tempering", "samplers", "measurement", "alerts", "steering", "sinks", "faults"),
+    ("objective", "sampling", "samplers", "alerts", "steering", "sinks", "faults"),
     ("diagnostics", "recovery", "check", "likelihood"),
     ("retrofit",),
     ("report",),
@@ -41,7 +41,7 @@ def may_import(room: str) -> set[str]:
         room = "cli"  # It names what a user of the library needs: all but the command line.
     if room == OUTSIDE:
         # It runs trainers, and the command line alone runs it.
-        return {*LAYERS[0], "measurement"}
+        return {*LAYERS[0], "sampling"}
     (height,) = (height for height, floor in enumerate(LAYERS) if room in floor)
     before = LAYERS[0][: LAYERS[0].index(room)] if height == 0 else ()
     return {name for floor in LAYERS[:height] for name in floor} | set(before)

@@ -3,7 +3,7 @@
 Notation follows *Energy-Based Model Training Objective Robust to Inaccurate SGLD Samples*:
 ``f`` is the negative energy (high on data), ``beta_star`` is the exponent β* on raw network
 outputs, and S = logsumexp_j β* f(x⁻_j). Only β* enters here; the sampler's side, (1 - β) f, is in
-:mod:`ebmguard.tempering`.
+:mod:`ebmguard.sampling`.
 
 Shapes are those of :mod:`ebmguard.energies`. Everything is computed in float32 at least; float64
 stays float64. ``log_q=`` divides the density of a proposal out of the weights (Eq. 6).

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..measurement import Draw, Evaluation, Measured, measured
+from ..sampling import Draw, Evaluation, Measured
 from .graph import DATA
 from .places import Place, Stack
 
@@ -180,7 +180,7 @@ class Chains:
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
         if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
-            sampler.measured.append(measured(chain.evaluations, self._draws))
+            sampler.measured.append(Measured.of(chain.evaluations, self._draws))
         chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 

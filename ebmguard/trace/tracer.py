@@ -20,7 +20,7 @@ from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from ..measurement import Evaluation, Recording
+from ..sampling import Evaluation, Recording
 from .chains import Chain, Chains, Sampler
 from .graph import Output, Rows, behind, edges, label_of, meetings, place_of, remember
 from .places import Place, Stack, stack, users_frame

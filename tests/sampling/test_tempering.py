@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ebmguard.errors import SamplerError
-from ebmguard.tempering import Tempering, find_module, scale
+from ebmguard.sampling import Tempering, find_module, scale
 from tests.parts import Bowl, Energy, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
@@ -45,7 +45,7 @@ def test_factor_is_exact_in_float64(beta):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5])])
+@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([[0.5], [0.5]])])
 def test_dtype_of_the_output_stays(dtype, factor):
     f, x = Bowl(), torch.ones(2, 3, 4, dtype=dtype)
     f.forward = lambda x: x.sum(-1)  # type: ignore[method-assign]
@@ -56,7 +56,7 @@ def test_dtype_of_the_output_stays(dtype, factor):
 
 
 def test_factors_of_members_and_of_one():
-    factor = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    factor = torch.tensor([[0.5], [1.0], [2.0]], dtype=torch.float64)
     y = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2)
     expected = [[0.5, 1.0], [3.0, 4.0], [10.0, 12.0]]
     assert scale(y, factor).tolist() == expected
