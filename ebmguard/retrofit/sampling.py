@@ -136,13 +136,12 @@ def sampled(
             norms, entries = (norm, tempering.seen.norm), tempering.seen.entries
             found |= compute(_of_gradients, norms, steps, entries, models)
     if slow and steps is not None:
+        found["sampler/acceptance"] = math.nan
         # A CUDA graph may have others than those that were recorded.
         is_known = tempering is not None and tempering.evaluations is not None
-        found["sampler/acceptance"] = (
-            _acceptance(*evaluations, steps, models, settings.sign)
-            if is_known and len(evaluations) == 2
-            else math.nan
-        )
+        if is_known and len(evaluations) == 2:
+            acceptance = _acceptance(evaluations, steps, models, settings.sign)
+            found["sampler/acceptance"] = acceptance
     if (x := _first_tensor(samples)) is None:
         return found, None
     numbers, known_by = compute(_of_samples, x.detach(), before, trainer.clamp, models)
@@ -191,15 +190,14 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
 
 
 def _acceptance(
-    start: Evaluation,
-    end: Evaluation,
+    step: Sequence[Evaluation],
     steps: Mapping[str, float],
     models: torch.Size,
     sign: int,
 ) -> float | Tensor:
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
-    before, after = _point(start, models, sign), _point(end, models, sign)
-    if before is None or after is None or start.x.shape != end.x.shape:
+    before, after = (_point(seen, models, sign) for seen in step)
+    if before is None or after is None or before.x.shape != after.x.shape:
         return math.nan
     return metropolis_acceptance(before, after, **steps).mean(-1).float()
 

@@ -29,16 +29,13 @@ class GradientWatcher:
             the first capture on, replays count as calls (but for what ``torch.func`` computes), and
             NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
             are filled up with their mean, which changes neither mean nor maximum.
-        count: how many calls were differentiated, without replays.
-        output_shape: of the latest call; whoever makes the call writes it.
-        is_capturing: whether calls are being captured as a CUDA graph.
     """
 
     def __init__(self, batch_dim: int) -> None:
         self.norm: Tensor | None = None
-        self.count = 0
-        self.output_shape = torch.Size()
-        self.is_capturing = False
+        self.count = 0  # of the differentiated calls, without replays
+        self.output_shape = torch.Size()  # of the latest call: who makes it writes this
+        self.is_capturing = False  # as a CUDA graph: likewise
         self._batch_dim = batch_dim
         self._shape: tuple[int, ...] = ()  # of the samples whose norm it is
         self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples

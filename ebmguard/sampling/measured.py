@@ -134,7 +134,10 @@ def _steps(
 
 def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
     """Steps that are the gradient and known noise, as one."""
-    steps, notes = [step for _, step in told], _notes(told)
+    steps = [step for _, step in told]
+    clamp, decay = steps[-1].clamp, statistics.median(step.decay for step in steps)
+    clip = next((step.clip for step in steps if step.clip), "")
+    notes = tuple(_notes(clamp, clip, decay, moved=min(step.moved for step in steps)))
     factors = [_factor(seen) for seen, _ in told]
     if not any(step.noise for step in steps):
         return Measured("gradient steps without noise", notes=notes)
@@ -174,9 +177,9 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
         convention=("log_density" if size > 0 else "energy") if verdict == EXACT else None,
         share=min(step.exact for step in steps),
         sizes=tuple(sizes) if changes else (),
-        clamp=steps[-1].clamp,
-        clip=next((step.clip for step in steps if step.clip), ""),
-        decay=statistics.median(step.decay for step in steps),
+        clamp=clamp,
+        clip=clip,
+        decay=decay,
         notes=notes,
     )
 
@@ -220,15 +223,14 @@ def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean, total**-0.5
 
 
-def _notes(told: Sequence[tuple[Evaluation, Step]]) -> tuple[str, ...]:
-    steps, notes = [step for _, step in told], []
-    if (clamp := steps[-1].clamp) != (None, None):
-        ends = " and ".join(f"{end:.4g}" for end in clamp if end is not None)
-        notes.append(f"clamped at {ends}")
-    if clip := next((step.clip for step in steps if step.clip), ""):
-        notes.append(f"gradient clipped ({clip})")
-    if decay := statistics.median(step.decay for step in steps):
-        notes.append(f"decay {decay:.4g}")
-    if (moved := min(step.moved for step in steps)) < 1:
-        notes.append(f"{1 - moved:.0%} of the samples stay (a rejection?)")
-    return tuple(notes)
+def _notes(
+    clamp: tuple[float | None, float | None], clip: str, decay: float, *, moved: float
+) -> Iterator[str]:
+    if clamp != (None, None):
+        yield f"clamped at {' and '.join(f'{end:.4g}' for end in clamp if end is not None)}"
+    if clip:
+        yield f"gradient clipped ({clip})"
+    if decay:
+        yield f"decay {decay:.4g}"
+    if moved < 1:
+        yield f"{1 - moved:.0%} of the samples stay (a rejection?)"

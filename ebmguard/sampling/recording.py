@@ -25,27 +25,18 @@ _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
 
 @dataclass(frozen=True)
 class Draw:
-    """Gaussian numbers that Python code has drawn.
-
-    Attributes:
-        values: a copy.
-        std: their nominal standard deviation; None where the entries have several.
-    """
+    """Gaussian numbers that Python code has drawn, in a copy."""
 
     values: Tensor
-    std: float | None
+    std: float | None  # nominal; None where the entries have several
 
 
 class Draws(TorchFunctionMode):
-    """While active, copies the Gaussian draws of this thread into ``log``.
-
-    Attributes:
-        log: oldest first; None in the place of what was dropped.
-    """
+    """While active, copies the Gaussian draws of this thread into ``log``, oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.log: list[Draw | None] = []
+        self.log: list[Draw | None] = []  # None in the place of what was dropped
 
     def __torch_function__(
         self,
@@ -73,42 +64,27 @@ class Draws(TorchFunctionMode):
 class Evaluation:
     """One differentiated call of an energy, in copies.
 
-    Attributes:
-        energy: the module, or the callable.
-        x: the input, ``(B, ...)``.
-        draws_before: how many draws the recording had when the call began.
-        leaf, leaf_gradient: the tensor that ``x`` was computed from, and what was differentiated by
-            it. ``x`` and None where it was computed from none, or from several.
-        output: as the sampler saw it. None where it is not one tensor, as is ``cotangent``.
-        gradient: of what was differentiated with respect to ``x``, other terms included.
-        cotangent: the same with respect to the output: 1 where the sum over samples was
-            differentiated, 1/B where their mean was, -1 where it was negated.
-        is_joint: whether the gradient has come through other calls as well, as that of no one call.
-        follows_gap: whether evaluations before it were dropped.
-        noted: what the recording's ``on_call`` has returned for it.
+    ``cotangent`` is the gradient of what was differentiated with respect to the output: 1 where
+    that was the sum over samples, 1/B where it was their mean, -1 where it was negated. ``leaf`` is
+    the one tensor that ``x`` was computed from; ``x`` itself where there is none, or several.
     """
 
-    energy: Any
-    x: Tensor
-    draws_before: int
+    energy: Any  # the module, or the callable
+    x: Tensor  # the input, (B, ...)
+    draws_before: int  # that the recording had when the call began
     leaf: Tensor
-    output: Tensor | None = None
-    gradient: Tensor | None = None
+    output: Tensor | None = None  # as the sampler saw it; None where it is not one tensor
+    gradient: Tensor | None = None  # with respect to x, other terms included
     cotangent: Tensor | None = None
     leaf_gradient: Tensor | None = None
-    is_joint: bool = False
-    follows_gap: bool = False
-    noted: Any = None
+    is_joint: bool = False  # the gradient has come through several calls: it is that of no one
+    follows_gap: bool = False  # evaluations before it were dropped
+    noted: Any = None  # what the recording's on_call has returned for it
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Of the output; empty where that is not one tensor."""
         return () if self.output is None else tuple(self.output.shape)
-
-    @property
-    def awaits_gradient(self) -> bool:
-        """Whether the gradient has come as far as the output, through no other call as yet."""
-        return self.cotangent is not None and self.gradient is None and not self.is_joint
 
     @property
     def point(self) -> tuple[Tensor, Tensor]:
@@ -132,11 +108,7 @@ class Recording:
         on_call: called with ``(energy, args, kwargs, output)`` after each of these calls; what it
             returns is the ``noted`` of the evaluation.
         ends: keep only so many evaluations, two or more, at either end, and the draws around them.
-        has_draws: whether draws are copied.
-
-    Attributes:
-        draws: the Gaussian draws.
-        evaluations: in the order in which they were differentiated.
+        has_draws: whether draws are copied, into ``draws``.
     """
 
     def __init__(
@@ -149,7 +121,7 @@ class Recording:
         has_draws: bool = True,
     ) -> None:
         self.draws = Draws()
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[Evaluation] = []  # in the order in which they were differentiated
         self._module, self._on_evaluation, self._on_call = module, on_evaluation, on_call
         self._ends, self._has_draws = ends, has_draws
         self._is_inside = False
@@ -181,9 +153,15 @@ class Recording:
             with self.draws if self._has_draws else nullcontext():
                 yield
         finally:
-            for _, handle in self._hooks:
-                handle.remove()
-            self._hooks.clear()
+            self._unhook()
+
+    def _unhook(self, *, differentiated: bool = False) -> None:
+        """Remove the hooks; of evaluations that have been differentiated alone, if so asked."""
+        kept = [pair for pair in self._hooks if differentiated and pair[0].gradient is None]
+        for pair in self._hooks:
+            if pair not in kept:
+                pair[1].remove()
+        self._hooks = kept
 
     def call(
         self,
@@ -232,7 +210,7 @@ class Recording:
                 if has_parameters:
                     continue
                 # A sampler may move one leaf in place: hooks must not pile up on it.
-                self._remove_old()
+                self._unhook(differentiated=True)
                 leaf = x if leaf is None else leaf
                 copy = x.detach().clone()
                 kept = copy if leaf is x else leaf.detach().clone()
@@ -246,7 +224,8 @@ class Recording:
             # What comes by another way than through the output is that of another call.
             is_own = seen.cotangent is not None or seen.output is None
             if is_own and seen.gradient is None and _is_plain(gradient):
-                waiting = {each for each, _ in self._hooks if each.awaits_gradient}
+                reached = {e for e, _ in self._hooks if e.cotangent is not None and not e.is_joint}
+                waiting = [each for each in reached if each.gradient is None]
                 for each in waiting if len(waiting) > 1 else ():
                     each.is_joint = True
                 seen.gradient = gradient.detach().clone()
@@ -262,14 +241,6 @@ class Recording:
 
     def _hook(self, seen: Evaluation, x: Tensor, look: Callable[[Tensor], None]) -> None:
         self._hooks.append((seen, x.register_hook(look)))  # type: ignore[no-untyped-call]
-
-    def _remove_old(self) -> None:
-        hooks, self._hooks = self._hooks, []
-        for seen, handle in hooks:
-            if seen.gradient is None:
-                self._hooks.append((seen, handle))
-            else:
-                handle.remove()
 
     def _keep(self, seen: Evaluation) -> None:
         kept, ends = self.evaluations, self._ends

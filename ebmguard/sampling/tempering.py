@@ -1,12 +1,10 @@
 """Run a callable while an energy module, by ``forward`` or another method, returns ``factor * f``.
 
-The sampler of the robust objective targets exp((1 - β) f) (Eq. 7). Multiplying the energy during
-the sampler call is all it takes: noise and step size stay, so the drift is scaled and nothing else.
-
-The method is overridden on the instance for the time of the call, since a wrapper
-module would break closures, hooks, ``state_dict`` and compiled modules. Limits: another thread that
-calls the module meanwhile sees the tempered energy, and ``torch.nn.DataParallel`` must be the
-module that the sampler is given, not one inside it.
+The sampler of the robust objective targets exp((1 - β) f) (Eq. 7): noise and step size stay, so the
+drift is scaled and nothing else. The method is overridden on the instance for the time of the call,
+since a wrapper module would break closures, hooks, ``state_dict`` and compiled modules. Limits:
+another thread that calls the module meanwhile sees the tempered energy, and
+``torch.nn.DataParallel`` must be the module that the sampler is given, not one inside it.
 
 CUDA graphs that a sampler replays in later calls do not call the module: they read the factor from
 one tensor, refilled at every call, and write gradient norms to others. Limit: a capture is not
@@ -81,12 +79,8 @@ class Tempering:
     nor a new β. It does not keep the module alive. It must live as long as CUDA graphs are
     replayed, since their factor is its own; outside of :meth:`active` that factor is 1.
 
-    Args:
-        energy: the method that returns the energies.
-        batch_dim: the dimension of its output that counts samples.
-
     Attributes:
-        energy: that method.
+        energy: the method that returns the energies; ``batch_dim`` of these counts samples.
         seen: the gradients of the tempered f, which drive the sampler, in the latest block.
         reached: whether that method was called during the latest :meth:`active` block, or has been
             captured in a CUDA graph whose replays cannot be seen.
@@ -163,7 +157,7 @@ class Tempering:
                 captured a factor of another shape.
         """
         module, name = self.module, self.energy
-        attributes = module.__dict__
+        attributes = vars(module)
         existing = attributes.get(name)
         if isinstance(getattr(existing, "__self__", None), Tempering):
             raise SamplerError(
@@ -226,7 +220,7 @@ class Tempering:
             output = call(*args, **kwargs)
         else:
             output = self._recording.call(self.module, call, args, kwargs)
-        seen.output_shape = getattr(output, "shape", ())
+        seen.output_shape = getattr(output, "shape", torch.Size())
         return output
 
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:

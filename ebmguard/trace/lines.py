@@ -36,16 +36,11 @@ class Edit:
 
 @dataclass(frozen=True)
 class Plan:
-    """Edits that guard a trainer.
-
-    Attributes:
-        options: of the guard, as they are written.
-        is_inline: whether the sampler stays as it is, or is tempered inside of its loop.
-    """
+    """Edits that guard a trainer."""
 
     edits: tuple[Edit, ...]
-    options: str
-    is_inline: bool
+    options: str  # of the guard, as they are written
+    is_inline: bool  # the sampler stays as it is, or is tempered inside of its loop
 
     def texts(self) -> dict[str, str]:
         """The text of each file with its edits."""
@@ -135,19 +130,12 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
 def _options(sampler: Sampler, *, is_energy: bool) -> str:
     words, best = [BETA_STAR], sampler.best
     if best.is_exact and best.noise > 0 and sampler.is_linear:
-        words.append(f"output_scale={_rounded(best.output_scale, best.output_scale_error)}")
+        scale = best.output_scale  # the shortest number within its error
+        is_whole = scale == int(scale)
+        words.append(f"output_scale={f'{scale:_.0f}' if is_whole else f'{scale:g}'}")
     if is_energy:
         words.append('convention="energy"')
     return ", ".join(words)
-
-
-def _rounded(number: float, error: float) -> str:
-    """The shortest number within the error."""
-    for digits in range(1, 8):
-        short = float(f"{number:.{digits}g}")
-        if abs(short - number) <= max(4 * error, 1e-6 * abs(number)):
-            break
-    return f"{short:,.0f}".replace(",", "_") if short == int(short) else f"{short:g}"
 
 
 # -- where the guard is made ------------------------------------------------------------------
@@ -288,22 +276,18 @@ def _after(statement: ast.stmt) -> tuple[int, int]:
 
 def _line(source: Source, line: int, text: str) -> Edit:
     """A new line before the one of this number, from 1."""
-    start = sum(len(each.encode()) for each in source.lines[: line - 1])
+    start = source.offset(line, 0)
     return Edit(source.file, start, start, f"{text}\n")
 
 
 def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
     """Another expression in the place of one."""
-    before = [sum(len(each.encode()) for each in source.lines[: n - 1]) for n in _ends(node)]
-    start, end = before[0] + node.col_offset, before[1] + (node.end_col_offset or 0)
+    start = source.offset(node.lineno, node.col_offset)
+    end = source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
     whole = source.text.encode()
     if whole[start - 2 : start] in (b" (", b"((") and whole[end : end + 1] == b")":
         start, end = start - 1, end + 1
     return Edit(source.file, start, end, text)
-
-
-def _ends(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.end_lineno or node.lineno
 
 
 def _import(source: Source) -> Edit:

@@ -56,7 +56,7 @@ class Source:
     def __init__(self, file: str) -> None:
         self.file = file
         self.text = Path(file).read_text()
-        self.lines = self.text.splitlines(keepends=True)
+        self._lines = self.text.splitlines(keepends=True)
         self.tree = ast.parse(self.text)
         self._parents = {
             child: parent
@@ -78,6 +78,10 @@ class Source:
             node = above
         return found
 
+    def offset(self, line: int, column: int) -> int:
+        """Bytes before a place: its line from 1, its column in bytes."""
+        return sum(len(each.encode()) for each in self._lines[: line - 1]) + column
+
     def segment(self, node: ast.AST) -> str:
         """The text of a node."""
         return ast.get_source_segment(self.text, node) or ""
@@ -92,6 +96,11 @@ class Place:
 
     def __hash__(self) -> int:
         return hash((id(self.code), self.instruction))  # A code object would hash all of itself.
+
+    @staticmethod
+    def at(call: tuple[FrameType, int]) -> Place:
+        """Of one entry of a stack."""
+        return Place(call[0].f_code, call[1])
 
     @staticmethod
     def of(frame: FrameType) -> Place:

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -90,32 +90,21 @@ def _seed() -> None:
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
     """A hash of parameters and random states."""
-    found = hashlib.sha256()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                found.update(_bytes(parameter))
-    found.update(_bytes(torch.get_rng_state()))
+    tensors = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    tensors.append(torch.get_rng_state())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for state in torch.cuda.get_rng_state_all():
-            found.update(_bytes(state))
-    found.update(repr(random.getstate()).encode())
+        tensors += torch.cuda.get_rng_state_all()
+    found = hashlib.sha256(repr(random.getstate()).encode())
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous()
+        found.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()))
     if (numpy := sys.modules.get("numpy")) is not None:
         _, keys, *rest = numpy.random.get_state()
         found.update(keys.tobytes() + repr(rest).encode())
     return found.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous()
-    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
-
-
 def _told(error: Exception, script: Path) -> str:
-    where = error.__traceback__
-    line = None
-    while where is not None:
-        if where.tb_frame.f_code.co_filename == str(script.resolve()):
-            line = where.tb_lineno
-        where = where.tb_next
-    return f"{type(error).__name__}: {error}" + (f" ({script}:{line})" if line else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [each.lineno for each in frames if each.filename == str(script.resolve())]
+    return f"{type(error).__name__}: {error}" + (f" ({script}:{lines[-1]})" if lines else "")
