@@ -62,14 +62,10 @@ class Sampler:
 
 
 class Chains:
-    """Groups evaluations as they come.
-
-    Attributes:
-        samplers: by the code and the energy of their loops, in the order of their first call.
-    """
+    """Groups evaluations as they come."""
 
     def __init__(self, draws: list[Draw | None]) -> None:
-        self.samplers: dict[Any, Sampler] = {}
+        self.samplers: dict[Any, Sampler] = {}  # by the code and the energy of their loops
         self._over: list[Chain] = []
         self._draws = draws
         self._open: dict[int, Chain] = {}
@@ -87,8 +83,7 @@ class Chains:
         known = self.samplers.values()
         energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
         return any(
-            module is energy
-            or any(module is part for part in energy.modules())
+            any(module is part for part in energy.modules())
             or any(energy is part for part in module.modules())
             for energy in energies
         )
@@ -131,9 +126,7 @@ class Chains:
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
-            first, *ends = (
-                each.x.detach() for each in chain.evaluations[:1] + chain.evaluations[-3:]
-            )
+            first, *ends = (each.x for each in chain.evaluations[:1] + chain.evaluations[-3:])
             last = ends[-1]
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue

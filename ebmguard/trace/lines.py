@@ -138,9 +138,7 @@ def _options(sampler: Sampler, *, is_energy: bool) -> str:
     return ", ".join(words)
 
 
-# -- where the guard is made ------------------------------------------------------------------
-
-_Placed = tuple[list[Edit], str]
+_Placed = tuple[list[Edit], str]  # where the guard is made, and the name of its loss
 
 
 def _around(sampler: Sampler, entry: Place, difference: Difference, options: str) -> _Placed:
@@ -163,7 +161,10 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
     if base.id == "self" or moved:
         if owner is None or not _has(owner, loss):
             raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
-        init = _method(owner, "__init__")
+        named = {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)}
+        init = named.get("__init__")
+        if init is None:
+            raise Unclear(f"the class {owner.name} has no __init__, where a guard could be made")
         prefix, (line, indent) = "self.", _after(init.body[-1])
         loops = [each for each in above if isinstance(each, _LOOPS)]
         if loops and mine and f"{mine[0]} =" not in source.segment(init):
@@ -193,8 +194,9 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
         sampler.names.get(entry.file, []) if place is entry.code else []
     )
     model = [f"model={each}" for each in energies if not prefix or each.startswith("self.")][:1]
-    if isinstance(place, str) and not _is_bound_before(source, energies[:1], line):
-        model = []
+    if isinstance(place, str) and energies:
+        binds = _bound(source.tree).get(energies[0])
+        model = model if binds is not None and binds.lineno < line else []
     method = [f'energy="{sampler.method}"'] if sampler.method else []
     words = ", ".join(["None", name, *model, *method, options])
     new = f"self.{name}" if moved else name
@@ -223,13 +225,6 @@ def _has(scope: ast.AST, place: Place) -> bool:
     return any(each is place.statement for each in ast.walk(scope))
 
 
-def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef:
-    for each in owner.body:
-        if isinstance(each, ast.FunctionDef) and each.name == name:
-            return each
-    raise Unclear(f"the class {owner.name} has no {name}, where a guard could be made")
-
-
 def _owner(source: Source, node: ast.AST) -> ast.AST:
     return next(e for e in source.around(node) if isinstance(e, (*_FUNCTIONS, ast.Module)))
 
@@ -246,13 +241,14 @@ def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             names = [(a.asname or a.name).partition(".")[0] for a in statement.names]
         elif not isinstance(statement, _LOOPS):
-            names = [
-                each.id
-                for each in ast.walk(statement)
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-            ]
+            names = _names_in(statement, context=ast.Store)
         found |= dict.fromkeys(names, statement)
     return found
+
+
+def _names_in(*nodes: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> list[str]:
+    found = [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return [each.id for each in found if isinstance(each.ctx, context)]
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -263,11 +259,6 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _statements(inner)
         else:
             yield each
-
-
-def _is_bound_before(source: Source, names: list[str], line: int) -> bool:
-    bound = _bound(source.tree)
-    return all(name in bound and bound[name].lineno < line for name in names)
 
 
 def _after(statement: ast.stmt) -> tuple[int, int]:
@@ -299,9 +290,6 @@ def _imports(source: Source) -> list[ast.stmt]:
     if not (found := [each for each in found if getattr(each, "module", "") != "__future__"]):
         raise Unclear(f"{source.file} imports nothing")
     return list(found)
-
-
-# -- the loss ---------------------------------------------------------------------------------
 
 
 def _losses(
@@ -338,10 +326,8 @@ def _losses(
         bound = [
             each
             for each in ast.walk(_owner(source, statement))
-            if isinstance(each, ast.Assign)
-            and each.lineno < statement.lineno
-            and {pos, neg}
-            & {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            if isinstance(each, ast.Assign) and each.lineno < statement.lineno
+            if {pos, neg} & {*_names_in(*each.targets)}
         ]
         if bound:
             line, indent = _after(max(bound, key=lambda each: each.lineno))

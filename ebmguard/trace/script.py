@@ -30,11 +30,7 @@ def run(
     is_enough: Callable[[Optimizer], bool],
     text: str | None = None,
 ) -> tuple[str, str]:
-    """Run a script with seeds of 0 until an optimizer's step is enough.
-
-    Args:
-        is_enough: called after each step of an optimizer.
-        text: to run in the place of the script's own.
+    """Run a script, or ``text`` in its place, with seeds of 0 until an optimizer's step is enough.
 
     Returns:
         the hash of all optimizers' parameters and of the random generators when it was enough,
@@ -54,7 +50,10 @@ def run(
     error = ""
     try:
         with _as_main(script, arguments) as main:
-            _seed()
+            torch.manual_seed(0)
+            random.seed(0)
+            if (numpy := sys.modules.get("numpy")) is not None:
+                numpy.random.seed(0)
             text = script.read_text() if text is None else text
             exec(compile(text, main.__file__ or "", "exec", dont_inherit=True), vars(main))
     except Seen:
@@ -79,13 +78,6 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
         yield main
     finally:
         sys.modules["__main__"], sys.argv, sys.path[:] = before, argv, path
-
-
-def _seed() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(0)
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
