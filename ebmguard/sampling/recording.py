@@ -157,11 +157,12 @@ class Recording:
 
     def _unhook(self, *, differentiated: bool = False) -> None:
         """Remove the hooks; of evaluations that have been differentiated alone, if so asked."""
-        kept = [pair for pair in self._hooks if differentiated and pair[0].gradient is None]
-        for pair in self._hooks:
-            if pair not in kept:
-                pair[1].remove()
-        self._hooks = kept
+        hooks, self._hooks = self._hooks, []
+        for seen, handle in hooks:
+            if differentiated and seen.gradient is None:
+                self._hooks.append((seen, handle))
+            else:
+                handle.remove()
 
     def call(
         self,
