@@ -35,7 +35,7 @@ TESTS = (
     "tests/reference_training/engine/test_graphs.py",
     "tests/reference_training/engine/test_lagged.py",
     "tests/reference_training/shortrun/test_sampler.py",
-    "tests/tempering/test_captured.py",
+    "tests/sampling/test_captured.py",
     "tests/check/test_checks.py",
 )
 """Files with tests that need a GPU."""

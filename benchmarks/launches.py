@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import guard
-from ebmguard.measurement import Measured
 from ebmguard.samplers import sgld
+from ebmguard.sampling import Measured
 
 from .gpu_on_meta import gpu_on_meta
 from .meta_steps import CASES, of_guard, steps_of

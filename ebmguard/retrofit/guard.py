@@ -16,9 +16,8 @@ from .. import tags
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
-from ..measurement import Measured
 from ..objective.trusted import coefficients, contrastive_loss
-from ..tempering import scale
+from ..sampling import Measured, scale
 from ..trainer import Clamp
 from .actions import SgldSteps
 from .callables import GuardedLoss
@@ -255,7 +254,7 @@ class Guard(Loop):
             )
         self._is_inline = True
         self._begin_sampling()
-        return scale(output, self._strength_at(self.step).factor)
+        return scale(output, self._strength_at(self.step).factor_of_samples)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -16,8 +16,8 @@ from ..energies import check_energies
 from ..errors import LossError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
+from ..sampling import Recording, is_capturing
 from ..sinks import Writer
-from ..tempering import is_capturing
 from ..trainer import Trainer
 from .actions import Actions, single_number
 from .callables import wrap_sampler
@@ -184,16 +184,17 @@ class Loop:
         if self.trainer.steps_argument is not None:
             steps = self._actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
-        remember = slow and self.trainer.steps is not None
         recording = self._measuring.recording((call, self.trainer.model, *args, *kwargs.values()))
+        seen = recording
+        if seen is None and slow and self.trainer.steps is not None:
+            seen = Recording(ends=2, has_draws=False)
         result, tempering = self._sampling.run(
             call,
             args,
             kwargs,
             self.trainer,
-            strength.factor,
-            remember=remember,
-            recording=recording,
+            strength.factor_of_samples,
+            seen,
         )
         if recording is not None:
             self._measuring.take(recording, tempering)
@@ -203,6 +204,7 @@ class Loop:
             tempering,
             result,
             self.compute,
+            evaluations=() if seen is None else seen.evaluations[-2:],
             slow=slow,
             refinement=self._actions.refined_by,
             parts=call.parts if isinstance(call, Mixture) else None,

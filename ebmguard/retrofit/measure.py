@@ -24,7 +24,7 @@ from ..diagnostics import (
     weight_diagnostics_at,
 )
 from ..energies import Groups, LogQ, per_sample
-from ..tempering import Tempering
+from ..sampling import Evaluation, Tempering
 from ..trainer import Trainer
 from .optimizer import Update
 from .sampling import sampled
@@ -59,6 +59,7 @@ class Measure:
         samples: object,
         compute: Callable[..., Any],
         *,
+        evaluations: Sequence[Evaluation] = (),
         slow: bool,
         refinement: int = 1,
         parts: Mapping[str, slice] | None = None,
@@ -77,9 +78,7 @@ class Measure:
             )
         call = len(self._from_sampler)
         given = tempering, samples, trainer, self._settings, compute, self._known_by.get(call)
-        seen, now = sampled(*given, slow=slow)
-        if tempering is not None:
-            tempering.seen.last.clear()  # copies of samples
+        seen, now = sampled(*given, evaluations, slow=slow)
         if now is not None:
             self._known_by[call] = now
         # Now, since another sampler may draw from the same buffer before the loss.

@@ -15,8 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..alerts import Alert, Level
 from ..errors import ConfigError
-from ..measurement import Measured, Recording, measured
-from ..tempering import Tempering
+from ..sampling import Measured, Recording, Tempering
 from .settings import Settings
 
 __all__ = ["Measuring"]
@@ -29,6 +28,7 @@ _TURNED = (
 )
 
 _CALLS = 5  # that are tried
+_ENDS = 4  # evaluations that are kept at either end of a call
 _SAME = 0.01
 _SURE = 4.0  # standard errors
 _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be seen")
@@ -62,11 +62,11 @@ class Measuring:
         if any(map(_is_compiled, parts)):
             self.result, self.calls_left = _COMPILED, 0
             return None
-        return Recording(is_short=True)
+        return Recording(ends=_ENDS)
 
     def take(self, recording: Recording, tempering: Tempering | None) -> Measured:
         """What the recorded call was."""
-        found = measured(recording.evaluations, recording.draws.log, reduce=self._settings.reduce)
+        found = Measured.of(recording.evaluations, recording.draws.log)
         found = self._settings.ranks.from_all(found)[0]
         assert isinstance(found, Measured)
         self.result = found

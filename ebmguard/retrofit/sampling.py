@@ -21,8 +21,7 @@ from ..diagnostics import (
 )
 from ..energies import has_models
 from ..errors import SamplerError
-from ..measurement import Recording
-from ..tempering import DifferentiatedCall, Tempering, find_module
+from ..sampling import Evaluation, Recording, Tempering, find_module
 from ..trainer import Trainer, find_energy
 from .callables import refuse_deferred
 from .settings import Settings
@@ -51,16 +50,13 @@ class Sampling:
         kwargs: Mapping[str, Any],
         trainer: Trainer,
         factor: float | Tensor,
-        *,
-        remember: bool,
         recording: Recording | None = None,
     ) -> tuple[Any, Tempering | None]:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
         Args:
             trainer: knows the energy module; if it does not, that is found among the arguments.
-            factor, remember: as for :meth:`Tempering.active`.
-            recording: gets the call's draws and its differentiated calls of the module.
+            factor, recording: as for :meth:`Tempering.active`.
 
         Raises:
             SamplerError: no energy module can be found, it was never called, or the sampler is a
@@ -79,23 +75,16 @@ class Sampling:
             find_energy(module, trainer.energy)
             tempering = self._temperings.get(module)
             if tempering is None or tempering.energy != trainer.energy:
-                tempering = Tempering(module, self._models, trainer.energy)
+                tempering = Tempering(module, trainer.energy, batch_dim=len(self._models))
             self._temperings[module] = tempering
         self.is_running = True
         try:
             if tempering is None:
                 result = call(*args, **kwargs)
-            elif recording is None:
-                result = tempering.run(call, args, kwargs, factor, remember=remember)
             else:
-                with recording.draws:
-                    result = tempering.run(
-                        call, args, kwargs, factor, remember=remember, record=recording.call
-                    )
+                result = tempering.run(call, args, kwargs, factor, recording)
         finally:
             self.is_running = False
-            if recording is not None:
-                recording.close()
         if not isinstance(result, Tensor):
             refuse_deferred(result)
         if tempering is not None and not tempering.reached and self._tempers:
@@ -117,6 +106,7 @@ def sampled(
     settings: Settings,
     compute: Callable[..., Any],
     before: Tensor | None,
+    evaluations: Sequence[Evaluation] = (),
     *,
     slow: bool,
 ) -> tuple[dict[str, float | Tensor], Tensor | None]:
@@ -128,6 +118,7 @@ def sampled(
         trainer, settings: as far as the trainer is known, and of the guard.
         compute: calls pure functions.
         before: the fingerprint of the call before; None where there was none.
+        evaluations: the last two, if they were recorded.
         slow: include the tier that is not taken at every step.
 
     Returns:
@@ -145,10 +136,12 @@ def sampled(
             norms, entries = (norm, tempering.seen.norm), tempering.seen.entries
             found |= compute(_of_gradients, norms, steps, entries, models)
     if slow and steps is not None:
-        step = None if tempering is None else tempering.last_step
-        found["sampler/acceptance"] = (
-            math.nan if step is None else _acceptance(*step, steps, models, settings.sign)
-        )
+        found["sampler/acceptance"] = math.nan
+        # A CUDA graph may have others than those that were recorded.
+        is_known = tempering is not None and tempering.evaluations is not None
+        if is_known and len(evaluations) == 2:
+            acceptance = _acceptance(evaluations, steps, models, settings.sign)
+            found["sampler/acceptance"] = acceptance
     if (x := _first_tensor(samples)) is None:
         return found, None
     numbers, known_by = compute(_of_samples, x.detach(), before, trainer.clamp, models)
@@ -197,27 +190,29 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
 
 
 def _acceptance(
-    start: DifferentiatedCall,
-    end: DifferentiatedCall,
+    step: Sequence[Evaluation],
     steps: Mapping[str, float],
     models: torch.Size,
     sign: int,
 ) -> float | Tensor:
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
-    before, after = _point(start, models, sign), _point(end, models, sign)
-    if before is None or after is None or start.x.shape != end.x.shape:
+    before, after = (_point(seen, models, sign) for seen in step)
+    if before is None or after is None or before.x.shape != after.x.shape:
         return math.nan
     return metropolis_acceptance(before, after, **steps).mean(-1).float()
 
 
-def _point(seen: DifferentiatedCall, models: torch.Size, sign: int) -> ChainState | None:
+def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None:
     """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
     x, output = seen.x, seen.output
+    if output is None or seen.is_joint:
+        return None
     leading = x.shape[: len(models) + 1]
     tells = has_models(x, models) and output.shape[: len(leading)] == leading
     if not tells or not x.numel() or x.is_complex() or output.is_complex():
         return None
-    flat = (part.reshape(*leading, -1) for part in (x, output, seen.cotangent, seen.gradient))
+    parts = (x, output, seen.cotangent, seen.gradient)
+    flat = (part.reshape(*leading, -1) for part in parts if part is not None)
     return oriented(*flat, sign=sign)
 
 

@@ -50,6 +50,12 @@ class StrengthAt:
         return _flat(self.beta_star), _flat(self.factor)
 
     @property
+    def factor_of_samples(self) -> float | Tensor:
+        """The factor; of an ensemble ``(*models, 1)``, which broadcasts against its energies."""
+        is_of_models = isinstance(self.factor, Tensor) and self.factor.ndim > 0
+        return self.factor.unsqueeze(-1) if is_of_models else self.factor  # type: ignore[union-attr]
+
+    @property
     def is_off(self) -> bool:
         """Whether the loss of this step is the caller's own, untouched (β* = 0 as a number)."""
         return not isinstance(self.beta_star, Tensor | tuple) and self.beta_star == 0

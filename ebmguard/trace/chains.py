@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..measurement import Draw, Evaluation, Measured, measured
+from ..sampling import Draw, Evaluation, Measured
 from .graph import DATA
 from .places import Place, Stack
 
@@ -23,19 +23,12 @@ _MEASURED = 3  # calls of one sampler
 
 @dataclass(eq=False)
 class Chain:
-    """One call of a sampler.
-
-    Attributes:
-        calls: the user's frames at the first evaluation, innermost first.
-        last_calls: at the last one.
-        loop: the innermost frame that the evaluations share; None while there is but one.
-        sampler: whose call it is; None while there is but one.
-    """
+    """One call of a sampler; its loop and whose it is are known from the second evaluation on."""
 
     evaluations: list[Evaluation]
-    calls: Stack
+    calls: Stack  # the user's frames at the first evaluation, innermost first
     last_calls: Stack
-    loop: Any = None
+    loop: Any = None  # the innermost frame that the evaluations share
     sampler: Sampler | None = None
 
 
@@ -43,38 +36,24 @@ class Chain:
 class Sampler:
     """The chains of one energy that one loop makes.
 
-    Attributes:
-        name: of the function with the loop.
-        energy: the module whose output is differentiated.
-        loop: the place of that loop's evaluations.
-        site: the energy's call in the user's code.
-        entries: the calls that lead from beside the loss to the loop, the outermost first; empty
-            where they were not seen.
-        is_inline: whether the loop stands where the loss does.
-        lengths: evaluations of each call.
-        measured: of the first calls.
-        names: of the energy, in the code of each frame and in each file.
-        buffer: the name of a larger tensor into which samples are written; empty where none is.
-        is_scalar, is_linear: whether one number per sample is differentiated, and whether that is a
-            sum of heads with fixed weights.
-        method: of the energy that is called; empty for the module's own call.
+    ``entries`` are the calls that lead from beside the loss to the loop, the outermost first.
     """
 
-    name: str
-    energy: nn.Module
-    loop: Place
-    site: Place
+    name: str  # of the function with the loop
+    energy: nn.Module  # whose output is differentiated
+    loop: Place  # of that loop's evaluations
+    site: Place  # the energy's call in the user's code
     shape: tuple[int, ...]
-    output_shape: tuple[int, ...] = ()
+    output_shape: tuple[int, ...]
+    is_scalar: bool  # one number per sample is differentiated
+    is_linear: bool  # it is a sum of heads with fixed weights
+    names: dict[Any, list[str]]  # of the energy, in the code of each frame and in each file
+    method: str  # of the energy that is called; empty for the module's own call
     entries: tuple[Place, ...] = ()
-    is_inline: bool = False
-    lengths: list[int] = field(default_factory=list)
-    measured: list[Measured] = field(default_factory=list)
-    is_scalar: bool = False
-    is_linear: bool = False
-    names: dict[Any, list[str]] = field(default_factory=dict)
-    buffer: str = ""
-    method: str = ""
+    is_inline: bool = False  # the loop stands where the loss does
+    lengths: list[int] = field(default_factory=list)  # evaluations of each call
+    measured: list[Measured] = field(default_factory=list)  # of the first calls
+    buffer: str = ""  # the name of a larger tensor into which samples are written
 
     @property
     def best(self) -> Measured:
@@ -83,14 +62,10 @@ class Sampler:
 
 
 class Chains:
-    """Groups evaluations as they come.
-
-    Attributes:
-        samplers: by the code and the energy of their loops, in the order of their first call.
-    """
+    """Groups evaluations as they come."""
 
     def __init__(self, draws: list[Draw | None]) -> None:
-        self.samplers: dict[Any, Sampler] = {}
+        self.samplers: dict[Any, Sampler] = {}  # by the code and the energy of their loops
         self._over: list[Chain] = []
         self._draws = draws
         self._open: dict[int, Chain] = {}
@@ -108,8 +83,7 @@ class Chains:
         known = self.samplers.values()
         energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
         return any(
-            module is energy
-            or any(module is part for part in energy.modules())
+            any(module is part for part in energy.modules())
             or any(energy is part for part in module.modules())
             for energy in energies
         )
@@ -130,7 +104,7 @@ class Chains:
             before = [frame for frame, _ in chain.last_calls]
             shared = next((frame for frame, _ in calls if frame in before), None)
             # Of two places that no function shares, one is no part of the loop: a penalty's.
-            is_one = calls[0][0] is before[0] or _place(calls) == _place(chain.calls)
+            is_one = calls[0][0] is before[0] or Place.at(calls[0]) == Place.at(chain.calls[0])
             if shared is not None and (is_one if chain.loop is None else chain.loop is shared):
                 chain.loop = shared
                 chain.evaluations.append(evaluation)
@@ -152,9 +126,7 @@ class Chains:
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
-            first, *ends = (
-                each.x.detach() for each in chain.evaluations[:1] + chain.evaluations[-3:]
-            )
+            first, *ends = (each.x for each in chain.evaluations[:1] + chain.evaluations[-3:])
             last = ends[-1]
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
@@ -180,13 +152,13 @@ class Chains:
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
         if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
-            sampler.measured.append(measured(chain.evaluations, self._draws))
+            sampler.measured.append(Measured.of(chain.evaluations, self._draws))
         chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 
     def _sampler_of(self, chain: Chain) -> Sampler:
         first = chain.evaluations[0]
-        place = next(Place(f.f_code, at) for f, at in chain.calls if f is chain.loop)
+        place = next(Place.at(call) for call in chain.calls if call[0] is chain.loop)
         key = (place.code, id(first.energy), first.x.shape[1:])
         if key not in self.samplers:
             taken = {each.name for each in self.samplers.values()}
@@ -194,24 +166,14 @@ class Chains:
             names = _names(first.energy, chain.calls)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"
+            shapes = tuple(first.x.shape), first.output_shape
+            kind = _is_scalar(first.cotangent), _is_linear(first.cotangent)
+            method = self._methods.get(id(first.energy), "")
+            site = Place.at(chain.calls[0])
             self.samplers[key] = Sampler(
-                name,
-                first.energy,
-                place,
-                _place(chain.calls),
-                tuple(first.x.shape),
-                first.output_shape,
-                is_scalar=_is_scalar(first.cotangent),
-                is_linear=_is_linear(first.cotangent),
-                names=names,
-                method=self._methods.get(id(first.energy), ""),
+                name, first.energy, place, site, *shapes, *kind, names, method
             )
         return self.samplers[key]
-
-
-def _place(calls: Stack) -> Place:
-    frame, at = calls[0]
-    return Place(frame.f_code, at)
 
 
 def _lengths(x: Tensor) -> Tensor:

@@ -45,10 +45,7 @@ class TraceConfig:
 
 
 def trace(config: TraceConfig) -> int:
-    """Trace, print and prove.
-
-    Returns:
-        exit status: 0 where the lines that are printed were proven, else 1.
+    """Trace, print and prove; 0 where the lines that are printed were proven, else 1.
 
     Raises:
         ConfigError: no such file, or too few steps.
@@ -109,9 +106,6 @@ def _objection(found: Trace, done: Replay, plan: Plan) -> str:
     if done.state != found.state:
         return "parameters or random states differ from those of the run without them"
     return ""
-
-
-# -- what was seen, as text ---------------------------------------------------------------------
 
 
 def _text(found: Trace) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,17 +14,7 @@ from torch.autograd.graph import GradientEdge
 
 from .places import Place, Stack
 
-__all__ = [
-    "DATA",
-    "Output",
-    "Rows",
-    "behind",
-    "edges",
-    "label_of",
-    "meetings",
-    "place_of",
-    "remember",
-]
+__all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "place_of", "remember"]
 
 DATA = "data"
 _KEY = "ebmguard.trace"
@@ -34,35 +25,33 @@ _NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", 
 
 @dataclass(eq=False)
 class Output:
-    """A tensor that the outermost call of a module has returned.
-
-    Attributes:
-        module: the module.
-        x: its input, detached.
-        shape: of the output.
-        calls: the user's frames at the call, and what they were doing.
-        method: that has returned it; empty for the module's own call.
-        labels: of each row of ``x``, where it comes from; None until somebody asks.
-        cotangent: the gradient of the loss with respect to it, once there is one.
-    """
+    """A tensor that the outermost call of a module has returned."""
 
     module: Any
-    x: Tensor
+    x: Tensor  # its input, detached
     shape: tuple[int, ...]
-    calls: Stack
-    method: str = ""
-    labels: list[str] | None = None
-    cotangent: Tensor | None = None
+    calls: Stack  # the user's frames at the call, and what they were doing
+    label_rows: Callable[[Tensor], list[str]] = lambda x: [DATA] * len(x)
+    method: str = ""  # that has returned it; empty for the module's own call
+    cotangent: Tensor | None = None  # the gradient of the loss by it, once there is one
+
+    @functools.cached_property
+    def labels(self) -> list[str]:
+        """Where each row of x comes from, as is known when somebody asks."""
+        return self.label_rows(self.x)
 
     @property
     def place(self) -> Place | None:
         """The innermost expression of the user's that called the module."""
-        return Place(self.calls[0][0].f_code, self.calls[0][1]) if self.calls else None
+        return Place.at(self.calls[0]) if self.calls else None
+
+    def keep_cotangent(self, gradient: Tensor) -> None:
+        """The hook of the tensor itself."""
+        self.cotangent = gradient.detach().clone()
 
 
 # Rows of outputs: of each output those that a tensor was computed from.
 Rows = frozenset[tuple[Output, tuple[int, ...]]]
-_Labels = Callable[[Output], list[str]]
 
 
 def remember(tensor: Tensor, what: Output | Place) -> None:
@@ -73,34 +62,34 @@ def remember(tensor: Tensor, what: Output | Place) -> None:
         node.metadata.setdefault(_KEY, {}).setdefault(key, what)
 
 
-def place_of(node: Any) -> Place | None:
-    """The expression that has made a node."""
-    place: Place | None = node.metadata.get(_KEY, {}).get(Place)
-    return place
+def place_of(node: Any) -> Any:
+    """The :class:`Place` of the expression that has made a node; None where it is not known."""
+    return node.metadata.get(_KEY, {}).get(Place)
 
 
 def edges(root: Any) -> dict[Output, GradientEdge]:
     """The outputs behind a node, as edges of the graph that gradients can be asked for."""
-    inner = [] if root is None else list(_inside_out(root, {}))
-    children = [child for node in inner for child, _ in node.next_functions if child is not None]
+    if root is None:
+        return {}
+    children = [child for node in _inside_out(root, {}) for child, _ in _children(node)]
     return {
         output: GradientEdge(node, number)
-        for node in dict.fromkeys([root, *children] if root is not None else [])
+        for node in dict.fromkeys([root, *children])
         for number, output in _outputs(node).items()
     }
 
 
-def label_of(rows: Rows, labels: _Labels) -> set[str]:
+def kinds(rows: Rows) -> set[str]:
     """The labels of outputs whose rows have but one."""
-    kinds = [{labels(output)[row] for row in chosen} for output, chosen in rows]
-    return {label for kind in kinds if len(kind) == 1 for label in kind}
+    found = [{output.labels[row] for row in chosen} for output, chosen in rows]
+    return {label for kind in found if len(kind) == 1 for label in kind}
 
 
 def behind(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
     """The rows that output ``number`` of a node was computed from. ``known`` is filled."""
     for each in _inside_out(node, known):
         found: set[tuple[Output, tuple[int, ...]]] = set()
-        differentiable = [(child, nr) for child, nr in each.next_functions if child is not None]
+        differentiable = _children(each)
         is_product = each.name().startswith("MulBackward") and len(differentiable) > 1
         if not is_product and not any(part in each.name() for part in _NONLINEAR):
             for child, nr in differentiable:
@@ -109,18 +98,18 @@ def behind(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
     return _value(node, number, known)
 
 
-def meetings(root: Any, labels: _Labels, known: dict[Any, Rows]) -> Iterator[Any]:
+def meetings(root: Any, known: dict[Any, Rows]) -> Iterator[Any]:
     """The nodes at which outputs of two labels first meet, from the outputs to the loss."""
-
-    def is_mixed(rows: Rows) -> bool:
-        return len(label_of(rows, labels)) > 1
-
     behind(root, 0, known)
     for node, rows in list(known.items()):
-        if is_mixed(rows):
-            children = [(child, nr) for child, nr in node.next_functions if child is not None]
-            if not any(is_mixed(_value(child, nr, known)) for child, nr in children):
+        if len(kinds(rows)) > 1:
+            below = (_value(child, nr, known) for child, nr in _children(node))
+            if not any(len(kinds(each)) > 1 for each in below):
                 yield node
+
+
+def _children(node: Any) -> list[tuple[Any, int]]:
+    return [(child, nr) for child, nr in node.next_functions if child is not None]
 
 
 def _outputs(node: Any) -> dict[int, Output]:
@@ -140,7 +129,7 @@ def _inside_out(root: Any, known: dict[Any, Rows]) -> Iterator[Any]:
             continue
         entered.add(node)
         todo.append(node)
-        todo += [child for child, _ in node.next_functions if child is not None]
+        todo += [child for child, _ in _children(node)]
 
 
 def _value(node: Any, number: int, known: dict[Any, Rows]) -> Rows:

@@ -36,16 +36,11 @@ class Edit:
 
 @dataclass(frozen=True)
 class Plan:
-    """Edits that guard a trainer.
-
-    Attributes:
-        options: of the guard, as they are written.
-        is_inline: whether the sampler stays as it is, or is tempered inside of its loop.
-    """
+    """Edits that guard a trainer."""
 
     edits: tuple[Edit, ...]
-    options: str
-    is_inline: bool
+    options: str  # of the guard, as they are written
+    is_inline: bool  # the sampler stays as it is, or is tempered inside of its loop
 
     def texts(self) -> dict[str, str]:
         """The text of each file with its edits."""
@@ -135,24 +130,15 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
 def _options(sampler: Sampler, *, is_energy: bool) -> str:
     words, best = [BETA_STAR], sampler.best
     if best.is_exact and best.noise > 0 and sampler.is_linear:
-        words.append(f"output_scale={_rounded(best.output_scale, best.output_scale_error)}")
+        scale = best.output_scale  # the shortest number within its error
+        is_whole = scale == int(scale)
+        words.append(f"output_scale={f'{scale:_.0f}' if is_whole else f'{scale:g}'}")
     if is_energy:
         words.append('convention="energy"')
     return ", ".join(words)
 
 
-def _rounded(number: float, error: float) -> str:
-    """The shortest number within the error."""
-    for digits in range(1, 8):
-        short = float(f"{number:.{digits}g}")
-        if abs(short - number) <= max(4 * error, 1e-6 * abs(number)):
-            break
-    return f"{short:,.0f}".replace(",", "_") if short == int(short) else f"{short:g}"
-
-
-# -- where the guard is made ------------------------------------------------------------------
-
-_Placed = tuple[list[Edit], str]
+_Placed = tuple[list[Edit], str]  # where the guard is made, and the name of its loss
 
 
 def _around(sampler: Sampler, entry: Place, difference: Difference, options: str) -> _Placed:
@@ -175,7 +161,10 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
     if base.id == "self" or moved:
         if owner is None or not _has(owner, loss):
             raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
-        init = _method(owner, "__init__")
+        named = {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)}
+        init = named.get("__init__")
+        if init is None:
+            raise Unclear(f"the class {owner.name} has no __init__, where a guard could be made")
         prefix, (line, indent) = "self.", _after(init.body[-1])
         loops = [each for each in above if isinstance(each, _LOOPS)]
         if loops and mine and f"{mine[0]} =" not in source.segment(init):
@@ -205,8 +194,9 @@ def _around(sampler: Sampler, entry: Place, difference: Difference, options: str
         sampler.names.get(entry.file, []) if place is entry.code else []
     )
     model = [f"model={each}" for each in energies if not prefix or each.startswith("self.")][:1]
-    if isinstance(place, str) and not _is_bound_before(source, energies[:1], line):
-        model = []
+    if isinstance(place, str) and energies:
+        binds = _bound(source.tree).get(energies[0])
+        model = model if binds is not None and binds.lineno < line else []
     method = [f'energy="{sampler.method}"'] if sampler.method else []
     words = ", ".join(["None", name, *model, *method, options])
     new = f"self.{name}" if moved else name
@@ -235,13 +225,6 @@ def _has(scope: ast.AST, place: Place) -> bool:
     return any(each is place.statement for each in ast.walk(scope))
 
 
-def _method(owner: ast.ClassDef, name: str) -> ast.FunctionDef:
-    for each in owner.body:
-        if isinstance(each, ast.FunctionDef) and each.name == name:
-            return each
-    raise Unclear(f"the class {owner.name} has no {name}, where a guard could be made")
-
-
 def _owner(source: Source, node: ast.AST) -> ast.AST:
     return next(e for e in source.around(node) if isinstance(e, (*_FUNCTIONS, ast.Module)))
 
@@ -258,13 +241,14 @@ def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             names = [(a.asname or a.name).partition(".")[0] for a in statement.names]
         elif not isinstance(statement, _LOOPS):
-            names = [
-                each.id
-                for each in ast.walk(statement)
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-            ]
+            names = _names_in(statement, context=ast.Store)
         found |= dict.fromkeys(names, statement)
     return found
+
+
+def _names_in(*nodes: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> list[str]:
+    found = [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)]
+    return [each.id for each in found if isinstance(each.ctx, context)]
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -277,33 +261,24 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield each
 
 
-def _is_bound_before(source: Source, names: list[str], line: int) -> bool:
-    bound = _bound(source.tree)
-    return all(name in bound and bound[name].lineno < line for name in names)
-
-
 def _after(statement: ast.stmt) -> tuple[int, int]:
     return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
 
 
 def _line(source: Source, line: int, text: str) -> Edit:
     """A new line before the one of this number, from 1."""
-    start = sum(len(each.encode()) for each in source.lines[: line - 1])
+    start = source.offset(line, 0)
     return Edit(source.file, start, start, f"{text}\n")
 
 
 def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
     """Another expression in the place of one."""
-    before = [sum(len(each.encode()) for each in source.lines[: n - 1]) for n in _ends(node)]
-    start, end = before[0] + node.col_offset, before[1] + (node.end_col_offset or 0)
+    start = source.offset(node.lineno, node.col_offset)
+    end = source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
     whole = source.text.encode()
     if whole[start - 2 : start] in (b" (", b"((") and whole[end : end + 1] == b")":
         start, end = start - 1, end + 1
     return Edit(source.file, start, end, text)
-
-
-def _ends(node: ast.expr) -> tuple[int, int]:
-    return node.lineno, node.end_lineno or node.lineno
 
 
 def _import(source: Source) -> Edit:
@@ -315,9 +290,6 @@ def _imports(source: Source) -> list[ast.stmt]:
     if not (found := [each for each in found if getattr(each, "module", "") != "__future__"]):
         raise Unclear(f"{source.file} imports nothing")
     return list(found)
-
-
-# -- the loss ---------------------------------------------------------------------------------
 
 
 def _losses(
@@ -354,10 +326,8 @@ def _losses(
         bound = [
             each
             for each in ast.walk(_owner(source, statement))
-            if isinstance(each, ast.Assign)
-            and each.lineno < statement.lineno
-            and {pos, neg}
-            & {n.id for t in each.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            if isinstance(each, ast.Assign) and each.lineno < statement.lineno
+            if {pos, neg} & {*_names_in(*each.targets)}
         ]
         if bound:
             line, indent = _after(max(bound, key=lambda each: each.lineno))

@@ -19,6 +19,7 @@ Stack = tuple[tuple[FrameType, int], ...]
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _NOT_USERS = tuple(str(Path(f).parent) + os.sep for f in (torch.__file__, __file__))
+_ENDS = ("lineno", "end_lineno", "col_offset", "end_col_offset")
 _OURS = str(Path(__file__).parents[1])
 
 
@@ -47,16 +48,12 @@ def stack(frame: FrameType | None) -> Stack:
 
 
 class Source:
-    """A file as text and as a tree that knows its parents.
-
-    Raises:
-        OSError, SyntaxError: it cannot be read.
-    """
+    """A file as text and as a tree that knows its parents. OSError or SyntaxError if unreadable."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.text = Path(file).read_text()
-        self.lines = self.text.splitlines(keepends=True)
+        self._lines = self.text.splitlines(keepends=True)
         self.tree = ast.parse(self.text)
         self._parents = {
             child: parent
@@ -78,6 +75,10 @@ class Source:
             node = above
         return found
 
+    def offset(self, line: int, column: int) -> int:
+        """Bytes before a place: its line from 1, its column in bytes."""
+        return sum(len(each.encode()) for each in self._lines[: line - 1]) + column
+
     def segment(self, node: ast.AST) -> str:
         """The text of a node."""
         return ast.get_source_segment(self.text, node) or ""
@@ -92,6 +93,11 @@ class Place:
 
     def __hash__(self) -> int:
         return hash((id(self.code), self.instruction))  # A code object would hash all of itself.
+
+    @staticmethod
+    def at(call: tuple[FrameType, int]) -> Place:
+        """Of one entry of a stack."""
+        return Place(call[0].f_code, call[1])
 
     @staticmethod
     def of(frame: FrameType) -> Place:
@@ -118,22 +124,18 @@ class Place:
     def node(self) -> ast.expr | None:
         """The expression that is being evaluated there; None where it is a statement."""
         for each in ast.walk(self.source.tree):
-            if isinstance(each, ast.expr):
-                ends = each.lineno, each.end_lineno, each.col_offset, each.end_col_offset
-                if ends == self.span:
-                    return each
+            ends = (getattr(each, name, None) for name in _ENDS)
+            if isinstance(each, ast.expr) and tuple(ends) == self.span:
+                return each
         return None
 
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
         line = self.span[0]
+        found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
         return min(
-            (
-                each
-                for each in ast.walk(self.source.tree)
-                if isinstance(each, ast.stmt) and each.lineno <= line <= (each.end_lineno or line)
-            ),
+            (each for each in found if each.lineno <= line <= (each.end_lineno or line)),
             key=lambda each: ((each.end_lineno or each.lineno) - each.lineno, -each.col_offset),
         )
 
@@ -156,6 +158,4 @@ def shown(file: str) -> str:
     return file if short.startswith(".." + os.sep + "..") else short
 
 
-@functools.cache
-def _spans(code: CodeType) -> list[tuple[int | None, int | None, int | None, int | None]]:
-    return list(code.co_positions())
+_spans = functools.cache(lambda code: list(code.co_positions()))

@@ -23,17 +23,10 @@ __all__ = ["Replay", "replay"]
 
 @dataclass(frozen=True)
 class Replay:
-    """How a run has ended.
+    """How a run has ended, and the number of guards, and of calls and losses that they saw."""
 
-    Attributes:
-        state: hash of parameters and random states after the given number of optimizer steps.
-        error: that ended the script before; empty where none did.
-        guards: how many were made.
-        sampler_calls, losses: that they saw.
-    """
-
-    state: str
-    error: str = ""
+    state: str  # hash of parameters and random states after the given number of optimizer steps
+    error: str = ""  # that ended the script before
     guards: int = 0
     sampler_calls: int = 0
     losses: int = 0

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -30,11 +30,7 @@ def run(
     is_enough: Callable[[Optimizer], bool],
     text: str | None = None,
 ) -> tuple[str, str]:
-    """Run a script with seeds of 0 until an optimizer's step is enough.
-
-    Args:
-        is_enough: called after each step of an optimizer.
-        text: to run in the place of the script's own.
+    """Run a script, or ``text`` in its place, with seeds of 0 until an optimizer's step is enough.
 
     Returns:
         the hash of all optimizers' parameters and of the random generators when it was enough,
@@ -54,7 +50,10 @@ def run(
     error = ""
     try:
         with _as_main(script, arguments) as main:
-            _seed()
+            torch.manual_seed(0)
+            random.seed(0)
+            if (numpy := sys.modules.get("numpy")) is not None:
+                numpy.random.seed(0)
             text = script.read_text() if text is None else text
             exec(compile(text, main.__file__ or "", "exec", dont_inherit=True), vars(main))
     except Seen:
@@ -81,41 +80,23 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
         sys.modules["__main__"], sys.argv, sys.path[:] = before, argv, path
 
 
-def _seed() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(0)
-
-
 def _state(optimizers: Sequence[Optimizer]) -> str:
     """A hash of parameters and random states."""
-    found = hashlib.sha256()
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                found.update(_bytes(parameter))
-    found.update(_bytes(torch.get_rng_state()))
+    tensors = [p for each in optimizers for group in each.param_groups for p in group["params"]]
+    tensors.append(torch.get_rng_state())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for state in torch.cuda.get_rng_state_all():
-            found.update(_bytes(state))
-    found.update(repr(random.getstate()).encode())
+        tensors += torch.cuda.get_rng_state_all()
+    found = hashlib.sha256(repr(random.getstate()).encode())
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous()
+        found.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()))
     if (numpy := sys.modules.get("numpy")) is not None:
         _, keys, *rest = numpy.random.get_state()
         found.update(keys.tobytes() + repr(rest).encode())
     return found.hexdigest()
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous()
-    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
-
-
 def _told(error: Exception, script: Path) -> str:
-    where = error.__traceback__
-    line = None
-    while where is not None:
-        if where.tb_frame.f_code.co_filename == str(script.resolve()):
-            line = where.tb_lineno
-        where = where.tb_next
-    return f"{type(error).__name__}: {error}" + (f" ({script}:{line})" if line else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [each.lineno for each in frames if each.filename == str(script.resolve())]
+    return f"{type(error).__name__}: {error}" + (f" ({script}:{lines[-1]})" if lines else "")

@@ -20,9 +20,9 @@ from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from ..measurement import Evaluation, Recording
+from ..sampling import Evaluation, Recording
 from .chains import Chain, Chains, Sampler
-from .graph import Output, Rows, behind, edges, label_of, meetings, place_of, remember
+from .graph import Output, Rows, behind, edges, kinds, meetings, place_of, remember
 from .places import Place, Stack, stack, users_frame
 from .script import run
 
@@ -36,22 +36,14 @@ _SURE = 1e-4
 class Side:
     """One side of a difference.
 
-    Attributes:
-        label: "data", or the name of the sampler.
-        expression: the user's for the energies of this side, one for each sample, high where the
-            module's output is; empty where they have no name.
-        site: where the module was called that has made them.
-        energy: that module, and its method; empty for its own call.
-        shape: of these energies.
-        weight: the derivative of the difference by their mean, of the sum over heads; NaN where
-            they enter unequally.
-        cotangent: the sum of the loss's gradient with respect to the outputs of this side.
+    ``weight`` is the derivative of the difference by the mean of these energies, of the sum over
+    heads; NaN where they enter unequally. ``cotangent`` sums the loss's gradient by the outputs.
     """
 
-    label: str
-    expression: str = ""
-    site: Place | None = None
-    energy: tuple[object, str] = (None, "")
+    label: str  # "data", or the name of the sampler
+    expression: str = ""  # the user's, one energy for each sample, high where the output is
+    site: Place | None = None  # where the module was called that has made them
+    energy: tuple[object, str] = (None, "")  # that module, and its method: "" for its own call
     shape: tuple[int, ...] = ()
     weight: float = math.nan
     cotangent: float = math.nan
@@ -59,39 +51,24 @@ class Side:
 
 @dataclass(eq=False)
 class Difference:
-    """The expression in which the energies of samples and of data meet.
-
-    Attributes:
-        sides: by their labels.
-        times: how often it was met.
-    """
+    """The expression in which the energies of samples and of data meet: sides by their labels."""
 
     place: Place
     sides: dict[str, Side]
-    times: int = 0
+    times: int = 0  # it was met
 
 
 @dataclass(eq=False)
 class Trace:
-    """What was seen.
-
-    Attributes:
-        samplers: in the order of their first call.
-        differences: in the order in which they were met.
-        optimizers: names of the classes, of those that train.
-        steps: of these, taken.
-        seconds: of the traced run.
-        state: hash of parameters and random states at its end; empty where the script ended itself.
-        error: that ended the script.
-    """
+    """What was seen, in the order in which it was met."""
 
     samplers: list[Sampler] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
-    optimizers: list[str] = field(default_factory=list)
-    steps: int = 0
+    optimizers: list[str] = field(default_factory=list)  # classes of those that train
+    steps: int = 0  # of these
     seconds: float = 0.0
-    state: str = ""
-    error: str = ""
+    state: str = ""  # hash of parameters and random states; empty where the script ended itself
+    error: str = ""  # that ended the script
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
@@ -136,7 +113,7 @@ class _Tracer:
         self.found = Trace()
         self._recording = Recording(on_evaluation=self._evaluated, on_call=self._called)
         self.chains = Chains(self._recording.draws.log)
-        self._steps, self._with_difference, self._all_steps = steps, 0, 0
+        self._steps, self._with_difference = steps, 0
         self._meets_here: dict[Place, Difference] = {}
         self._in_this_step: set[Place] = set()
         self._patched = ExitStack()
@@ -145,6 +122,7 @@ class _Tracer:
     def watching(self) -> Iterator[None]:
         """Everything that is seen is seen inside this block."""
         backward = torch.autograd.backward
+        self._patched.callback(setattr, torch.autograd, "backward", backward)
 
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
@@ -154,11 +132,8 @@ class _Tracer:
                 _add_cotangents(difference, outputs)
 
         torch.autograd.backward = watched
-        try:
-            with self._patched, self._recording, _Places(self._computed):
-                yield
-        finally:
-            torch.autograd.backward = backward
+        with self._patched, self._recording, _Places(self._computed):
+            yield
 
     def end_step(self, optimizer: Optimizer) -> bool:
         """An optimizer's step is over. Returns whether enough has been seen."""
@@ -170,13 +145,10 @@ class _Tracer:
         name = type(optimizer).__name__
         if name not in self.found.optimizers:
             self.found.optimizers.append(name)
-        self._all_steps += 1
         self.found.steps += 1
         self._with_difference += bool(self._in_this_step)
         self._in_this_step.clear()
-        return self._with_difference >= self._steps or self._all_steps >= _PATIENCE * self._steps
-
-    # -- what the recording tells -----------------------------------------------------------
+        return self._with_difference >= self._steps or self.found.steps >= _PATIENCE * self._steps
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> Stack:
         calls = stack(sys._getframe(1))
@@ -187,10 +159,9 @@ class _Tracer:
             if x is None or not isinstance(each, Tensor) or each.grad_fn is None:
                 continue
             if each.shape[:1] == x.shape[:1] and calls and self.chains.is_energy(module):
-                seen = Output(module, x.detach(), tuple(each.shape), calls)
+                seen = Output(module, x.detach(), tuple(each.shape), calls, self.chains.labels)
                 remember(each, seen)
-                keep = functools.partial(_keep_cotangent, seen)
-                each.register_hook(keep)  # type: ignore[no-untyped-call]
+                each.register_hook(seen.keep_cotangent)  # type: ignore[no-untyped-call]
         return calls
 
     def _evaluated(self, evaluation: Evaluation) -> None:
@@ -223,8 +194,6 @@ class _Tracer:
                 self.chains.replace(sampler, owner, "" if name == "forward" else name)
                 return
 
-    # -- what is computed -------------------------------------------------------------------
-
     def _computed(self, func: Any, args: tuple[Any, ...], result: Any, frame: FrameType) -> None:
         """Before the first ``backward`` nothing is known; later, a known difference is read."""
         if getattr(func, "__name__", "") == "__setitem__":
@@ -236,13 +205,8 @@ class _Tracer:
     def _see_buffer(self, args: tuple[Any, ...], frame: FrameType) -> None:
         into, _, value = args
         for sampler in self.chains.samplers.values():
-            rows = sampler.shape[0]
-            if (
-                isinstance(value, Tensor)
-                and value.shape == (rows, *sampler.shape[1:])
-                and into.shape[1:] == value.shape[1:]
-                and len(into) > rows
-            ):
+            is_batch = isinstance(value, Tensor) and value.shape == sampler.shape
+            if is_batch and into.shape[1:] == value.shape[1:] and len(into) > len(value):
                 names = [name for name, each in frame.f_locals.items() if each is into]
                 sampler.buffer = f"{names[0] if names else 'a tensor'} {tuple(into.shape)}"
 
@@ -252,13 +216,13 @@ class _Tracer:
         """What the two sides are called where they meet, and who called the samplers."""
         self._see_entries(stack(frame))
         found, known = edges(result.grad_fn), dict[Any, Rows]()
-        counts = [sum(self._labels(o).count(label) for o in found) for label in difference.sides]
+        counts = [sum(each.labels.count(label) for each in found) for label in difference.sides]
         is_batch = result.ndim > 0 and len(result) in counts
         total = result.sum() / (len(result) if is_batch else 1)
         here, source = difference.place.node, difference.place.source
         inner = [] if here is None else list(ast.walk(here))
         for output, edge in found.items():
-            (label, *others) = set(self._labels(output))
+            (label, *others) = set(output.labels)
             side = difference.sides.get(label)
             if side is not None and not others:
                 side.site, side.shape, side.expression = output.place, output.shape, ""
@@ -276,7 +240,7 @@ class _Tracer:
             if len(rows) != 1:
                 continue
             ((output, chosen),) = rows
-            side = difference.sides.get(next(iter(label_of(rows, self._labels)), ""))
+            side = difference.sides.get(next(iter(kinds(rows)), ""))
             if side is None or output not in found or len(value) != len(chosen):
                 continue
             weight = _weight(total, GradientEdge(value.grad_fn, value.output_nr), value.shape)
@@ -292,30 +256,21 @@ class _Tracer:
             if shared:
                 loop = next(i for i, (frame, _) in enumerate(chain.calls) if frame is chain.loop)
                 calls = chain.calls[loop + 1 : shared[0] + 1]
-                sampler.entries = tuple(Place(f.f_code, at) for f, at in reversed(calls))
+                sampler.entries = tuple(map(Place.at, reversed(calls)))
                 sampler.is_inline = not calls
-
-    # -- the loss ---------------------------------------------------------------------------
-
-    def _labels(self, output: Output) -> list[str]:
-        if output.labels is None:
-            output.labels = self.chains.labels(output.x)
-        return output.labels
 
     def _before_backward(self, root: Tensor) -> list[tuple[Difference, list[Output]]]:
         if root.grad_fn is None or not self.chains.recent:
             return []
         found = []
         known: dict[Any, Rows] = {}
-        for node in meetings(root.grad_fn, self._labels, known):
+        for node in meetings(root.grad_fn, known):
             place = place_of(node)
             if place is None:
                 continue
             difference = self._meets_here.get(place)
             if difference is None:
-                sides = {
-                    label: Side(label) for label in sorted(label_of(known[node], self._labels))
-                }
+                sides = {label: Side(label) for label in sorted(kinds(known[node]))}
                 difference = self._meets_here[place] = Difference(place, sides)
                 self.found.differences.append(difference)
             difference.times += 1
@@ -359,15 +314,11 @@ def _sign(value: Tensor, output: GradientEdge, rows: Sequence[int]) -> int:
     return 0
 
 
-def _keep_cotangent(output: Output, gradient: Tensor) -> None:
-    output.cotangent = gradient.detach().clone()
-
-
 def _add_cotangents(difference: Difference, outputs: Sequence[Output]) -> None:
     """The gradient of the loss on each side, of rows that have one label."""
     totals: dict[str, float] = {}
     for output in outputs:
-        if output.cotangent is not None and output.labels is not None:
+        if output.cotangent is not None:
             rows = output.cotangent.double().reshape(len(output.labels), -1).sum(1).tolist()
             for label, row in zip(output.labels, rows, strict=True):
                 totals[label] = totals.get(label, 0.0) + row

@@ -17,11 +17,11 @@ from torchebm.samplers import (
     NesterovSampler,
 )
 
-from ebmguard.measurement import Measured, Recording, measured
+from ebmguard.sampling import Measured, Recording
 from tests.frameworks.lightning_parts import Guarded, make_trainer
 from tests.frameworks.parts import NOISE, STEP_SIZE, Sampler, data, make_net
-from tests.measurement.loops import Loop
-from tests.measurement.table import HEAD, Row
+from tests.sampling.loops import Loop
+from tests.sampling.table import HEAD, Row
 
 __all__ = ["LOOPS", "measure"]
 
@@ -39,9 +39,9 @@ class Energy(BaseModel):
 
 
 def _recorded(draw: Callable[[], object]) -> Measured:
-    with Recording(is_short=True) as seen:
+    with Recording(ends=4) as seen:
         draw()
-    return measured(seen.evaluations, seen.draws.log)
+    return Measured.of(seen.evaluations, seen.draws.log)
 
 
 def _of_torchebm(kind: Any, **options: Any) -> Measured:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.frameworks.lightning_parts import WARNS
 from tests.frameworks.table import LOOPS, measure
-from tests.measurement.table import agrees
+from tests.sampling.table import agrees
 
 pytestmark = WARNS
 

@@ -10,9 +10,9 @@ import torch
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError, SamplerError
-from tests.measurement.loops import LOOPS, network, starts
 from tests.parts import get_sample_q
 from tests.runs import Run, begin, frozen, train
+from tests.sampling.loops import LOOPS, network, starts
 
 EXACT = [name for name, loop in LOOPS.items() if loop.step is not None]
 
@@ -81,9 +81,7 @@ def test_a_convention_that_the_sampler_contradicts_is_an_error(name: str, is_rig
     f, x = network(loop), starts(loop)
     assert loop.step is not None
     convention: Any = "log_density" if (loop.step > 0) == is_right else "energy"
-    cd_loss, sample = guard(
-        None, loop.sample, beta_star=0.0, convention=convention, reduce=loop.reduce, model=f
-    )
+    cd_loss, sample = guard(None, loop.sample, beta_star=0.0, convention=convention, model=f)
     x_neg = sample(f, x)
     if is_right:
         cd_loss(f(x), f(x_neg))

@@ -1,12 +1,10 @@
 """Run a callable while an energy module, by ``forward`` or another method, returns ``factor * f``.
 
-The sampler of the robust objective targets exp((1 - β) f) (Eq. 7). Multiplying the energy during
-the sampler call is all it takes: noise and step size stay, so the drift is scaled and nothing else.
-
-The method is overridden on the instance for the time of the call, since a wrapper
-module would break closures, hooks, ``state_dict`` and compiled modules. Limits: another thread that
-calls the module meanwhile sees the tempered energy, and ``torch.nn.DataParallel`` must be the
-module that the sampler is given, not one inside it.
+The sampler of the robust objective targets exp((1 - β) f) (Eq. 7): noise and step size stay, so the
+drift is scaled and nothing else. The method is overridden on the instance for the time of the call,
+since a wrapper module would break closures, hooks, ``state_dict`` and compiled modules. Limits:
+another thread that calls the module meanwhile sees the tempered energy, and
+``torch.nn.DataParallel`` must be the module that the sampler is given, not one inside it.
 
 CUDA graphs that a sampler replays in later calls do not call the module: they read the factor from
 one tensor, refilled at every call, and write gradient norms to others. Limit: a capture is not
@@ -19,25 +17,23 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..energies import ONE_MODEL
 from ..errors import SamplerError
-from .gradients import DifferentiatedCall, GradientWatcher
+from .gradients import GradientWatcher
+from .recording import Recording, is_capturing
 
-__all__ = ["Tempering", "find_module", "is_capturing", "scale"]
-
-Record: TypeAlias = Callable[[nn.Module, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+__all__ = ["Tempering", "find_module", "scale"]
 
 
 def scale(output: object, factor: float | Tensor) -> Tensor:
     """``factor * output`` in the output's dtype; the very same tensor where the factor is 1.0.
 
-    Energies are ``(B,)``, ``(B, heads)``, or ``(*models, B)`` with a factor over the models.
+    A factor that is a tensor broadcasts against the output.
 
     Raises:
         SamplerError: the output is not a tensor (a tuple, say).
@@ -49,11 +45,8 @@ def scale(output: object, factor: float | Tensor) -> Tensor:
             "inside the sampler and guard(loss_fn, None, ...)."
         )
     if isinstance(factor, Tensor):
-        if factor.ndim:
-            factor = factor.reshape(factor.shape + (1,) * (output.ndim - factor.ndim)).to(output)
-    elif factor == 1.0:
-        return output
-    return output * factor
+        return output * (factor.to(output) if factor.ndim else factor)
+    return output if factor == 1.0 else output * factor
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
@@ -82,13 +75,12 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
 class Tempering:
     """Overrides one energy module's ``forward``, or another method, during sampler calls.
 
-    One object serves all calls on a module of an ensemble with ``models`` dimensions, so that
-    ``torch.compile`` recompiles for neither a call nor a new β. It does not keep the module alive.
-    It must live as long as CUDA graphs are replayed, since their factor is its own; outside of
-    :meth:`active` that factor is 1.
+    One object serves all calls on a module, so that ``torch.compile`` recompiles for neither a call
+    nor a new β. It does not keep the module alive. It must live as long as CUDA graphs are
+    replayed, since their factor is its own; outside of :meth:`active` that factor is 1.
 
     Attributes:
-        energy: the method that returns the energies.
+        energy: the method that returns the energies; ``batch_dim`` of these counts samples.
         seen: the gradients of the tempered f, which drive the sampler, in the latest block.
         reached: whether that method was called during the latest :meth:`active` block, or has been
             captured in a CUDA graph whose replays cannot be seen.
@@ -98,16 +90,14 @@ class Tempering:
     _function: Callable[..., Any]  # the same unbound, and what it is bound to
     _owner: tuple[Any, ...]
 
-    def __init__(
-        self, module: nn.Module, models: torch.Size = ONE_MODEL, energy: str = "forward"
-    ) -> None:
+    def __init__(self, module: nn.Module, energy: str = "forward", *, batch_dim: int = 0) -> None:
         self.reached = False
         self.energy = energy
+        self.seen = GradientWatcher(batch_dim)
         self._module = weakref.ref(module)
-        self.seen = GradientWatcher(models)
         self._given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
-        self._record: Record | None = None
+        self._recording: Recording | None = None
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
 
@@ -120,7 +110,7 @@ class Tempering:
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """‖∇_x f‖ per sample, ``(*models, B)``, in the latest block's last differentiated call.
+        """‖∇_x f‖ per sample in the latest block's last differentiated call.
 
         Of the untempered f. None where nothing was differentiated, or where the members of an
         ensemble share their samples; with CUDA graphs see ``GradientWatcher.norm``.
@@ -128,22 +118,12 @@ class Tempering:
         norm, given = self.seen.norm, self._given
         if norm is None:
             return None
-        if isinstance(given, Tensor):
-            return norm / given.detach().abs().to(norm).unsqueeze(-1)
-        return norm / abs(given)
+        return norm / (given.detach().abs().to(norm) if isinstance(given, Tensor) else abs(given))
 
     @property
     def evaluations(self) -> int | None:
         """How many calls the latest block differentiated; None if none, or after a capture."""
         return self.seen.count if self.seen.count and self._captured is None else None
-
-    @property
-    def last_step(self) -> tuple[DifferentiatedCall, DifferentiatedCall] | None:
-        """The last two differentiated calls; None if unknown, or a CUDA graph may have others."""
-        if len(self.seen.last) < 2 or self._captured is not None:
-            return None
-        first, second = self.seen.last
-        return first, second
 
     def run(
         self,
@@ -151,15 +131,13 @@ class Tempering:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         factor: float | Tensor,
-        *,
-        remember: bool = False,
-        record: Record | None = None,
+        recording: Recording | None = None,
     ) -> Any:
         """``call(*args, **kwargs)`` inside :meth:`active`.
 
         An argument such as ``module.forward`` was bound before the override, and is bound anew.
         """
-        with self.active(factor, remember=remember, record=record):
+        with self.active(factor, recording):
             return call(
                 *map(self._rebound, args),
                 **{name: self._rebound(value) for name, value in kwargs.items()},
@@ -169,24 +147,17 @@ class Tempering:
         return self._forward if callable(value) and value == self._inner else value
 
     @contextmanager
-    def active(
-        self,
-        factor: float | Tensor,
-        *,
-        remember: bool = False,
-        record: Record | None = None,
-    ) -> Iterator[None]:
+    def active(self, factor: float | Tensor, recording: Recording | None = None) -> Iterator[None]:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
-        `remember` keeps :attr:`last_step`, at the price of copies of each call's samples. `record`
-        makes the module's calls, given ``(module, call, args, kwargs)``.
+        The factor broadcasts against the energies; `recording` gets the module's calls.
 
         Raises:
             SamplerError: another guard is sampling from the same module, or a CUDA graph has
                 captured a factor of another shape.
         """
         module, name = self.module, self.energy
-        attributes = module.__dict__
+        attributes = vars(module)
         existing = attributes.get(name)
         if isinstance(getattr(existing, "__self__", None), Tempering):
             raise SamplerError(
@@ -199,15 +170,16 @@ class Tempering:
         # Compiled code is kept while what it calls lives; a bound method is a new object each time.
         self._owner = (inner.__self__,) if inspect.ismethod(inner) else ()
         self._function = inner.__func__ if self._owner else inner
-        self._record = record
+        self._recording = recording
         self.reached = self._captured is not None
-        self.seen.start(remember=remember)
+        self.seen.start()
         attributes[name] = self._forward
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
-            attributes["_compiled_call_impl"] = functools.partial(self._watched, compiled)
+            attributes["_compiled_call_impl"] = lambda *a, **k: self._watched(compiled, a, k)
         try:
-            yield
+            with nullcontext() if recording is None else recording.listening():
+                yield
         finally:
             if existing is None:
                 del attributes[name]
@@ -216,35 +188,39 @@ class Tempering:
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
             del self._inner, self._function, self._owner
-            self._record = None
+            self._recording = None
             self.seen.stop()
             if self._captured is not None:
                 self._captured.fill_(1.0)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.compiler.is_compiling():
-            return self._watched(self._scaled, *args, **kwargs)
+            return self._watched(self._scaled, args, kwargs)
         self.reached = True
         return self._scaled(*args, **kwargs)
 
     def _scaled(self, *args: Any, **kwargs: Any) -> Tensor:
         return scale(self._function(*self._owner, *args, **kwargs), self._factor)
 
-    def _watched(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        self.reached = True
-        self.seen.is_capturing = is_capturing()
-        if self.seen.is_capturing:
+    def _watched(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.reached, seen = True, self.seen
+        if is_capturing():
+            seen.is_capturing = True
             if self._captured is None:
                 self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
             assert self._captured is not None
             # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
             self._factor = self._captured
-        x = self.seen.enter(args, kwargs)
-        if self._record is None:
+        else:
+            seen.is_capturing = False
+        seen.enter(args, kwargs)
+        if self._recording is None:
             output = call(*args, **kwargs)
         else:
-            output = self._record(self.module, call, args, kwargs)
-        self.seen.leave(x, output)
+            output = self._recording.call(self.module, call, args, kwargs)
+        seen.output_shape = getattr(output, "shape", torch.Size())
         return output
 
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:
@@ -268,17 +244,10 @@ class Tempering:
         if isinstance(factor, Tensor) and factor.ndim and factor.shape != captured.shape:
             raise SamplerError(
                 f"The energy was captured in a CUDA graph with a factor of shape "
-                f"{tuple(captured.shape)}, and now β* has the shape {tuple(factor.shape)}. Capture "
-                "the graph under a new guard whose β* has this shape from the first step."
+                f"{tuple(captured.shape)}, and now that of β* has the shape {tuple(factor.shape)}. "
+                "Capture the graph under a new guard whose β* is of this shape from the first step."
             )
         if isinstance(self._factor, Tensor):
             captured.copy_(self._factor)
         else:
             captured.fill_(1.0)
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured on the current stream."""
-    # Without a GPU the question raises an error; a capture has initialised CUDA.
-    initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return bool(initialised) and torch.cuda.is_current_stream_capturing()

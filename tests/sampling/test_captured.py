@@ -17,7 +17,7 @@ from torch.func import grad, vmap
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
 from ebmguard.samplers import sgld
-from ebmguard.tempering import Tempering
+from ebmguard.sampling import Tempering
 from tests.parts import Bowl, Energy, energies, gradient_at
 from tests.replay import Replay, count_replays_as_graphs
 
@@ -281,7 +281,7 @@ def test_of_several_graphs_the_one_replayed_last_is_read(order):
 def test_samples_that_members_share_have_no_norms_in_a_graph_either(order):
     f, starts = Members(), {"own": torch.ones(3, 5, 2), "shared": torch.ones(5, 2)}
     graphs = {name: Captured(gradient_at) for name in starts}
-    tempering = Tempering(f, torch.Size([3]))
+    tempering = Tempering(f, batch_dim=1)
     for names in (["own"], ["shared"], order):
         with tempering.active(1.0):
             for name in names:
@@ -308,7 +308,7 @@ def test_number_of_entries_is_unknown_where_graphs_differ_in_it():
 def test_the_graph_replayed_last_is_found_without_waiting(monkeypatch):
     """On the device `meta` whatever reads a value on the host raises."""
     capturing = True
-    monkeypatch.setattr("ebmguard.tempering.tempering.is_capturing", lambda: capturing)
+    monkeypatch.setattr("ebmguard.sampling.tempering.is_capturing", lambda: capturing)
     f = Bowl().to("meta")
     tempering = Tempering(f)
     for x in (X, STARTS["wide"]):
@@ -372,14 +372,14 @@ def test_factor_of_another_shape_is_refused():
     x = torch.randn(3, 5, 2, dtype=torch.float64)
     with tempering.active(0.5):
         sampler(f, x)
-    wide = torch.full((3,), 0.5)
-    with pytest.raises(SamplerError, match=r"shape \(\), and now .* shape \(3,\)"):  # noqa: SIM117
+    wide = torch.full((3, 1), 0.5)
+    with pytest.raises(SamplerError, match=r"shape \(\), and now .* shape \(3, 1\)"):  # noqa: SIM117
         with tempering.active(wide):
             pass
     assert "forward" not in vars(f)
     with tempering.active(torch.tensor(0.25)):
         tempered = sampler(f, x)
-    with Tempering(f).active(torch.full((3,), 0.25)):
+    with Tempering(f).active(torch.full((3, 1), 0.25)):
         torch.testing.assert_close(eager(f, x), tempered, rtol=1e-12, atol=1e-12)
 
 
@@ -402,7 +402,7 @@ def test_nothing_is_compiled_during_the_capture(monkeypatch, beta_star):
     """Compiling is not allowed there; the warm-up of the capture must have done it all."""
     # No replay here: PyTorch compiles nothing while one records.
     capturing = False
-    monkeypatch.setattr("ebmguard.tempering.tempering.is_capturing", lambda: capturing)
+    monkeypatch.setattr("ebmguard.sampling.tempering.is_capturing", lambda: capturing)
     compiled_during_the_capture = []
 
     def backend(graph, example_inputs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +34,6 @@ class Loop:
         decay: of -x in the update.
         clip: part of what has to be said of a clipped gradient.
         heads, shape, dtype: of the network and the samples.
-        reduce: how heads become one energy.
         tolerance: relative, of the numbers.
         start: the start points, of their shape.
     """
@@ -47,7 +46,6 @@ class Loop:
     decay: float = 0.0
     clip: str = ""
     heads: int = 1
-    reduce: Literal["sum", "mean"] = "sum"
     shape: tuple[int, ...] = SHAPE
     dtype: torch.dtype = torch.float32
     tolerance: float = 1e-4
@@ -338,7 +336,6 @@ LOOPS = {
         heads=5,
     ),
     "heads summed": Loop(stepping(plain), heads=3),
-    "heads averaged, o of their mean": Loop(stepping(plain), heads=3, step=3 * STEP, reduce="mean"),
     "mean over the batch": Loop(
         stepping(lambda x, g, t: x + STEP * 32 * g + noise(x), energy=lambda f, x: f(x).mean())
     ),

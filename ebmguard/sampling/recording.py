@@ -5,7 +5,8 @@ Nothing of the sampler changes: hooks look at gradients that pass by, and no ran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,37 +16,27 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Draw", "Draws", "Evaluation", "Recording"]
+__all__ = ["Draw", "Draws", "Evaluation", "Recording", "is_capturing"]
 
 # Functions of normal numbers, and where their positional arguments have the standard deviation.
 _GAUSSIAN = {"randn": None, "randn_like": None, "normal": 1, "normal_": 2}
 _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
-_ENDS = 4  # evaluations that a short recording keeps at either end
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Gaussian numbers that Python code has drawn.
-
-    Attributes:
-        values: a copy.
-        std: their nominal standard deviation; None where the entries have several.
-    """
+    """Gaussian numbers that Python code has drawn, in a copy."""
 
     values: Tensor
-    std: float | None
+    std: float | None  # nominal; None where the entries have several
 
 
 class Draws(TorchFunctionMode):
-    """While active, copies the Gaussian draws of this thread into ``log``.
-
-    Attributes:
-        log: oldest first; None in the place of what was dropped.
-    """
+    """While active, copies the Gaussian draws of this thread into ``log``, oldest first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.log: list[Draw | None] = []
+        self.log: list[Draw | None] = []  # None in the place of what was dropped
 
     def __torch_function__(
         self,
@@ -73,30 +64,27 @@ class Draws(TorchFunctionMode):
 class Evaluation:
     """One differentiated call of an energy, in copies.
 
-    Attributes:
-        energy: the module, or the callable.
-        x: the input, ``(B, ...)``.
-        draws_before: how many draws the recording had when the call began.
-        output_shape: of what it returned.
-        gradient: of what was differentiated with respect to ``x``, other terms included.
-        cotangent: the same with respect to the output: 1 where the sum over samples was
-            differentiated. None where the output is not one tensor.
-        leaf, leaf_gradient: the tensor that ``x`` was computed from, and the same with respect to
-            it. ``x`` and None where it was computed from none, or from several.
-        follows_gap: whether evaluations before it were dropped.
-        noted: what the recording's ``on_call`` has returned for it.
+    ``cotangent`` is the gradient of what was differentiated with respect to the output: 1 where
+    that was the sum over samples, 1/B where it was their mean, -1 where it was negated. ``leaf`` is
+    the one tensor that ``x`` was computed from; ``x`` itself where there is none, or several.
     """
 
-    energy: Any
-    x: Tensor
-    draws_before: int
+    energy: Any  # the module, or the callable
+    x: Tensor  # the input, (B, ...)
+    draws_before: int  # that the recording had when the call began
     leaf: Tensor
-    output_shape: tuple[int, ...] = ()
-    gradient: Tensor | None = None
+    output: Tensor | None = None  # as the sampler saw it; None where it is not one tensor
+    gradient: Tensor | None = None  # with respect to x, other terms included
     cotangent: Tensor | None = None
     leaf_gradient: Tensor | None = None
-    follows_gap: bool = False
-    noted: Any = None
+    is_joint: bool = False  # the gradient has come through several calls: it is that of no one
+    follows_gap: bool = False  # evaluations before it were dropped
+    noted: Any = None  # what the recording's on_call has returned for it
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of the output; empty where that is not one tensor."""
+        return () if self.output is None else tuple(self.output.shape)
 
     @property
     def point(self) -> tuple[Tensor, Tensor]:
@@ -112,18 +100,15 @@ class Recording:
 
     As a context manager it sees calls of modules by itself, through ``nn.Module.__call__``. Where
     calls pass through another's hands anyway, that one hands them to :meth:`call` instead, inside
-    of ``with seen.draws:``, and nothing is patched.
+    of :meth:`listening`, and nothing is patched.
 
     Args:
         module: the energy; None records all that are differentiated, not what is inside.
         on_evaluation: called with each evaluation, once it has been differentiated.
         on_call: called with ``(energy, args, kwargs, output)`` after each of these calls; what it
             returns is the ``noted`` of the evaluation.
-        is_short: keep only the first and the last four evaluations, and the draws around them.
-
-    Attributes:
-        draws: the Gaussian draws.
-        evaluations: in the order in which they were differentiated.
+        ends: keep only so many evaluations, two or more, at either end, and the draws around them.
+        has_draws: whether draws are copied, into ``draws``.
     """
 
     def __init__(
@@ -132,18 +117,20 @@ class Recording:
         *,
         on_evaluation: Callable[[Evaluation], object] | None = None,
         on_call: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object] | None = None,
-        is_short: bool = False,
+        ends: int | None = None,
+        has_draws: bool = True,
     ) -> None:
         self.draws = Draws()
-        self.evaluations: list[Evaluation] = []
+        self.evaluations: list[Evaluation] = []  # in the order in which they were differentiated
         self._module, self._on_evaluation, self._on_call = module, on_evaluation, on_call
-        self._is_short = is_short
+        self._ends, self._has_draws = ends, has_draws
         self._is_inside = False
         self._known: set[int] = set()
+        self._patched = ExitStack()
         self._hooks: list[tuple[Evaluation, RemovableHandle]] = []
 
     def __enter__(self) -> Recording:
-        original = self._original = nn.Module.__call__
+        original = nn.Module.__call__
         seen = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -152,19 +139,30 @@ class Recording:
             return seen.call(module, lambda *a, **k: original(module, *a, **k), args, kwargs)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
-        self.draws.__enter__()  # type: ignore[no-untyped-call]
+        self._patched.callback(setattr, nn.Module, "__call__", original)
+        self._patched.enter_context(self.listening())
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.draws.__exit__(*error)  # type: ignore[no-untyped-call]
-        nn.Module.__call__ = self._original  # type: ignore[method-assign]
-        self.close()
+        self._patched.close()
 
-    def close(self) -> None:
-        """Look at no gradient any longer."""
-        for _, handle in self._hooks:
-            handle.remove()
-        self._hooks.clear()
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Inside the block draws are copied; after it no gradient is looked at any longer."""
+        try:
+            with self.draws if self._has_draws else nullcontext():
+                yield
+        finally:
+            self._unhook()
+
+    def _unhook(self, *, differentiated: bool = False) -> None:
+        """Remove the hooks; of evaluations that have been differentiated alone, if so asked."""
+        hooks, self._hooks = self._hooks, []
+        for seen, handle in hooks:
+            if differentiated and seen.gradient is None:
+                self._hooks.append((seen, handle))
+            else:
+                handle.remove()
 
     def call(
         self,
@@ -185,8 +183,9 @@ class Recording:
             output = function(*args, **kwargs)
         finally:
             self._is_inside = False
-        if seen is not None and isinstance(output, Tensor) and output.grad_fn is not None:
-            seen.output_shape = tuple(output.shape)
+        is_node = isinstance(output, Tensor) and output.grad_fn is not None
+        if seen is not None and is_node and not is_functorch_wrapped_tensor(output):
+            seen.output = output.detach().clone()  # compiled networks may reuse its memory
 
             def arrive(cotangent: Tensor) -> None:
                 if seen.cotangent is None and _is_plain(cotangent):
@@ -206,11 +205,13 @@ class Recording:
             return None
         for x in (*args, *kwargs.values()):
             if isinstance(x, Tensor) and x.requires_grad and x.is_floating_point() and x.ndim:
+                if not _is_plain(x):
+                    continue
                 leaf, has_parameters = _leaf_behind(x)
-                if has_parameters or not _is_plain(x):
+                if has_parameters:
                     continue
                 # A sampler may move one leaf in place: hooks must not pile up on it.
-                self._remove_old()
+                self._unhook(differentiated=True)
                 leaf = x if leaf is None else leaf
                 copy = x.detach().clone()
                 kept = copy if leaf is x else leaf.detach().clone()
@@ -222,8 +223,12 @@ class Recording:
     def _watch(self, seen: Evaluation, x: Tensor, leaf: Tensor) -> None:
         def at_input(gradient: Tensor) -> None:
             # What comes by another way than through the output is that of another call.
-            is_own = seen.cotangent is not None or not seen.output_shape
+            is_own = seen.cotangent is not None or seen.output is None
             if is_own and seen.gradient is None and _is_plain(gradient):
+                reached = {e for e, _ in self._hooks if e.cotangent is not None and not e.is_joint}
+                waiting = [each for each in reached if each.gradient is None]
+                for each in waiting if len(waiting) > 1 else ():
+                    each.is_joint = True
                 seen.gradient = gradient.detach().clone()
                 self._keep(seen)
 
@@ -238,38 +243,34 @@ class Recording:
     def _hook(self, seen: Evaluation, x: Tensor, look: Callable[[Tensor], None]) -> None:
         self._hooks.append((seen, x.register_hook(look)))  # type: ignore[no-untyped-call]
 
-    def _remove_old(self) -> None:
-        hooks, self._hooks = self._hooks, []
-        for seen, handle in hooks:
-            if seen.gradient is None:
-                self._hooks.append((seen, handle))
-            else:
-                handle.remove()
-
     def _keep(self, seen: Evaluation) -> None:
-        kept = self.evaluations
+        kept, ends = self.evaluations, self._ends
         kept.append(seen)
-        if self._is_short and len(kept) > 2 * _ENDS:
+        if ends is not None and len(kept) > 2 * ends:
             # Draws from before the first evaluation stay: they may be those of all steps.
-            first, last = kept[_ENDS - 1].draws_before, kept.pop(_ENDS).draws_before
+            first, last = kept[ends - 1].draws_before, kept.pop(ends).draws_before
             self.draws.log[first:last] = [None] * (last - first)
-            kept[_ENDS].follows_gap = True
+            kept[ends].follows_gap = True
         if self._on_evaluation is not None:
             self._on_evaluation(seen)
 
 
-def _is_plain(x: Tensor) -> bool:
-    """Not inside a functional transform, whose tensors must not outlive it, nor in a capture."""
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured on the current stream."""
     # Without a GPU the question raises an error; a capture has initialised CUDA.
     initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    is_capturing = initialised and torch.cuda.is_current_stream_capturing()
-    return not (is_capturing or is_functorch_wrapped_tensor(x) or torch.compiler.is_compiling())
+    return bool(initialised) and torch.cuda.is_current_stream_capturing()
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Not inside a functional transform, whose tensors must not outlive it, nor in a capture."""
+    return not (is_functorch_wrapped_tensor(x) or is_capturing() or torch.compiler.is_compiling())
 
 
 def _leaf_behind(x: Tensor) -> tuple[Tensor | None, bool]:
     """The one leaf that x was computed from, or None; and whether parameters are behind x."""
     if x.is_leaf:
-        return (None, True) if isinstance(x, nn.Parameter) else (x, False)
+        return x, False
     found: dict[int, Tensor] = {}
     has_parameters = False
     seen: set[Any] = set()

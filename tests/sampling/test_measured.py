@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from ebmguard.measurement import Recording, measured
-from tests.measurement.loops import LOOPS, Loop, network, starts
-from tests.measurement.table import OF_CODEBASES, agrees, measure, measure_codebase
+from ebmguard.sampling import Measured, Recording
 from tests.runs import frozen, randomness
+from tests.sampling.loops import LOOPS, Loop, network, starts
+from tests.sampling.table import OF_CODEBASES, agrees, measure, measure_codebase
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -68,9 +68,9 @@ def test_a_short_recording_has_both_ends_of_a_long_chain() -> None:
 
     torch.manual_seed(0)
     f, x = network(loop), starts(loop)
-    with Recording(f, is_short=True) as seen:
+    with Recording(f, ends=4) as seen:
         sample(f, x)
     assert len(seen.evaluations) == 8
     assert sum(draw is not None for draw in seen.draws.log) <= 9
-    assert "sizes change along the chain" in measured(seen.evaluations, seen.draws.log).verdict
+    assert "sizes change along the chain" in Measured.of(seen.evaluations, seen.draws.log).verdict
     assert measure(replace(loop, sample=sample)).verdict.startswith("sizes change")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
 from torch import nn
 
 from ebmguard.errors import SamplerError
-from ebmguard.tempering import Tempering, find_module, scale
+from ebmguard.sampling import Tempering, find_module, scale
 from tests.parts import Bowl, Energy, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
@@ -45,7 +46,7 @@ def test_factor_is_exact_in_float64(beta):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5])])
+@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([[0.5], [0.5]])])
 def test_dtype_of_the_output_stays(dtype, factor):
     f, x = Bowl(), torch.ones(2, 3, 4, dtype=dtype)
     f.forward = lambda x: x.sum(-1)  # type: ignore[method-assign]
@@ -56,7 +57,7 @@ def test_dtype_of_the_output_stays(dtype, factor):
 
 
 def test_factors_of_members_and_of_one():
-    factor = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    factor = torch.tensor([[0.5], [1.0], [2.0]], dtype=torch.float64)
     y = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2)
     expected = [[0.5, 1.0], [3.0, 4.0], [10.0, 12.0]]
     assert scale(y, factor).tolist() == expected
@@ -227,3 +228,62 @@ def test_found(call, args, kwargs, found):
 def test_not_found(call, args, words):
     with pytest.raises(SamplerError, match=words):
         find_module(call, args, {})
+
+
+# -- the gradients that pass by ---------------------------------------------------------------
+
+
+def _through_numpy(g):
+    g.numpy()[:] = 7.0
+
+
+OVERWRITES = {
+    "nothing": lambda g: None,
+    "zero_": lambda g: g.zero_(),
+    "clamp_ of .data": lambda g: g.data.clamp_(-0.01, 0.01),
+    "mul_ of detach()": lambda g: g.detach().mul_(3.0),
+    "numpy": _through_numpy,
+    "set_ of another": lambda g: g.set_(torch.full_like(g, 7.0)),
+}
+
+
+@pytest.mark.parametrize("overwrite", OVERWRITES.values(), ids=OVERWRITES)
+@pytest.mark.parametrize("way", ["grad", "backward", "create_graph"])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("shape", [(2,), (2, 2), (2, 1, 2, 1)])
+def test_norms_are_those_of_the_gradient_before_samplers_overwrite_it(overwrite, way, steps, shape):
+    f, x = Bowl(), torch.linspace(-3, 4, math.prod(shape), dtype=torch.float64).reshape(shape)
+    f.forward = lambda x: -0.5 * x.square().reshape(len(x), -1).sum(1)  # type: ignore[method-assign]
+
+    def sample(f):
+        for k in range(1, steps + 1):
+            point = (k * x).requires_grad_()
+            if way == "backward":
+                f(point).sum().backward()
+                gradient = point.grad
+            else:
+                create_graph = way == "create_graph"
+                (gradient,) = torch.autograd.grad(f(point).sum(), point, create_graph=create_graph)
+            with torch.no_grad():
+                overwrite(gradient.detach() if way == "create_graph" else gradient)
+
+    tempering = Tempering(f)
+    tempering.run(sample, (f,), {}, 0.25)
+    expected = steps * x.reshape(len(x), -1).norm(dim=1)
+    torch.testing.assert_close(tempering.grad_norm, expected, rtol=1e-12, atol=0)
+    assert not tempering.seen.norm.requires_grad
+    assert tempering.evaluations == steps
+    assert tempering.seen.entries == math.prod(shape[1:])
+
+
+def test_members_have_norms_of_their_own_or_none():
+    f, factor = Bowl(), torch.tensor([[0.5], [2.0], [1.0]], dtype=torch.float64)
+    f.forward = lambda x: -0.5 * x.square().sum(-1).expand(3, -1)  # type: ignore[method-assign]
+    x = torch.randn(3, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tempering = Tempering(f, batch_dim=1)
+    with tempering.active(factor):
+        gradient_at(f, x)
+        torch.testing.assert_close(tempering.grad_norm, x.norm(dim=-1), rtol=1e-12, atol=0)
+        torch.testing.assert_close(tempering.seen.norm, factor * x.norm(dim=-1), rtol=1e-12, atol=0)
+        gradient_at(f, x[0])
+        assert tempering.grad_norm is None

@@ -1,4 +1,4 @@
-"""Truth against measured, for every loop: ``python -m tests.measurement.table``."""
+"""Truth against measured, for every loop: ``python -m tests.sampling.table``."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ebmguard.measurement import Measured, Recording, measured
+from ebmguard.sampling import Measured, Recording
 from tests.adapters.cases import CODEBASES
-from tests.measurement.loops import LOOPS, Loop, network, starts
 from tests.runs import Run, Trial
+from tests.sampling.loops import LOOPS, Loop, network, starts
 
 __all__ = ["HEAD", "OF_CODEBASES", "Row", "agrees", "measure", "measure_codebase"]
 
@@ -46,10 +46,10 @@ def measure(loop: Loop) -> Measured:
     """A small sampler, on a small network."""
     torch.manual_seed(0)
     f, x = network(loop), starts(loop)
-    with Recording(f, is_short=True) as seen:
+    with Recording(f, ends=4) as seen:
         assert loop.sample is not None
         loop.sample(f, x)
-    return measured(seen.evaluations, seen.draws.log, reduce=loop.reduce)
+    return Measured.of(seen.evaluations, seen.draws.log)
 
 
 def measure_codebase(name: str, options: Mapping[str, Any]) -> tuple[Measured, Run]:
@@ -57,7 +57,7 @@ def measure_codebase(name: str, options: Mapping[str, Any]) -> tuple[Measured, R
     if name == "igebm":
         with Recording() as seen:
             run = CODEBASES[name].train(Trial(n=1), **options)
-        return measured(seen.evaluations[:3], seen.draws.log), run
+        return Measured.of(seen.evaluations[:3], seen.draws.log), run
     run = CODEBASES[name].train(Trial(beta_star=0.0, n=1), **options)
     found = run.guards[0].measured
     assert found is not None

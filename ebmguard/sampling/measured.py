@@ -14,7 +14,7 @@ import torch
 from .recording import Draw, Evaluation
 from .steps import Step, solve
 
-__all__ = ["Measured", "measured"]
+__all__ = ["Measured"]
 
 EXACT = "exact"
 _FEW = 8  # draws before the first evaluation that may belong to the chain
@@ -62,6 +62,34 @@ class Measured:
     decay: float = 0.0
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, evaluations: Sequence[Evaluation], draws: Sequence[Draw | None]) -> Measured:
+        """What the chain behind these evaluations is.
+
+        Args:
+            evaluations: of one energy along one chain, in order.
+            draws: ``recording.draws.log`` of the recording that they are from.
+        """
+        points = [seen.point[0] for seen in evaluations]
+        if points and all(torch.equal(x, x.round()) for x in points):
+            return cls("discrete samples")
+        if len(points) < 3:
+            return cls(f"fewer than three differentiated calls ({len(points)})")
+        pairs = [(seen, step) for seen, step in _steps(evaluations, draws) if step.moved > 0]
+        if not pairs:
+            return cls("nothing moves between its calls, or their shapes change")
+        momenta = [step.momentum for _, step in pairs if abs(step.momentum) > _ALIKE]
+        if momenta:
+            is_free = all(math.isclose(each, 1, rel_tol=_ALIKE) for each in momenta)
+            return cls("HMC" if is_free else f"momentum ({momenta[-1]:.4g})")
+        told = [(seen, step) for seen, step in pairs if not step.why]
+        if len(told) < max(2, _MOST * len(pairs)):
+            why = Counter(step.why or "one step alone was told" for _, step in pairs)
+            if len(why) > 1:
+                del why[""]
+            return cls(why.most_common(1)[0][0])
+        return _pooled(told)
+
     @property
     def is_exact(self) -> bool:
         """Whether the numbers hold to rounding."""
@@ -77,36 +105,6 @@ class Measured:
             f"{self.output_scale_error:.1g}), convention={self.convention!r}; {self.share:.0%} of "
             f"the free entries agree to rounding{notes}."
         )
-
-
-def measured(
-    evaluations: Sequence[Evaluation], draws: Sequence[Draw | None], *, reduce: str = "sum"
-) -> Measured:
-    """What the chain behind these evaluations is.
-
-    Args:
-        evaluations: of one energy along one chain, in order.
-        draws: ``recording.draws.log`` of the recording that they are from.
-        reduce: how heads ``(B, K)`` become one energy, "sum" or "mean".
-    """
-    if evaluations and all(torch.equal(x, x.round()) for x, _ in (e.point for e in evaluations)):
-        return Measured("discrete samples")
-    if len(evaluations) < 3:
-        return Measured(f"fewer than three differentiated calls ({len(evaluations)})")
-    pairs = [(seen, step) for seen, step in _steps(evaluations, draws) if step.moved > 0]
-    if not pairs:
-        return Measured("nothing moves between its calls, or their shapes change")
-    momenta = [step.momentum for _, step in pairs if abs(step.momentum) > _ALIKE]
-    if momenta:
-        is_free = all(math.isclose(each, 1, rel_tol=_ALIKE) for each in momenta)
-        return Measured("HMC" if is_free else f"momentum ({momenta[-1]:.4g})")
-    told = [(seen, step) for seen, step in pairs if not step.why]
-    if len(told) < max(2, _MOST * len(pairs)):
-        why = Counter(step.why or "one step alone was told" for _, step in pairs)
-        if len(why) > 1:
-            del why[""]
-        return Measured(why.most_common(1)[0][0])
-    return _pooled(told, reduce)
 
 
 def _steps(
@@ -134,10 +132,13 @@ def _steps(
         earlier = seen
 
 
-def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
+def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
     """Steps that are the gradient and known noise, as one."""
-    steps, notes = [step for _, step in told], _notes(told)
-    factors = [_factor(seen, reduce) for seen, _ in told]
+    steps = [step for _, step in told]
+    clamp, decay = steps[-1].clamp, statistics.median(step.decay for step in steps)
+    clip = next((step.clip for step in steps if step.clip), "")
+    notes = tuple(_notes(clamp, clip, decay, moved=min(step.moved for step in steps)))
+    factors = [_factor(seen) for seen, _ in told]
     if not any(step.noise for step in steps):
         return Measured("gradient steps without noise", notes=notes)
     if not all(math.isclose(factor, factors[0], rel_tol=_ALIKE) for factor in factors):
@@ -176,9 +177,9 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]], reduce: str) -> Measured:
         convention=("log_density" if size > 0 else "energy") if verdict == EXACT else None,
         share=min(step.exact for step in steps),
         sizes=tuple(sizes) if changes else (),
-        clamp=steps[-1].clamp,
-        clip=next((step.clip for step in steps if step.clip), ""),
-        decay=statistics.median(step.decay for step in steps),
+        clamp=clamp,
+        clip=clip,
+        decay=decay,
         notes=notes,
     )
 
@@ -199,17 +200,17 @@ def _scale(size: float, noise: float) -> float:
     return 2 * abs(size) / noise**2 if noise else math.inf
 
 
-def _factor(seen: Evaluation, reduce: str) -> float:
+def _factor(seen: Evaluation) -> float:
     """How much of each sample's energy was differentiated; NaN where that has no one answer."""
     cotangent = seen.cotangent
     if cotangent is None or not cotangent.numel():
         return math.nan
     each = cotangent.cpu().double().reshape(len(cotangent) if cotangent.ndim else 1, -1)
-    # Heads that are all taken alike are one energy, their sum or mean; others are weighted (a
-    # logsumexp, one column), and the weights add up to the factor.
+    # Heads that are all taken alike are one energy, their sum; others are weighted (a logsumexp,
+    # one column), and the weights add up to the factor.
     first = each[:, :1]
     is_alike = bool((each - first).abs().max() <= 1e-6 * each.abs().max())
-    of_rows = first[:, 0] * (each.shape[1] if reduce == "mean" else 1) if is_alike else each.sum(1)
+    of_rows = first[:, 0] if is_alike else each.sum(1)
     mean = float(of_rows.mean())
     return mean if float((of_rows - mean).abs().max()) <= _ALIKE * abs(mean) else math.nan
 
@@ -222,15 +223,14 @@ def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean, total**-0.5
 
 
-def _notes(told: Sequence[tuple[Evaluation, Step]]) -> tuple[str, ...]:
-    steps, notes = [step for _, step in told], []
-    if (clamp := steps[-1].clamp) != (None, None):
-        ends = " and ".join(f"{end:.4g}" for end in clamp if end is not None)
-        notes.append(f"clamped at {ends}")
-    if clip := next((step.clip for step in steps if step.clip), ""):
-        notes.append(f"gradient clipped ({clip})")
-    if decay := statistics.median(step.decay for step in steps):
-        notes.append(f"decay {decay:.4g}")
-    if (moved := min(step.moved for step in steps)) < 1:
-        notes.append(f"{1 - moved:.0%} of the samples stay (a rejection?)")
-    return tuple(notes)
+def _notes(
+    clamp: tuple[float | None, float | None], clip: str, decay: float, *, moved: float
+) -> Iterator[str]:
+    if clamp != (None, None):
+        yield f"clamped at {' and '.join(f'{end:.4g}' for end in clamp if end is not None)}"
+    if clip:
+        yield f"gradient clipped ({clip})"
+    if decay:
+        yield f"decay {decay:.4g}"
+    if moved < 1:
+        yield f"{1 - moved:.0%} of the samples stay (a rejection?)"

@@ -28,30 +28,19 @@ _AT_ONCE = 512  # steps whose noise may be drawn at once
 
 @dataclass(frozen=True)
 class Step:
-    """What one step did.
-
-    Attributes:
-        step, noise: a and s; NaN where no entries tell them.
-        step_error, noise_error: their standard errors.
-        exact: share of the free entries that obey to rounding.
-        momentum, decay: factors of the move before this one, and of -x, in the same update.
-        moved: share of the samples that moved.
-        clamp: the ends at which many entries lie.
-        clip: how the gradient is clipped, in words.
-        why: why the step is not what it should be, in words; empty where it is.
-    """
+    """What one step did: a and s with their standard errors, NaN where no entries tell them."""
 
     step: float = math.nan
     noise: float = math.nan
     step_error: float = math.nan
     noise_error: float = math.nan
-    exact: float = 0.0
-    momentum: float = 0.0
-    decay: float = 0.0
-    moved: float = 1.0
-    clamp: tuple[float | None, float | None] = (None, None)
-    clip: str = ""
-    why: str = ""
+    exact: float = 0.0  # share of the free entries that obey to rounding
+    momentum: float = 0.0  # factor of the move before this one in the same update
+    decay: float = 0.0  # factor of -x there
+    moved: float = 1.0  # share of the samples
+    clamp: tuple[float | None, float | None] = (None, None)  # ends at which many entries lie
+    clip: str = ""  # how the gradient is clipped, in words
+    why: str = ""  # the step is not what it should be, in words; empty where it is
 
 
 def solve(
