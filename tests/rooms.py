@@ -3,7 +3,8 @@
 A room is a module or package right below ``ebmguard/``, the facade ``__init__`` and ``__main__``
 among them. An arrow leads from a room to one that any of its files imports, be it inside a function
 or for the type checker alone. Floors are the longest chain of arrows; where arrows for types close
-a circle, the longest chain of the others.
+a circle, the longest chain of the others. A file that takes a name from a package imports the file
+that the package has it from, so that one that only passes names on closes no circle of files.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import argparse
 import ast
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -21,38 +23,38 @@ ROOT = Path(__file__).parents[1]
 # From the ground up. A room imports rooms of lower floors; a room of the ground floor, those that
 # stand before it in the list.
 LAYERS = (
-    ("errors", "printable", "energies", "tags", "trainer", "ranks", "shards"),
-    ("objective", "tempering", "samplers", "measurement", "alerts", "steering", "sinks", "faults"),
+    ("errors", "tags", "energies", "trainer", "ranks"),
+    ("objective", "sampling", "samplers", "alerts", "steering", "sinks", "faults"),
     ("diagnostics", "recovery", "check", "likelihood"),
     ("retrofit",),
     ("report",),
-    ("runs", "cli"),
+    ("trace", "cli"),
 )
-FACADE, MAIN, OUTSIDE = "__init__", "__main__", "trace"
+FACADE, MAIN = "__init__", "__main__"
+# It runs trainers, and measures what they do.
+MAY_IMPORT = {"trace": {*LAYERS[0], "sampling"}, MAIN: {"cli"}}
 
 Arrow = tuple[str, str]
 
 
 def may_import(room: str) -> set[str]:
-    """The rooms that a room may import."""
-    if room == MAIN:
-        return {"cli"}
+    """The rooms that a room may import; none where it has no place in the list."""
+    if room in MAY_IMPORT:
+        return MAY_IMPORT[room]
     if room == FACADE:
         room = "cli"  # It names what a user of the library needs: all but the command line.
-    if room == OUTSIDE:
-        # It runs trainers, and the command line alone runs it.
-        return {*LAYERS[0], "measurement"}
-    (height,) = (height for height, floor in enumerate(LAYERS) if room in floor)
-    before = LAYERS[0][: LAYERS[0].index(room)] if height == 0 else ()
+    height = next((height for height, floor in enumerate(LAYERS) if room in floor), 0)
+    before = LAYERS[0][: LAYERS[0].index(room)] if room in LAYERS[0] else ()
     return {name for floor in LAYERS[:height] for name in floor} | set(before)
 
 
 @dataclass(frozen=True)
 class Import:
-    """The absolute name that is imported, and whether for the type checker alone."""
+    """The absolute name that is imported, whether for the type checker alone, and as what."""
 
     target: str
     for_types: bool = False
+    bound: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,34 +74,45 @@ class Module:
         """How many lines the file has."""
         return len(self.path.read_text().splitlines())
 
-    def imports(self) -> Iterator[Import]:
+    @property
+    def is_package(self) -> bool:
+        """Whether it is the file of a package."""
+        return self.path.name == "__init__.py"
+
+    @cached_property
+    def imports(self) -> list[Import]:
         """Every name that it imports anywhere, and the attributes that it reads of those."""
         tree = ast.parse(self.path.read_text())
         package = self.name.split(".")
-        if self.path.name != "__init__.py":
+        if not self.is_package:
             package.pop()
         typed: set[ast.AST] = set()
-        bound: dict[str, str] = {}
+        found = []
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
                 typed.update(inner for part in node.body for inner in ast.walk(part))
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     first = alias.name.split(".")[0]
-                    bound[alias.asname or first] = alias.name if alias.asname else first
-                    yield Import(alias.name, node in typed)
+                    bound = {alias.asname: alias.name} if alias.asname else {first: first}
+                    found.append(Import(alias.name, node in typed, bound))
             elif isinstance(node, ast.ImportFrom):
                 base = package[: len(package) - node.level + 1] if node.level else []
                 stem = ".".join([*base, *([node.module] if node.module else [])])
                 for alias in node.names:
-                    bound[alias.asname or alias.name] = f"{stem}.{alias.name}"
-                    yield Import(f"{stem}.{alias.name}", node in typed)
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                name = node.value.id
-                if name in bound:
-                    # No arrow of its own: that of the import says whether it runs.
-                    yield Import(f"{bound[name]}.{node.attr}", for_types=True)
+                    target = f"{stem}.{alias.name}"
+                    bound = {alias.asname or alias.name: target}
+                    found.append(Import(target, node in typed, bound))
+        names = {name: target for each in found for name, target in each.bound.items()}
+        # No arrow of its own between rooms: that of the import says whether it runs.
+        read = [
+            Import(f"{names[node.value.id]}.{node.attr}", for_types=True)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in names
+        ]
+        return found + read
 
 
 def modules(folder: Path, package: str) -> list[Module]:
@@ -108,6 +121,35 @@ def modules(folder: Path, package: str) -> list[Module]:
     parts = [[package, *path.relative_to(folder).with_suffix("").parts] for path in paths]
     names = [".".join(part).removesuffix(".__init__") for part in parts]
     return [Module(name, path) for name, path in zip(names, paths, strict=True)]
+
+
+def circles_of_files(files: Collection[Module]) -> set[frozenset[str]]:
+    """Files that reach each other by imports, where there are more than one."""
+    by_name = {module.name: module for module in files}
+    bound = {
+        module.name: {name: own for each in module.imports for name, own in each.bound.items()}
+        for module in files
+        if module.is_package
+    }
+
+    def home(name: str) -> str:
+        """The file that a name comes from, through packages that pass it on; "" of another's."""
+        if name in by_name:
+            return name
+        owner, _, last = name.rpartition(".")
+        owner = owner and home(owner)
+        source = bound.get(owner, {}).get(last, name)
+        return home(source) if source != name else owner
+
+    arrows = set()
+    for module in files:
+        targets = {each.target for each in module.imports}
+        for target in targets:
+            is_passed_by = target in bound and any(own.startswith(f"{target}.") for own in targets)
+            owner = "" if is_passed_by else home(target)
+            if owner and owner != module.name:
+                arrows.add((module.name, owner))
+    return _circles(by_name, arrows)
 
 
 class House:
@@ -126,7 +168,7 @@ class House:
         self.rooms = {module.room for module in self.modules}
         self.arrows: dict[Arrow, bool] = {}
         for module in self.modules:
-            for imported in module.imports():
+            for imported in module.imports:
                 package, *below = imported.target.split(".")
                 room = below[0] if below else FACADE
                 if package == "ebmguard" and room in self.rooms and room != module.room:
@@ -135,29 +177,30 @@ class House:
 
     def circles(self) -> set[frozenset[str]]:
         """Rooms that can reach each other, where there are more than one."""
-        return {circle for circle in _circles(self.rooms, self.arrows).values() if len(circle) > 1}
+        return _circles(self.rooms, self.arrows)
 
     def heights(self) -> dict[str, int]:
         """The floor of each room, from 1."""
         at_run_time = {arrow for arrow, for_types in self.arrows.items() if not for_types}
         arrows = at_run_time if self.circles() else set(self.arrows)
-        circles = _circles(self.rooms, arrows)
+        alone = {room: frozenset([room]) for room in self.rooms}
+        of = alone | {room: circle for circle in _circles(self.rooms, arrows) for room in circle}
 
         def height(circle: frozenset[str]) -> int:
-            below = {circles[b] for a, b in arrows if a in circle and b not in circle}
+            below = {of[b] for a, b in arrows if a in circle and b not in circle}
             return 1 + max(map(height, below), default=0)
 
-        return {room: height(circles[room]) for room in sorted(self.rooms)}
+        return {room: height(of[room]) for room in sorted(self.rooms)}
 
     def numbers(self) -> str:
-        """What can be counted, in two lines."""
+        """What can be counted, in three lines."""
         sizes = {module.path: module.lines for module in self.modules}
         largest = max(sizes, key=lambda path: sizes[path])
-        circles = "; ".join(" ".join(sorted(circle)) for circle in self.circles())
         return (
             f"rooms {len(self.rooms)}, floors {max(self.heights().values())}, arrows "
             f"{len(self.arrows)} ({sum(self.arrows.values())} for types alone), circles "
-            f"{len(self.circles())}{circles and f' ({circles})'}\n"
+            f"{_named(self.circles())}\n"
+            f"circles of files {_named(circles_of_files(self.modules))}\n"
             f"lines {sum(sizes.values()):,}, files {len(sizes)}: median "
             f"{statistics.median(sizes.values()):.0f}, largest {max(sizes.values())} "
             f"({largest.relative_to(self.root)})"
@@ -169,7 +212,7 @@ class House:
         They stand in the order of LAYERS where it has them all; in another tree, on their heights.
         """
         listed = {room: floor for floor, rooms in enumerate(LAYERS, start=1) for room in rooms}
-        apart = {FACADE: 0, MAIN: 0, OUTSIDE: 0}
+        apart = {FACADE: 0, MAIN: 0}
         floors = {**listed, **apart} if self.rooms <= {*listed, *apart} else self.heights()
         lines = Counter[str]()
         says = {}
@@ -185,16 +228,22 @@ class House:
         )
 
 
-def _circles(rooms: Collection[str], arrows: Collection[Arrow]) -> dict[str, frozenset[str]]:
-    """Each room's circle: the room, and those that it reaches and that reach it."""
-    reached = {room: {room} for room in rooms}
-    for _ in rooms:
+def _circles(names: Collection[str], arrows: Collection[Arrow]) -> set[frozenset[str]]:
+    """Those that reach each other, more than one of them, together."""
+    reached = {name: {name} for name in names}
+    size = 0
+    while size < (size := sum(map(len, reached.values()))):
         for a, b in arrows:
             reached[a] |= reached[b]
-    return {
-        room: frozenset(other for other in reached[room] if room in reached[other])
-        for room in rooms
+    circles = {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in names
     }
+    return {circle for circle in circles if len(circle) > 1}
+
+
+def _named(circles: Collection[frozenset[str]]) -> str:
+    names = "; ".join(sorted(" ".join(sorted(circle)) for circle in circles))
+    return f"{len(circles)}{names and f' ({names})'}"
 
 
 def main() -> None:
@@ -205,8 +254,8 @@ def main() -> None:
     options = parser.parse_args()
     house = House(options.root)
     print(house.picture(), house.numbers(), sep="\n\n")
-    apart = {FACADE, MAIN, OUTSIDE}
-    print(f"\nwithout {', '.join(sorted(apart))}:\n{House(options.root, without=apart).numbers()}")
+    trainers = modules(options.root / "reference_training", "ebmguard.reference_training")
+    print(f"\nreference_training: circles of files {_named(circles_of_files(trainers))}")
     if options.arrows:
         print()
         for room in sorted(house.rooms):
