@@ -225,12 +225,35 @@ def test_what_is_exported_exists_and_is_documented(module: ModuleType) -> None:
 
 def test_the_facade_offers_the_same_to_people_and_to_type_checkers() -> None:
     (facade,) = (module for module in HOUSE.modules if module.room == FACADE)
-    typed = {seen.target.rpartition(".")[2] for seen in facade.imports if seen.for_types}
+    typed = {
+        seen.target.rpartition(".")[2] for seen in facade.imports if seen.for_types and seen.bound
+    }
     assert typed == set(ebmguard.__all__) <= set(dir(ebmguard))
     for name in ebmguard.__all__:
         assert getattr(ebmguard, name) is vars(ebmguard)[name]
     with pytest.raises(AttributeError, match="no attribute 'gaurd'"):
         ebmguard.gaurd  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import ebmguard.runs; load = ebmguard.runs.load",
+        "from ebmguard import runs; load = runs.load",
+        "from ebmguard.runs import load",
+        "from ebmguard.runs import *",
+    ],
+)
+def test_runs_keeps_its_name_and_is_read_when_it_is_used(code: str) -> None:
+    run(
+        "import sys, ebmguard\n"
+        "names = ('torch', 'pandas', 'ebmguard.report')\n"
+        "assert not any(name in sys.modules for name in names)\n"
+        f"{code}\n"
+        "from ebmguard.report import frames\n"
+        "assert load is frames.load and ebmguard.runs.Runs is frames.Runs\n"
+        "assert not hasattr(ebmguard.runs, 'lood') and 'torch' not in sys.modules"
+    )
 
 
 def test_every_package_is_installed() -> None:

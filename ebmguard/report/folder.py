@@ -15,7 +15,7 @@ from ..alerts import Bands, Level, Limits
 from ..errors import ConfigError
 from ..printable import printable
 from ..sinks import LOCK, is_gone
-from ..tags import ATTEMPT, BETA_STAR, weight_tag
+from ..tags import ATTEMPT, BETA_STAR, is_own, weight_tag
 from . import records as of
 from .bins import Bin, BinnedSeries
 from .charts import ACCURACY, value_of
@@ -28,6 +28,7 @@ __all__ = ["Attempt", "RecordedRun"]
 _BINS = 600
 _FEWEST_BINS = 8
 _MOST_ATTEMPTS = 1000
+_MOST_OWN = 200
 # Rows from which on the moving limits are followed in the last rows of each batch alone. They
 # depend on fewer rows before: see ebmguard.alerts.GrowthRule.
 _ALL_FOLLOWED = 10_000
@@ -97,6 +98,7 @@ class RecordedRun:
     Attributes:
         attempts: the rows, apart by rollback; a step may be in several of them.
         name: the path, printable.
+        own: names of the trainer's own numbers, kept as ``tags`` are where there are any.
         latest: the last row.
         row_count: how many there were, in all attempts.
         bands: the rules' limits, as they held for the last row; where the run has tags.
@@ -127,6 +129,7 @@ class RecordedRun:
 
     def _start(self) -> None:
         self.attempts: list[Attempt] = []
+        self.own: list[str] = []
         self.latest: dict[str, Any] = {}
         self.row_count = 0
         self.bands = Bands()
@@ -202,7 +205,10 @@ class RecordedRun:
             now.columns[tag].extend(
                 math.nan if own is None else of.number(own, tag, where) for own in values
             )
-        for tag in self.tags:
+        if self.tags:
+            names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
+            self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
+        for tag in (*self.tags, *self.own):
             self._draw(now, rows, steps, tag)
         if self.tags:
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:

@@ -57,7 +57,8 @@ class JsonlSink:
         names = ("alerts", "recovery", "metrics")
         self._lines = {name: AppendFile(self.folder / f"{name}.jsonl", _text) for name in names}
         ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
-        for lines, size, lines.rest in ends:
+        for lines, size, rest in ends:
+            lines.rest = rest
             os.truncate(lines.path, size)
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
