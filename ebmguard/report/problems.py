@@ -6,14 +6,18 @@ import math
 import statistics
 from collections import ChainMap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
+from ..check import show
 from ..check.problem import Problem, error, in_order, info, warn
 from .advice import advice
 from .folder import RecordedRun
 
-__all__ = ["problems_of_run"]
+__all__ = ["CheckConfig", "check", "problems_of_run"]
 
 _LOST_ACCURACY = 0.05
 _SKIPPED = 0.05
@@ -47,6 +51,28 @@ _MEANINGS = {
     ("sampler/drift_to_noise", "above"): "The drift is {:.3g} times the noise: gradient ascent.",
     ("sampler/drift_to_noise", "below"): "The drift is {:.3g} times the noise: a random walk.",
 }
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """List every problem of a run, each with its fix, by the limits of the alert rules.
+
+    The exit status is 1 where there is an error.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The folder of a run."""
+
+
+def check(config: CheckConfig) -> int:
+    """`ebmguard check RUN`; the exit status is 1 where a problem is an error, else 0.
+
+    Raises:
+        ConfigError: as :func:`problems_of_run`.
+    """
+    problems = problems_of_run(config.run)
+    show(problems)
+    return int(any(each.severity is Level.ERROR for each in problems))
 
 
 def problems_of_run(path: Path) -> list[Problem]:
