@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -115,32 +115,36 @@ def to_json(value: Any) -> Any:
 
 
 def _text(records: Sequence[Record]) -> bytes:
-    """The lines of records."""
+    """The lines of records, as ``json.dumps`` has them."""
     lines = []
     for record in records:
-        plain = {
-            # Nearly all are finite floats, which a call each would make four times as dear.
-            key: value if type(value) is float and value - value == 0 else to_json(value)
-            for key, value in record.items()
-        }
+        # Nearly all are finite floats, which a call each would make four times as dear.
+        values = [
+            value if type(value) is float and value - value == 0 else to_json(value)
+            for value in record.values()
+        ]
         try:
-            lines.append(_dumps()(plain) + b"\n")
-        except TypeError:  # of what orjson refuses, json has the last word
-            lines.append(_slow_dumps(plain) + b"\n")
+            lines.append(_blank(tuple(record)) % tuple(_dumps()(values)[1:-1].split(b",")))
+        except TypeError:  # a value that orjson refuses, or with a comma in it
+            plain = dict(zip(record, values, strict=True))
+            lines.append(json.dumps(plain, allow_nan=False).encode() + b"\n")
     return b"".join(lines)
+
+
+@lru_cache(8)
+def _blank(names: tuple[str, ...]) -> bytes:
+    """The line of a record without its values: those before and after it have the same names."""
+    keys = [json.dumps(name).encode().replace(b"%", b"%%") for name in names]
+    return b"{" + b", ".join(key + b": %b" for key in keys) + b"}\n"
 
 
 @cache
 def _dumps() -> Callable[[Any], bytes]:
-    try:  # twenty times as fast
+    try:  # of numbers, twenty times as fast
         from orjson import dumps
     except ImportError:
-        return _slow_dumps
+        return lambda value: json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     return dumps
-
-
-def _slow_dumps(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False).encode()
 
 
 def from_json(value: Any) -> Any:
