@@ -65,11 +65,7 @@ class CheckConfig:
 
 
 def check(config: CheckConfig) -> int:
-    """`ebmguard check RUN`; the exit status is 1 where a problem is an error, else 0.
-
-    Raises:
-        ConfigError: as :func:`problems_of_run`.
-    """
+    """`ebmguard check RUN`; the exit status is 1 where a problem is an error, else 0."""
     problems = problems_of_run(config.run)
     show(problems)
     return int(any(each.severity is Level.ERROR for each in problems))

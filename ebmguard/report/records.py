@@ -1,4 +1,7 @@
-"""What the records of a run folder must hold: no reader stumbles over one that is damaged."""
+"""What the records of a run folder must hold: no reader stumbles over one that is damaged.
+
+Whatever is damaged is a ``ConfigError`` that names the file and what was expected.
+"""
 
 from __future__ import annotations
 
@@ -102,11 +105,7 @@ RESULTS: Mapping[str, Field] = {
 
 
 def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -> None:
-    """Refuse a record without what readers need.
-
-    Raises:
-        ConfigError: something is missing, or not what it should be.
-    """
+    """Refuse a record without what readers need."""
     for name, (is_needed, expected, is_one) in fields.items():
         if name not in record and not is_needed:
             continue
@@ -124,11 +123,7 @@ def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -
 def checked(
     records: Iterable[Mapping[str, Any]], fields: Mapping[str, Field], where: Path
 ) -> list[dict[str, Any]]:
-    """The records of a file, plain.
-
-    Raises:
-        ConfigError: one lacks what readers need, or is nested too deeply.
-    """
+    """The records of a file, plain."""
     found = [plain(record, where) for record in records]
     for record in found:
         check(record, fields, where)
@@ -136,11 +131,7 @@ def checked(
 
 
 def plain(value: Any, where: Path, depth: int = 0) -> Any:
-    """A value of JSON with printable texts, and as a float what is beyond every step.
-
-    Raises:
-        ConfigError: it is nested too deeply.
-    """
+    """A value of JSON with printable texts, and as a float what is beyond every step."""
     if isinstance(value, str):
         return NON_FINITE.get(value, printable(value))
     if isinstance(value, int) and abs(value) > _MOST_STEPS:
@@ -155,11 +146,7 @@ def plain(value: Any, where: Path, depth: int = 0) -> Any:
 
 
 def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """A row as floats by tag, but for its step; what is null is missing.
-
-    Raises:
-        ConfigError: something is not a number.
-    """
+    """A row as floats by tag, but for its step; what is null is missing."""
     found: dict[str, Any] = {
         _name(tag): own if type(own) is float else number(own, tag, where)
         for tag, own in row.items()
@@ -169,11 +156,7 @@ def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def number(value: Any, tag: str, where: Path) -> float:
-    """A number of a row as a float.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """A number of a row as a float."""
     if isinstance(value, int | float):
         return _as_float(value)
     raise ConfigError(
