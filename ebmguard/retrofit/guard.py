@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import tags
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
 from ..measurement import Measured
 from ..objective.trusted import coefficients, contrastive_loss
+from ..tags import is_own
 from ..tempering import scale
 from ..trainer import Clamp
 from .actions import SgldSteps
@@ -201,7 +201,7 @@ class Guard(Loop):
             raise ConfigError(f"g.log: a {kind}; expected numbers by name, {{'accuracy': 0.93}}.")
         for name, value in numbers.items():
             is_text = isinstance(name, str) and name.isprintable() and name
-            if not is_text or tags.is_own(name):
+            if not is_text or is_own(name):
                 raise ConfigError(
                     f"g.log: {name!r} is no name for a number of yours: "
                     + ("the guard writes it itself." if is_text else "it is empty, or no text.")
