@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ebmguard.sinks import LEVEL_NUMBERS, TAG_PREFIX, marker_tag
+from ebmguard.sinks import LEVEL_NUMBERS, marker_tag, prefixed
 
 __all__ = ["MetricsSink"]
 
 
 class MetricsSink:
-    """Passes every row on as one dict with the prefix ``guard/``.
+    """Passes every row on as one dict, the guard's numbers with the prefix ``guard/``.
 
     An alert is logged as the number of its level under ``_alerts/<LEVEL>_<rule>``. Histograms are
     dropped. A rollback shows in the rows' ``recovery/attempt``; steps that are repeated after it
@@ -31,7 +31,7 @@ class MetricsSink:
         histograms: Mapping[str, Sequence[float]],
     ) -> None:
         """Pass the numbers on."""
-        self._log({TAG_PREFIX + tag: value for tag, value in scalars.items()}, step)
+        self._log({prefixed(tag): value for tag, value in scalars.items()}, step)
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """Mark the alert's step."""

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,13 +27,16 @@ __all__ = ["MlflowSink"]
 # One request may hold 1,000 numbers and tags together, and 100 tags.
 _MOST_METRICS = 900
 _MOST_TAGS = 100
+# MLflow refuses other characters in the name of a metric, and with it all that is in the request.
+_REFUSED = re.compile(r"[^\w.\- :/]")
 
 
 class MlflowSink(MetricsSink):
     """Writes to an MLflow run. Rows wait for :meth:`flush`, which sends 900 numbers a request.
 
-    - Scalars as the metrics ``guard/<tag>``, at the guard's step. The raw values behind histograms
-      are not written. Of steps that are repeated after a rollback both values stay. NaN is kept.
+    - Scalars as the metrics ``guard/<tag>``, at the guard's step; what the trainer gave to
+      ``g.log`` under its own names, ``acc@1`` as ``acc_1``. The raw values behind histograms are
+      not written. Of steps that are repeated after a rollback both values stay. NaN is kept.
       MLflow's databases store the largest double (±1.8e308) instead of infinities.
     - An alert is the metric ``_alerts/<LEVEL>_<rule>`` at its step, the tag
       ``guard.alert.<rule>`` with the latest message, and the tag ``guard.alert_level`` with the
@@ -107,4 +111,6 @@ class MlflowSink(MetricsSink):
 
     def _keep(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        self._metrics += [Metric(name, value, now, step) for name, value in values.items()]
+        self._metrics += [
+            Metric(_REFUSED.sub("_", name), value, now, step) for name, value in values.items()
+        ]

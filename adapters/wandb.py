@@ -14,7 +14,14 @@ from typing import Any
 
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, alert_markdown, marker_tag
+from ebmguard.sinks import (
+    LEVEL_NUMBERS,
+    MARKER_PREFIX,
+    TAG_PREFIX,
+    alert_markdown,
+    marker_tag,
+    prefixed,
+)
 
 with requires("wandb", extra="wandb"):
     import wandb
@@ -29,7 +36,8 @@ _SECONDS_APART = 1
 class WandbSink:
     """Writes to a W&B run, online or offline. Nothing waits for the network: W&B sends by itself.
 
-    - Scalars and histograms under ``guard/<tag>``, non-finite ones included.
+    - Scalars and histograms under ``guard/<tag>``, non-finite ones included; what the trainer gave
+      to ``g.log``, under its own names.
     - An alert is the scalar ``_alerts/<LEVEL>_<rule>`` at its step, and an alert of the run, which
       the service can send on. A rollback is an alert of level WARN.
 
@@ -67,7 +75,7 @@ class WandbSink:
         Raises:
             OSError: the run is finished.
         """
-        row: dict[str, Any] = {TAG_PREFIX + tag: value for tag, value in scalars.items()}
+        row: dict[str, Any] = {prefixed(tag): value for tag, value in scalars.items()}
         for tag, values in histograms.items():
             # A histogram cannot hold NaN. The row's nonfinite/* tags count those.
             drawn = [x for x in values if abs(x) < float("inf")]

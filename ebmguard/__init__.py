@@ -10,8 +10,10 @@ Names are imported when they are first used, so that the command line lists its 
 torch.
 """
 
+import sys
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -64,6 +66,9 @@ if not TYPE_CHECKING:  # To a type checker it would make every misspelt name a g
         home = import_module(f"{__name__}.{room}")
         value = globals()[name] = home if name == room else getattr(home, name)
         return value
+
+    runs = sys.modules[f"{__name__}.runs"] = ModuleType(f"{__name__}.runs")
+    runs.__getattr__ = lambda name: getattr(import_module(f"{__name__}.report.frames"), name)
 
 
 def __dir__() -> list[str]:

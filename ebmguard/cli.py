@@ -39,86 +39,66 @@ class Command:
 
 
 # Of each command its words, of which one of those joined by "|" is given (a figure's is its first
-# argument); its summary; and its package with the module and the name of settings and function.
+# argument), its package with the module and the name of settings and function; and its summary.
 _TABLE = """\
-train jem
+train jem = reference_training.jem options:from_words command:run
     train a joint energy-based model, watched by the guard
-    reference_training.jem options:from_words command:run
-train shortrun
+train shortrun = reference_training.shortrun config:ShortRunConfig command:run
     train a short-run MCMC energy-based model
-    reference_training.shortrun config:ShortRunConfig command:run
-train toy
+train toy = reference_training.toy config:ToyConfig command:run
     train ensembles of small EBMs on known densities
-    reference_training.toy config:ToyConfig command:run
-train bism
+train bism = reference_training.bism config:BismConfig command:run
     train a latent-variable model by bi-level score matching, or by what it is compared with
-    reference_training.bism config:BismConfig command:run
-train bism deep
+train bism deep = reference_training.bism deep_config:DeepConfig command:run_deep
     train a deep latent-variable model of images
-    reference_training.bism deep_config:DeepConfig command:run_deep
-sweep bism
+sweep bism = reference_training.sweep grids:BismGrid command:run
     train latent-variable models by several methods, or go on with it
-    reference_training.sweep grids:BismGrid command:run
-sweep jem
+sweep jem = reference_training.sweep grids:JemGrid command:run
     train a grid of JEM runs, or go on with one
-    reference_training.sweep grids:JemGrid command:run
-sweep shortrun
+sweep shortrun = reference_training.sweep grids:ShortRunGrid command:run
     train a grid of short-run models, or go on with one
-    reference_training.sweep grids:ShortRunGrid command:run
-sweep toy
+sweep toy = reference_training.sweep grids:ToyGrid command:run
     train a grid of toy ensembles, or go on with one
-    reference_training.sweep grids:ToyGrid command:run
-evaluate jem
+evaluate jem = reference_training.judge jem:EvaluateJem jem:run
     accuracy, calibration, samples, out-of-distribution scores and likelihood of a JEM run
-    reference_training.judge jem:EvaluateJem jem:run
-evaluate shortrun
+evaluate shortrun = reference_training.judge shortrun:EvaluateShortRun shortrun:run
     FID and Inception score of a short-run model's samples, and its likelihood
-    reference_training.judge shortrun:EvaluateShortRun shortrun:run
-evaluate bism
+evaluate bism = reference_training.judge bism:EvaluateBism bism:run
     samples, latents, FID and Inception score of a deep latent-variable model
-    reference_training.judge bism:EvaluateBism bism:run
-evaluate toy
+evaluate toy = reference_training.judge toy:EvaluateToy toy:run
     KL of each member of a toy run, by quadrature and by annealing
-    reference_training.judge toy:EvaluateToy toy:run
-table jem
+table jem = reference_training.jem.table config:TableConfig command:run
     Tables 1 and 2 of the paper beside the numbers of JEM runs
-    reference_training.jem.table config:TableConfig command:run
-figure 1d|2|5|6|7|8|9|10|11|mixture|broken
-    a toy figure of the paper: train what it needs, draw it, print its numbers
+figure 1d|2|5|6|7|8|9|10|11|mixture|broken = \
     reference_training.toy.figures config:FigureConfig command:run
-figure 3|4|16|17|18|19|20|21|22|23|24|25
-    a JEM figure of the paper, drawn from runs that are there, with its numbers
+    a toy figure of the paper: train what it needs, draw it, print its numbers
+figure 3|4|16|17|18|19|20|21|22|23|24|25 = \
     reference_training.jem.figures config:FigureConfig command:run
-figure 12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run
-    a figure or study of short-run models, from runs that are there, with its numbers
+    a JEM figure of the paper, drawn from runs that are there, with its numbers
+figure 12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run = \
     reference_training.shortrun.figures config:FigureConfig command:run
-figure bilevel
+    a figure or study of short-run models, from runs that are there, with its numbers
+figure bilevel = reference_training.bism.figures config:FigureConfig bilevel:run
     bias of bi-level gradients and its bound by unrolled and inner steps, from runs that are there
-    reference_training.bism.figures config:FigureConfig bilevel:run
-watch
+watch = report watch:WatchConfig watch:watch
     a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks
-    report watch:WatchConfig watch:watch
-report
+report = report page:ReportConfig page:report
     runs as one HTML file: charts, alerts, rollbacks, what to do next
-    report page:ReportConfig page:report
-check
+check = report problems:CheckConfig problems:check
     every problem of a run, each with its fix
-    report check:CheckConfig check:check
-trace
+trace = trace command:TraceConfig command:trace
     run a trainer for a few steps: its sampler measured, the two lines that guard it, proven
-    trace command:TraceConfig command:trace
-compare
+compare = reference_training compare:CompareConfig compare:compare
     draw runs side by side
-    reference_training compare:CompareConfig compare:compare
-demo
+demo = reference_training demo:DemoConfig demo:run
     the same JEM run without and with the guard
-    reference_training demo:DemoConfig demo:run
 """
 
 
 def _commands(table: str) -> Iterator[tuple[tuple[str, ...], Command]]:
     lines = iter(table.splitlines())
-    for words, summary, places in zip(lines, lines, lines, strict=True):
+    for line, summary in zip(lines, lines, strict=True):
+        words, _, places = line.partition(" = ")
         package, *names = places.split()
         config, run = (f"ebmguard.{package}.{name}" for name in names)
         yield tuple(words.split()), Command(config, run, summary.strip())

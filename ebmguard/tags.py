@@ -6,11 +6,10 @@ them by ``tests/test_tags.py``.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["REFERENCE", "SECTIONS", "TAGS", "Join", "Scale", "Tag", "find", "weight_tag"]
+__all__ = ["REFERENCE", "SECTIONS", "TAGS", "Join", "Scale", "Tag", "is_own", "weight_tag"]
 
 Join = Literal["average", "exact", "lowest", "highest", "sum", "positives", "negatives", "both"]
 Scale = Literal["share", "linear", "log", "symlog"]
@@ -216,21 +215,17 @@ SECTIONS = {
 TAGS = {tag.name: tag for section in SECTIONS.values() for tag in section}
 """The lines by their tags."""
 
-_AT_REFERENCE = {tag.name for tag in _WEIGHTS} | {"mixture/<name>/weight"}
+# What stands before the slash of the guard's names, in TensorBoard too; and the columns that name
+# a row in data frames.
+_FAMILIES = {"ref", "guard", "_alerts", *(name.partition("/")[0] for name in TAGS if "/" in name)}
+_COLUMNS = {"run", "step", "attempt", "abandoned"}
+
+
+def is_own(name: str) -> bool:
+    """Whether a number of this name in a row is the guard's, and no trainer may write it."""
+    return name in TAGS or name in _COLUMNS or name.partition("/")[0] in _FAMILIES
 
 
 def weight_tag(name: str, beta_star: float) -> str:
     """The tag of a number of the weights: under ``ref/`` at β* = 0, where they are uniform."""
     return REFERENCE + name if beta_star == 0 else name
-
-
-def find(name: str) -> Tag | None:
-    """The line of a number of a row, named without ``guard/``; None where there is none."""
-    bare = name.removeprefix(REFERENCE)
-    found = TAGS.get(bare)
-    if found is None:
-        named = ((re.escape(t.name).replace("<name>", ".+"), t) for t in TAGS.values())
-        found = next((tag for pattern, tag in named if re.fullmatch(pattern, bare)), None)
-    if found is not None and bare != name and found.name not in _AT_REFERENCE:
-        return None
-    return found

@@ -20,11 +20,23 @@ from ebmguard.report.charts import CHARTS, MORE_CHARTS, note
 from ebmguard.samplers import Mixture, ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.steering import AdaptiveSteps
-from ebmguard.tags import SECTIONS, TAGS, Tag, find
+from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_own
 from tests.parts import Energy, Memory
 
 ROOT = Path(__file__).parents[1]
 PAGE, README = ROOT / "docs" / "diagnostics.md", ROOT / "README.md"
+
+
+def find(name: str) -> Tag | None:
+    """The line of a number of a row, named without ``guard/``; None where there is none."""
+    bare = name.removeprefix(REFERENCE)
+    patterns = {re.escape(tag).replace("<name>", ".+"): tag for tag in TAGS}
+    named = (tag for pattern, tag in patterns.items() if re.fullmatch(pattern, bare))
+    found = TAGS.get(bare) or next((TAGS[tag] for tag in named), None)
+    at_reference = {tag.name for tag in SECTIONS["Weights of the negatives"]}
+    if found and bare != name and found.name not in at_reference | {"mixture/<name>/weight"}:
+        return None
+    return found
 
 
 class TellingBuffer(ReplayBuffer):
@@ -94,6 +106,21 @@ def unknown(tags: Iterable[str]) -> set[str]:
 def test_every_number_of_a_row_has_its_line() -> None:
     assert written() >= HISTOGRAMS
     assert unknown(written() - HISTOGRAMS) == {"buffer/own"}
+
+
+def test_every_number_of_a_row_is_the_guards_own() -> None:
+    assert {name for name in written() if not is_own(name)} == set()
+    histograms = {f"{name}/{part}" for name in HISTOGRAMS for part in ("", "q99")}
+    later = {"buffer/mine", "mixture/a/b/weight", "ref/new", "optim", "steering/x"}
+    elsewhere = {"guard/x", "_alerts/ERROR_x", "step", "run", "attempt", "abandoned"}
+    assert all(map(is_own, histograms | later | elsewhere))
+
+
+@pytest.mark.parametrize(
+    "name", ["accuracy", "loss/classification", "Loss", "guarded", "ess2", "f_positive", "lr", "β"]
+)
+def test_other_names_are_a_trainers(name: str) -> None:
+    assert not is_own(name)
 
 
 def test_every_line_is_of_a_number_that_is_written() -> None:

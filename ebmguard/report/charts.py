@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ..printable import printable
 from ..tags import TAGS, Tag, weight_tag
 
-__all__ = ["ACCURACY", "CHARTS", "MORE_CHARTS", "note", "value_of"]
+__all__ = ["ACCURACY", "CHARTS", "MORE_CHARTS", "note", "unnamed", "value_of"]
 
-ACCURACY = Tag("accuracy", "test accuracy", "share", "of the evaluations")
+# By the name of its file: a trainer may log an accuracy of its own.
+ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
 CHARTS = tuple(
     TAGS[name]
     for name in ("energy_gap", "grad_scale", "ess", "energy_overlap", "sampler/grad_norm")
 )
 MORE_CHARTS = tuple(tag for tag in TAGS.values() if tag.scale is not None and tag not in CHARTS)
+
+
+def unnamed(name: str) -> Tag:
+    """The chart of a number that no line of the tags describes: a trainer's own, as a rule."""
+    return Tag(name, printable(name), "symlog", "")
 
 
 def note(chart: Tag) -> str:

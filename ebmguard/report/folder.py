@@ -14,7 +14,7 @@ from typing import Any
 from ..alerts import Bands, Level, Limits
 from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
-from ..tags import ATTEMPT, BETA_STAR, weight_tag
+from ..tags import ATTEMPT, BETA_STAR, is_own, weight_tag
 from . import records as of
 from .bins import Bin, BinnedSeries
 from .charts import ACCURACY, value_of
@@ -27,10 +27,15 @@ __all__ = ["Attempt", "RecordedRun"]
 _BINS = 600
 _FEWEST_BINS = 8
 _MOST_ATTEMPTS = 1000
+_MOST_OWN = 200
 # Rows from which on the moving limits are followed in the last rows of each batch alone. They
 # depend on fewer rows before: see ebmguard.alerts.GrowthRule.
 _ALL_FOLLOWED = 10_000
 _FOLLOWED = 100
+
+_Reading = tuple[
+    Mapping[str, of.Field] | None, Callable[[list[dict[str, Any]]], None], Callable[[], None]
+]
 
 
 @dataclass
@@ -53,28 +58,22 @@ class Attempt:
     capacity: int = _BINS
     end: float = math.inf
     steps: array[int] = field(default_factory=lambda: array("q"))
-    columns: dict[str, array[float]] = field(default_factory=lambda: defaultdict(_no_values))
+    columns: dict[str, array[float]] = field(
+        default_factory=lambda: defaultdict(lambda: array("d"))
+    )
     series: dict[str, BinnedSeries] = field(default_factory=dict)
     bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = field(default_factory=dict)
 
     def add(self, steps: Sequence[int], tag: str, values: Sequence[float]) -> None:
         """Add to the bins of a series."""
-        if tag not in self.series:
-            self.series[tag] = BinnedSeries(self.capacity)
-        self.series[tag].extend(steps, values)
+        self.series.setdefault(tag, BinnedSeries(self.capacity)).extend(steps, values)
 
     def add_limits(self, step: int, tag: str, limits: Limits) -> None:
         """Add the limits of a diagnostic that held for a row."""
         if math.isfinite(limits.low) or math.isfinite(limits.high):
-            edges = self.bands.get(tag)
-            if edges is None:
-                edges = self.bands[tag] = BinnedSeries(self.capacity), BinnedSeries(self.capacity)
-            edges[0].extend([step], [limits.low])
-            edges[1].extend([step], [limits.high])
-
-
-def _no_values() -> array[float]:
-    return array("d")
+            edges = BinnedSeries(self.capacity), BinnedSeries(self.capacity)
+            for own, value in zip(self.bands.setdefault(tag, edges), limits, strict=False):
+                own.extend([step], [value])
 
 
 class RecordedRun:
@@ -96,6 +95,7 @@ class RecordedRun:
     Attributes:
         attempts: the rows, apart by rollback; a step may be in several of them.
         name: the path, printable.
+        own: names of the trainer's own numbers, kept as ``tags`` are where there are any.
         latest: the last row.
         row_count: how many there were, in all attempts.
         bands: the rules' limits, as they held for the last row; where the run has tags.
@@ -114,18 +114,20 @@ class RecordedRun:
         # By attempt and step: evaluations come late, and out of order.
         self._accuracy: dict[int, dict[int, float]] = {}
         self._rows = path / "metrics.jsonl"
-        # Of each file what takes its records, and what forgets them all.
-        files: dict[str, tuple[Callable[[list[dict[str, Any]]], None], Callable[[], None]]] = {
-            "metrics": (self._take_rows, self._start),
-            "alerts": (self._take_alerts, self.alerts.clear),
-            "recovery": (self._take_rollbacks, self.rollbacks.clear),
-            "accuracy": (self._take_accuracy, self._accuracy.clear),
+        # Of each file its fields, what takes its records, and what forgets them all. Rows are
+        # checked as they are taken.
+        files: dict[str, _Reading] = {
+            "metrics": (None, self._take_rows, self._start),
+            "alerts": (of.ALERT, self.alerts.extend, self.alerts.clear),
+            "recovery": (of.ROLLBACK, self.rollbacks.extend, self.rollbacks.clear),
+            "accuracy": (of.ACCURACY, self._take_accuracy, self._accuracy.clear),
         }
         self._files = [(GrowingFile(path / f"{name}.jsonl"), *do) for name, do in files.items()]
         self._start()
 
     def _start(self) -> None:
         self.attempts: list[Attempt] = []
+        self.own: list[str] = []
         self.latest: dict[str, Any] = {}
         self.row_count = 0
         self.bands = Bands()
@@ -153,13 +155,13 @@ class RecordedRun:
             ConfigError: a file does not hold what it should.
         """
         is_new = False
-        for file, take, forget in self._files:
+        for file, fields, take, forget in self._files:
             records = None
             while records is None or records:
                 anew, records = file.read()
                 if anew:
                     forget()
-                take(records)
+                take(of.checked(records, fields, file.path) if fields else records)
                 is_new |= anew or bool(records)
         before = self.config, self.results
         self.config, self.results = map(self._read_object, ("config.json", "results.json"))
@@ -201,7 +203,10 @@ class RecordedRun:
             now.columns[tag].extend(
                 math.nan if own is None else of.number(own, tag, where) for own in values
             )
-        for tag in self.tags:
+        if self.tags:
+            names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
+            self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
+        for tag in (*self.tags, *self.own):
             self._draw(now, rows, steps, tag)
         if self.tags:
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
@@ -261,21 +266,10 @@ class RecordedRun:
         self.attempts.append(Attempt(number, step, step, max(_FEWEST_BINS, _BINS // share)))
         return self.attempts[-1]
 
-    def _take_alerts(self, records: Sequence[dict[str, Any]]) -> None:
-        self.alerts += self._checked(records, "alerts", of.ALERT)
-
-    def _take_rollbacks(self, records: Sequence[dict[str, Any]]) -> None:
-        self.rollbacks += self._checked(records, "recovery", of.ROLLBACK)
-
     def _take_accuracy(self, records: Sequence[dict[str, Any]]) -> None:
-        for record in self._checked(records, "accuracy", of.ACCURACY):
+        for record in records:
             attempt = self._accuracy.setdefault(record.get("attempt", 0), {})
             attempt[record["step"]] = float(record["test_accuracy"])
-
-    def _checked(
-        self, records: Sequence[dict[str, Any]], name: str, fields: Mapping[str, of.Field]
-    ) -> list[dict[str, Any]]:
-        return of.checked(records, fields, self.path / f"{name}.jsonl")
 
     @property
     def step(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..errors import ConfigError, printable
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, outcome
-from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, value_of
+from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, unnamed, value_of
 from .files import GrowingFile, opened
 from .folder import RecordedRun
 from .plots import short_number
@@ -93,6 +93,7 @@ def page(folders: Sequence[Path]) -> str:
         main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
         # What stayed 0 from beginning to end is healthy, and no news.
         more=[plot for chart in more if (plot := plots.draw(chart, runs)) and not plot.is_zero],
+        own=_own_charts(runs),
         differing_config=_differing(configs),
         differing_results=_differing(results),
         configs=configs,
@@ -116,8 +117,17 @@ def _more_charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
     others = dict.fromkeys(alert["tag"].removeprefix(REFERENCE) for alert in alerts)
     return (
         [Tag(m[0], f"weight on {m[1]}", "share", "beside its share of samples") for m in weights],
-        [Tag(tag, tag, "symlog", "") for tag in others if tag not in known],
+        [unnamed(tag) for tag in others if tag not in known],
     )
+
+
+def _own_charts(runs: Sequence[RecordedRun]) -> dict[str, list[plots.Plot]]:
+    """What the trainers logged themselves, by what stands before the slash of the name."""
+    found: dict[str, list[plots.Plot]] = defaultdict(list)
+    for name in sorted({name for run in runs for name in run.own}):
+        if plot := plots.draw(unnamed(name), runs):
+            found[printable(name.partition("/")[0]) if "/" in name else ""].append(plot)
+    return dict(sorted(found.items()))
 
 
 def _facts(run: RecordedRun, name: str) -> dict[str, Any]:

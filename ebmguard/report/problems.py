@@ -6,14 +6,18 @@ import math
 import statistics
 from collections import ChainMap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
+from ..check import show
 from ..check.problem import Problem, error, in_order, info, warn
 from .advice import advice
 from .folder import RecordedRun
 
-__all__ = ["problems_of_run"]
+__all__ = ["CheckConfig", "check", "problems_of_run"]
 
 _LOST_ACCURACY = 0.05
 _SKIPPED = 0.05
@@ -49,6 +53,24 @@ _MEANINGS = {
 }
 
 
+@dataclass(frozen=True)
+class CheckConfig:
+    """List every problem of a run, each with its fix, by the limits of the alert rules.
+
+    The exit status is 1 where there is an error.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """The folder of a run."""
+
+
+def check(config: CheckConfig) -> int:
+    """`ebmguard check RUN`; the exit status is 1 where a problem is an error, else 0."""
+    problems = problems_of_run(config.run)
+    show(problems)
+    return int(any(each.severity is Level.ERROR for each in problems))
+
+
 def problems_of_run(path: Path) -> list[Problem]:
     """Every problem of a run folder, the worst first.
 
@@ -64,31 +86,21 @@ def problems_of_run(path: Path) -> list[Problem]:
 def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
     lost = run.results.get("diverged_at")
     if lost is not None:
-        yield error(
-            "diverged",
-            f"step {lost:,}",
-            "The run was lost here.",
-            'action="rollback" takes it back and goes on; beta_star of 0.5 to 2 makes it rarer.',
-        )
+        fix = 'action="rollback" takes it back and goes on; beta_star of 0.5 to 2 makes it rarer.'
+        yield error("diverged", f"step {lost:,}", "The run was lost here.", fix)
     if run.accuracy:
         best_step, best = max(run.accuracy, key=lambda pair: pair[1])
         last_step, last = run.accuracy[-1]
         if best - last > _LOST_ACCURACY:
-            yield error(
-                "accuracy_lost",
-                f"step {last_step:,}",
-                f"Test accuracy fell from {best:.1%} (step {best_step:,}) to {last:.1%}.",
-                f"restart from a checkpoint near step {best_step:,} with other random numbers; see "
-                "the alerts between the two.",
-            )
+            text = f"Test accuracy fell from {best:.1%} (step {best_step:,}) to {last:.1%}."
+            fix = f"restart from a checkpoint near step {best_step:,} with other random numbers; "
+            fix += "see the alerts between the two."
+            yield error("accuracy_lost", f"step {last_step:,}", text, fix)
     wanted, reached = run.setting("iterations"), run.latest["step"] + 1
     if not run.results and wanted and reached < wanted:
-        yield info(
-            "not_over",
-            f"step {reached:,}",
-            f"{reached:,} of {wanted:,.0f} steps and no results.json: going on still, or killed.",
-            "--resume, or g.resume() with Recovery(folder=...).",
-        )
+        text = f"{reached:,} of {wanted:,.0f} steps and no results.json: going on still, or killed."
+        fix = "--resume, or g.resume() with Recovery(folder=...)."
+        yield info("not_over", f"step {reached:,}", text, fix)
 
 
 def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
@@ -96,21 +108,15 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
         series = [_known(run, f"nonfinite/{name}") for name in names.split()]
         steps = {step for pairs in series for step, value in pairs if value > 0}
         if steps:
-            yield error(
-                "nonfinite",
-                f"step {min(steps):,}",
-                f"{what} were NaN or infinite in {len(steps):,} steps, first here.",
-                'a lower learning rate; action="rollback", which replaces such buffer rows too.',
-            )
+            text = f"{what} were NaN or infinite in {len(steps):,} steps, first here."
+            fix = 'a lower learning rate; action="rollback", which replaces such buffer rows too.'
+            yield error("nonfinite", f"step {min(steps):,}", text, fix)
     skipped = [value > 0 for _, value in _known(run, "scaler/skipped")]
     share = sum(skipped) / max(1, len(skipped))
     if share > _SKIPPED:
-        yield warn(
-            "scaler_skips",
-            "scaler/skipped",
-            f"The AMP scaler skipped {share:.0%} of the steps.",
-            "autocast to bfloat16, which needs no scaler.",
-        )
+        text = f"The AMP scaler skipped {share:.0%} of the steps."
+        fix = "autocast to bfloat16, which needs no scaler."
+        yield warn("scaler_skips", "scaler/skipped", text, fix)
 
 
 def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
@@ -119,13 +125,11 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
         if entry.level != "INFO":
             times = f"{entry.count} times" if entry.count > 1 else "once"
             value, limit = float(alert["value"]), float(alert["limit"])
-            yield Problem(
-                Level[entry.level],
-                entry.rule,
-                f"step {alert['step']:,}",
-                f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g}).",
-                ("; ".join(entry.remedies) or f"that of {alert.get('follows', 'others')}") + ".",
+            text = (
+                f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g})."
             )
+            fix = ("; ".join(entry.remedies) or f"that of {alert.get('follows', 'others')}") + "."
+            yield Problem(Level[entry.level], entry.rule, f"step {alert['step']:,}", text, fix)
 
 
 def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
@@ -134,32 +138,23 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1].get("budget_left")
     changes = ChainMap(*(record.get("changes", {}) for record in reversed(run.rollbacks)))
     said = ", ".join(f"{name} {after:g}" for name, (_, after) in changes.items())
-    yield Problem(
-        Level.WARN if left == 0 or count > 1 else Level.INFO,
-        "rollbacks",
-        f"step {last['step']:,}",
-        f"{count} rollback{'s' if count > 1 else ''}, the last one for {last['rule']}; {left} "
-        "left.",
-        "keep what the last one changed from the start: "
-        f"{said or 'new random numbers were enough'}.",
-    )
+    times = f"{count} rollback{'s' if count > 1 else ''}"
+    text = f"{times}, the last one for {last['rule']}; {left} left."
+    said = said or "new random numbers were enough"
+    fix = f"keep what the last one changed from the start: {said}."
+    level = Level.WARN if left == 0 or count > 1 else Level.INFO
+    yield Problem(level, "rollbacks", f"step {last['step']:,}", text, fix)
     for record in run.rollbacks:
         if record.get("certified") is False:
-            yield warn(
-                "uncertified",
-                f"step {record['step']:,}",
-                f"It went back to step {record['restored_step']:,}, never quiet for long enough.",
-                "a lower learning rate or more SGLD steps at first; Recovery(every=, "
-                "certify_after=) below the time to the first ERROR.",
-            )
+            text = f"It went back to step {record['restored_step']:,}, never quiet for long enough."
+            fix = "a lower learning rate or more SGLD steps at first; Recovery(every=, "
+            fix += "certify_after=) below the time to the first ERROR."
+            yield warn("uncertified", f"step {record['step']:,}", text, fix)
     relapses = [record for record in run.rollbacks if record.get("relapse")]
     if relapses:
-        yield warn(
-            "relapse",
-            f"step {relapses[-1]['step']:,}",
-            f"{len(relapses)} of {count} rollbacks did not hold.",
-            "a change that lasts: beta_star up, more SGLD steps (Recovery(ladder=...)).",
-        )
+        text = f"{len(relapses)} of {count} rollbacks did not hold."
+        fix = "a change that lasts: beta_star up, more SGLD steps (Recovery(ladder=...))."
+        yield warn("relapse", f"step {relapses[-1]['step']:,}", text, fix)
 
 
 def _of_medians(run: RecordedRun) -> Iterator[Problem]:
@@ -173,14 +168,9 @@ def _of_medians(run: RecordedRun) -> Iterator[Problem]:
             spread = _late(run, "f_neg/std", bound.window)
             if bound.tag == "ess" and beta_star > 0 and spread > 0:
                 remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
-            yield Problem(
-                bound.level,
-                rule.name,
-                tag,
-                f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the last "
-                f"{bound.window} values; the rule's limit is {bound.limit:g}.",
-                "; ".join(remedies) + ".",
-            )
+            text = f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the last "
+            text += f"{bound.window} values; the rule's limit is {bound.limit:g}."
+            yield Problem(bound.level, rule.name, tag, text, "; ".join(remedies) + ".")
 
 
 def _known(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
@@ -207,15 +197,12 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
         long = [steps for steps in stretches if len(steps) >= rule.error_patience]
         if long:
             still = long[-1] is stretches[-1]
-            yield Problem(
-                Level.ERROR if still and beta_star else Level.WARN,
-                rule.name,
-                f"step {long[-1][0]:,}",
-                f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
-                + (", to the end" if still else "")
-                + ": no negative was competitive, and the generative part stood still.",
-                "; ".join(rule.remedies.at(beta_star)[:2]) + ".",
-            )
+            text = f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
+            text += ", to the end" if still else ""
+            text += ": no negative was competitive, and the generative part stood still."
+            fix = "; ".join(rule.remedies.at(beta_star)[:2]) + "."
+            level = Level.ERROR if still and beta_star else Level.WARN
+            yield Problem(level, rule.name, f"step {long[-1][0]:,}", text, fix)
 
 
 def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
@@ -227,29 +214,22 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     if step and noise and scales:
         implied, used = 2 * step / noise**2, statistics.median(scales)
         if abs(used / implied - 1) > _TOLERANCE:
-            yield error(
-                "output_scale",
-                "config.json",
-                f"The guard ran with output_scale = {used:.6g}, but step {step:g} and noise "
-                f"{noise:g} mean 2 * step / noise**2 = {implied:g}.",
-                f"output_scale={implied:g}.",
-            )
+            text = f"The guard ran with output_scale = {used:.6g}, but step {step:g} and noise "
+            text += f"{noise:g} mean 2 * step / noise**2 = {implied:g}."
+            yield error("output_scale", "config.json", text, f"output_scale={implied:g}.")
     reinit = _known(run, "buffer/reinit")
     if len(reinit) >= _LONG and not any(value for _, value in reinit):
+        text = "No chain has started afresh in the whole run."
         yield info(
-            "stale_chains",
-            "buffer/reinit",
-            "No chain has started afresh in the whole run.",
-            "a re-initialisation rate of 0.05, as JEM.",
+            "stale_chains", "buffer/reinit", text, "a re-initialisation rate of 0.05, as JEM."
         )
     if not _known(run, "sampler/drift_to_noise"):
-        yield info(
-            "unknown",
-            "sampler/drift_to_noise",
+        text = (
             "Step and noise of the sampler were not attached, so that drift, clamp and acceptance "
-            "are not known.",
-            "g.attach(step_size=..., noise_std=..., clamp=...).",
         )
+        text += "are not known."
+        fix = "g.attach(step_size=..., noise_std=..., clamp=...)."
+        yield info("unknown", "sampler/drift_to_noise", text, fix)
 
 
 def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
@@ -259,10 +239,7 @@ def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
         return
     first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
     if first > 0 and last > _AMPLIFIED * first:
-        yield warn(
-            "amplification",
-            "optim/amplification",
-            f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
-            "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper).",
-            "more SGLD steps or a lower learning rate, so that GradScale comes back.",
-        )
+        text = f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
+        text += "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper)."
+        fix = "more SGLD steps or a lower learning rate, so that GradScale comes back."
+        yield warn("amplification", "optim/amplification", text, fix)

@@ -1,4 +1,7 @@
-"""What the records of a run folder must hold: no reader stumbles over one that is damaged."""
+"""What the records of a run folder must hold: no reader stumbles over one that is damaged.
+
+Whatever is damaged is a ``ConfigError`` that names the file and what was expected.
+"""
 
 from __future__ import annotations
 
@@ -37,44 +40,32 @@ def is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MOST_STEPS
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and abs(value) <= _MOST_STEPS
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_changes(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(map(_is_number, pair))
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, int | float) for x in pair)
         for pair in value.values()
     )
 
 
 Field = tuple[bool, str, Callable[[Any], bool]]  # whether it must be there, what, and the test
 _STEP: Field = (True, "a step", is_step)
-_NUMBER: Field = (True, "a number", _is_number)
-_TEXT: Field = (True, "a text", _is_text)
-_COUNT: Field = (True, "a whole number", _is_count)
-_MAYBE: Field = (False, "a number or null", lambda value: value is None or _is_number(value))
+_NUMBER: Field = (True, "a number", lambda x: isinstance(x, int | float))
+_TEXT: Field = (True, "a text", lambda x: isinstance(x, str))
+_TEXTS: Field = (
+    True,
+    "texts",
+    lambda x: isinstance(x, list) and all(isinstance(own, str) for own in x),
+)
+_COUNT: Field = (True, "a whole number", lambda x: type(x) is int and abs(x) <= _MOST_STEPS)
+_FLAG: Field = (True, "true or false", lambda x: isinstance(x, bool))
+_MAYBE: Field = (False, "a number or null", lambda x: x is None or isinstance(x, int | float))
+_ATTEMPT: Field = (
+    False,
+    "a count",
+    lambda x: isinstance(x, int | float) and 0 <= x <= _MOST_STEPS,
+)
 
-ROW: Mapping[str, Field] = {
-    "step": _STEP,
-    "recovery/attempt": (
-        False,
-        "a count",
-        lambda value: isinstance(value, int | float) and 0 <= value <= _MOST_STEPS,
-    ),
-}
+ROW: Mapping[str, Field] = {"step": _STEP, "recovery/attempt": _ATTEMPT}
 ALERT: Mapping[str, Field] = {
     "step": _STEP,
     "level": (True, "one of INFO, WARN, ERROR", list(Level.__members__).__contains__),
@@ -83,8 +74,8 @@ ALERT: Mapping[str, Field] = {
     "value": _NUMBER,
     "limit": _NUMBER,
     "message": _TEXT,
-    "remedies": (True, "texts", lambda own: isinstance(own, list) and all(map(_is_text, own))),
-    "follows": (False, "a text", _is_text),
+    "remedies": _TEXTS,
+    "follows": (False, *_TEXT[1:]),
 }
 ROLLBACK: Mapping[str, Field] = {
     "step": _STEP,
@@ -96,16 +87,16 @@ ROLLBACK: Mapping[str, Field] = {
     "message": _TEXT,
     "budget_left": _COUNT,
     "changes": (True, "pairs of numbers by name", _is_changes),
-    "certified": (False, "true or false", _is_flag),
-    "relapse": (True, "true or false", _is_flag),
+    "certified": (False, *_FLAG[1:]),
+    "relapse": _FLAG,
 }
 ACCURACY: Mapping[str, Field] = {
     "step": _STEP,
     "test_accuracy": _NUMBER,
-    "attempt": (False, "a whole number", _is_count),
+    "attempt": (False, *_COUNT[1:]),
 }
 RESULTS: Mapping[str, Field] = {
-    "diverged_at": (False, "a step or null", lambda value: value is None or is_step(value)),
+    "diverged_at": (False, "a step or null", lambda x: x is None or is_step(x)),
     **dict.fromkeys(("wall_seconds", "accuracy", "best_accuracy"), _MAYBE),
     **dict.fromkeys(("median_abs_gap_last_100", "grad_scale", "ess"), _MAYBE),
     **dict.fromkeys(("reference_grad_scale", "reference_ess"), _MAYBE),
@@ -113,11 +104,7 @@ RESULTS: Mapping[str, Field] = {
 
 
 def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -> None:
-    """Refuse a record without what readers need.
-
-    Raises:
-        ConfigError: something is missing, or not what it should be.
-    """
+    """Refuse a record without what readers need."""
     for name, (is_needed, expected, is_one) in fields.items():
         if name not in record and not is_needed:
             continue
@@ -135,11 +122,7 @@ def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -
 def checked(
     records: Iterable[Mapping[str, Any]], fields: Mapping[str, Field], where: Path
 ) -> list[dict[str, Any]]:
-    """The records of a file, plain.
-
-    Raises:
-        ConfigError: one lacks what readers need, or is nested too deeply.
-    """
+    """The records of a file, plain."""
     found = [plain(record, where) for record in records]
     for record in found:
         check(record, fields, where)
@@ -147,11 +130,7 @@ def checked(
 
 
 def plain(value: Any, where: Path, depth: int = 0) -> Any:
-    """A value of JSON with printable texts, and as a float what is beyond every step.
-
-    Raises:
-        ConfigError: it is nested too deeply.
-    """
+    """A value of JSON with printable texts, and as a float what is beyond every step."""
     if isinstance(value, str):
         return NON_FINITE.get(value, printable(value))
     if isinstance(value, int) and abs(value) > _MOST_STEPS:
@@ -166,11 +145,7 @@ def plain(value: Any, where: Path, depth: int = 0) -> Any:
 
 
 def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """A row as floats by tag, but for its step; what is null is missing.
-
-    Raises:
-        ConfigError: something is not a number.
-    """
+    """A row as floats by tag, but for its step; what is null is missing."""
     found: dict[str, Any] = {
         _name(tag): own if type(own) is float else number(own, tag, where)
         for tag, own in row.items()
@@ -180,11 +155,7 @@ def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def number(value: Any, tag: str, where: Path) -> float:
-    """A number of a row as a float.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """A number of a row as a float."""
     if isinstance(value, int | float):
         return _as_float(value)
     raise ConfigError(

@@ -15,7 +15,7 @@ import tyro
 
 from ..tags import Scale
 from .bins import Bin
-from .charts import ACCURACY, CHARTS, value_of
+from .charts import ACCURACY, CHARTS, unnamed, value_of
 from .folder import RecordedRun
 from .plots import Axis, short_number
 
@@ -38,6 +38,7 @@ _STYLES = {"": "green", "INFO": "cyan", "WARN": "yellow", "ERROR": "bold red"}
 _BAR = 24
 _LEVELS, _VALUES = 6, 12  # characters, with the space around them
 _NARROWEST_SPARK, _WIDEST_SPARK = 12, 100
+_MOST_OWN = 4  # of the trainer's own numbers
 _TALL = 34  # lines, from which on sparklines are two lines tall
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NOT_A_NUMBER = "×"
@@ -111,7 +112,7 @@ def _frame(run: RecordedRun, rate: float | None, console: Console) -> Renderable
         there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
         return Group(Text(run.name, style="bold"), Text(there, style="dim"))
     width, height = console.width, console.height if console.is_terminal else _TEXT_HEIGHT
-    charts = len(CHARTS) + bool(run.surviving(ACCURACY.name))
+    charts = len(CHARTS) + len(run.own[:_MOST_OWN]) + bool(run.surviving(ACCURACY.name))
     tall = 2 if height >= _TALL else 1
     head = [_headline(run, rate), _state(run), Text()]
     left = height - sum(_lines(part, width) for part in head) - charts * tall
@@ -162,8 +163,10 @@ def _state(run: RecordedRun) -> Text:
 
 def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
     rows = [(own, value_of(run.latest, own.name), run.surviving(own.name)) for own in CHARTS]
-    evaluated = run.surviving(ACCURACY.name)
-    rows += [(ACCURACY, evaluated[-1].low, evaluated)] if evaluated else []
+    # What is not measured in every step: as it was at last.
+    others = (ACCURACY, *map(unnamed, run.own[:_MOST_OWN]))
+    seen = [(own, bins) for own in others if (bins := run.surviving(own.name))]
+    rows += [(own, run.latest.get(own.name, bins[-1].mean), bins) for own, bins in seen]
     bands = [_band(*run.limits(chart.name)[:2]) for chart, *_ in rows]
     words = _LEVELS + max(len(chart.title) for chart, *_ in rows) + _VALUES
     # In a narrow terminal the bands make room for the lines.

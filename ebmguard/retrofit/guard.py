@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .. import tags
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
 from ..objective.trusted import coefficients, contrastive_loss
 from ..sampling import Measured, scale
+from ..tags import is_own
 from ..trainer import Clamp
 from .actions import SgldSteps
 from .callables import GuardedLoss
@@ -199,10 +199,11 @@ class Guard(Loop):
             kind = type(given).__name__
             raise ConfigError(f"g.log: a {kind}; expected numbers by name, {{'accuracy': 0.93}}.")
         for name, value in numbers.items():
-            if not isinstance(name, str) or not name or name == "step" or tags.find(name):
+            is_text = isinstance(name, str) and name.isprintable() and name
+            if not is_text or is_own(name):
                 raise ConfigError(
                     f"g.log: {name!r} is no name for a number of yours: "
-                    + ("the guard writes it itself." if name else "it is empty.")
+                    + ("the guard writes it itself." if is_text else "it is empty, or no text.")
                 )
             if isinstance(value, Tensor):
                 is_number = value.numel() == 1 and not value.is_complex()

@@ -13,6 +13,7 @@ from .protocol import (
     Sink,
     alert_markdown,
     marker_tag,
+    prefixed,
     recovery_markdown,
 )
 from .tensorboard import AddScalarSink, TensorBoardSink
@@ -37,6 +38,7 @@ __all__ = [
     "lock_folder",
     "marker_tag",
     "open_log_dir",
+    "prefixed",
     "read_jsonl",
     "recovery_markdown",
     "to_json",

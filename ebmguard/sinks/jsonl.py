@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,24 +55,23 @@ class JsonlSink:
         self.folder = Path(folder)
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
-        self._lines = {name: AppendFile(self.folder / f"{name}.jsonl") for name in names}
+        self._lines = {name: AppendFile(self.folder / f"{name}.jsonl", _text) for name in names}
         ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
-        for lines, size, end in ends:
-            if end:
-                lines.add(end)
+        for lines, size, rest in ends:
+            lines.rest = rest
             os.truncate(lines.path, size)
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one line for ``metrics.jsonl``."""
-        self._lines["metrics"].add(partial(_line, {"step": step, **scalars}))
+        self._lines["metrics"].add({"step": step, **scalars})
 
     def write_alert(self, record: Record) -> None:
         """Keep one line for ``alerts.jsonl``."""
-        self._lines["alerts"].add(_line(record))
+        self._lines["alerts"].add(to_json(record))
 
     def write_recovery(self, record: Record) -> None:
         """Keep one line for ``recovery.jsonl``."""
-        self._lines["recovery"].add(_line(record))
+        self._lines["recovery"].add(to_json(record))
 
     def flush(self) -> None:
         """Append the kept lines to the files; after an ``OSError`` the next flush goes on."""
@@ -115,8 +114,37 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def _line(record: Record) -> bytes:
-    return json.dumps(to_json(record), allow_nan=False).encode() + b"\n"
+def _text(records: Sequence[Record]) -> bytes:
+    """The lines of records, as ``json.dumps`` has them."""
+    lines = []
+    for record in records:
+        # Nearly all are finite floats, which a call each would make four times as dear.
+        values = [
+            value if type(value) is float and value - value == 0 else to_json(value)
+            for value in record.values()
+        ]
+        try:
+            lines.append(_blank(tuple(record)) % tuple(_dumps()(values)[1:-1].split(b",")))
+        except TypeError:  # a value that orjson refuses, or with a comma in it
+            plain = dict(zip(record, values, strict=True))
+            lines.append(json.dumps(plain, allow_nan=False).encode() + b"\n")
+    return b"".join(lines)
+
+
+@lru_cache(8)
+def _blank(names: tuple[str, ...]) -> bytes:
+    """The line of a record without its values: those before and after it have the same names."""
+    keys = [json.dumps(name).encode().replace(b"%", b"%%") for name in names]
+    return b"{" + b", ".join(key + b": %b" for key in keys) + b"}\n"
+
+
+@cache
+def _dumps() -> Callable[[Any], bytes]:
+    try:  # of numbers, twenty times as fast
+        from orjson import dumps
+    except ImportError:
+        return lambda value: json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return dumps
 
 
 def from_json(value: Any) -> Any:
@@ -171,14 +199,20 @@ class AppendFile:
 
     Args:
         path: the file; its folder is created if missing.
+        encode: records to the bytes that are appended: at a flush, all at once.
+
+    Attributes:
+        rest: bytes that come first at the next flush.
 
     Raises:
         ConfigError: at construction, if the file cannot be written, or is a link.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, encode: Callable[[Sequence[Any]], bytes]) -> None:
         self.path = path
-        self._pending: list[bytes | Callable[[], bytes]] = []
+        self.rest = b""
+        self._encode = encode
+        self._pending: list[Any] = []
         if path.is_symlink():
             raise ConfigError(
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
@@ -190,8 +224,8 @@ class AppendFile:
         except OSError as error:
             raise unwritable(path.parent, error) from error
 
-    def add(self, record: bytes | Callable[[], bytes]) -> None:
-        """Keep one record for the next flush, or the function that makes it: cheaper in a row."""
+    def add(self, record: Any) -> None:
+        """Keep one record for the next flush."""
         self._pending.append(record)
 
     def flush(self) -> None:
@@ -201,14 +235,14 @@ class AppendFile:
             OSError: if the disk does not take it. What was not written stays pending: a later
                 flush continues at the very byte.
         """
-        if not self._pending:
+        if not self._pending and not self.rest:
             return
-        data = memoryview(b"".join(r if isinstance(r, bytes) else r() for r in self._pending))
-        written = 0
+        data = memoryview(self.rest + self._encode(self._pending))
+        self._pending, written = [], 0
         try:
             # Unbuffered: a buffered file would not say how much of it arrived.
             with open(self.path, "ab", buffering=0, opener=without_links) as file:
                 while written < len(data):
                     written += file.write(data[written:])
         finally:
-            self._pending = [bytes(data[written:])] if written < len(data) else []
+            self.rest = bytes(data[written:])

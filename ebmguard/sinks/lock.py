@@ -1,4 +1,7 @@
-"""A folder that one process at a time writes into."""
+"""A folder that one process at a time writes into.
+
+Not by filelock: its older versions, which torch takes too, empty the file that says who holds it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,10 @@ class FolderLock:
         try:
             _flock(descriptor)
         except BlockingIOError:
-            holder = _holder(descriptor)
+            holder = "another process"
+            with suppress(ValueError, KeyError, TypeError):  # it has not written it yet
+                who = json.loads(os.read(descriptor, 1000))
+                holder = f"process {who['pid']} on {who['host']}, since {who['since']}"
             self.close()
             raise ConfigError(
                 f"The folder {str(folder)!r} is in use by {holder}. Two processes would mix their "
@@ -46,15 +52,17 @@ class FolderLock:
                 "first alone writes (process_group=)."
             ) from None
         except OSError as error:
-            _log.warning(
-                "%s cannot be locked (%s): nothing keeps a second process from writing into it.",
-                folder,
-                error.strerror or error,
+            reason = error.strerror or error
+            unsafe = (
+                "%s cannot be locked (%s): nothing keeps a second process from writing into it."
             )
+            _log.warning(unsafe, folder, reason)
         else:
+            since = datetime.now(UTC).isoformat(" ", "seconds")
+            who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
             with suppress(OSError):  # a full disk: the lock holds, without a name
                 os.ftruncate(descriptor, 0)
-                os.write(descriptor, _whoami())
+                os.write(descriptor, json.dumps(who).encode())
 
 
 @typed
@@ -105,19 +113,6 @@ def _flock(descriptor: int) -> None:
     import fcntl
 
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _whoami() -> bytes:
-    since = datetime.now(UTC).isoformat(" ", "seconds")
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
-
-
-def _holder(descriptor: int) -> str:
-    try:
-        who = json.loads(os.read(descriptor, 1000))
-        return f"process {who['pid']} on {who['host']}, since {who['since']}"
-    except (ValueError, KeyError, TypeError):  # it has not written it yet
-        return "another process"
 
 
 def _forget_in_child() -> None:

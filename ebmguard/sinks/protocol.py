@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from ..tags import is_own
 
 __all__ = [
     "LEVEL_NUMBERS",
@@ -15,6 +18,7 @@ __all__ = [
     "Sink",
     "alert_markdown",
     "marker_tag",
+    "prefixed",
     "recovery_markdown",
 ]
 
@@ -22,7 +26,7 @@ Scalars: TypeAlias = Mapping[str, float]
 Histograms: TypeAlias = Mapping[str, Sequence[float]]
 Record: TypeAlias = Mapping[str, Any]
 
-# Sinks that share their name space with the trainer's own scalars put this before every tag.
+# Sinks that share their name space with a trainer's own scalars put this before the guard's.
 TAG_PREFIX = "guard/"
 # TensorBoard's first page puts groups that start with _ first, and opens only the first two.
 MARKER_PREFIX = "_alerts/"
@@ -39,12 +43,13 @@ class Sink(Protocol):
     """
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
-        """Take the diagnostics of one step.
+        """Take the diagnostics of one step, and the numbers that the trainer gave to ``g.log``.
 
         Args:
             step: the guard's step.
-            scalars: tag to value, tags without the ``guard/`` prefix. Values may be NaN or
-                infinite and must not be dropped: they are what one looks for after a blow-up.
+            scalars: tag to value, the guard's without the ``guard/`` prefix that :func:`prefixed`
+                gives to them. Values may be NaN or infinite and must not be dropped: they are what
+                one looks for after a blow-up.
             histograms: raw values of ``f_pos`` and ``f_neg`` on rows of the slower tier, empty on
                 all others.
         """
@@ -61,6 +66,12 @@ class Sink(Protocol):
 
     def flush(self) -> None:
         """Write everything taken so far to where it belongs."""
+
+
+@lru_cache(10_000)
+def prefixed(name: str) -> str:
+    """The tag of a row's number beside other scalars: ``guard/NAME``; a trainer's own as it is."""
+    return TAG_PREFIX + name if is_own(name) and not name.startswith(MARKER_PREFIX) else name
 
 
 def marker_tag(record: Record) -> str:

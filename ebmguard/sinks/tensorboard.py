@@ -17,6 +17,7 @@ from .protocol import (
     Scalars,
     alert_markdown,
     marker_tag,
+    prefixed,
     recovery_markdown,
 )
 
@@ -86,7 +87,8 @@ def _beside(scalars: Scalars) -> Scalars:
 class TensorBoardSink:
     """Writes one event file into a folder.
 
-    - Scalars under ``guard/<tag>``, non-finite ones included (drawn as triangles).
+    - Scalars under ``guard/<tag>``, a trainer's own under their names, non-finite ones included
+      (drawn as triangles).
     - Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
     - Alerts as text under ``guard/alerts``, and as markers on TensorBoard's first page: the scalar
       ``_alerts/<LEVEL>_<rule>``, whose value is the level (1 WARN, 2 ERROR), beside the gap and
@@ -124,7 +126,7 @@ class TensorBoardSink:
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one event with all the row's scalars and histograms."""
         self._move_to(step)
-        self._file.add_row(step, {**scalars, **_beside(scalars)}, histograms, TAG_PREFIX)
+        self._file.add_row(step, {**scalars, **_beside(scalars)}, histograms)
 
     def write_alert(self, record: Record) -> None:
         """Keep the alert's text and its marker."""
@@ -200,7 +202,7 @@ class AddScalarSink:
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Pass every scalar on, and the histograms where the logger has ``add_histogram``."""
         for tag, value in scalars.items():
-            self.logger.add_scalar(TAG_PREFIX + tag, value, step)
+            self.logger.add_scalar(prefixed(tag), value, step)
         if self._add_histogram is None or not histograms:
             return
         import torch  # only here: other sinks need none

@@ -33,8 +33,7 @@ class PatientSink:
 
     A full disk must not end a training run. The first failure is logged as an error. From then on
     all is kept here in order and tried again at every flush; beyond 10,000 the oldest rows are
-    dropped and counted. :meth:`close` logs what the sink has not taken. Errors of any other type
-    are bugs and are raised.
+    dropped and counted. Errors of any other type are bugs and are raised.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -80,7 +79,8 @@ class PatientSink:
         if self._error is not None:
             self._error = None
             lost = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
-            _log.warning("%s takes its rows again: %s was written.", self._name, lost)
+            name = type(self.sink).__name__
+            _log.warning("%s takes its rows again: %s was written.", name, lost)
             self._dropped = 0
 
     def close(self) -> None:
@@ -91,15 +91,11 @@ class PatientSink:
             _log.error(
                 "%s has not taken up to %d rows and alerts until the end, among them %d alerts and "
                 "rollbacks that were kept: %s. Unless it takes them later, they are lost.",
-                self._name,
+                type(self.sink).__name__,
                 self._unflushed + len(self._kept) + self._dropped,
                 alerts,
                 self._error,
             )
-
-    @property
-    def _name(self) -> str:
-        return type(self.sink).__name__
 
     def _pass_on(self, call: Callable[[], None], *, is_row: bool) -> None:
         if self._error is None:
@@ -120,7 +116,7 @@ class PatientSink:
             _log.error(
                 "%s cannot write: %s. Training goes on; the last %d rows and alerts are kept in "
                 "memory and tried again at every flush. Make room, or restore what is missing.",
-                self._name,
+                type(self.sink).__name__,
                 error,
                 _KEPT,
             )
@@ -152,7 +148,12 @@ class Writer:
         self._folder = None if folder is None else Path(folder).resolve()
         self._lock: FolderLock | None = None
         if self._folder is not None:
-            _check_free(self._folder)
+            if self._folder in _OWNERS:
+                raise ConfigError(
+                    f"log_dir={str(self._folder)!r} is in use by another guard of this process. "
+                    "Close that one (g.close()), use one guard for both losses, or name another "
+                    "folder."
+                )
             event_file_type()  # as open_log_dir does, before there is a lock
             self._lock = lock_folder(self._folder)
             sinks = [*open_log_dir(self._folder), *sinks]
@@ -242,12 +243,3 @@ def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
     """
     event_file_type()  # where its package is missing, nothing is created
     return [JsonlSink(path), TensorBoardSink(path)]
-
-
-def _check_free(folder: Path) -> None:
-    """Raise ``ConfigError`` for a folder that another writer of this process is using."""
-    if folder in _OWNERS:
-        raise ConfigError(
-            f"log_dir={str(folder)!r} is in use by another guard of this process. Close that one "
-            "(g.close()), use one guard for both losses, or name another folder."
-        )

@@ -15,9 +15,11 @@ from ebmguard.sinks import read_jsonl
 from tests.parts import Energy, difference, gradient_at, gradients
 from tests.runs import Run, Trial
 
-__all__ = ["STEPS", "assert_only_watches", "assert_same", "feed", "lines"]
+__all__ = ["OWN", "STEPS", "assert_only_watches", "assert_same", "feed", "lines"]
 
 STEPS = 60
+OWN = "acc@1"
+"""What the trainer itself logs by ``g.log``."""
 
 
 def trained(beta_star: float | None = None, sinks: tuple[Any, ...] = ()) -> Run:
@@ -71,6 +73,7 @@ def feed(sinks: list[Any], folder: Path, *, on_step: Any = lambda step: None) ->
         if step >= 57:
             f_neg[3] = {57: math.nan, 58: math.inf}.get(step, 0.0)
         g.loss(f_pos, f_neg)
+        g.log({OWN: step / 8})
         on_step(step)
     g.close()
     return g

@@ -13,7 +13,7 @@ from trackio.sqlite_storage import SQLiteStorage
 
 from ebmguard.adapters.trackio import TrackioSink
 from ebmguard.errors import ConfigError
-from tests.frameworks.sink_runs import STEPS, assert_only_watches, assert_same, feed, lines
+from tests.frameworks.sink_runs import OWN, STEPS, assert_only_watches, assert_same, feed, lines
 from tests.sinks.parts import RECOVERY
 
 
@@ -41,7 +41,7 @@ def test_every_number_arrives(run, tmp_path):
     for tag in expected[0]:
         if tag != "step":
             theirs = [(row["step"], row[tag]) for row in expected if tag in row]
-            assert_same(of_tag(run, f"guard/{tag}"), theirs)
+            assert_same(of_tag(run, tag if tag == OWN else f"guard/{tag}"), theirs)
     assert math.isnan(of_tag(run, "guard/energy_gap")[57][1])
     assert of_tag(run, "guard/f_neg/max")[58][1] == math.inf
 

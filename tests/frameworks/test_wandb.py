@@ -17,7 +17,7 @@ from wandb.proto import wandb_internal_pb2
 from ebmguard.adapters.wandb import WandbSink
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import PatientSink
-from tests.frameworks.sink_runs import STEPS, assert_only_watches, assert_same, feed, lines
+from tests.frameworks.sink_runs import OWN, STEPS, assert_only_watches, assert_same, feed, lines
 from tests.sinks.parts import ALERT, RECOVERY
 
 
@@ -91,7 +91,7 @@ def test_every_row_arrives_whatever_the_trainer_logs(run, tmp_path, names_step, 
         if tag in ("step", "alert_level"):
             continue
         theirs = [(row["step"], row[tag]) for row in expected if tag in row]
-        assert_same(of_tag(rows, f"guard/{tag}"), theirs)
+        assert_same(of_tag(rows, tag if tag == OWN else f"guard/{tag}"), theirs)
     assert math.isnan(of_tag(rows, "guard/energy_gap")[57][1])
     assert of_tag(rows, "guard/f_neg/max")[58][1] == math.inf
     # Nor has W&B refused any of the trainer's own.

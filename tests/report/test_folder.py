@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
-from ebmguard.report.charts import CHARTS, MORE_CHARTS
+from ebmguard.report.charts import ACCURACY, CHARTS, MORE_CHARTS
 from ebmguard.report.files import GrowingFile
 from ebmguard.report.folder import RecordedRun
 from ebmguard.sinks import read_jsonl, to_json
@@ -169,8 +169,8 @@ def test_evaluations_of_steps_that_were_undone_are_kept_apart(tmp_path):
     rows = [{"step": s, "test_accuracy": s / 1000, "attempt": n} for s, n in at]
     (path / "accuracy.jsonl").write_bytes(encoded(rows))
     run = RecordedRun.read(path, TAGS)
-    assert [own.step for own in run.surviving("accuracy")] == [110, 120, 140, 160]
-    (_, undone), (kept, _) = run.pieces("accuracy")
+    assert [own.step for own in run.surviving(ACCURACY.name)] == [110, 120, 140, 160]
+    (_, undone), (kept, _) = run.pieces(ACCURACY.name)
     assert [(own.step, own.low) for own in undone] == [(150, 0.15), (170, 0.17)]
     assert [own.step for own in kept] == [140, 160]
     assert run.accuracy == [(110, 0.11), (120, 0.12), (140, 0.14), (160, 0.16)]
@@ -219,7 +219,7 @@ def test_a_folder_of_the_guard_alone_is_enough(tmp_path):
         (path / name).unlink()
     run = RecordedRun.read(path, TAGS)
     assert (run.config, run.results, run.setting("iterations")) == ({}, {}, None)
-    assert run.surviving("accuracy") == []
+    assert run.surviving(ACCURACY.name) == []
     assert (run.step, len(run.rollbacks), run.is_over) == (299, 1, False)
 
 

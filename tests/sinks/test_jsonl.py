@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import JsonlSink, read_jsonl
+from ebmguard.sinks import JsonlSink, jsonl, read_jsonl
 
 
 def same(left: Any, right: Any) -> bool:
@@ -39,6 +41,35 @@ def test_every_number_survives_and_every_line_is_strict_json(
     json.loads(line, parse_constant=refuse)
     (row,) = read_jsonl(folder / "metrics.jsonl")
     assert same(row["energy_gap"], value)
+
+
+ODD = {
+    "%s, 100%": 1e-07,
+    "\ud800 β": 10**30,
+    "numpy": np.float64(0.1),
+    "text": 'a, "b"',
+    "none": None,
+    "yes": True,
+    "list": [1, math.nan],
+}
+
+
+@pytest.mark.parametrize("with_orjson", [True, False])
+@pytest.mark.parametrize("row", [{name: ODD[name]} for name in ODD] + [ODD, {}])
+def test_lines_read_and_look_as_those_of_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], with_orjson: bool
+) -> None:
+    if not with_orjson:
+        monkeypatch.setitem(sys.modules, "orjson", None)
+    jsonl._dumps.cache_clear()
+    sink = JsonlSink(tmp_path)
+    sink.write_row(1, row, {})
+    sink.flush()
+    jsonl._dumps.cache_clear()
+    line = (tmp_path / "metrics.jsonl").read_text()
+    expected = json.dumps({"step": 1, **row}).replace("NaN", '"NaN"') + "\n"
+    assert line == expected or line == expected.replace("1e-07", "1e-7")
+    assert json.loads(line) == json.loads(expected)
 
 
 def test_non_finite_numbers_are_the_strings_of_the_proto3_mapping_at_any_depth(

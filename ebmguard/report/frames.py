@@ -1,4 +1,4 @@
-"""Recorded runs as pandas data frames, over many folders at once."""
+"""Recorded runs as pandas data frames, over many folders at once: ``ebmguard.runs``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, typed
-from .report import records as of
-from .report.files import GrowingFile, read_object
+from ..errors import ConfigError, typed
+from . import records as of
+from .files import GrowingFile, read_object
 
 if TYPE_CHECKING:
     from pandas import DataFrame
