@@ -12,10 +12,9 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
-from itertools import accumulate, cycle
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Shard
 
 __all__ = [
+    "Batch",
     "Place",
     "Ranks",
     "check_shards",
@@ -68,6 +68,22 @@ def gathered(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]
     return _unpacked(everyone, tensors)
 
 
+class Batch(NamedTuple):
+    """The samples of all ranks, in the order of the ranks.
+
+    Attributes:
+        of_neg: further numbers of the negatives.
+        sizes: each rank's numbers of positives, and of negatives.
+    """
+
+    f_pos: Tensor
+    f_neg: Tensor
+    groups: Groups | None = None
+    log_q: LogQ | None = None
+    of_neg: tuple[Tensor, ...] = ()
+    sizes: tuple[list[int], list[int]] = ([], [])
+
+
 class _Everyone(torch.autograd.Function):
     """The samples of all ranks, of which this rank's carry the gradient of its own.
 
@@ -76,7 +92,7 @@ class _Everyone(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, everyone: Tensor, start: int, ranks: int) -> Tensor:
-        ctx.place, ctx.ranks = slice(start, start + len(own)), ranks
+        ctx.place, ctx.ranks = (..., slice(start, start + own.shape[-1])), ranks
         return everyone.clone()
 
     @staticmethod
@@ -87,35 +103,34 @@ class _Everyone(torch.autograd.Function):
 
 def whole_batch(
     process_group: dist.ProcessGroup,
-    f_pos: Tensor,
-    f_neg: Tensor,
-    groups: Groups | None = None,
-    log_q: LogQ | None = None,
+    own: Batch,
     *,
     same: Sequence[object] = (),
-) -> tuple[Tensor, Tensor, Groups | None, LogQ | None]:
-    """The batch of all ranks, in their order; the same on every rank, which then computes the same.
+) -> Batch:
+    """The batch of all ranks; the same on every rank, which then computes the same of it.
 
-    Two messages, with ``groups`` three: sizes, energies with log q, labels. The host waits for the
+    Two messages, with groups three: sizes, energies with log q, labels. The host waits for the
     sizes; where the group has a backend for the CPU, not for the device.
 
     Args:
-        f_pos, f_neg: this rank's energies ``(N,)`` and ``(M,)``; N and M may differ between ranks.
-            The gradient that reaches them is that of one process after an averaging all-reduce.
-        groups, log_q: as of :func:`ebmguard.objective.contrastive_loss`; all ranks or none.
+        own: this rank's, with energies ``(..., N)`` and ``(..., M)``; N and M may differ between
+            ranks. The gradient that reaches them is that of one process after an averaging
+            all-reduce. Groups, log q and further numbers have all ranks or none.
         same: what every rank must have alike; of tensors their values are not read.
 
     Raises:
         ConfigError: on every rank, where they disagree on dtype, groups, log q or ``same``.
     """
+    f_pos, f_neg, groups, log_q = own[:4]
     words = ["a tensor" if isinstance(x, Tensor) else repr(x) for x in same]
     words += [str(f_pos.dtype), str(f_neg.dtype), f"log_q {'with' if log_q else 'without'}"]
-    words += [f"groups {len(groups or ())}"]
+    words += [f"groups {len(groups or ())}", f"parts {len(own.of_neg)}"]
     said = ", ".join(words)
-    own = [f_pos.shape[0], f_neg.shape[0], zlib.crc32(said.encode())]
+    mine = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(said.encode())]
     on_host = "cpu:" in dist.get_backend_config(process_group)
-    message = torch.tensor(own, device="cpu" if on_host else f_pos.device)
-    *sizes, checks = gathered(process_group, message)[0].T.tolist()
+    message = torch.tensor(mine, device="cpu" if on_host else f_pos.device)
+    (everyones,) = gathered(process_group, message)
+    n, m, checks = everyones.T.tolist()
     if len(set(checks)) > 1:
         everyone = Ranks(process_group).from_all(said)
         raise ConfigError(
@@ -124,26 +139,29 @@ def whole_batch(
             + ". Pass the same dtype, beta_star, variant, groups and log_q on every rank."
         )
 
-    def joined(*sides: Tensor) -> list[Tensor]:
-        """Each tensor of all ranks, in one message; positives and negatives alternate."""
-        padded = [F.pad(x, (0, max(n) - len(x))) for x, n in zip(sides, cycle(sizes), strict=False)]
+    def joined(*sides: tuple[Tensor, list[int]]) -> list[Tensor]:
+        """Each tensor of all ranks, in one message."""
+        padded = [F.pad(x, (0, max(size) - x.shape[-1])) for x, size in sides]
         return [
-            torch.cat([x[:size] for x, size in zip(everyone, n, strict=True)])
-            for everyone, n in zip(gathered(process_group, *padded), cycle(sizes), strict=False)
+            torch.cat([x[..., :k] for x, k in zip(each, size, strict=True)], -1)
+            for each, (_, size) in zip(gathered(process_group, *padded), sides, strict=True)
         ]
 
-    numbers = joined(f_pos, f_neg, *(log_q or ()), *(groups or ())[2:])
-    rank, ranks = dist.get_rank(process_group), len(checks)
-    starts = [(0, *accumulate(n))[rank] for n in sizes]
+    sides = [(f_pos, n), (f_neg, m), *zip(log_q or (), (n, m), strict=False)]
+    sides += [(x, n) for x in (groups or ())[2:]] + [(x, m) for x in own.of_neg]
+    numbers = iter(joined(*sides))
+    rank = dist.get_rank(process_group)
     pos, neg = (
-        _Everyone.apply(x, everyone, start, ranks)  # type: ignore[no-untyped-call]
-        for x, everyone, start in zip((f_pos, f_neg), numbers[:2], starts, strict=True)
+        _Everyone.apply(f, next(numbers), sum(size[:rank]), len(checks))
+        for f, size in ((f_pos, n), (f_neg, m))
     )
+    log_q = None if log_q is None else (next(numbers), next(numbers))
     if groups is not None:
         # A message of their own: float32 would round large labels.
-        y_pos, y_neg = joined(*(y if y.is_floating_point() else y.long() for y in groups[:2]))
-        groups = (y_pos, y_neg) if len(groups) == 2 else (y_pos, y_neg, numbers[-1])
-    return pos, neg, groups, None if log_q is None else (numbers[2], numbers[3])
+        labels = [y if y.is_floating_point() else y.long() for y in groups[:2]]
+        y_pos, y_neg = joined((labels[0], n), (labels[1], m))
+        groups = (y_pos, y_neg) if len(groups) == 2 else (y_pos, y_neg, next(numbers))
+    return Batch(pos, neg, groups, log_q, tuple(numbers), (n, m))
 
 
 @dataclass(frozen=True)
@@ -162,13 +180,18 @@ class Ranks:
         return 1 if self.group is None else dist.get_world_size(self.group)
 
     @property
+    def index(self) -> int:
+        """Which of them this is."""
+        return 0 if self.group is None else dist.get_rank(self.group)
+
+    @property
     def is_first(self) -> bool:
         """Whether this is the rank that logs and writes for all."""
-        return self.group is None or dist.get_rank(self.group) == 0
+        return self.index == 0
 
     def own(self, folder: Path) -> Path:
         """This rank's part of a folder; of a single process all of it."""
-        return folder if self.group is None else folder / f"rank{dist.get_rank(self.group)}"
+        return folder if self.group is None else folder / f"rank{self.index}"
 
     def from_all(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank: a plain value, and not at every step."""

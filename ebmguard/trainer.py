@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .errors import ConfigError
+from .errors import ConfigError, SamplerError
 
-__all__ = ["Clamp", "Trainer", "find_energy", "finite_number"]
+__all__ = [
+    "Clamp",
+    "Told",
+    "Trainer",
+    "check_takes",
+    "find_energy",
+    "finite_number",
+    "is_function",
+    "refuse_deferred",
+]
 
 Clamp: TypeAlias = "tuple[float, float]"
+
+
+class Told(TypedDict, total=False):
+    """What a guard may be told of the trainer: keywords of ``guard`` and of ``attach``."""
+
+    model: nn.Module | None
+    energy: str | None
+    optimizer: Optimizer | None
+    scheduler: Any
+    scaler: torch.amp.GradScaler | None
+    ema: Any
+    buffer: Any
+    generators: Sequence[torch.Generator] | None
+    step_size: float | None
+    noise_std: float | None
+    clamp: Clamp | None
+    sgld_steps: int | None
+    steps_argument: str | None
+
+
+# Keywords that there were, and what to write instead.
+_REMOVED = {
+    "beta_stars": "Average the losses of several exponents yourself: sum("
+    "contrastive_loss(f_pos, f_neg, b) for b in exponents) / len(exponents), with "
+    "ebmguard.objective.contrastive_loss",
+    "reduce": "Heads (B, K) are summed, as by a sampler that differentiates f(x).sum(). For their "
+    "mean pass f.mean(1) to the loss, and let the sampler differentiate that",
+}
 
 
 @dataclass(frozen=True)
 class Trainer:
     """The parts and settings of a training run; None is what the guard was not told.
 
-    They are the arguments of :func:`ebmguard.guard` of these names.
+    They are those of :class:`Told`.
     """
 
     model: nn.Module | None = None
@@ -44,10 +84,21 @@ class Trainer:
         """This with the fields that are given now; None leaves one as it was.
 
         Raises:
+            TypeError: a keyword that there is not.
             ConfigError: a field of another type, a value that cannot be meant, a method that the
                 model does not have, an optimizer that trains none of the model's parameters, or a
                 scaler without an optimizer.
         """
+        for name in given:
+            if name not in Told.__annotations__:
+                instead = _REMOVED.get(name)
+                close = difflib.get_close_matches(name, Told.__annotations__, 1)
+                hint = f"; did you mean {close[0]}=?" if close else ""
+                raise TypeError(
+                    f"{name}= is gone. {instead}."
+                    if instead
+                    else f"unexpected keyword argument {name!r}{hint}"
+                )
         new = {name: _checked(name, x) for name, x in given.items() if x is not None}
         result = replace(self, **new)
         if result.steps_argument is not None and result.sgld_steps is None:
@@ -89,6 +140,47 @@ def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
             "or with model= the module that has it."
         )
     return found
+
+
+def is_function(sampler: object) -> bool:
+    """Whether a sampler is a function, not an object with methods."""
+    return inspect.isroutine(sampler) or isinstance(sampler, functools.partial)
+
+
+def check_takes(sampler: object, name: str) -> None:
+    """Refuse with a ConfigError a parameter that the sampler, guarded or not, does not have."""
+    original = getattr(sampler, "original", sampler)
+    if not is_function(original):
+        raise ConfigError(
+            f"steps_argument={name!r} names a parameter of a sampler function, but the sampler is "
+            f"{'None' if original is None else 'an object'}. Let it take g.next_steps() instead."
+        )
+    parameters = inspect.signature(cast("Callable[..., Any]", original)).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    found = parameters.get(name)
+    if not takes_any and (found is None or found.kind is found.POSITIONAL_ONLY):
+        raise ConfigError(
+            f"steps_argument={name!r}: the sampler has no parameter of that name; it has "
+            f"{', '.join(parameters)}. Name that of its SGLD steps, or let it take g.next_steps()."
+        )
+
+
+def refuse_deferred(call: object) -> None:
+    """Refuse functions whose body runs after the call, where the energy is no longer tempered.
+
+    Raises:
+        SamplerError: a generator function, a coroutine function, or what either returns.
+    """
+    if isinstance(call, functools.partial):
+        call = call.func
+    functions = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
+    results = inspect.isgenerator, inspect.isasyncgen, inspect.iscoroutine
+    if any(is_one(call) for is_one in (*functions, *results)):
+        raise SamplerError(
+            "The sampler is a generator or coroutine: its steps would run after the call has "
+            "returned, on the untempered energy. Return the samples, or temper inside it with "
+            "g.temper(f(x)) and guard(loss_fn, None, ...)."
+        )
 
 
 def finite_number(name: str, value: object) -> float:

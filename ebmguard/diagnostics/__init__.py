@@ -1,6 +1,53 @@
-"""Pure functions of detached tensors: named numbers, one file per family.
+"""Pure functions of detached tensors of one model: named numbers, one file per family.
 
-Nothing waits for the device.
+What is taken in every step comes in two halves: sums in one tensor, which nothing waits for, and
+the names and the arithmetic that make numbers of them when the host has them.
 """
-from .raw_energies import *
-from .weights import *
+
+from .arithmetic import T
+from .buffer import buffer_diagnostics
+from .joined_row import joined_row
+from .mixture_parts import mixture_sums, named_mixture
+from .pareto import pareto_k
+from .raw_energies import (
+    energy_diagnostics,
+    energy_sums,
+    named_energies,
+    named_nonfinite,
+    nonfinite_diagnostics,
+)
+from .sampler_steps import (
+    ChainState,
+    drift_to_noise,
+    metropolis_acceptance,
+    named_samples,
+    oriented,
+    sample_sums,
+)
+from .update_size import amplification, total_norm
+from .weights import named_weights, weight_diagnostics, weight_sums
+
+__all__ = [
+    "ChainState",
+    "T",
+    "amplification",
+    "buffer_diagnostics",
+    "drift_to_noise",
+    "energy_diagnostics",
+    "energy_sums",
+    "joined_row",
+    "metropolis_acceptance",
+    "mixture_sums",
+    "named_energies",
+    "named_mixture",
+    "named_nonfinite",
+    "named_samples",
+    "named_weights",
+    "nonfinite_diagnostics",
+    "oriented",
+    "pareto_k",
+    "sample_sums",
+    "total_norm",
+    "weight_diagnostics",
+    "weight_sums",
+]

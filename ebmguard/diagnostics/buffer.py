@@ -7,13 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..energies import of_tensors
 from ..errors import ConfigError
 
 __all__ = ["buffer_diagnostics"]
 
 
-@of_tensors
 def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
     """What a buffer's method ``diagnostics()`` returns, detached 0-dim tensors, under ``buffer/``.
 

@@ -13,8 +13,6 @@ import math
 import torch
 from torch import Tensor
 
-from ..energies import of_tensors
-
 __all__ = ["pareto_k"]
 
 _MIN_TAIL = 5  # the smallest that is fitted, reached from n = 25
@@ -27,7 +25,6 @@ _PRIOR_BS = 3.0
 _NEGLIGIBLE = 10 * torch.finfo(torch.float64).eps
 
 
-@of_tensors
 @torch.no_grad()
 def pareto_k(log_weights: Tensor) -> Tensor:
     """Shape k of the generalised Pareto distribution fitted to the upper tail of the weights.

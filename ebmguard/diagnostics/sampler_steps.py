@@ -8,28 +8,25 @@ Teh 2011; Appendix A.3 of the paper).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..energies import of_tensors
+from .arithmetic import T
 
 __all__ = [
     "ChainState",
-    "clamped",
     "drift_to_noise",
-    "fingerprint",
     "metropolis_acceptance",
+    "named_samples",
     "oriented",
-    "repeated",
+    "sample_sums",
 ]
 
 
-@of_tensors
-def drift_to_noise(
-    grad_norm: Tensor, *, entries: int, step_size: float, noise_std: float
-) -> Tensor:
+def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: float) -> T:
     """How far the drift moves a sample, relative to the noise: s ‖∇h‖ / (σ √d).
 
     The result has the shape of ``grad_norm``, which may be averaged; NaN if there is no noise.
@@ -38,30 +35,45 @@ def drift_to_noise(
     return grad_norm * (step_size / noise if noise else math.nan)
 
 
-@of_tensors
-def clamped(samples: Tensor, clamp: tuple[float, float]) -> Tensor:
-    """Share of the entries of samples ``(..., B, d)`` at an end of the clamp or beyond, float32."""
-    at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
-    return at_an_end.mean((-2, -1), dtype=torch.float32)
+def sample_sums(
+    samples: Tensor, before: Tensor | None = None, clamp: tuple[float, float] | None = None
+) -> tuple[Tensor, Tensor]:
+    """What :func:`named_samples` makes numbers of, and what identifies the samples.
 
+    Args:
+        samples: ``(..., B, d)``.
+        before: what identified those of the sampler's previous call.
+        clamp: lowest and highest value of an entry.
 
-@of_tensors
-def fingerprint(samples: Tensor) -> Tensor:
-    """Sum and extremes of samples ``(..., B, d)``, which identify them: ``(..., B, 3)``."""
-    return torch.stack((samples.sum(-1), samples.amin(-1), samples.amax(-1)), -1)
-
-
-@of_tensors
-def repeated(now: Tensor, before: Tensor) -> Tensor:
-    """Share of the samples that equal those at the same place of the sampler's previous call.
-
-    A chain that moves or restarts never repeats itself to the last bit; one that hangs does. Of two
-    :func:`fingerprint`, float32 ``(...,)``; NaN if the shapes differ. A sample with a NaN never
-    counts as repeated.
+    Returns:
+        ``(..., 3)``: how many samples are finite, how many equal those at the same place of the
+        previous call, NaN where that had others, and how many entries are at an end of the clamp or
+        beyond, NaN without one; and ``(..., 3, B)``, their sums and extremes.
     """
-    if now.shape != before.shape:
-        return torch.full(now.shape[:-2], torch.nan, device=now.device)
-    return (now == before).all(-1).mean(-1, dtype=torch.float32)
+    lowest, highest = samples.aminmax(dim=-1)
+    known_by = torch.stack((samples.sum(-1), lowest, highest), -2)
+    # NaN and the infinities show in the extremes, without a mask of the samples' size.
+    largest = torch.finfo(samples.dtype).max
+    finite = ((lowest >= -largest) & (highest <= largest)).sum(-1)
+    found = [finite.float()]
+    if before is not None and before.shape == known_by.shape:
+        # A chain that moves or restarts never repeats itself to the last bit; one that hangs does.
+        same = (known_by == before.to(known_by)).all(-2)
+        found.append(same.sum(-1).float())
+    else:
+        found.append(torch.full_like(found[0], math.nan))
+    if clamp is None:
+        found.append(torch.full_like(found[0], math.nan))
+    else:
+        found.append(((samples <= clamp[0]) | (samples >= clamp[1])).sum((-2, -1)).float())
+    return torch.stack(found, -1), known_by
+
+
+def named_samples(sums: Sequence[T], count: int, entries: int, *, is_clamped: bool) -> dict[str, T]:
+    """The numbers by tag of ``count`` samples of so many entries each."""
+    finite, same, at_an_end = sums
+    found = {"nonfinite/samples": 1.0 - finite / count, "sampler/repeated": same / count}
+    return found | ({"sampler/clamped": at_an_end / (count * entries)} if is_clamped else {})
 
 
 class ChainState(NamedTuple):
@@ -72,7 +84,6 @@ class ChainState(NamedTuple):
     gradient: Tensor  # ∇h, (..., d)
 
 
-@of_tensors
 def metropolis_acceptance(
     start: ChainState, end: ChainState, *, step_size: float, noise_std: float
 ) -> Tensor:
@@ -104,7 +115,6 @@ def metropolis_acceptance(
     return log_ratio.clamp(max=0.0).exp()
 
 
-@of_tensors
 def oriented(
     x: Tensor, output: Tensor, cotangent: Tensor, gradient: Tensor, *, sign: int
 ) -> ChainState:

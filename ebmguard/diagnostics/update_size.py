@@ -12,12 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..energies import of_tensors
-
 __all__ = ["amplification", "total_norm"]
 
 
-@of_tensors
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all entries of dense tensors, 0-dim, on the device of the first."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -34,7 +31,6 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-@of_tensors
 def amplification(relative_update: Tensor, grad_scale: float | Tensor) -> Tensor:
     """‖update‖ / (lr · GradScale): the size of a step relative to the evidence for it.
 

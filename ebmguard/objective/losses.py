@@ -17,7 +17,7 @@ from ..energies import (
     per_sample,
 )
 from ..errors import ConfigError
-from ..ranks import whole_batch
+from ..ranks import Batch, whole_batch
 from .terms import Terms
 
 __all__ = ["coefficients", "contrastive_loss", "grad_scale", "positive_weights", "weights"]
@@ -78,8 +78,8 @@ def contrastive_loss(
     pos, neg = per_sample(f_pos), per_sample(f_neg)
     if process_group is not None:
         _check_group(process_group)
-        own = pos, neg, groups, log_q
-        pos, neg, groups, log_q = whole_batch(process_group, *own, same=(beta_star, variant))
+        own = Batch(pos, neg, groups, log_q)
+        pos, neg, groups, log_q = whole_batch(process_group, own, same=(beta_star, variant))[:4]
     elif not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
         return _mean(f_neg) - _mean(f_pos)
     beta = _as_tensor(beta_star, pos)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import ConfigError
-from ..shards import Place, joined, local, place_of
+from ..ranks import Place, joined, local, place_of
 from ..trainer import Trainer
 from .changes import random_state, restore_random_state
 

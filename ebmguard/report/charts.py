@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..printable import printable
+from ..errors import printable
 from ..tags import TAGS, Tag, weight_tag
 
 __all__ = ["ACCURACY", "CHARTS", "MORE_CHARTS", "note", "unnamed", "value_of"]

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from os import PathLike
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
-import torch
 import torch.distributed as dist
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
-from ..energies import Reduce, Variants, check_variants
+from ..energies import Variant
 from ..errors import ConfigError
 from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink
 from ..steering import AdaptiveSteps, SteerBeta
-from ..trainer import Clamp, Trainer, finite_number
+from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
 from .callables import GuardedLoss, check_sampler
+from .ensemble import check_variants
 from .guard import Guard
+from .loop import Loop
 from .loss_fn import CallerLoss, Convention, LossFn
 from .settings import Action, Settings, check_told
 from .strength import Schedulable, Strength
-from .terminal import announce
 
 __all__ = ["guard"]
+
+_log = logging.getLogger("ebmguard")
 
 
 def guard(
@@ -36,30 +38,15 @@ def guard(
     *,
     beta_star: Schedulable | None = None,
     beta: Schedulable | None = None,
-    beta_stars: Sequence[Schedulable] | None = None,
     output_scale: float | Literal["measure"] | None = None,
     sampler_scale: Schedulable | None = None,
     methods: Sequence[str] = (),
     convention: Convention = "log_density",
-    variant: Variants = "default",
-    reduce: Reduce = "sum",
-    model: nn.Module | None = None,
-    energy: str | None = None,
-    optimizer: Optimizer | None = None,
-    scheduler: Any = None,
-    scaler: torch.amp.GradScaler | None = None,
-    ema: Any = None,
-    buffer: Any = None,
-    step_size: float | None = None,
-    noise_std: float | None = None,
-    clamp: Clamp | None = None,
-    generators: Sequence[torch.Generator] | None = None,
-    sgld_steps: int | None = None,
-    steps_argument: str | None = None,
+    variant: Variant | Sequence[Variant] = "default",
     log_dir: str | PathLike[str] | None = None,
     sinks: Sequence[object] = (),
     flush_every: int = 50,
-    rules: Sequence[Rule] = DEFAULT_RULES,
+    rules: Sequence[Rule] | None = None,
     action: Action = "warn",
     recovery: Recovery | None = None,
     adapt: AdaptiveSteps | None = None,
@@ -68,6 +55,8 @@ def guard(
     judge_in_loss: bool | None = None,
     reference_beta_star: float = 0.5,
     process_group: dist.ProcessGroup | None = None,
+    compile: bool = False,
+    **told: Unpack[Told],
 ) -> Guard:
     """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, ...)``.
 
@@ -84,15 +73,12 @@ def guard(
             (1 - β*/o) f. "measure" has the first sampler call, which runs on f itself, tell o; see
             :attr:`Guard.measured`.
         beta: β = β*/o instead of ``beta_star``; needs the output scale.
-        beta_stars: several exponents whose losses are averaged, each as ``beta_star``; needs
-            ``sampler_scale``.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1).
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
         variant: "default", "no_pos", "batch" or "true"; see
             :func:`ebmguard.objective.contrastive_loss`. Or a sequence of these, one for each entry
             of the first model dimension.
-        reduce: "sum" or "mean": how heads ``(B, K)`` become one energy.
 
     The rest of the trainer, all optional; :meth:`Guard.attach` takes what is made later:
         model: the energy module. Needed where it is not among the sampler's arguments.
@@ -132,6 +118,9 @@ def guard(
             :func:`ebmguard.objective.contrastive_loss`), and all ranks skip a step, stop and roll
             back together. Sharded parameters (FSDP2) need it. See ``docs/ranks.md``.
 
+        compile: compute loss and diagnostics by ``torch.compile``, which makes a few kernels of
+            them: for GPUs.
+
     Returns:
         the guard, which unpacks into the two callables.
 
@@ -139,7 +128,6 @@ def guard(
         ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
     """
     arguments = locals()
-    told = {each.name: arguments[each.name] for each in fields(Trainer)}
     kinds: dict[str, tuple[Any, str]] = {
         "loss_fn": (Callable, "a function of (f_pos, f_neg), the contrastive difference, or None"),
         "on_alert": (Callable, "a function of the alert, or None"),
@@ -147,6 +135,7 @@ def guard(
         "adapt": (AdaptiveSteps, "ebmguard.steering.AdaptiveSteps(...)"),
         "steer": (SteerBeta, "ebmguard.steering.SteerBeta(...)"),
         "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
+        "compile": (bool, "True or False"),
         "log_dir": (str | PathLike, "the path of a folder"),
         "process_group": (
             dist.ProcessGroup,
@@ -162,7 +151,7 @@ def guard(
         if not isinstance(arguments[name], list | tuple):
             kind = type(arguments[name]).__name__
             raise ConfigError(f"{name}= is a {kind}; expected a list of {name}.")
-    for name, choices in (("convention", Convention), ("reduce", Reduce), ("action", Action)):
+    for name, choices in (("convention", Convention), ("action", Action)):
         if not isinstance(arguments[name], str) or arguments[name] not in get_args(choices):
             expected = ", ".join(get_args(choices))
             raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
@@ -187,7 +176,6 @@ def guard(
     strength = Strength.of(
         beta_star=beta_star,
         beta=beta,
-        beta_stars=beta_stars,
         output_scale=output_scale,
         step_size=trainer.step_size,
         noise_std=trainer.noise_std,
@@ -206,21 +194,23 @@ def guard(
         first = strength.at(0).beta_star
         if not isinstance(first, float):
             raise ConfigError(
-                f"steer= moves one number β*, but beta_star is {first!r} at step 0; an ensemble's, "
-                "and the average over several exponents, are not steered."
+                f"steer= moves one number β*, but beta_star is {first!r} at step 0; an ensemble's "
+                "are not steered."
             )
         controller = steer.start(first)
     settings = Settings(
         sign=1 if convention == "log_density" else -1,
         variant=variant if isinstance(variant, str) else tuple(variant),
-        reduce=reduce,
         models=strength.models,
         reference_beta_star=float(reference_beta_star),
         action=action,
         judge_in_loss=judge_in_loss,
         process_group=process_group,
     )
-    judge = Judge(rules, members=strength.models.numel() if strength.models else 0)
+    judge = Judge(
+        DEFAULT_RULES if rules is None else rules,
+        members=strength.models.numel() if strength.models else 0,
+    )
     actions = Actions(
         on_alert,
         acts=action != "warn",
@@ -235,14 +225,43 @@ def guard(
     if not settings.ranks.is_first:
         opened, log_dir = [], None  # all ranks have the same rows
     else:
-        announce(sampler, strength, log_dir)
-    return Guard(
+        _announce(sampler, strength, log_dir)
+    loop = Loop(
         settings=settings,
         strength=strength,
-        caller_loss=CallerLoss(loss_fn, convention, reduce),
-        sampler=sampler,
-        methods=methods,
+        caller_loss=CallerLoss(loss_fn, convention),
+        has_sampler=sampler is not None,
         judge=judge,
         actions=actions,
         writer=Writer(opened, flush_every=flush_every, folder=log_dir),
-    ).attach(**told)
+        compiles=compile,
+    )
+    return Guard(loop, sampler, methods).attach(**told)
+
+
+class _Terminal(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        # A program that has set up logging shows this as it shows everything.
+        if _log.handlers == [self] and not logging.getLogger().handlers:
+            print(f"ebmguard: {self.format(record)}", file=sys.stderr)
+
+
+def _announce(sampler: object, strength: Strength, folder: str | PathLike[str] | None) -> None:
+    """Log what is guarded, how strongly, and how to watch it."""
+    if not _log.handlers and not logging.getLogger().handlers:
+        _log.addHandler(_Terminal())
+        _log.setLevel(_log.level or logging.INFO)
+    named = getattr(sampler, "__name__", type(sampler).__name__)
+    what = "the loss" if sampler is None else f"the loss and {named}"
+    given, scale = _shown(strength.given), strength.output_scale
+    told = f"{scale:g}" if scale else "to be measured" if strength.is_measured else "unknown"
+    watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
+    _log.info("guards %s, %s=%s, output_scale=%s; %s", what, strength.name, given, told, watch)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return _shown(value.tolist())
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    return "a schedule" if callable(value) else f"{value:g}"

@@ -6,18 +6,18 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from ..energies import Groups, LogQ
-from ..errors import ConfigError, SamplerError
+from ..errors import ConfigError
+from ..trainer import is_function, refuse_deferred
 
-if TYPE_CHECKING:
-    from .guard import Guard
-    from .loop import Loop
+__all__ = ["GuardedLoss", "check_sampler", "wrap_sampler"]
 
-__all__ = ["GuardedLoss", "check_sampler", "check_takes", "refuse_deferred", "wrap_sampler"]
+# Runs a sampler, given with its arguments, on the tempered energy.
+Run: TypeAlias = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], Any]
 
 
 class GuardedLoss:
@@ -27,14 +27,15 @@ class GuardedLoss:
         guard: the :class:`~ebmguard.Guard` behind it.
     """
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: Any) -> None:
         self.guard = guard
 
     def __call__(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
-        return self.guard.loss(f_pos, f_neg, groups, log_q)
+        loss: Tensor = self.guard.loss(f_pos, f_neg, groups, log_q)
+        return loss
 
 
 class GuardedFunction:
@@ -44,14 +45,14 @@ class GuardedFunction:
         original: the sampler as it was, untempered.
     """
 
-    def __init__(self, guard: Loop, sampler: Callable[..., Any]) -> None:
+    def __init__(self, run: Run, sampler: Callable[..., Any]) -> None:
         functools.update_wrapper(self, sampler)
         self.original = sampler
-        self._guard = guard
+        self._run = run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Draw negatives."""
-        return self._guard._sample(self.original, args, kwargs)
+        return self._run(self.original, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         # So that a method can be guarded in the body of its class.
@@ -66,33 +67,31 @@ class GuardedObject:
     """
 
     original: Any
-    _guard: Loop
+    _run: Run
     _methods: frozenset[str]
 
-    def __init__(self, guard: Loop, sampler: object, methods: Sequence[str]) -> None:
-        vars(self).update(original=sampler, _guard=guard, _methods=frozenset(methods))
+    def __init__(self, run: Run, sampler: object, methods: Sequence[str]) -> None:
+        vars(self).update(original=sampler, _run=run, _methods=frozenset(methods))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Draw negatives."""
-        return self._guard._sample(self.original, args, kwargs)
+        return self._run(self.original, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in GuardedObject.__annotations__:  # not set yet: a copy under construction
             raise AttributeError(name)
         value = getattr(self.original, name)
-        return GuardedFunction(self._guard, value) if name in self._methods else value
+        return GuardedFunction(self._run, value) if name in self._methods else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.original, name, value)
 
 
-def wrap_sampler(
-    guard: Loop, sampler: Any, methods: Sequence[str]
-) -> GuardedFunction | GuardedObject:
+def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> GuardedFunction | GuardedObject:
     """Wrap a sampler that :func:`check_sampler` has accepted."""
-    if _is_function(sampler):
-        return GuardedFunction(guard, sampler)
-    return GuardedObject(guard, sampler, methods)
+    if is_function(sampler):
+        return GuardedFunction(run, sampler)
+    return GuardedObject(run, sampler, methods)
 
 
 def check_sampler(sampler: object, methods: Sequence[str]) -> None:
@@ -134,46 +133,6 @@ def check_sampler(sampler: object, methods: Sequence[str]) -> None:
         raise ConfigError("methods= names methods of a sampler object; this is a function.")
     for call in [sampler, *(getattr(sampler, name) for name in methods)]:
         refuse_deferred(call)
-
-
-def check_takes(sampler: object, name: str) -> None:
-    """Refuse with a ConfigError a parameter that the sampler, guarded or not, does not have."""
-    original = sampler.original if isinstance(sampler, GuardedFunction) else sampler
-    if not _is_function(original):
-        raise ConfigError(
-            f"steps_argument={name!r} names a parameter of a sampler function, but the sampler is "
-            f"{'None' if original is None else 'an object'}. Let it take g.next_steps() instead."
-        )
-    parameters = inspect.signature(cast("Callable[..., Any]", original)).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    found = parameters.get(name)
-    if not takes_any and (found is None or found.kind is found.POSITIONAL_ONLY):
-        raise ConfigError(
-            f"steps_argument={name!r}: the sampler has no parameter of that name; it has "
-            f"{', '.join(parameters)}. Name that of its SGLD steps, or let it take g.next_steps()."
-        )
-
-
-def refuse_deferred(call: object) -> None:
-    """Refuse functions whose body runs after the call, where the energy is no longer tempered.
-
-    Raises:
-        SamplerError: a generator function, a coroutine function, or what either returns.
-    """
-    if isinstance(call, functools.partial):
-        call = call.func
-    functions = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
-    results = inspect.isgenerator, inspect.isasyncgen, inspect.iscoroutine
-    if any(is_one(call) for is_one in (*functions, *results)):
-        raise SamplerError(
-            "The sampler is a generator or coroutine: its steps would run after the call has "
-            "returned, on the untempered energy. Return the samples, or temper inside it with "
-            "g.temper(f(x)) and guard(loss_fn, None, ...)."
-        )
-
-
-def _is_function(sampler: object) -> bool:
-    return inspect.isroutine(sampler) or isinstance(sampler, functools.partial)
 
 
 def _public_methods(sampler: object) -> str:

@@ -5,51 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any
+from typing import Any, Unpack
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
-from ..errors import ConfigError, SamplerError, undamaged
-from ..objective.trusted import coefficients, contrastive_loss
+from ..errors import ConfigError, SamplerError
 from ..sampling import Measured, scale
 from ..tags import is_own
-from ..trainer import Clamp
+from ..trainer import Told, Trainer
 from .actions import SgldSteps
-from .callables import GuardedLoss
+from .callables import GuardedLoss, wrap_sampler
 from .loop import Loop
-from .loss_fn import no_gradient, scaled_gradient
-from .optimizer import OptimizerHooks
-from .settings import check_told
+from .rows import Row
 
 __all__ = ["Guard"]
 
-_STATE_VERSION = 8
 
-
-class Guard(Loop):
+class Guard:
     """What :func:`guard` returns; unpacks into ``loss, sampler``.
 
     Attributes:
         loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None, log_q=None)``.
         sampler: the guarded sampler, or None.
-        trainer: what :func:`guard` and :meth:`attach` were told of the rest of the trainer.
-        last: the most recent row of diagnostics that reached the host, tag to value. Of an
-            ensemble, the means over its members (NaN where any member's is), as the sinks get them.
-        members: the rows behind ``last``, one for each member of an ensemble, in the order of the
-            flattened model dimensions; empty for a single model.
         alerts: all alerts so far, oldest first.
         rollbacks: all rollbacks of this process so far, oldest first: the audit log.
-        compute: calls pure functions, ``compute(function, *args, **kwargs)``; may be replaced.
     """
 
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(self, loop: Loop, sampler: object | None, methods: Sequence[str]) -> None:
+        self._loop = loop
         self.loss_fn = GuardedLoss(self)
+        self.sampler: Any = None if sampler is None else wrap_sampler(loop.sample, sampler, methods)
+        self.alerts = loop.actions.alerts
+        recoverer = loop.actions.recoverer
+        self.rollbacks = [] if recoverer is None else recoverer.rollbacks
 
     def __iter__(self) -> Iterator[Any]:
         yield self.loss_fn
@@ -61,7 +52,29 @@ class Guard(Loop):
     @property
     def step(self) -> int:
         """Number of the current step."""
-        return self._rows.step
+        return self._loop.rows.step
+
+    @property
+    def trainer(self) -> Trainer:
+        """What :func:`guard` and :meth:`attach` were told of the rest of the trainer."""
+        return self._loop.trainer
+
+    @property
+    def last(self) -> Row:
+        """The most recent row of diagnostics that reached the host, tag to value.
+
+        Of an ensemble, the means over its members (NaN where any member's is), as the sinks get
+        them.
+        """
+        return self._loop.last
+
+    @property
+    def members(self) -> list[Row]:
+        """The rows behind ``last``, one for each member of an ensemble; empty for a single model.
+
+        In the order of the flattened model dimensions.
+        """
+        return self._loop.members
 
     @property
     def measured(self) -> Measured | None:
@@ -69,12 +82,12 @@ class Guard(Loop):
 
         None before the first one; its ``verdict`` is "exact", or says why nothing can be told.
         """
-        return self._measuring.result
+        return self._loop.first_calls.result
 
     @property
     def attempt(self) -> int:
         """How many rollbacks the run has had, those before a resume included."""
-        recoverer = self._actions.recoverer
+        recoverer = self._loop.actions.recoverer
         return 0 if recoverer is None else recoverer.attempt
 
     @property
@@ -86,12 +99,12 @@ class Guard(Loop):
         Raises:
             ConfigError: that was not attached.
         """
-        return self._actions.steps.steps
+        return self._loop.actions.steps.steps
 
     @property
     def refinement(self) -> int:
         """In how many finer SGLD steps ``adapt=`` splits each one now; 1 without it."""
-        return self._actions.refinement
+        return self._loop.actions.refinement
 
     def loss(
         self,
@@ -128,24 +141,7 @@ class Guard(Loop):
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
-        beside: dict[str, Any] = {"groups": groups, "log_q": log_q}
-        with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, beside)
-            weight = None
-            if strength.is_off:
-                loss = self._caller_loss.plain(f_pos, f_neg)
-            else:
-                pos, neg = self._upright(f_pos, f_neg)
-                options = beside | self._settings.objective
-                loss = self.compute(contrastive_loss, pos, neg, strength.beta_star, **options)
-                weight = self._caller_loss.weight(f_pos, f_neg, self._settings.models)
-                loss = loss if weight is None else weight * loss
-            self._take_loss(f_pos, f_neg, beside, strength, loss=loss, loss_weight=weight)
-            if self._actions.is_pending:
-                return no_gradient(f_pos) + no_gradient(f_neg)
-            loss = loss.sum() if loss.ndim else loss
-            self._measuring.watch(loss, self.trainer.optimizer)
-            return loss
+        return self._loop.loss(f_pos, f_neg, groups, log_q)
 
     def reweight(
         self,
@@ -162,21 +158,7 @@ class Guard(Loop):
 
         Args, Raises: as for :meth:`loss`.
         """
-        beside: dict[str, Any] = {"groups": groups, "log_q": log_q}
-        with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, beside)
-            self._take_loss(f_pos, f_neg, beside, strength)
-            if self._actions.is_pending:
-                zero = f_pos.new_zeros(())
-                return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
-            if strength.is_off:
-                return f_pos, f_neg
-            pos, neg = self._upright(f_pos, f_neg)
-            by = coefficients(pos, neg, strength.beta_star, **beside, **self._settings.objective)
-            # Whoever averages the gradients divides by the number of ranks.
-            ranks = self._settings.ranks.count
-            to_pos, to_neg = (side * (ranks * side.shape[-1]) for side in by)
-            return scaled_gradient(f_pos, -to_pos), scaled_gradient(f_neg, to_neg)
+        return self._loop.reweight(f_pos, f_neg, groups, log_q)
 
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.
@@ -212,8 +194,8 @@ class Guard(Loop):
                 is_number, kind = isinstance(value, Real), f"a {type(value).__name__}"
             if not is_number:
                 raise ConfigError(f"g.log: {name!r} is {kind}; expected a number, such as a mean.")
-        if not self._is_paused:
-            self._rows.log(numbers)
+        if not self._loop.is_paused:
+            self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
         """What the next sampler call should run: the number of steps, and how much finer they are.
@@ -228,9 +210,9 @@ class Guard(Loop):
         Raises:
             ConfigError: the usual number was not attached.
         """
-        if not self._is_paused:
-            self._end_step_before()
-        return self._actions.ask_steps(for_refinement=True)
+        if not self._loop.is_paused:
+            self._loop.end_step_before()
+        return self._loop.actions.ask_steps(for_refinement=True)
 
     def temper(self, output: Tensor) -> Tensor:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
@@ -246,71 +228,43 @@ class Guard(Loop):
                 a CUDA graph is captured.
             DivergenceError: an ERROR was waiting for this safe point.
         """
-        if self._is_paused:
+        loop = self._loop
+        if loop.is_paused:
             return output
-        if self._sampling.is_running:
+        if loop.sampling.is_running:
             raise SamplerError(
                 "g.temper was called inside a guarded sampler, whose energy would be tempered "
                 "twice. Temper inline with guard(loss_fn, None, ...), or leave g.temper out."
             )
-        self._is_inline = True
-        self._begin_sampling()
-        return scale(output, self._strength_at(self.step).factor_of_samples)
+        loop.is_inline = True
+        loop.begin_sampling()
+        return scale(output, loop.strength_at(self.step).factor_of_samples)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside the block the sampler runs untempered and nothing is recorded: for plots."""
-        before, self._is_paused = self._is_paused, True
+        before, self._loop.is_paused = self._loop.is_paused, True
         try:
             yield
         finally:
-            self._is_paused = before
+            self._loop.is_paused = before
 
-    def attach(
-        self,
-        *,
-        model: nn.Module | None = None,
-        energy: str | None = None,
-        optimizer: Optimizer | None = None,
-        scheduler: Any = None,
-        scaler: torch.amp.GradScaler | None = None,
-        ema: Any = None,
-        buffer: Any = None,
-        step_size: float | None = None,
-        noise_std: float | None = None,
-        clamp: Clamp | None = None,
-        generators: Sequence[torch.Generator] | None = None,
-        sgld_steps: int | None = None,
-        steps_argument: str | None = None,
-    ) -> Guard:
+    def attach(self, **told: Unpack[Told]) -> Guard:
         """Tell the guard about parts of the trainer that were made after it. All are optional.
 
-        Several calls add up; what is given again replaces what was there. The arguments are those
-        of :func:`guard`; here, ``step_size`` and ``noise_std`` leave the output scale as it is.
+        Several calls add up; what is given again replaces what was there. The keywords are those
+        that :func:`guard` takes for the rest of the trainer (:class:`ebmguard.trainer.Told`); here,
+        ``step_size`` and ``noise_std`` leave the output scale as it is.
 
         Returns:
             the guard itself.
 
         Raises:
+            TypeError: a keyword that there is not.
             ConfigError: what cannot be meant, such as an optimizer that trains none of the model's
                 parameters, or a clamp whose ends are the wrong way round. Nothing has changed then.
         """
-        told = {name: value for name, value in locals().items() if name != "self"}
-        trainer = check_told(self.trainer, told, self.sampler, self._settings.process_group)
-        self._actions.attach(trainer)
-        if trainer.optimizer is not None:
-            if self._hooks is not None:
-                self._hooks.remove()
-            self._hooks = OptimizerHooks(
-                trainer.optimizer,
-                trainer.scaler,
-                self._end_step,
-                # What the optimizer does to the members of an ensemble cannot be told apart.
-                is_watched=lambda: self._rows.is_slow and not self._settings.models,
-                on_update=self._measure.update,
-                process_group=self._settings.process_group,
-            )
-        self.trainer = trainer
+        self._loop.attach(told, self.sampler)
         return self
 
     def check(self, example: Tensor | None = None) -> list[Problem]:
@@ -334,24 +288,29 @@ class Guard(Loop):
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        settings, strength = self._settings, self._strength_at(self.step)
+        loop, settings, strength = (
+            self._loop,
+            self._loop.settings,
+            self._loop.strength_at(self.step),
+        )
         in_group = dist.is_available() and dist.is_initialized()
-        recovery = None if self._actions.recoverer is None else self._actions.recoverer.settings
+        recoverer = loop.actions.recoverer
+        followed = () if recoverer is None else recoverer.settings.not_followed(loop.situation)
         setup = Setup(
             trainer=self.trainer,
-            has_sampler=self.sampler is not None or self._is_inline,
+            has_sampler=self.sampler is not None or loop.is_inline,
             beta_star=strength.numbers[0],
             output_scale=strength.output_scale,
-            tempers=self._strength.tempers,
+            tempers=loop.strength.tempers,
             factor=strength.numbers[1],
             sign=settings.sign,
             action=settings.action,
             judge_in_loss=settings.judge_in_loss,
-            has_sinks=bool(self._writer.sinks),
+            has_sinks=bool(loop.writer.sinks),
             is_distributed=in_group and dist.get_world_size() > 1,
             joins_ranks=settings.process_group is not None,
             models=len(settings.models),
-            not_followed=() if recovery is None else tuple(recovery.not_followed(self._situation)),
+            not_followed=tuple(followed),
             example=example,
         )
         return find_problems(setup)
@@ -367,25 +326,11 @@ class Guard(Loop):
         Raises:
             ConfigError: no folder, too little attached, or no snapshot that can be read.
         """
-        if self._actions.recoverer is None:
-            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
-        snapshot = self._actions.recoverer.resume(self.trainer)
-        if snapshot is None:
-            return None
-        self._load_own_state(snapshot.state["guard"])
-        return snapshot.step
+        return self._loop.resume()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
-        # Without an optimizer's word a step is over when its loss is.
-        is_over = self._hooks is None and self._rows.losses_in_step > 0
-        recoverer = self._actions.recoverer
-        return {
-            "version": _STATE_VERSION,
-            "sampler_calls": self._sampling.calls,
-            "recovery": None if recoverer is None else recoverer.state_dict(),
-            **self._own_state(is_over=is_over),
-        }
+        return self._loop.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`. Schedules and options are the constructor's.
@@ -394,39 +339,15 @@ class Guard(Loop):
             ConfigError: not the state of a guard of this version, or damaged. The guard is then as
                 it was.
         """
-        before = self.state_dict()
-        try:
-            self._load(state)
-        except ConfigError:
-            self._load_own_state(before)
-            raise
-
-    @undamaged("a guard")
-    def _load(self, state: Mapping[str, Any]) -> None:
-        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "measure", "judge"}
-        keys |= {"recovery", "steps", "beta", "advised", "measured"}
-        if set(state) != keys or state["version"] != _STATE_VERSION:
-            raise ConfigError(
-                f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
-                f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
-            )
-        calls = int(state["sampler_calls"])
-        self._load_own_state(state)
-        if self._actions.recoverer is not None and state["recovery"] is not None:
-            self._actions.recoverer.load_state_dict(state["recovery"])
-        self._sampling.calls = calls
+        self._loop.load_state_dict(state)
 
     def flush(self) -> None:
         """Flush the sinks now."""
-        self._writer.flush()
+        self._loop.writer.flush()
 
     def close(self) -> None:
         """Judge and write what is still under way, flush, and let another guard use ``log_dir``.
 
         Rows are written at exit anyway.
         """
-        try:
-            self._follow(self._rows.drain())
-        finally:
-            self._writer.flush()
-            self._writer.release()
+        self._loop.close()

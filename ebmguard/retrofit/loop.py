@@ -7,37 +7,47 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..alerts import Alert, Judge, Level, Situation, error_for
-from ..energies import check_energies
-from ..errors import LossError, SamplerError
+from ..energies import Groups, LogQ, per_sample
+from ..errors import ConfigError, LossError, SamplerError, undamaged
+from ..ranks import Batch, whole_batch
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
-from ..trainer import Trainer
+from ..trainer import Told, Trainer
 from .actions import Actions, single_number
-from .callables import wrap_sampler
-from .loss_fn import CallerLoss
+from .ensemble import check_models
+from .loss_fn import CallerLoss, no_gradient, scaled_gradient
 from .measure import Measure
-from .measuring import Measuring
 from .optimizer import OptimizerHooks
-from .rows import Row, Rows, StepRow
-from .sampling import Sampling
-from .settings import Settings
+from .rows import Part, Row, Rows, StepRow
+from .sampler_checks import FirstCalls, Unused
+from .sampling import Sampling, sampled
+from .settings import Settings, check_told
 from .strength import Strength, StrengthAt
-from .unused import Unused
 
 __all__ = ["Loop"]
 
 _log = logging.getLogger("ebmguard")
 
+_STATE_VERSION = 9
+
 
 class Loop:
-    """Knows the parts, which do not know each other, and carries what one returns to the next."""
+    """Knows the parts, which do not know each other, and carries what one returns to the next.
+
+    Attributes:
+        last, members, compute: see :class:`~ebmguard.Guard`.
+        is_paused: whether samplers run untempered and nothing is recorded.
+        is_inline: whether the sampler asks for the factor itself.
+    """
 
     def __init__(
         self,
@@ -45,69 +55,67 @@ class Loop:
         settings: Settings,
         strength: Strength,
         caller_loss: CallerLoss,
-        sampler: object | None,
-        methods: Sequence[str],
+        has_sampler: bool,
         judge: Judge,
         actions: Actions,
         writer: Writer,
+        compiles: bool,
     ) -> None:
-        self.sampler: Any = None if sampler is None else wrap_sampler(self, sampler, methods)
         self.trainer = Trainer()
-        self.alerts = actions.alerts
-        self.compute: Callable[..., Any] = operator.call
-        self.rollbacks = [] if actions.recoverer is None else actions.recoverer.rollbacks
+        self.compute: Callable[..., Any] = _compiled if compiles else operator.call
         self.last: Row = {}
         self.members: list[Row] = []
-        self._settings = settings
-        self._strength = strength
+        self.is_paused = False
+        self.is_inline = False
+        self.settings = settings
+        self.strength = strength
+        self.actions = actions
+        self.rows = Rows(settings.models, settings.judge_in_loss)
+        self.first_calls = FirstCalls(settings)
+        self.writer = writer
+        self.hooks: OptimizerHooks | None = None
+        self._has_sampler = has_sampler
         self._now: tuple[object, StrengthAt] | None = None
         self._caller_loss = caller_loss
-        self._sampling = Sampling(settings.models, tempers=strength.tempers)
-        self._measuring = Measuring(settings)
+        self.sampling = Sampling(settings.models, tempers=strength.tempers)
         self._measure = Measure(settings)
-        self._rows = Rows(settings.models, settings.judge_in_loss)
         self._judge = judge
-        self._actions = actions
-        self._writer = writer
-        self._hooks: OptimizerHooks | None = None
         self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
-        self._is_paused = False
-        self._is_inline = False
         self._unused = Unused()
         # Runs at exit too, and so must hold no reference to the guard.
-        weakref.finalize(self, _finish, self._rows, writer)
+        weakref.finalize(self, _finish, self.rows, writer)
 
-    def _strength_at(self, step: int) -> StrengthAt:
+    def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
-        asked = step, *self._actions.beta_star
+        asked = step, *self.actions.beta_star
         if self._now is None or self._now[0] != asked:
-            self._now = asked, self._strength.at(*asked)
+            self._now = asked, self.strength.at(*asked)
         return self._now[1]
 
-    def _follow(self, rows: Iterable[StepRow]) -> None:
+    def follow(self, rows: Iterable[StepRow]) -> None:
         """The one way of a row: judged, acted upon, written, reported."""
         for row in rows:
             for each in row.members or [row.numbers]:
                 if "beta_star" in each:
-                    self._strength.check_measured(row.step, each["beta_star"])
+                    self.strength.check_measured(row.step, each["beta_star"])
             self.last, self.members = row.numbers | row.logged, row.members
             alerts: list[Alert] = []
             if row.is_news:
                 found = self._judge.observe(row.step, row.numbers, row.members)
                 alerts = [self._advised(alert, row) for alert in found]
                 level = max((alert.level for alert in alerts), default=Level.INFO)
-                self._rows.note({"alert_level": float(level)}, row)
-            self._actions.observe(row, alerts)
-            self._writer.write_alerts([alert.record() for alert in alerts])
+                self.rows.note({"alert_level": float(level)}, row)
+            self.actions.observe(row, alerts)
+            self.writer.write_alerts([alert.record() for alert in alerts])
             if row.is_over:
-                self._writer.write(row.step, row.numbers | row.logged, row.samples)
-            self._actions.report(alerts)
+                self.writer.write(row.step, row.numbers | row.logged, row.samples)
+            self.actions.report(alerts)
 
     def _advised(self, alert: Alert, row: StepRow) -> Alert:
         numbers = row.numbers if alert.member is None else row.members[alert.member]
-        beta_star, most = numbers.get("beta_star"), self._strength.most_raised
-        now = self._actions.situation(self.trainer, beta_star, most, numbers)
-        return self._actions.advised(alert, now)
+        beta_star, most = numbers.get("beta_star"), self.strength.most_raised
+        now = self.actions.situation(self.trainer, beta_star, most, numbers)
+        return self.actions.advised(alert, now)
 
     @contextmanager
     def _one_thread(self) -> Iterator[None]:
@@ -124,7 +132,50 @@ class Loop:
         finally:
             self._turn.append(turn)
 
-    def _begin_loss(self, f_pos: Tensor, f_neg: Tensor, beside: Mapping[str, Any]) -> StrengthAt:
+    def loss(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> Tensor:
+        """See :meth:`ebmguard.Guard.loss`."""
+        with self._one_thread():
+            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            loss = weight = None
+            if strength.is_off:
+                loss = self._caller_loss.plain(f_pos, f_neg)
+            else:
+                weight = self._caller_loss.weight(f_pos, f_neg, self.settings.models)
+            loss = self._take_loss(f_pos, f_neg, groups, log_q, strength, loss, weight)
+            if self.actions.is_pending:
+                return no_gradient(f_pos) + no_gradient(f_neg)
+            loss = loss.sum() if loss.ndim else loss
+            self.first_calls.watch(loss, self.trainer.optimizer)
+            return loss
+
+    def reweight(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`ebmguard.Guard.reweight`."""
+        with self._one_thread():
+            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            # In float32 at least: the factors have digits that half precision would lose.
+            sides = [_widened(f.detach()).requires_grad_() for f in (f_pos, f_neg)]
+            with torch.enable_grad():
+                off = torch.zeros(()) if strength.is_off else None
+                loss = self._take_loss(*sides, groups, log_q, strength, off, None, is_shown=False)
+            if self.actions.is_pending:
+                zero = f_pos.new_zeros(())
+                return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
+            if strength.is_off:
+                return f_pos, f_neg
+            to_pos, to_neg = torch.autograd.grad(loss.sum(), sides)
+            sign, n = self.settings.sign, self.settings.sample_dim
+            return (
+                scaled_gradient(f_pos, to_pos * (-sign * f_pos.shape[n])),
+                scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
+            )
+
+    def _begin_loss(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> StrengthAt:
         """Refuse what cannot be meant before anything changes; then end the step before."""
         if is_capturing():
             raise LossError(
@@ -132,63 +183,88 @@ class Loop:
                 "every replay, and β would stay that of now. Capture the sampler and the network, "
                 "and call the guarded loss outside of them at every step."
             )
-        alone = self.sampler is None and self._hooks is None and not self._is_inline
+        alone = not self._has_sampler and self.hooks is None and not self.is_inline
         if alone:
             self._raise_pending()  # this loop has no other safe point
-        self._actions.check_ready(self.trainer)
+        self.actions.check_ready(self.trainer)
         # Where nothing else tells that a step is over, the next loss does.
-        begins = alone and self._rows.losses_in_step > 0 and not self._is_paused
-        strength = self._strength_at(self._rows.step + begins)
-        check_energies(f_pos, f_neg, strength.beta_star, variant=self._settings.variant, **beside)
-        if self.sampler is not None and not self._sampling.calls and not self._is_paused:
+        begins = alone and self.rows.losses_in_step > 0 and not self.is_paused
+        strength = self.strength_at(self.rows.step + begins)
+        told = self.settings.models, self.settings.variant
+        check_models(*told, f_pos, f_neg, strength.beta_star, groups, log_q)
+        if self._has_sampler and not self.sampling.calls and not self.is_paused:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
                 "elsewhere. Draw them with the sampler that guard() returned (is the name still "
                 "bound to the original one?), or pass sampler=None."
             )
         self._caller_loss.check(f_pos, f_neg)
-        self._measuring.check_direction(f_neg)
+        self.first_calls.check_direction(f_neg)
         if begins:
-            self._follow(self._rows.end_step())
-            return self._strength_at(self._rows.step)  # which that row may have steered
+            self.follow(self.rows.end_step())
+            return self.strength_at(self.rows.step)  # which that row may have steered
         return strength
 
     def _take_loss(
         self,
         f_pos: Tensor,
         f_neg: Tensor,
-        beside: Mapping[str, Any],
+        groups: Groups | None,
+        log_q: LogQ | None,
         strength: StrengthAt,
-        **extra: Tensor | None,
-    ) -> None:
-        """Measure a loss call, with further numbers by tag."""
-        if self._is_paused:
-            return
-        self._unused.loss()
-        self._rows.note(self._actions.notes())
-        slow = self._rows.begin_loss(is_on_host=not f_pos.is_cuda)
-        energies = self._upright(f_pos.detach(), f_neg.detach())
-        given = self.trainer, *energies, strength, extra, self.compute
-        self._follow(self._rows.add(*self._measure.loss(*given, slow=slow, **beside)))
+        loss: Tensor | None,
+        weight: Tensor | None,
+        *,
+        is_shown: bool = True,
+    ) -> Tensor:
+        """The loss of a call, measured; where one is given, β* = 0, that one.
 
-    def _upright(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
-        """The negative energies, high on data, whatever the caller's convention."""
-        return (f_pos, f_neg) if self._settings.sign > 0 else (-f_pos, -f_neg)
+        Args:
+            weight: factor on it.
+            is_shown: whether the row has the loss.
+        """
+        if not self.is_paused:
+            self._unused.loss()
+            self.rows.note(self.actions.notes())
+        slow = not self.is_paused and self.rows.begin_loss(is_on_host=not f_pos.is_cuda)
+        settings, sides = self.settings, (f_pos, f_neg)
+        if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
+            sides = f_pos.detach(), f_neg.detach()
+        pos, neg = map(_widened if settings.models else per_sample, sides)
+        if settings.sign < 0:
+            pos, neg = -pos, -neg
+        own = Batch(pos, neg, groups, log_q, self._measure.parts_of(neg))
+        if settings.process_group is not None:
+            star = "off" if strength.is_off else strength.beta_star
+            own = whole_batch(settings.process_group, own, same=(star, settings.variant))
+        found, sums = self._measure.computed(own, strength, self.compute)
+        if loss is None:
+            assert found is not None
+            loss = found if weight is None else weight * found
+        if not self.is_paused:
+            numbers = self._measure.loss(self.trainer, own, strength, sums, slow=slow)
+            parts, known, samples = numbers
+            shown = {"loss": loss.detach()} if is_shown else {}
+            shown |= {} if weight is None else {"loss_weight": weight.detach()}
+            if shown:
+                parts.append(Part.of(shown, settings.models))
+            self.follow(self.rows.add(parts, known, samples))
+        return loss
 
-    def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
-        if self._is_paused or self._sampling.is_running:
+        if self.is_paused or self.sampling.is_running:
             return call(*args, **kwargs)
-        self._begin_sampling()
-        strength, slow = self._strength_at(self._rows.step), self._rows.is_slow
+        self.begin_sampling()
+        strength, slow = self.strength_at(self.rows.step), self.rows.is_slow
         if self.trainer.steps_argument is not None:
-            steps = self._actions.ask_steps(for_refinement=False)
+            steps = self.actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
-        recording = self._measuring.recording((call, self.trainer.model, *args, *kwargs.values()))
+        recording = self.first_calls.recording((call, self.trainer.model, *args, *kwargs.values()))
         seen = recording
         if seen is None and slow and self.trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        result, tempering = self._sampling.run(
+        result, tempering = self.sampling.run(
             call,
             args,
             kwargs,
@@ -197,18 +273,21 @@ class Loop:
             seen,
         )
         if recording is not None:
-            self._measuring.take(recording, tempering)
+            self.first_calls.take(recording, tempering)
             self._compare()
-        self._measure.samples(
-            self.trainer,
+        found, known_by = sampled(
             tempering,
             result,
+            self.trainer,
+            self.settings,
             self.compute,
-            evaluations=() if seen is None else seen.evaluations[-2:],
+            self._measure.known_by(),
+            () if seen is None else seen.evaluations[-2:],
+            refinement=self.actions.refined_by,
             slow=slow,
-            refinement=self._actions.refined_by,
-            parts=call.parts if isinstance(call, Mixture) else None,
         )
+        parts = call.parts if isinstance(call, Mixture) else None
+        self._measure.samples(self.trainer, found, known_by, parts)
         tempers = isinstance(strength.factor, Tensor) or strength.factor != 1.0
         module = None if tempering is None else tempering.module
         self._unused.sample(module, acts=not strength.is_off, tempers=tempers)
@@ -216,23 +295,24 @@ class Loop:
 
     def _compare(self) -> None:
         """Take the output scale that was measured, or hold the one that was given against it."""
-        found, step = self._measuring.result, self._rows.step
-        if not self._strength.awaits_scale:
-            alerts = self._measuring.alert(self._strength.output_scale, step)
-            self.alerts += alerts
-            self._writer.write_alerts([alert.record() for alert in alerts])
-            self._actions.report(alerts)
+        found, step = self.first_calls.result, self.rows.step
+        if not self.strength.awaits_scale:
+            alerts = self.first_calls.alert(self.strength.output_scale, step)
+            self.actions.alerts += alerts
+            self.writer.write_alerts([alert.record() for alert in alerts])
+            self.actions.report(alerts)
         elif found is not None and found.is_exact:
-            self._strength = self._strength.with_scale(found.output_scale, step)
+            self.strength = self.strength.with_scale(found.output_scale, step)
             self._now = None
             _log.info("%s", found)
-        elif not self._measuring.calls_left:
+        elif not self.first_calls.calls_left:
             raise SamplerError(
                 f'output_scale="measure": {found} Pass a number, 2 * step_size / noise_std**2, or '
                 "leave it out: the weights then act, and the sampler stays as it is."
             )
 
-    def _begin_sampling(self) -> None:
+    def begin_sampling(self) -> None:
+        """A sampler call begins, or an inline one asks for the factor: a safe point."""
         if is_capturing():
             raise SamplerError(
                 "The guard was called inside a sampler that is being captured as a CUDA graph, or "
@@ -240,78 +320,164 @@ class Loop:
                 "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
                 "replay inside that, and call the guarded one at every step."
             )
-        self._end_step_before()
+        self.end_step_before()
         self._raise_pending()
 
-    def _end_step_before(self) -> None:
+    def end_step_before(self) -> None:
         """Where no optimizer tells that a step is over, the next sampler call does."""
-        if self._hooks is None and self._rows.losses_in_step:
-            self._follow(self._rows.end_step())
+        if self.hooks is None and self.rows.losses_in_step:
+            self.follow(self.rows.end_step())
 
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
         """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
-        recoverer = self._actions.recoverer
+        recoverer = self.actions.recoverer
         if recoverer is not None:
-            self._rows.note({"recovery/attempt": float(recoverer.attempt)})
-        self._rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
-        self._follow(self._rows.end_step())
+            self.rows.note({"recovery/attempt": float(recoverer.attempt)})
+        self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
+        self.follow(self.rows.end_step())
         self._raise_pending()
         if recoverer is not None:
             self._keep_or_roll_back(recoverer)
 
     def _raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""
-        if self._settings.action == "raise":
-            alert = self._actions.take_pending()
+        if self.settings.action == "raise":
+            alert = self.actions.take_pending()
             if alert is not None:
-                self._writer.flush()
+                self.writer.flush()
                 raise error_for(alert, self._judge.rules)(alert)
 
     def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
-        actions, step = self._actions, self._rows.step
+        actions, step = self.actions, self.rows.step
         error = actions.take_pending()
         if error is None:
-            if recoverer.observe(step, step - self._rows.lag, self._judge.active):
-                recoverer.keep(step, self.trainer, self._own_state())
+            if recoverer.observe(step, step - self.rows.lag, self._judge.active):
+                recoverer.keep(step, self.trainer, self.own_state())
             return
-        _write_the_rest(self._rows, self._writer)  # rows of steps that are taken back
+        _write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
         rollback, guard_state = recoverer.restore(step, self.trainer, error)
-        self._load_own_state(guard_state)
+        self.load_own_state(guard_state)
         self._judge.after_rollback()
         rollback = recoverer.change(
-            rollback, self.trainer, self._situation, knows_steps=actions.asks_steps
+            rollback, self.trainer, self.situation, knows_steps=actions.asks_steps
         )
         actions.after_rollback(rollback)
-        recoverer.save_restored(self.trainer, self._own_state())
-        self._writer.write_recovery(rollback.record())
+        recoverer.save_restored(self.trainer, self.own_state())
+        self.writer.write_recovery(rollback.record())
 
     @property
-    def _situation(self) -> Situation:
+    def situation(self) -> Situation:
         """What the run is like at the step that comes next. Read on the host: between steps."""
-        beta_star = single_number(self._strength_at(self._rows.step).beta_star)
-        return self._actions.situation(self.trainer, beta_star, self._strength.most_raised)
+        beta_star = single_number(self.strength_at(self.rows.step).beta_star)
+        return self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
 
-    def _own_state(self, *, is_over: bool = False) -> dict[str, Any]:
-        """What a rollback takes back of the guard; ``is_over``: the present step ends here."""
+    def attach(self, told: Told, sampler: object) -> None:
+        """See :meth:`ebmguard.Guard.attach`."""
+        trainer = check_told(self.trainer, told, sampler, self.settings.process_group)
+        self.actions.attach(trainer)
+        if trainer.optimizer is not None:
+            if self.hooks is not None:
+                self.hooks.remove()
+            self.hooks = OptimizerHooks(
+                trainer.optimizer,
+                trainer.scaler,
+                self._end_step,
+                # What the optimizer does to the members of an ensemble cannot be told apart.
+                is_watched=lambda: self.rows.is_slow and not self.settings.models,
+                on_update=self._measure.update,
+                process_group=self.settings.process_group,
+            )
+        self.trainer = trainer
+
+    def resume(self) -> int | None:
+        """See :meth:`ebmguard.Guard.resume`."""
+        if self.actions.recoverer is None:
+            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
+        snapshot = self.actions.recoverer.resume(self.trainer)
+        if snapshot is None:
+            return None
+        self.load_own_state(snapshot.state["guard"])
+        return snapshot.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`ebmguard.Guard.state_dict`."""
+        # Without an optimizer's word a step is over when its loss is.
+        is_over = self.hooks is None and self.rows.losses_in_step > 0
+        recoverer = self.actions.recoverer
         return {
-            **self._rows.state_dict(is_over=is_over),
-            "measure": self._measure.state_dict(),
-            "measured": self._measuring.state_dict(),
-            "judge": self._judge.state_dict(),
-            **self._actions.steering_state(),
+            "version": _STATE_VERSION,
+            "sampler_calls": self.sampling.calls,
+            "recovery": None if recoverer is None else recoverer.state_dict(),
+            **self.own_state(is_over=is_over),
         }
 
-    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`ebmguard.Guard.load_state_dict`."""
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except ConfigError:
+            self.load_own_state(before)
+            raise
+
+    @undamaged("a guard")
+    def _load(self, state: Mapping[str, Any]) -> None:
+        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "measure", "judge"}
+        keys |= {"recovery", "steps", "beta", "advised", "measured"}
+        if set(state) != keys or state["version"] != _STATE_VERSION:
+            raise ConfigError(
+                f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
+                f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
+            )
+        calls = int(state["sampler_calls"])
+        self.load_own_state(state)
+        if self.actions.recoverer is not None and state["recovery"] is not None:
+            self.actions.recoverer.load_state_dict(state["recovery"])
+        self.sampling.calls = calls
+
+    def close(self) -> None:
+        """See :meth:`ebmguard.Guard.close`."""
+        try:
+            self.follow(self.rows.drain())
+        finally:
+            self.writer.flush()
+            self.writer.release()
+
+    def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
+        """What a rollback takes back of the guard; ``is_over``: the present step ends here."""
+        return {
+            **self.rows.state_dict(is_over=is_over),
+            "measure": self._measure.state_dict(),
+            "measured": self.first_calls.state_dict(),
+            "judge": self._judge.state_dict(),
+            **self.actions.steering_state(),
+        }
+
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`own_state` returned."""
         self._judge.load_state_dict(state["judge"])  # which may refuse it
         self._measure.load_state_dict(state["measure"])
-        self._rows.load_state_dict(state)
-        self._measuring.load_state_dict(state["measured"])
-        if self._strength.awaits_scale and self._measuring.result is not None:
-            self._strength = self._strength.with_scale(
-                self._measuring.result.output_scale, self._rows.step
+        self.rows.load_state_dict(state)
+        self.first_calls.load_state_dict(state["measured"])
+        if self.strength.awaits_scale and self.first_calls.result is not None:
+            self.strength = self.strength.with_scale(
+                self.first_calls.result.output_scale, self.rows.step
             )
-        self._actions.load_steering(state)
+        self.actions.load_steering(state)
         self._now = None
+
+
+def _widened(f: Tensor) -> Tensor:
+    return f.to(torch.promote_types(f.dtype, torch.float32))
+
+
+@cache
+def _compiled_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, fullgraph=True)
+
+
+def _compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _compiled_of(function)(*args, **kwargs)
 
 
 def _write_the_rest(rows: Rows, writer: Writer) -> None:

@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from ..energies import ONE_MODEL, Reduce
 from ..errors import LossError
-from ..objective import trusted
+from ..objective import contrastive_loss
+from .strength import NO_MODELS
 
 __all__ = ["CallerLoss", "Convention", "LossFn", "no_gradient", "scaled_gradient"]
 
@@ -27,18 +27,17 @@ _FIX = "Keep the contrastive difference here and add the other terms outside."
 class CallerLoss:
     """A checked ``loss_fn(f_pos, f_neg)``, or the plain difference of means where it is None."""
 
-    def __init__(self, loss_fn: LossFn | None, convention: Convention, reduce: Reduce) -> None:
+    def __init__(self, loss_fn: LossFn | None, convention: Convention) -> None:
         self._loss_fn = loss_fn
         self._sign = 1.0 if convention == "log_density" else -1.0
         self._convention = convention
-        self._reduce = reduce
         self._checked = loss_fn is None
 
     def plain(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
         """The unguarded loss (Eq. 3): the caller's own, untouched."""
         if self._loss_fn is not None:
             return self._loss_fn(f_pos, f_neg)
-        loss = trusted.contrastive_loss(f_pos, f_neg, 0.0, reduce=self._reduce)
+        loss = contrastive_loss(f_pos, f_neg, 0.0)
         return loss if self._sign > 0 else -loss
 
     def check(self, f_pos: Tensor, f_neg: Tensor) -> None:
@@ -48,7 +47,9 @@ class CallerLoss:
         """
         self._checked = self._checked or self._examine(f_pos, f_neg)
 
-    def weight(self, f_pos: Tensor, f_neg: Tensor, models: torch.Size = ONE_MODEL) -> Tensor | None:
+    def weight(
+        self, f_pos: Tensor, f_neg: Tensor, models: torch.Size = NO_MODELS
+    ) -> Tensor | None:
         """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
 
         Of an ensemble the difference is summed over its model dimensions.
@@ -62,8 +63,7 @@ class CallerLoss:
         if self._loss_fn is None:
             return None
         _, to_neg = self._gradients(f_pos, f_neg)
-        heads = to_neg[0].numel() if self._reduce == "sum" else 1
-        return self._sign * to_neg.sum() / (models.numel() if models else heads)
+        return self._sign * to_neg.sum() / (models.numel() if models else to_neg[0].numel())
 
     def _gradients(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
         loss_fn: Callable[..., object] | None = self._loss_fn

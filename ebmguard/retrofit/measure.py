@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,20 +14,21 @@ from torch import Tensor
 from ..diagnostics import (
     amplification,
     buffer_diagnostics,
-    diagnostics_of_ranks,
-    energy_diagnostics,
-    log_weights,
-    mixture_gaps,
-    mixture_weights,
-    nonfinite_diagnostics,
+    joined_row,
+    named_energies,
+    named_mixture,
+    named_nonfinite,
+    named_weights,
     pareto_k,
-    weight_diagnostics_at,
 )
-from ..energies import Groups, LogQ, per_sample
-from ..sampling import Evaluation, Tempering
+from ..energies import SMALLEST
+from ..errors import Stateful
+from ..ranks import Batch, gathered
+from ..tags import REFERENCE
 from ..trainer import Trainer
+from .ensemble import WEIGHT_SUMS, over_models
 from .optimizer import Update
-from .sampling import sampled
+from .rows import Part, Row
 from .settings import Settings
 from .strength import StrengthAt
 
@@ -37,52 +38,51 @@ __all__ = ["Measure"]
 _POOLED_STEPS = 16
 
 
-class Measure:
+class Measure(Stateful):
     """Assembles the named numbers of a step from the families of diagnostics."""
+
+    _owner = "the diagnostics"
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._from_sampler: list[dict[str, float | Tensor]] = []
+        # Of each sampler call since the latest loss.
+        self._from_sampler: list[tuple[list[Part], Row]] = []
         self._parts: dict[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
-        self._from_update: dict[str, float | Tensor] = {}
-        self._grad_scale: float | Tensor = math.nan
+        self._update: dict[str, Tensor] = {}
+        self._grad_scale: Callable[[], float | Tensor] = lambda: math.nan
         # Energies of the negatives of each step, and log q where it was given.
         self._recent: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=_POOLED_STEPS)
 
-    @torch.no_grad()
+    def _saved(self) -> Mapping[str, Any]:
+        return {"_recent": _read_recent, "_update": _read_tensors, "_known_by": _read_known}
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        super()._take(read)
+        self._from_sampler = []
+
+    def known_by(self) -> Tensor | None:
+        """What the samples of this sampler call's place in the step before are known by."""
+        return self._known_by.get(len(self._from_sampler))
+
     def samples(
         self,
         trainer: Trainer,
-        tempering: Tempering | None,
-        samples: object,
-        compute: Callable[..., Any],
-        *,
-        evaluations: Sequence[Evaluation] = (),
-        slow: bool,
-        refinement: int = 1,
+        found: tuple[list[Part], Row],
+        known_by: Tensor | None,
         parts: Mapping[str, slice] | None = None,
     ) -> None:
         """Keep what a sampler call shows, until the loss that uses its samples.
 
-        The arguments are those of :func:`sampled`; ``refinement``, in how many finer steps the
-        sampler has split each one; and ``parts``, which samples are whose, of a mixture.
+        ``parts``: which samples are whose, of a mixture.
         """
         self._parts = dict(parts or {})
-        if refinement > 1 and trainer.step_size is not None and trainer.noise_std is not None:
-            trainer = replace(
-                trainer,
-                step_size=trainer.step_size / refinement,
-                noise_std=trainer.noise_std / math.sqrt(refinement),
-            )
-        call = len(self._from_sampler)
-        given = tempering, samples, trainer, self._settings, compute, self._known_by.get(call)
-        seen, now = sampled(*given, evaluations, slow=slow)
-        if now is not None:
-            self._known_by[call] = now
+        if known_by is not None:
+            self._known_by[len(self._from_sampler)] = known_by
         # Now, since another sampler may draw from the same buffer before the loss.
-        self._from_sampler.append({**seen, **buffer_diagnostics(trainer.buffer)})
+        of_buffer, known = found
+        self._from_sampler.append(([*of_buffer, *_of_buffer(trainer.buffer)], known))
 
     @torch.no_grad()
     def update(self, update: Update) -> None:
@@ -90,135 +90,221 @@ class Measure:
         found = {
             "optim/grad_norm": update.gradient_norm,
             "optim/update_norm": update.norm,
-            "optim/amplification": amplification(update.relative_norm, self._grad_scale),
+            "optim/amplification": amplification(update.relative_norm, self._grad_scale()),
         }
         # In float32, as a state that is loaded has them.
-        self._from_update = {
-            name: x.float() if isinstance(x, Tensor) else x for name, x in found.items()
-        }
+        self._update = {name: x.float() for name, x in found.items()}
 
-    @torch.no_grad()
-    def loss(
-        self,
-        trainer: Trainer,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        strength: StrengthAt,
-        extra: Mapping[str, Tensor | None],
-        compute: Callable[..., Any],
-        *,
-        slow: bool,
-        groups: Groups | None,
-        log_q: LogQ | None,
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """All numbers of one loss call, and the raw energies where ``slow`` asks for histograms.
+    def parts_of(self, f_neg: Tensor) -> tuple[Tensor, ...]:
+        """Which sampler of a mixture each negative is of, ``(M,)`` from 1; none without one."""
+        sizes = [part.stop - part.start for part in self._parts.values()]
+        if sum(sizes) != f_neg.shape[-1]:
+            return ()
+        whose = [f_neg.new_full((size,), i) for i, size in enumerate(sizes, 1)]
+        return (torch.cat(whose),)
+
+    def computed(
+        self, own: Batch, strength: StrengthAt, compute: Callable[..., Any]
+    ) -> tuple[Tensor | None, Tensor]:
+        """The loss, 0-dim or ``(*models,)``, None at β* = 0; and the sums of its diagnostics.
 
         Args:
-            f_pos, f_neg: detached negative energies, high on data, in a layout of
-                :mod:`ebmguard.energies`.
-            extra: further numbers by tag, those that are known.
+            own: negative energies, high on data, ``(N,)`` and ``(M,)``, or with the models'
+                dimensions first; of all ranks where there are several.
             compute: calls pure functions.
+        """
+        settings, star = self._settings, strength.beta_star
+        if isinstance(star, Tensor):
+            star = star.to(own.f_pos)  # a number for a GPU may well be kept on the CPU
+        elif abs(star) < SMALLEST:
+            star = 0.0
+        whose = None
+        if own.of_neg:
+            numbers = range(1, len(self._parts) + 1)
+            whose = torch.stack([own.of_neg[0] == i for i in numbers])
+        found: tuple[Tensor | None, Tensor] = compute(
+            over_models,
+            settings.models,
+            *own[:2],
+            star,
+            settings.reference_beta_star,
+            *own[2:4],
+            whose,
+            variant=None if strength.is_off else settings.variant,
+        )
+        return found
+
+    def loss(
+        self, trainer: Trainer, own: Batch, strength: StrengthAt, sums: Tensor, *, slow: bool
+    ) -> tuple[list[Part], Row, dict[str, Tensor]]:
+        """All numbers of a loss call whose sums are given: see :meth:`computed`.
+
+        Args:
+            slow: include the tier that is not taken at every step.
 
         Returns:
-            0-dim tensors by tag, or ``(*models,)`` where the members of an ensemble differ, and
-            energies by tag. Across ranks the numbers are every rank's, the energies this rank's.
+            parts of the row, numbers of it that the host knows, and energies by tag for histograms.
+            Across ranks the numbers are every rank's, the energies this rank's.
         """
-        settings, group = self._settings, self._settings.process_group
-        star = strength.beta_star
-        if isinstance(star, tuple):
-            star = sum(star) / len(star)
-        if isinstance(star, Tensor):
-            star = star.to(f_neg.device)  # a number for a GPU may well be kept on the CPU
-        pos = per_sample(f_pos, star, settings.reduce)
-        neg = per_sample(f_neg, star, settings.reduce)
-        numbers = {
-            **compute(energy_diagnostics, pos, neg),
-            **compute(nonfinite_diagnostics, pos, neg, star, log_q),
-            "beta_star": star if isinstance(star, Tensor) else pos.new_full((), star),
-            **self._take_from_sampler(trainer.buffer, neg),
-            **{name: _tensor(x, neg) for name, x in self._from_update.items()},
-            **{name: x.detach() for name, x in extra.items() if x is not None},
-        }
-        self._from_update = {}
-        # A copy: a compiled network may write its next output into the same memory.
-        self._recent.append((neg.clone(), None if log_q is None else log_q[1].detach().clone()))
-        stars = star, settings.reference_beta_star
-        samples: dict[str, Tensor] = {}
-        if slow:
-            shapes = pareto_k(self._pooled_log_weights(stars, neg)).unbind()
-            numbers["pareto_k"], numbers["ref/pareto_k"] = shapes
-            samples = {"f_pos": pos.clone(), "f_neg": neg.clone()}
-        if group is None:
-            weights, reference = compute(weight_diagnostics_at, pos, neg, stars, groups, log_q)
-        else:
-            (weights, reference), numbers = diagnostics_of_ranks(
-                pos, neg, stars, numbers, group, groups, log_q
+        settings, star = self._settings, strength.beta_star
+        pos, neg, groups, log_q = own[:4]
+        n, m = pos.shape[-1], neg.shape[-1]
+        parts = [
+            Part(
+                sums,
+                partial(
+                    _named,
+                    n=n,
+                    m=m,
+                    is_grouped=groups is not None,
+                    names=tuple(self._parts),
+                    has_parts=bool(own.of_neg),
+                    output_scale=strength.output_scale,
+                ),
             )
-        self._grad_scale = self._in_force(weights["grad_scale"], strength)
-        if strength.output_scale is not None:
-            numbers["energy_gap_scaled"] = numbers["energy_gap"] * strength.output_scale
-        if self._parts:
-            at = numbers["beta_star"]
-            weights |= mixture_weights(pos, neg, self._parts, at, groups, log_q, group)
-            at = torch.full_like(at, settings.reference_beta_star)
-            reference |= mixture_weights(pos, neg, self._parts, at, groups, process_group=group)
-            numbers |= mixture_gaps(pos, neg, self._parts, group)
-        numbers = {**weights, **{f"ref/{name}": x for name, x in reference.items()}, **numbers}
-        return numbers, samples
+        ]
+        known: Row = {}
+        if isinstance(star, Tensor):
+            parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
+        else:
+            known["beta_star"] = float(star)
+        self._grad_scale = partial(self._in_force, sums, n, m, strength)
+        rest, of_sampler = self._take_from_sampler(trainer.buffer)
+        rest += [Part.of(self._update)] if self._update else []
+        self._update = {}
+        if settings.process_group is None:
+            parts += rest
+            known |= of_sampler
+        else:
+            parts.append(self._joined(rest, of_sampler, own.sizes, neg))
+        samples: dict[str, Tensor] = {}
+        with torch.no_grad():
+            # A copy: a compiled network may write its next output into the same memory.
+            q = None if log_q is None else log_q[1].detach().clone()
+            self._recent.append((neg.detach().clone(), q))
+            if slow:
+                parts.append(Part.of(self._pareto(star, neg), settings.models))
+                rank = settings.ranks.index
+                sides = zip(("f_pos", "f_neg"), (pos, neg), own.sizes, strict=True)
+                for name, f, sizes in sides:
+                    start = sum(sizes[:rank])
+                    mine = f.detach()[..., start : start + sizes[rank]] if sizes else f.detach()
+                    samples[name] = mine.clone()
+        return parts, known, samples
 
-    def _in_force(self, grad_scale: Tensor, strength: StrengthAt) -> float | Tensor:
+    def _in_force(self, sums: Tensor, n: int, m: int, strength: StrengthAt) -> float | Tensor:
         """The factor that the loss has put on the contrastive gradient."""
         if strength.is_off or self._settings.variant == "no_pos":
             return 1.0
+        named = named_weights(sums[..., :WEIGHT_SUMS].unbind(-1), n, m, is_grouped=False)
         if isinstance(strength.beta_star, Tensor):
-            return torch.where(strength.beta_star.to(grad_scale.device) == 0, 1.0, grad_scale)
-        return grad_scale
+            return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, named["grad_scale"])
+        return named["grad_scale"]
 
-    def _take_from_sampler(self, buffer: object, like: Tensor) -> dict[str, Tensor]:
+    def _take_from_sampler(self, buffer: object) -> tuple[list[Part], Row]:
         calls, self._from_sampler = self._from_sampler, []
         if not calls:  # sampled inline, or a second loss of the same samples
-            calls = [buffer_diagnostics(buffer)]  # type: ignore[list-item]
-        found = [{name: _tensor(x, like) for name, x in call.items()} for call in calls]
-        if len(found) == 1:
-            return found[0]
-        names = {name for call in found for name in call}
-        models = self._settings.models
-        return {
-            name: torch.stack([x[name].expand(models) for x in found if name in x]).mean(0)
-            for name in sorted(names)
-        }
+            return _of_buffer(buffer), {}
+        if len(calls) == 1:
+            return calls[0]
+        return [Part.mean(calls)], {}
 
-    def _pooled_log_weights(self, beta_stars: Sequence[float | Tensor], like: Tensor) -> Tensor:
-        logs = [
-            log_weights(f.to(like), beta_stars, None if q is None else q.to(like.device))
-            for f, q in self._recent
+    def _joined(
+        self, parts: Sequence[Part], known: Row, sizes: tuple[list[int], list[int]], like: Tensor
+    ) -> Part:
+        """The parts of all ranks as one, whose numbers are joined."""
+        group = self._settings.process_group
+        assert group is not None
+        # Filled in on the device: a copy from the host would wait.
+        own = [*parts, Part.of({k: like.new_full((), x) for k, x in known.items()})]
+        own = [part for part in own if part.values.numel()]
+        everyone = gathered(group, *(part.values for part in own))
+        (*models,) = self._settings.models
+        count = math.prod(models)
+        # (..., ranks, numbers) of each part, of which some are those of every model.
+        wide = [
+            (x if part.is_shared or not models else x.movedim(0, 1)).expand(
+                *([count] if models else []), *x.shape[-2:] if part.is_shared else (len(x), -1)
+            )
+            for x, part in zip(everyone, own, strict=True)
         ]
-        # Each step's weights relative to their mean: batches of any size pool.
-        return torch.cat([x.log_softmax(-1) + math.log(x.shape[-1]) for x in logs], -1)
+        ends = [x.shape[-1] for x in wide]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
-        return {
-            "recent": [[f.tolist(), None if q is None else q.tolist()] for f, q in self._recent],
-            "update": {name: float(x) for name, x in self._from_update.items()},
-            "known_by": [[call, x.tolist()] for call, x in self._known_by.items()],
-        }
+        def named(values: Sequence[float]) -> Row:
+            rows: list[Row] = []
+            per_rank = len(values) // len(sizes[0])
+            for start in range(0, len(values), per_rank):
+                row, place = {}, start
+                for part, length in zip(own, ends, strict=True):
+                    row |= part.named(values[place : place + length])
+                    place += length
+                rows.append(row)
+            return joined_row(rows, *sizes)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        recent = ((_restored(f), None if q is None else _restored(q)) for f, q in state["recent"])
-        self._recent = deque(recent, maxlen=_POOLED_STEPS)
-        self._from_update = dict(state["update"])
-        self._from_sampler = []
-        self._known_by = {call: _restored(x) for call, x in state["known_by"]}
+        return Part(torch.cat(wide, -1).flatten(-2), named)
+
+    def _pareto(self, star: float | Tensor, like: Tensor) -> dict[str, Tensor]:
+        """At β* and at the reference, of the steps that are pooled."""
+        found = {}
+        reference = self._settings.reference_beta_star
+        for tag, beta in (("pareto_k", star), (f"{REFERENCE}pareto_k", reference)):
+            by = beta.to(like).unsqueeze(-1) if isinstance(beta, Tensor) else beta
+            logs = []
+            for f, q in self._recent:
+                log_w = by * (f.to(like) - f.to(like)[..., :1])
+                if q is not None and beta is star:
+                    log_w = log_w - q.to(like)
+                # Each step's weights relative to their mean: batches of any size pool.
+                logs.append(log_w.log_softmax(-1) + math.log(log_w.shape[-1]))
+            found[tag] = pareto_k(torch.cat(logs, -1))
+        return found
 
 
-def _tensor(x: float | Tensor, like: Tensor) -> Tensor:
-    if isinstance(x, Tensor):
-        return x.to(like.device, non_blocking=like.is_cuda)
-    return like.new_full((), x, dtype=torch.float32)
+def _of_buffer(buffer: object) -> list[Part]:
+    found = buffer_diagnostics(buffer)
+    return [Part.of(found)] if found else []
 
 
-def _restored(numbers: list[Any]) -> Tensor:
+def _named(
+    values: Sequence[float],
+    *,
+    n: int,
+    m: int,
+    is_grouped: bool,
+    names: Sequence[str],
+    has_parts: bool,
+    output_scale: float | None,
+) -> Row:
+    """The numbers of a loss, from the sums of :func:`.ensemble.of_loss` that the host has read."""
+    k = WEIGHT_SUMS
+    row = named_weights(values[:k], n, m, is_grouped=is_grouped)
+    reference = named_weights(values[k : 2 * k], n, m, is_grouped=is_grouped)
+    energies = named_energies(values[2 * k : 2 * k + 26], n, m)
+    if names:
+        of_parts = values[2 * k + 26 :] if has_parts else [math.nan] * (4 * len(names))
+        own, other = named_mixture(of_parts, names, energies["f_pos/mean"])
+        row |= own
+        reference |= other
+    row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
+    row |= energies | named_nonfinite(*values[k - 2 : k], n, m)
+    if output_scale is not None:
+        row["energy_gap_scaled"] = row["energy_gap"] * output_scale
+    return row
+
+
+def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:
+    read = ((_restored(f), None if q is None else _restored(q)) for f, q in pairs)
+    return deque(read, maxlen=_POOLED_STEPS)
+
+
+def _read_tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
+    return {name: torch.tensor(float(x)) for name, x in numbers.items()}
+
+
+def _read_known(pairs: Mapping[Any, Any]) -> dict[int, Tensor]:
+    return {int(call): _restored(x) for call, x in pairs.items()}
+
+
+def _restored(numbers: Any) -> Tensor:
     # Float64 holds any of them exactly; they are turned back where they are used.
-    return torch.tensor(numbers, dtype=torch.float64)
+    return torch.as_tensor(numbers, dtype=torch.float64)

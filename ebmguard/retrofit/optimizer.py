@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ..diagnostics import total_norm
-from ..ranks import gathered
-from ..shards import copies, is_sharded, local
+from ..ranks import copies, gathered, is_sharded, local
 
 __all__ = ["OptimizerHooks", "Update"]
 

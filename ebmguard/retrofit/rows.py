@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Row", "Rows", "StepRow"]
+__all__ = ["Part", "Row", "Rows", "StepRow"]
 
 Row: TypeAlias = dict[str, float]
 _Values: TypeAlias = "Tensor | list[float]"
-_T = TypeVar("_T")
 
 _log = logging.getLogger("ebmguard")
 
@@ -32,6 +31,52 @@ _LAG = 2
 _SLOW_EVERY = 50
 # Losses in one step, beyond any gradient accumulation.
 _ENDLESS_STEP = 1000
+
+
+class Part(NamedTuple):
+    """Numbers of a row that were measured together.
+
+    Attributes:
+        values: ``(n,)``, or ``(models, n)`` where each member of an ensemble has its own.
+        named: makes numbers by tag of n that the host has read.
+    """
+
+    values: Tensor
+    named: Callable[[Sequence[float]], Row]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether they are those of every member."""
+        return self.values.ndim < 2
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Tensor], models: Sequence[int] = ()) -> Part:
+        """Of 0-dim tensors by tag, or of ``(*models,)`` where one has the models' dimensions."""
+        values = list(numbers.values())
+        if models and any(x.ndim for x in values):
+            values = [x.expand(*models).flatten() for x in values]
+        return cls(_stack(values).movedim(0, -1), partial(_by_name, tuple(numbers)))
+
+    @classmethod
+    def mean(cls, calls: Sequence[tuple[Sequence[Part], Row]]) -> Part:
+        """Of several calls that make one step, which may differ in what they have."""
+        parts = [part for own, _ in calls for part in own]
+        most = max((len(part.values) for part in parts if not part.is_shared), default=0)
+        flat = [part.values.expand(most, -1) if most else part.values for part in parts]
+
+        def named(values: Sequence[float]) -> Row:
+            rows, start = [], 0
+            for own, known in calls:
+                row = dict(known)
+                for part in own:
+                    end = start + part.values.shape[-1]
+                    row |= part.named(values[start:end])
+                    start = end
+                rows.append(row)
+            return _pooled(rows)
+
+        like = torch.zeros(0)
+        return cls(torch.cat(flat, -1) if flat else like, named)
 
 
 @dataclass
@@ -100,29 +145,27 @@ class Rows:
         return slow
 
     def add(
-        self, numbers: Mapping[str, Tensor], samples: Mapping[str, Tensor] | None = None
+        self,
+        parts: Sequence[Part],
+        known: Row | None = None,
+        samples: Mapping[str, Tensor] | None = None,
     ) -> list[StepRow]:
         """Take what one call has measured; the calls of one step are averaged by tag.
 
         Args:
-            numbers: 0-dim tensors of one device, or in the shape of the model dimensions.
-            samples: vectors for histograms, on steps that have them.
+            parts: what is measured.
+            known: numbers that the host knows.
+            samples: energies for histograms, on steps that have them.
 
         Returns:
             the row so far where the lag is 0; else nothing yet.
         """
-        names, values = tuple(numbers), list(numbers.values())
-        if self._models:
-            table = _stack([x.expand(self._models).flatten() for x in values])
-            table = torch.cat((table.mean(1, keepdim=True), table), 1)
-        else:
-            table = _stack(values)
         flat = {name: x.detach().flatten() for name, x in (samples or {}).items()}
         if self.lag:
-            self._open.parts.append((names, table))
+            self._open.calls.append((parts, known or {}))
             self._open.samples.update(flat)
             return []
-        row, members = _rows(names, table)
+        row, members = _read(parts, known or {}, [part.values.tolist() for part in parts])
         self._open.rows.append(row)
         self._open.members.append(members)
         self._open.samples.update({name: x.tolist() for name, x in flat.items()})
@@ -153,7 +196,7 @@ class Rows:
             if not self.losses:  # none may ever come, as where a classifier alone is trained
                 self._set_lag(_LAG if value.is_cuda else 0)
             if self.lag:
-                self._open.parts.append(((tag,), _stack([value])))
+                self._open.calls.append(([Part.of({tag: value})], {}))
                 return
             value = float(value)
         self.note({tag: value})
@@ -225,9 +268,8 @@ class Rows:
 
 @dataclass
 class _OpenRow:
-    # Names, and a vector of numbers; of an ensemble, a column of means and one for each member.
-    parts: list[tuple[tuple[str, ...], Tensor]] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)  # instead of parts where the lag is 0
+    calls: list[tuple[Sequence[Part], Row]] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # instead of calls where the lag is 0
     members: list[list[Row]] = field(default_factory=list)
     samples: dict[str, _Values] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
@@ -236,13 +278,13 @@ class _OpenRow:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.parts or self.rows or self.notes or self.logged)
+        return not (self.calls or self.rows or self.notes or self.logged)
 
     def on_host(self, step: int) -> StepRow:
         """What the host has read already, averaged by name. Computed without a tensor."""
         members = [_pooled(own) for own in zip(*self.members, strict=True)]
         # What is read late has not been judged yet.
-        is_news = self.has_news or (not self.rows and bool(self.parts or self.notes))
+        is_news = self.has_news or (not self.rows and bool(self.calls or self.notes))
         logged = {name: x for name, x in self.logged.items() if not isinstance(x, Tensor)}
         numbers = _pooled(self.rows) | self.notes
         return StepRow(step, numbers, {}, members, is_news=is_news, logged=logged)
@@ -250,39 +292,21 @@ class _OpenRow:
     def on_its_way(self, step: int) -> _Pending:
         """The row of this step, now that it is over."""
         samples = {k: _to_host(x) if isinstance(x, Tensor) else x for k, x in self.samples.items()}
-        names, own, table = self.on_device()
         late = {name: x for name, x in self.logged.items() if isinstance(x, Tensor)}
-        given = _stack(list(late.values())) if late else None
-        pending = _Pending(self.on_host(step), samples, names, own, tuple(late))
-        for what, sent in (("numbers", table), ("logged", given)):
-            if sent is not None:
-                setattr(pending, what, _to_host(sent))
-                if sent.is_cuda:
-                    arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    arrived.record(torch.cuda.current_stream(sent.device))
-                    pending.arrived.append(arrived)
+        pending = _Pending(self.on_host(step), samples, self.calls, tuple(late))
+        sent = [part.values.flatten() for parts, _ in self.calls for part in parts]
+        sent += [x.reshape(1) for x in late.values()]
+        for device in {x.device for x in sent}:
+            # One copy for all: the numbers of a step are those of one device, as a rule.
+            own = [i for i, x in enumerate(sent) if x.device == device]
+            pending.places += own
+            pending.sizes += [sent[i].numel() for i in own]
+            pending.numbers.append(_to_host(torch.cat([sent[i] for i in own])))
+            if device.type == "cuda":
+                arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                arrived.record(torch.cuda.current_stream(device))
+                pending.arrived.append(arrived)
         return pending
-
-    def on_device(self) -> tuple[tuple[str, ...], int, Tensor | None]:
-        """Names, how many of them from the first on are also members' own, and their numbers."""
-        if not self.parts:
-            return (), 0, None
-        if len(self.parts) == 1:
-            names, table = self.parts[0]
-            return names, len(names) if table.ndim > 1 else 0, table
-        pools = _by_name(zip(names, table.unbind(), strict=True) for names, table in self.parts)
-        # Most numbers of a step come once: a mean would be one more kernel for each of them.
-        means = {
-            name: pool[0] if len(pool) == 1 else _stack(pool).mean(0)
-            for name, pool in pools.items()
-        }
-        own = [name for name, mean in means.items() if mean.ndim]
-        if own:  # one tensor for all, whatever of it only the ensemble as a whole has
-            like = means[own[0]]
-            means = {name: means[name] for name in own} | {
-                name: mean.expand_as(like) for name, mean in means.items() if not mean.ndim
-            }
-        return tuple(means), len(own), _stack(list(means.values()))
 
 
 @dataclass
@@ -291,59 +315,85 @@ class _Pending:
 
     row: StepRow
     samples: dict[str, _Values]
-    names: tuple[str, ...] = ()
-    own: int = 0
+    calls: Sequence[tuple[Sequence[Part], Row]] = ()
     late: tuple[str, ...] = ()  # names of the trainer's own numbers that a device has
-    numbers: Tensor | None = None
-    logged: Tensor | None = None
+    # Of each device, and the places of the parts in it, and their sizes.
+    numbers: list[Tensor] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     arrived: list[torch.cuda.Event] = field(default_factory=list)
 
     def read(self) -> StepRow:
         for event in self.arrived:
             event.synchronize()
         samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
-        found, members = self.row.numbers, self.row.members
-        if self.numbers is not None:
-            late, members = _rows(self.names, self.numbers, self.own)
-            found = late | found
-        given = () if self.logged is None else self.logged.tolist()
-        logged = self.row.logged | dict(zip(self.late, given, strict=True))
-        return replace(self.row, numbers=found, samples=samples, members=members, logged=logged)
+        values = [x for own in self.numbers for x in own.tolist()]
+        cut, start = {}, 0
+        for place, size in zip(self.places, self.sizes, strict=True):
+            cut[place] = values[start : start + size]
+            start += size
+        parts = iter(cut[place] for place in sorted(cut))
+        rows, members = [], []
+        for own, known in self.calls:
+            row, each = _read(own, known, [_rows(part.values, next(parts)) for part in own])
+            rows.append(row)
+            members += [each] if each else []
+        numbers = _pooled(rows) | self.row.numbers
+        logged = self.row.logged | {name: next(parts)[0] for name in self.late}
+        pooled = [_pooled(each) for each in zip(*members, strict=True)] or self.row.members
+        return replace(self.row, numbers=numbers, samples=samples, members=pooled, logged=logged)
 
 
-def _rows(names: tuple[str, ...], table: Tensor, own: int | None = None) -> tuple[Row, list[Row]]:
-    """The row, and those of the members, who have the first ``own`` names; all where it is None."""
-    if table.ndim == 1:
-        # A zero loses its sign, which says nothing and would be read as less than nothing.
-        return dict(zip(names, [x + 0.0 for x in table.tolist()], strict=True)), []
-    means, *columns = table.t().tolist()
-    # Only the first names of a column are a member's, so that its end is not reached.
-    members = [dict(zip(names[:own], column, strict=False)) for column in columns]
-    return dict(zip(names, means, strict=True)), members
+def _read(parts: Sequence[Part], known: Row, values: Sequence[list[Any]]) -> tuple[Row, list[Row]]:
+    """The row of a call, and those of the members, from the values of its parts on the host."""
+    # A zero loses its sign, which says nothing and would be read as less than nothing.
+    shared = known | {
+        name: x + 0.0
+        for part, own in zip(parts, values, strict=True)
+        if part.is_shared
+        for name, x in part.named(own).items()
+    }
+    each = [(part, own) for part, own in zip(parts, values, strict=True) if not part.is_shared]
+    if not each:
+        return shared, []
+    members = [
+        shared | {name: x + 0.0 for part, own in each for name, x in part.named(own[i]).items()}
+        for i in range(len(each[0][1]))
+    ]
+    return _pooled(members), members
+
+
+def _rows(like: Tensor, values: list[float]) -> list[Any]:
+    """The values as ``like.tolist()`` has them."""
+    if like.ndim < 2:
+        return values
+    n = like.shape[-1]
+    return [values[start : start + n] for start in range(0, len(values), n)]
+
+
+def _by_name(names: Sequence[str], values: Sequence[float]) -> Row:
+    return dict(zip(names, values, strict=True))
 
 
 def _pooled(rows: Sequence[Row]) -> Row:
+    """Their means by name, each over the rows that have it."""
     if len(rows) < 2:
-        return rows[0] if rows else {}
-    pools = _by_name(row.items() for row in rows)
+        return dict(rows[0]) if rows else {}
+    pools: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            pools.setdefault(name, []).append(value)
     return {name: sum(pool) / len(pool) for name, pool in pools.items()}
 
 
-def _by_name(parts: Iterable[Iterable[tuple[str, _T]]]) -> dict[str, list[_T]]:
-    pools: dict[str, list[_T]] = {}
-    for name, value in chain.from_iterable(parts):
-        pools.setdefault(name, []).append(value)
-    return pools
-
-
-def _stack(values: list[Tensor]) -> Tensor:
+def _stack(values: Sequence[Tensor]) -> Tensor:
     dtypes = {x.dtype for x in values}
-    if dtypes != {torch.float32}:
-        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        table = values[0].new_empty((len(values), *values[0].shape), dtype=dtype)
-        torch._foreach_copy_(list(table.unbind()), [x.detach() for x in values])
-        return table
-    return torch.stack(values).detach()
+    if dtypes == {torch.float32}:
+        return torch.stack([*values]).detach()
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    table = values[0].new_empty((len(values), *values[0].shape), dtype=dtype)
+    torch._foreach_copy_(list(table.unbind()), [x.detach() for x in values])
+    return table
 
 
 def _to_host(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,18 +13,16 @@ from torch import Tensor, nn
 
 from ..diagnostics import (
     ChainState,
-    clamped,
     drift_to_noise,
-    fingerprint,
     metropolis_acceptance,
+    named_samples,
     oriented,
-    repeated,
+    sample_sums,
 )
-from ..energies import has_models
 from ..errors import SamplerError
 from ..sampling import Evaluation, Recording, Tempering, find_module
-from ..trainer import Trainer, find_energy
-from .callables import refuse_deferred
+from ..trainer import Trainer, find_energy, refuse_deferred
+from .rows import Part, Row
 from .settings import Settings
 
 __all__ = ["Sampling", "sampled"]
@@ -108,85 +107,101 @@ def sampled(
     before: Tensor | None,
     evaluations: Sequence[Evaluation] = (),
     *,
+    refinement: int = 1,
     slow: bool,
-) -> tuple[dict[str, float | Tensor], Tensor | None]:
-    """Numbers of a sampler call that is just over, and the fingerprint of its samples.
+) -> tuple[tuple[list[Part], Row], Tensor | None]:
+    """Numbers of a sampler call that is just over, and what identifies its samples.
 
     Args:
         tempering: what ran it; None where no energy module is known.
         samples: what the sampler returned; its first floating-point tensor is looked at.
         trainer, settings: as far as the trainer is known, and of the guard.
         compute: calls pure functions.
-        before: the fingerprint of the call before; None where there was none.
+        before: what identified the samples of the call before; None where there was none.
         evaluations: the last two, if they were recorded.
+        refinement: in how many finer steps the sampler has split each one.
         slow: include the tier that is not taken at every step.
 
     Returns:
-        by tag, 0-dim tensors, ``(*models,)`` where the members of an ensemble differ, or numbers
-        that the host knows. NaN is unknown. Which tags there are depends on what is attached, not
-        on what the sampler did, so that all ranks have the same.
+        parts of the row, and numbers that the host knows. NaN is unknown. Which tags there are
+        depends on what is attached, not on what the sampler did, so that all ranks have the same.
     """
-    models, steps = settings.models, trainer.steps
+    models = settings.models
+    step, noise = trainer.step_size, trainer.noise_std
+    steps = None
+    if step is not None and noise is not None:
+        steps = {"step_size": step / refinement, "noise_std": noise / math.sqrt(refinement)}
     unknown = ["grad_norm", "grad_norm_max", "evaluations", *(["drift_to_noise"] if steps else [])]
-    found: dict[str, float | Tensor] = {f"sampler/{name}": math.nan for name in unknown}
+    known: Row = {f"sampler/{name}": math.nan for name in unknown}
+    parts: list[Part] = []
     if tempering is not None:
         if tempering.evaluations is not None:
-            found["sampler/evaluations"] = float(tempering.evaluations)
-        if (norm := tempering.grad_norm) is not None:
-            norms, entries = (norm, tempering.seen.norm), tempering.seen.entries
-            found |= compute(_of_gradients, norms, steps, entries, models)
+            known["sampler/evaluations"] = float(tempering.evaluations)
+        # The norm of the drift, which the tempered energy has.
+        if (drift := tempering.seen.norm) is not None:
+            count = math.prod(drift.shape[len(models) if has_models(drift, models) else 0 :])
+            named = partial(_named_norms, count=count, entries=tempering.seen.entries, steps=steps)
+            # A factor that is a tensor is read with the row.
+            by = tempering.given if isinstance(tempering.given, Tensor) else None
+            if by is None:
+                named = partial(named, factor=abs(tempering.given))
+            parts.append(Part(compute(_norm_sums, _by_model(drift, models), by), named))
     if slow and steps is not None:
-        found["sampler/acceptance"] = math.nan
+        known["sampler/acceptance"] = math.nan
         # A CUDA graph may have others than those that were recorded.
         is_known = tempering is not None and tempering.evaluations is not None
         if is_known and len(evaluations) == 2:
             acceptance = _acceptance(evaluations, steps, models, settings.sign)
-            found["sampler/acceptance"] = acceptance
+            if acceptance is not None:
+                parts.append(Part.of({"sampler/acceptance": acceptance}, models))
+    found = {name for part in parts for name in part.named([0.0] * part.values.shape[-1])}
+    known = {name: x for name, x in known.items() if name not in found}
     if (x := _first_tensor(samples)) is None:
-        return found, None
-    numbers, known_by = compute(_of_samples, x.detach(), before, trainer.clamp, models)
-    return found | numbers, known_by
+        return (parts, known), None
+    rows = _rows(x.detach(), models)
+    sums, known_by = compute(sample_sums, rows, before, trainer.clamp)
+    size = {"count": math.prod(rows.shape[-2:-1]), "entries": rows.shape[-1]}
+    parts.append(Part(sums, partial(named_samples, **size, is_clamped=trainer.clamp is not None)))
+    return (parts, known), known_by
 
 
-def _of_gradients(
-    norms: tuple[Tensor, Tensor],
-    steps: Mapping[str, float] | None,
+def _norm_sums(norm: Tensor, factor: Tensor | None) -> Tensor:
+    """Sum and largest of norms ``(..., B)``, and the size of the factor where it is a tensor."""
+    sums = [norm.sum(-1).float(), norm.amax(-1).float()]
+    if factor is not None:
+        size = factor.detach().abs().to(sums[0]).flatten()
+        sums.append(size.expand_as(sums[0]) if sums[0].ndim else size[0])
+    return torch.stack(sums, -1)
+
+
+def _named_norms(
+    sums: Sequence[float],
+    count: int,
     entries: int,
-    models: torch.Size,
-) -> dict[str, Tensor]:
-    """Of the norms of f's gradient and of the drift's."""
-    norm, drift = (_by_model(x.float(), models) for x in norms)
-    found = {
-        "sampler/grad_norm": norm.sum(-1) * (1 / norm.shape[-1]),
-        "sampler/grad_norm_max": norm.amax(-1),
-    }
+    steps: Mapping[str, float] | None,
+    factor: float = 1.0,
+) -> Row:
+    """Of the norm of f's gradient, and of the drift's, that of the tempered f."""
+    total, largest, *by = sums
+    factor = by[0] if by else factor
+    mean = total / count
+    found = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
+    found = {name: x / factor if factor else math.nan for name, x in found.items()}
     if steps is not None:
-        found["sampler/drift_to_noise"] = drift_to_noise(drift.mean(-1), entries=entries, **steps)
+        found["sampler/drift_to_noise"] = drift_to_noise(mean, entries=entries, **steps)
     return found
 
 
-def _of_samples(
-    x: Tensor, before: Tensor | None, clamp: tuple[float, float] | None, models: torch.Size
-) -> tuple[dict[str, float | Tensor], Tensor]:
-    """Of the samples themselves, and their fingerprint."""
-    rows = _rows(x, models)
-    known_by = fingerprint(rows)
-    # NaN and the infinities show in the extremes, without a mask of the samples' size.
-    _, lowest, highest = known_by.unbind(-1)
-    largest = torch.finfo(x.dtype).max
-    finite = _by_model((highest <= largest) & (lowest >= -largest), models)
-    share = finite.sum(-1, dtype=torch.float32) * (1 / finite.shape[-1])
-    found: dict[str, float | Tensor] = {"nonfinite/samples": 1.0 - share}
-    if clamp is not None:
-        found["sampler/clamped"] = clamped(rows, clamp)
-    same = math.nan if before is None else repeated(known_by, before.to(x.device))
-    return {**found, "sampler/repeated": same}, known_by
+def has_models(x: Tensor, models: torch.Size) -> bool:
+    """Whether each model has samples of its own in x, instead of all sharing the same."""
+    return x.ndim > len(models) and (not models or x.shape[: len(models)] == models)
 
 
 def _rows(x: Tensor, models: torch.Size) -> Tensor:
     """Samples with their entries in one dimension: ``(..., B, d)``."""
     leading = len(models) if has_models(x, models) else 0
-    return x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
+    rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
+    return rows.flatten(0, leading - 1) if leading > 1 else rows
 
 
 def _acceptance(
@@ -194,11 +209,11 @@ def _acceptance(
     steps: Mapping[str, float],
     models: torch.Size,
     sign: int,
-) -> float | Tensor:
+) -> Tensor | None:
     """Mean Metropolis acceptance, where the two are a step of the same chains."""
     before, after = (_point(seen, models, sign) for seen in step)
     if before is None or after is None or before.x.shape != after.x.shape:
-        return math.nan
+        return None
     return metropolis_acceptance(before, after, **steps).mean(-1).float()
 
 
@@ -217,8 +232,10 @@ def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None
 
 
 def _by_model(x: Tensor, models: torch.Size) -> Tensor:
-    """Numbers of samples in one last dimension: those of each model, or those that all share."""
-    return x.flatten(len(models) if has_models(x, models) else 0)
+    """Numbers ``(models, B)`` of samples, or ``(B,)`` of those that all share."""
+    if not models or not has_models(x, models):
+        return x.flatten()
+    return x.reshape(models.numel(), -1)
 
 
 def _first_tensor(samples: object) -> Tensor | None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 
-from ..energies import Reduce, Variants
-from ..ranks import Ranks
-from ..shards import check_shards
-from ..trainer import Trainer
-from .callables import check_takes
+from ..ranks import Ranks, check_shards
+from ..trainer import Told, Trainer, check_takes
+from .ensemble import Variants
 
 __all__ = ["Action", "Settings", "check_told"]
 
@@ -31,7 +28,6 @@ class Settings:
 
     sign: int
     variant: Variants
-    reduce: Reduce
     models: torch.Size
     reference_beta_star: float
     action: Action
@@ -39,9 +35,9 @@ class Settings:
     process_group: dist.ProcessGroup | None
 
     @property
-    def objective(self) -> dict[str, Any]:
-        """The keywords of every call of the objective."""
-        return {name: getattr(self, name) for name in ("variant", "reduce", "process_group")}
+    def sample_dim(self) -> int:
+        """The dimension of energies that counts samples."""
+        return len(self.models)
 
     @property
     def ranks(self) -> Ranks:
@@ -51,7 +47,7 @@ class Settings:
 
 def check_told(
     trainer: Trainer,
-    told: Mapping[str, Any],
+    told: Told,
     sampler: object,
     process_group: dist.ProcessGroup | None,
 ) -> Trainer:

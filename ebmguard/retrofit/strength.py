@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from ..check.training import TYPED_IN, implied_scale
-from ..energies import ONE_MODEL, exponents, model_dimensions
 from ..errors import ConfigError
 from ..trainer import finite_number
 
-__all__ = ["Schedulable", "Strength", "StrengthAt"]
+__all__ = ["NO_MODELS", "Schedulable", "Strength", "StrengthAt"]
 
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
+
+NO_MODELS = torch.Size()
+"""The model dimensions of a single model: none."""
 
 # 1/β* must stay finite in float32.
 _SMALLEST_BETA_STAR = 1e-30
@@ -34,13 +36,12 @@ class StrengthAt:
     """Values of one step.
 
     Attributes:
-        beta_star: exponent(s) on raw outputs; of a tuple, whose entries all have the model
-            dimensions or none has, the losses are averaged.
+        beta_star: exponent on raw outputs, or one for each member of an ensemble.
         factor: what multiplies the energy during sampling; the number 1.0 leaves it untouched.
         output_scale: o, or None where it is unknown.
     """
 
-    beta_star: float | Tensor | tuple[float | Tensor, ...]
+    beta_star: float | Tensor
     factor: float | Tensor
     output_scale: float | None = None
 
@@ -58,7 +59,7 @@ class StrengthAt:
     @property
     def is_off(self) -> bool:
         """Whether the loss of this step is the caller's own, untouched (β* = 0 as a number)."""
-        return not isinstance(self.beta_star, Tensor | tuple) and self.beta_star == 0
+        return not isinstance(self.beta_star, Tensor) and self.beta_star == 0
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class Strength:
     """The checked strength arguments of :func:`ebmguard.guard`.
 
     Attributes:
-        name: which exponent was given: "beta_star", "beta" or "beta_stars".
-        given: it; of ``beta_stars`` several.
+        name: which exponent was given: "beta_star" or "beta".
+        given: it.
         output_scale: o, or None where it is unknown.
         sampler_scale: the sampler's factor, where it is set apart.
         is_measured: whether o is to be measured, and is unknown until then.
@@ -75,11 +76,11 @@ class Strength:
     """
 
     name: str
-    given: tuple[Schedulable, ...]
+    given: Schedulable
     output_scale: float | None
     sampler_scale: Schedulable | None
     is_measured: bool = False
-    models: torch.Size = ONE_MODEL
+    models: torch.Size = NO_MODELS
 
     @classmethod
     def of(
@@ -96,7 +97,7 @@ class Strength:
         if len(given) != 1:
             what = " and ".join(given) + " were all given" if given else "none was given"
             raise ConfigError(
-                f"Pass exactly one of beta_star=, beta= and beta_stars=; {what}. beta_star is the "
+                f"Pass exactly one of beta_star= and beta=; {what}. beta_star is the "
                 "exponent on raw outputs (0.5 to 4 for JEM); beta = beta_star / output_scale."
             )
         ((name, value),) = given.items()
@@ -107,19 +108,10 @@ class Strength:
                 "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= "
                 "and noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
             )
-        several = name == "beta_stars"
-        if several and (not isinstance(value, list | tuple) or not value):
-            raise ConfigError("beta_stars= takes a non-empty list of exponents, e.g. [0.5, 1, 2].")
-        if several and sampler_scale is None:
-            raise ConfigError(
-                "beta_stars= averages several exponents and so has no single factor for the "
-                "sampler; add sampler_scale= (1.0 leaves the sampler as it is)."
-            )
-        values = tuple(value) if several else (value,)
-        strength = cls(name, values, scale, sampler_scale, is_measured)
+        strength = cls(name, value, scale, sampler_scale, is_measured)
         star = strength._beta_star(0)
         strength._factor(star, 0)
-        return replace(strength, models=model_dimensions(star))
+        return replace(strength, models=_models_of(star))
 
     @property
     def tempers(self) -> bool:
@@ -154,11 +146,11 @@ class Strength:
             times: factor on the schedule's number, before that.
         """
         star = self._beta_star(step) if exactly is None else exactly
-        if times != 1 and exactly is None and not isinstance(star, tuple):
+        if times != 1 and exactly is None:
             star = star * times
-        if at_least is not None and not isinstance(star, tuple):
+        if at_least is not None:
             star = max(star, at_least) if isinstance(star, float) else star.clamp(min=at_least)
-        models = model_dimensions(star)
+        models = _models_of(star)
         if models != self.models:
             raise ConfigError(
                 f"beta_star has model dimensions {tuple(models)} at step {step}, but "
@@ -183,27 +175,19 @@ class Strength:
         if self.output_scale is not None and self.sampler_scale is None:
             _check_factor(1.0 - beta_star / self.output_scale, self.output_scale, step)
 
-    def _beta_star(self, step: int) -> float | Tensor | tuple[float | Tensor, ...]:
-        star: float | Tensor | tuple[float | Tensor, ...]
-        values = [_value(self.name, each, step) for each in self.given]
-        if self.name == "beta_stars":
-            star = exponents(values)
-        elif self.name == "beta":
+    def _beta_star(self, step: int) -> float | Tensor:
+        star = _value(self.name, self.given, step)
+        if self.name == "beta":
             assert self.output_scale is not None
-            star = values[0] * self.output_scale
-        else:
-            star = values[0]
-        for each in star if isinstance(star, tuple) else (star,):
-            if not isinstance(each, Tensor) and 0 < abs(each) < _SMALLEST_BETA_STAR:
-                raise ConfigError(
-                    f"beta_star = {each:g} is too small for its inverse to exist in float32; use 0 "
-                    f"or at least {_SMALLEST_BETA_STAR:g}."
-                )
+            star = star * self.output_scale
+        if not isinstance(star, Tensor) and 0 < abs(star) < _SMALLEST_BETA_STAR:
+            raise ConfigError(
+                f"beta_star = {star:g} is too small for its inverse to exist in float32; use 0 "
+                f"or at least {_SMALLEST_BETA_STAR:g}."
+            )
         return star
 
-    def _factor(
-        self, star: float | Tensor | tuple[float | Tensor, ...], step: int
-    ) -> float | Tensor:
+    def _factor(self, star: float | Tensor, step: int) -> float | Tensor:
         if self.sampler_scale is not None:
             scale = _value("sampler_scale", self.sampler_scale, step)
             lowest = _lowest(scale, step)
@@ -213,14 +197,14 @@ class Strength:
                     "sampler run away from the data. 1.0 leaves it as it is; (1 - beta) is the "
                     "robust objective's."
                 )
-            models = model_dimensions(star)
-            if isinstance(scale, Tensor) and scale.shape not in (ONE_MODEL, models):
+            models = _models_of(star)
+            if isinstance(scale, Tensor) and scale.shape not in (NO_MODELS, models):
                 raise ConfigError(
                     f"sampler_scale has shape {tuple(scale.shape)}, but beta_star has model "
                     f"dimensions {tuple(models)}; expected these, or one number."
                 )
             return scale
-        if self.output_scale is None or isinstance(star, tuple):
+        if self.output_scale is None:
             return 1.0
         if isinstance(star, Tensor) and star.device.type != "mps":
             star = star.double()  # β is the small difference between the factor and 1
@@ -242,6 +226,10 @@ def _check_factor(factor: float, output_scale: float, step: int) -> None:
             f"{beta:g} at step {step} is above 1: the sampler would run away from the data. Lower "
             "beta_star, or check output_scale (2 * step_size / noise_std**2)."
         )
+
+
+def _models_of(star: float | Tensor) -> torch.Size:
+    return star.shape if isinstance(star, Tensor) else NO_MODELS
 
 
 def _value(name: str, given: Any, step: int) -> float | Tensor:
@@ -302,7 +290,5 @@ def _output_scale(output_scale: object, step: float | None, noise: float | None)
     return scale
 
 
-def _flat(value: float | Tensor | tuple[float | Tensor, ...]) -> tuple[float, ...]:
-    if isinstance(value, tuple):
-        return tuple(number for each in value for number in _flat(each))
+def _flat(value: float | Tensor) -> tuple[float, ...]:
     return tuple(value.flatten().tolist()) if isinstance(value, Tensor) else (float(value),)

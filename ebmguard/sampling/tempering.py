@@ -81,6 +81,7 @@ class Tempering:
 
     Attributes:
         energy: the method that returns the energies; ``batch_dim`` of these counts samples.
+        given: the factor of the latest block.
         seen: the gradients of the tempered f, which drive the sampler, in the latest block.
         reached: whether that method was called during the latest :meth:`active` block, or has been
             captured in a CUDA graph whose replays cannot be seen.
@@ -95,7 +96,7 @@ class Tempering:
         self.energy = energy
         self.seen = GradientWatcher(batch_dim)
         self._module = weakref.ref(module)
-        self._given: float | Tensor = 1.0
+        self.given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
         self._recording: Recording | None = None
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
@@ -107,18 +108,6 @@ class Tempering:
         module = self._module()
         assert module is not None, "its sampler holds it"
         return module
-
-    @property
-    def grad_norm(self) -> Tensor | None:
-        """‖∇_x f‖ per sample in the latest block's last differentiated call.
-
-        Of the untempered f. None where nothing was differentiated, or where the members of an
-        ensemble share their samples; with CUDA graphs see ``GradientWatcher.norm``.
-        """
-        norm, given = self.seen.norm, self._given
-        if norm is None:
-            return None
-        return norm / (given.detach().abs().to(norm) if isinstance(given, Tensor) else abs(given))
 
     @property
     def evaluations(self) -> int | None:
@@ -224,7 +213,7 @@ class Tempering:
         return output
 
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:
-        self._given = factor
+        self.given = factor
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. A
         # tensor of its own for every call: graphs of earlier calls have saved theirs.

@@ -1,11 +1,10 @@
-"""Measures the first sampler calls, and compares the guard's arguments with them."""
+"""What is checked of a sampler: its first calls against what was told, and who uses its samples."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..alerts import Alert, Level
-from ..errors import ConfigError
+from ..errors import ConfigError, Stateful
 from ..sampling import Measured, Recording, Tempering
 from .settings import Settings
 
-__all__ = ["Measuring"]
+__all__ = ["FirstCalls", "Unused"]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
@@ -34,7 +33,7 @@ _SURE = 4.0  # standard errors
 _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be seen")
 
 
-class Measuring:
+class FirstCalls(Stateful):
     """Records sampler calls until one is measured exactly, or a handful was not.
 
     Attributes:
@@ -145,16 +144,72 @@ class Measuring:
 
         loss.register_hook(look)  # type: ignore[no-untyped-call]
 
-    def state_dict(self) -> dict[str, Any] | None:
-        """What was measured, if exactly."""
-        return asdict(self.result) if self.result is not None and self.result.is_exact else None
+    def _saved(self) -> Mapping[str, Any]:
+        return {"_exact": lambda known: None if known is None else Measured(**known)}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore what :meth:`state_dict` returned; None leaves what is known."""
-        if state is not None:
-            self.result, self.calls_left = Measured(**state), 0
+    @property
+    def _exact(self) -> Measured | None:
+        return self.result if self.result is not None and self.result.is_exact else None
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        if read["_exact"] is not None:  # else what is known stays
+            self.result, self.calls_left = read["_exact"], 0
 
 
 def _is_compiled(part: object) -> bool:
     is_function = hasattr(part, "_torchdynamo_orig_callable")
     return is_function or getattr(part, "_compiled_call_impl", None) is not None
+
+
+# Steps without a guarded loss after which something is wrong; plots need fewer sampler calls.
+_STEPS = 10
+_NEVER = (
+    "The guarded sampler was called %d times, but the guarded loss never: tempered samples then "
+    "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
+    "`with g.paused():`."
+)
+_NO_LONGER = (
+    "The guarded sampler was called %d times since the last guarded loss, against %d before it. If "
+    "this is an evaluation, it judges samples of the tempered energy: give it `sampler.original`, "
+    "or put it inside `with g.paused():`."
+)
+
+
+class Unused:
+    """Counts sampler calls until a loss comes, and warns once."""
+
+    def __init__(self) -> None:
+        self._calls = 0  # since the latest loss
+        self._most = 0  # before any loss; 0 until the first one
+        self._steps = 0  # before the first loss
+        self._versions: tuple[int, ...] | None = None
+        self._has_warned = False
+
+    def loss(self) -> None:
+        """A guarded loss was called."""
+        self._most, self._calls = max(self._most, self._calls), 0
+
+    def sample(self, module: nn.Module | None, *, acts: bool, tempers: bool) -> None:
+        """The sampler was called.
+
+        Args:
+            module: the energy module; None is not known.
+            acts: whether the guard changes the loss of this step.
+            tempers: whether it changes this call.
+        """
+        self._calls += 1
+        if self._most:
+            if tempers and self._calls > _STEPS * self._most:
+                self._warn(_NO_LONGER, self._calls, self._most)
+            return
+        # A step may need a hundred calls (of one Metropolis step, say), but moves the parameters.
+        versions = None if module is None else tuple(p._version for p in module.parameters())
+        self._steps += versions is None or versions != self._versions
+        self._versions = versions
+        if acts and self._steps >= _STEPS:
+            self._warn(_NEVER, self._calls)
+
+    def _warn(self, message: str, *numbers: int) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(message, *numbers)

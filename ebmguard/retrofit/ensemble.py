@@ -1,0 +1,169 @@
+"""The one place that maps functions of one model over the members of an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..diagnostics import energy_sums, mixture_sums, weight_sums
+from ..energies import Groups, LogQ, Variant, check_energies, check_variant
+from ..errors import ConfigError, ShapeError
+from ..objective import Terms
+
+__all__ = ["WEIGHT_SUMS", "Variants", "check_models", "check_variants", "over_models"]
+
+Variants: TypeAlias = Variant | tuple[Variant, ...]
+
+WEIGHT_SUMS = 10  # numbers of `weight_sums` at one exponent
+
+
+def over_models(
+    models: torch.Size,
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: float | Tensor,
+    reference: float,
+    groups: Groups | None,
+    log_q: LogQ | None,
+    parts: Tensor | None,
+    *,
+    variant: Variants | None,
+) -> tuple[Tensor | None, Tensor]:
+    """:func:`of_loss` of every model: the losses ``(*models,)``, and the sums ``(models, n)``.
+
+    ``f_pos``, ``f_neg``, β* and ``log_q`` have the models' dimensions first; of one model none.
+    ``variant`` has one name, or one for each entry of the first of these dimensions.
+    """
+    shared = groups, parts, reference
+    if not models:
+        return of_loss(f_pos, f_neg, beta_star, log_q, *shared, variant)  # type: ignore[arg-type]
+    assert isinstance(beta_star, Tensor)
+    sides = f_pos, f_neg, beta_star.expand(models), *(log_q or ())
+    flat = [x.reshape(-1, *x.shape[len(models) :]) for x in sides]
+    names = [variant] * models[0] if isinstance(variant, str) else [*(variant or ())]
+    each, start, found = len(flat[0]) // models[0], 0, []
+    for name, run in groupby(names):
+        end = start + each * len([*run])
+        pos, neg, star, *q = (x[start:end] for x in flat)
+        start = end
+        function = partial(_of_model, shared=shared, variant=name)
+        found.append(torch.vmap(function)(pos, neg, star, *q))
+    losses, sums = (torch.cat(x) for x in zip(*found, strict=True))
+    return losses.reshape(models), sums
+
+
+def _of_model(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: Tensor,
+    *log_q: Tensor,
+    shared: tuple[Groups | None, Tensor | None, float],
+    variant: Variant,
+) -> tuple[Tensor | None, Tensor]:
+    return of_loss(f_pos, f_neg, beta_star, log_q or None, *shared, variant)  # type: ignore[arg-type]
+
+
+def of_loss(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: float | Tensor,
+    log_q: LogQ | None,
+    groups: Groups | None,
+    parts: Tensor | None,
+    reference: float,
+    variant: Variant | None,
+) -> tuple[Tensor | None, Tensor]:
+    """The loss of one model at β*, None without a variant, and the sums of its diagnostics.
+
+    Loss and weights are made of the same terms, at β* and at the reference exponent. ``log_q`` is
+    divided out at β* only. The sums are :func:`~ebmguard.diagnostics.weight_sums` at both, then
+    ``energy_sums``, and ``mixture_sums`` where there are parts.
+    """
+    if isinstance(beta_star, Tensor):
+        column, is_zero = torch.stack((beta_star, beta_star.new_full((), reference))), None
+        column = column.unsqueeze(-1)
+    else:
+        column, is_zero = _column(beta_star, reference, f_pos.dtype, f_pos.device), False
+    if log_q is not None:
+        log_q = torch.stack((log_q[0], 0 * log_q[0])), torch.stack((log_q[1], 0 * log_q[1]))
+    with torch.set_grad_enabled(torch.is_grad_enabled() and variant is not None):
+        terms = Terms.of(f_pos, f_neg, column, groups, log_q, is_zero=is_zero)
+        loss = None if variant is None else terms.loss(variant)[0]
+    with torch.no_grad():
+        sums = [weight_sums(terms).flatten(), energy_sums(f_pos.detach(), f_neg.detach())]
+        if parts is not None:
+            sums.append(mixture_sums(terms, f_neg.detach(), parts))
+        return loss, torch.cat(sums)
+
+
+@lru_cache(maxsize=64)
+def _column(first: float, second: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Two exponents, ``(2, 1)``."""
+    # Filled in on the device, since a copy from the host would wait for it.
+    made = [torch.full((1,), x, dtype=dtype, device=device) for x in (first, second)]
+    return torch.stack(made)
+
+
+def check_models(
+    models: torch.Size,
+    variant: Variants,
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: float | Tensor,
+    groups: Groups | None,
+    log_q: LogQ | None,
+) -> None:
+    """Refuse energies that do not fit these models: see :func:`ebmguard.energies.check_energies`.
+
+    Raises:
+        ShapeError: energies that have not the models' dimensions first.
+    """
+    if not models:
+        assert isinstance(variant, str)
+        check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q)
+        return
+    for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
+        is_tensor = isinstance(f, Tensor) and f.is_floating_point()  # else the check below says it
+        if is_tensor and (f.ndim != len(models) + 1 or f.shape[:-1] != models):
+            raise ShapeError(
+                f"beta_star has model dimensions {tuple(models)}, so {name} must have shape "
+                f"({', '.join(map(str, models))}, samples); got {tuple(f.shape)}."
+            )
+    first = (0,) * len(models)
+    for name, q, f in zip(("log_q_pos", "log_q_neg"), log_q or (), (f_pos, f_neg), strict=False):
+        if isinstance(q, Tensor) and q.shape != f.shape:
+            raise ShapeError(
+                f"{name} has shape {tuple(q.shape)}; expected {tuple(f.shape)}, one log-density "
+                "per sample: log q(x), summed over the dimensions of x."
+            )
+    of_first = [x[first] if isinstance(x, Tensor) else x for x in (f_pos, f_neg, *(log_q or ()))]
+    pos, neg, *q = of_first
+    for name in {variant} if isinstance(variant, str) else {*variant}:
+        check_energies(pos, neg, variant=name, groups=groups, log_q=tuple(q) if q else None)  # type: ignore[arg-type]
+
+
+def check_variants(variant: object, models: torch.Size) -> None:
+    """Refuse variants that do not exist, or do not match the models' dimensions.
+
+    Raises:
+        ConfigError: an unknown name, or not one for each entry of the first dimension.
+    """
+    several = not isinstance(variant, str) and isinstance(variant, Sequence)
+    names: Sequence[object] = variant if several else (variant,)  # type: ignore[assignment]
+    for name in names:
+        check_variant(name)
+    if several and not models:
+        raise ConfigError(
+            f"variant={[*names]!r} names one variant for each model, but beta_star has no model "
+            "dimensions. Pass one name, or a beta_star tensor with one entry for each model."
+        )
+    if several and len(names) != models[0]:
+        raise ConfigError(
+            f"variant= has {len(names)} names, but beta_star has model dimensions {tuple(models)}; "
+            f"expected {models[0]} names, one for each entry of the first."
+        )
