@@ -216,11 +216,16 @@ class Stateful:
 
 
 def plain(value: Any) -> Any:
-    """A value as a state has it: what is saved of an object, copies of tensors, enums by name."""
+    """A value as a state has it: what is saved of an object, copies of tensors, enums by name.
+
+    Numbers and arrays of NumPy are Python's.
+    """
     if type(value) in _ATOMS:
         return value
     if isinstance(value, Enum):
         return value.name
+    if type(value).__module__ == "numpy":
+        return value.tolist()
     for method in ("state_dict", "clone", "get_state"):  # the last one is a generator's
         if hasattr(value, method):
             return getattr(value, method)()
@@ -228,6 +233,8 @@ def plain(value: Any) -> Any:
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return value
     items = [*value]
     return items if {*map(type, items)} <= _ATOMS else [plain(each) for each in items]
 

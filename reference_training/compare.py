@@ -18,8 +18,7 @@ from zipfile import BadZipFile, ZipFile
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-from ebmguard.errors import printable
+from ebmguard.errors import ConfigError, printable
 from ebmguard.report import RecordedRun
 from ebmguard.report.advice import outcome
 from ebmguard.report.files import opened

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -240,6 +241,11 @@ def test_a_damaged_state_changes_nothing(damage, said):
     assert other.state_dict() == before
     with pytest.raises(ConfigError, match="Not a state of the whole"):
         other.load_state_dict({key: STATE[key] for key in STATE.keys() - {"size"}})
+
+
+def test_numbers_of_numpy_are_saved_as_pythons():
+    saved = errors.plain([np.float32(0.5), np.bool_(True), np.int64(3), np.ones(2), 1, "ab"])
+    assert json.loads(json.dumps(saved)) == [0.5, True, 3, [1.0, 1.0], 1, "ab"]
 
 
 def test_tensors_are_copied_and_a_generator_saves_its_state():

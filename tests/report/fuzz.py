@@ -28,8 +28,7 @@ from typing import Any
 import numpy as np
 
 from ebmguard.check import show
-from ebmguard.errors import EbmguardError
-from ebmguard.errors import printable
+from ebmguard.errors import EbmguardError, printable
 from ebmguard.reference_training.compare import CompareConfig, compare, load, table
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.report.page import ReportConfig, report
