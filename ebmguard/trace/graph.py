@@ -23,6 +23,11 @@ _SELECT = ("Unbind", "Split", "Slice", "Select", "Index")  # nodes that take som
 _NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", "Mse", "SmoothL1")
 
 
+def _as_data(x: Tensor) -> list[str]:
+    """Rows of which no sampler is known."""
+    return [DATA] * len(x)
+
+
 @dataclass(eq=False)
 class Output:
     """A tensor that the outermost call of a module has returned."""
@@ -31,7 +36,7 @@ class Output:
     x: Tensor  # its input, detached
     shape: tuple[int, ...]
     calls: Stack  # the user's frames at the call, and what they were doing
-    label_rows: Callable[[Tensor], list[str]] = lambda x: [DATA] * len(x)
+    label_rows: Callable[[Tensor], list[str]] = _as_data
     method: str = ""  # that has returned it; empty for the module's own call
     cotangent: Tensor | None = None  # the gradient of the loss by it, once there is one
 
