@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,13 +12,18 @@ from ..errors import ConfigError, ShapeError, typed
 
 __all__ = [
     "Chains",
+    "Energy",
     "Proposal",
     "check_count",
     "check_noise",
     "check_start",
-    "check_values",
+    "evaluated",
+    "slope",
     "start_chains",
 ]
+
+
+Energy: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Chains(NamedTuple):
@@ -55,7 +60,7 @@ class Proposal(NamedTuple):
 
 
 @typed
-def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> Chains:
+def start_chains(f: Energy, x0: Tensor, *, dim: int = 0) -> Chains:
     """Evaluate f and its gradient at the start points.
 
     Args:
@@ -67,17 +72,33 @@ def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> 
         ShapeError: what f returns. Each chain has one energy, so heads have to be joined first.
     """
     check_start(x0)
-    x = x0.detach().requires_grad_()
+    return evaluated(f, x0, dim)
+
+
+def evaluated(f: Energy, x: Tensor, dim: int) -> Chains:
+    """:func:`start_chains` inside of loops, where its arguments have been looked at."""
+    values, grad = slope(f, x)
+    if values.shape != x.shape[: dim + 1]:
+        raise ShapeError(
+            f"f returned shape {tuple(values.shape)}; expected one number for each sample: "
+            f"{tuple(x.shape[: dim + 1])}. Squeeze or sum its heads, and give the batch "
+            "dimension of an ensemble as dim=."
+        )
+    return Chains(x.detach(), values, grad)
+
+
+def slope(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What f returns at x, and the gradient of its sum, both detached."""
+    x = x.detach().requires_grad_()
     with torch.enable_grad():
-        values = check_values(f(x))
-        if values.shape != x.shape[: dim + 1]:
+        values: object = f(x)
+        if not isinstance(values, Tensor) or not values.requires_grad:
+            found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)
             raise ShapeError(
-                f"f returned shape {tuple(values.shape)}; expected one number for each sample: "
-                f"{tuple(x.shape[: dim + 1])}. Squeeze or sum its heads, and give the batch "
-                "dimension of an ensemble as dim=."
+                f"f returned {found[:50]}; expected a tensor of energies that depend on x"
             )
         (grad,) = torch.autograd.grad(values.sum(), x)
-    return Chains(x.detach(), values.detach(), grad)
+    return values.detach(), grad
 
 
 def check_count(name: str, count: int, least: int) -> None:
@@ -90,14 +111,6 @@ def check_start(x0: Tensor) -> None:
     """Refuse start points that have no gradient."""
     if not x0.is_floating_point():
         raise ConfigError(f"x0 has dtype {x0.dtype}, expected floating-point start points")
-
-
-def check_values(values: object) -> Tensor:
-    """What f returned; refused if it is no tensor."""
-    if not isinstance(values, Tensor) or not values.requires_grad:
-        found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)[:50]
-        raise ShapeError(f"f returned {found}; expected a tensor of energies that depend on x")
-    return values
 
 
 def check_noise(

@@ -12,12 +12,13 @@ from torch import Tensor
 from ..errors import ConfigError, ShapeError, typed
 from .chains import (
     Chains,
+    Energy,
     Proposal,
     check_count,
     check_noise,
     check_start,
-    check_values,
-    start_chains,
+    evaluated,
+    slope,
 )
 
 __all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
@@ -27,7 +28,7 @@ Shape: TypeAlias = Literal["linear", "geometric", "cosine"]
 
 @typed
 def sgld_step(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     chains: Chains,
     *,
     step_size: float,
@@ -62,14 +63,14 @@ def sgld_step(
             f"grad has shape {tuple(chains.grad.shape)} and x has {tuple(chains.x.shape)}; "
             "expected one gradient entry for each entry of x"
         )
-    end = start_chains(f, move(0, chains.x, chains.grad, noise), dim=chains.f.ndim - 1)
+    end = evaluated(f, move(0, chains.x, chains.grad, noise), chains.f.ndim - 1)
     one = torch.ones_like(end.f)
     return end, Proposal(end, one, one.bool(), ~torch.isfinite(end.f))
 
 
 @typed
 def sgld(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     x0: Tensor,
     *,
     steps: int,
@@ -114,12 +115,10 @@ def sgld(
             f"noise has shape {tuple(noise.shape)}; expected draws of their own for each of the "
             f"{steps} steps: {(steps, *x0.shape)}"
         )
-    x = x0.detach()  # a new tensor on the same storage: x0 itself never requires a gradient
+    x = x0.detach()
     for step in range(steps):
-        x.requires_grad_()
-        with torch.enable_grad():
-            (grad,) = torch.autograd.grad(check_values(f(x)).sum(), x)
-        x = move(step, x.detach(), grad, None if noise is None else noise[step])
+        _, grad = slope(f, x)
+        x = move(step, x, grad, None if noise is None else noise[step])
     return x
 
 
