@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..errors import ConfigError, ShapeError, typed
 
@@ -22,14 +22,11 @@ __all__ = [
     "start_chains",
 ]
 
-
 Energy: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Chains(NamedTuple):
-    """Where chains are, and what is known of f there, so that no evaluation is done twice.
-
-    It belongs to one f: after a change of its parameters, or of β, start anew.
+    """Where chains are, and f there. Of one f: when its parameters or β change, start anew.
 
     Attributes:
         x: the samples, ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble.
@@ -47,8 +44,7 @@ class Proposal(NamedTuple):
 
     Attributes:
         chains: where the proposals are, accepted or not.
-        acceptance: probability of being accepted, ``(B,)`` or ``(*models, B)``; 1 for SGLD, which
-            has no test.
+        acceptance: probability of being accepted, ``(B,)`` or ``(*models, B)``; 1 for SGLD.
         accepted: whether they were, in the same shape.
         divergent: whether an energy was not finite on the way. MALA and HMC never accept those.
     """
@@ -91,7 +87,7 @@ def slope(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
     """What f returns at x, and the gradient of its sum, both detached."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        values: object = f(x)
+        values = f(x)
         if not isinstance(values, Tensor) or not values.requires_grad:
             found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)
             raise ShapeError(
@@ -113,9 +109,7 @@ def check_start(x0: Tensor) -> None:
         raise ConfigError(f"x0 has dtype {x0.dtype}, expected floating-point start points")
 
 
-def check_noise(
-    noise: Tensor | None, shape: Sequence[int], generator: torch.Generator | None
-) -> None:
+def check_noise(noise: Tensor | None, shape: Sequence[int], generator: Generator | None) -> None:
     """Refuse noise that cannot be broadcast to `shape`, and a generator beside it."""
     if noise is None:
         return

@@ -28,22 +28,20 @@ def leapfrog(
 
     Of H(x, p) = -o f(x) + |p|²/2 with o = 2 step_size / noise_std**2, in steps of length noise_std
     (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30), from momenta p in the shape of
-    the samples. The other arguments are as in :func:`hmc_step`.
-
-    Returns:
-        the ends of the trajectories, the momenta there, and H(start) - H(end) for each chain,
-        float64 (float32 on MPS).
+    the samples. The other arguments are as in :func:`hmc_step`. Returns the ends, the momenta
+    there, and H(start) - H(end) for each chain, float64 (float32 on MPS).
     """
     _check_settings(steps, step_size, noise_std)
     check_noise(momentum, chains.x.shape, None)
-    return _leapfrog(f, chains, momentum, steps, step_size, noise_std)
+    return _leapfrog(f, chains, momentum, (steps, step_size, noise_std))
 
 
 def _leapfrog(
-    f: Energy, chains: Chains, momentum: Tensor, steps: int, step_size: float, noise_std: float
+    f: Energy, chains: Chains, momentum: Tensor, settings: tuple[int, float, float]
 ) -> tuple[Chains, Tensor, Tensor]:
-    # Positions and momenta are as wide as the energies: what rounds is then no more than f itself
-    # has rounded. Where that is wider than the samples, f is asked at those that they round to.
+    steps, step_size, noise_std = settings
+    # Positions and momenta are as wide as the energies: they lose what f itself has lost, o eps f,
+    # and eps √(steps entries). Where that is wider than the samples, f gets those they round to.
     wide = torch.promote_types(chains.x.dtype, chains.f.dtype)
     wide = torch.promote_types(wide, torch.float32)
     widest = torch.float32 if chains.x.device.type == "mps" else torch.float64
@@ -78,20 +76,19 @@ def hmc_step(
     generator: Generator | None = None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
-    """One step of Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011, Figure 2).
+    """One step of Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011, Figure 2), masses 1.
 
     Its stationary density is exp(o f), o = 2 step_size / noise_std**2. With one leapfrog step the
-    proposal is that of :func:`ebmguard.samplers.sgld_step`; with more, the same moves with the
-    momentum kept. Masses are 1. Each chain is accepted or rejected by itself. A proposal whose
-    energy is not finite is rejected; a chain that starts at such an energy stays there.
+    proposal is that of :func:`ebmguard.samplers.sgld_step`; more keep the momentum. Each chain is
+    tested by itself. One that starts where the energy is not finite stays there.
 
     Args:
         f: negative energy, as in :func:`start_chains`.
         chains: the present state, from :func:`start_chains` or from the step before.
         leapfrog_steps: length of the trajectory, at least 1.
         step_size, noise_std, generator: one step's, as in :func:`ebmguard.samplers.sgld`.
-        noise: momenta z ~ N(0, I) and u ~ U(0, 1), in the shapes of x and of f or broadcast to
-            them, instead of a generator. No random numbers are drawn then.
+        noise: z ~ N(0, I), the momenta, and u ~ U(0, 1), instead of a generator; they are
+            broadcast to the shapes of x and of f.
 
     Raises:
         ConfigError: settings that are not above 0, or both `noise` and `generator`.
@@ -100,15 +97,13 @@ def hmc_step(
     _check_settings(leapfrog_steps, step_size, noise_std)
     for each, like in zip(noise or (), (chains.x, chains.f), strict=False):
         check_noise(each, like.shape, generator)
-    return _step(f, chains, leapfrog_steps, step_size, noise_std, generator, noise)
+    return _step(f, chains, (leapfrog_steps, step_size, noise_std), generator, noise)
 
 
 def _step(
     f: Energy,
     chains: Chains,
-    leapfrog_steps: int,
-    step_size: float,
-    noise_std: float,
+    settings: tuple[int, float, float],
     generator: Generator | None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
@@ -119,7 +114,7 @@ def _step(
         wide = torch.promote_types(x.dtype, torch.float32)
         noise = z, torch.rand(chains.f.shape, generator=generator, device=device, dtype=wide)
     z, u = noise
-    end, _, log_ratio = _leapfrog(f, chains, z, leapfrog_steps, step_size, noise_std)
+    end, _, log_ratio = _leapfrog(f, chains, z, settings)
     divergent = ~torch.isfinite(log_ratio)
     acceptance = torch.where(divergent, 0.0, log_ratio.clamp(max=0.0).exp())
     accepted = u < acceptance
@@ -143,9 +138,8 @@ def mala_step(
 ) -> tuple[Chains, Proposal]:
     """:func:`hmc_step` with one leapfrog step (Neal 2011, Section 5.2): a tested Langevin step.
 
-    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): the x' of
-    :func:`ebmguard.samplers.sgld_step`, proposed with density q, is accepted with probability
-    min(1, p(x') q(x | x') / (p(x) q(x' | x))).
+    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): the proposal of
+    :func:`ebmguard.samplers.sgld_step`, accepted with min(1, p(x') q(x | x') / (p(x) q(x' | x))).
     """
     return hmc_step(
         f,
@@ -175,16 +169,14 @@ def hmc(
 
     f is evaluated ``1 + steps * leapfrog_steps`` times. `on_step` is called with each proposal:
     keep its numbers rather than the proposal, which holds samples and gradients. The other
-    arguments, and the errors, are those of :func:`start_chains` and :func:`hmc_step`.
-
-    Returns:
-        detached samples, in the shape of `x0`.
+    arguments, and the errors, are those of :func:`start_chains` and :func:`hmc_step`. Returns
+    detached samples, in the shape of `x0`.
     """
     check_count("steps", steps, 0)
     _check_settings(leapfrog_steps, step_size, noise_std)
     chains = start_chains(f, x0, dim=dim)
     for _ in range(steps):
-        chains, proposal = _step(f, chains, leapfrog_steps, step_size, noise_std, generator)
+        chains, proposal = _step(f, chains, (leapfrog_steps, step_size, noise_std), generator)
         if on_step is not None:
             on_step(proposal)
     return chains.x
