@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..errors import ConfigError, ShapeError
-from ..samplers import hmc_step, start_chains
+from ..samplers import hmc
 from ..samplers.chains import check_count
 from .bases import Density
 from .estimate import Estimate
@@ -37,11 +37,8 @@ class Path:
         f: negative energy, ``(B, ...)`` to ``(B,)``: log p(x) = f(x) - log Z.
         base: q.
         transition: such as block Gibbs, reversible where ``log_q`` is used; None is HMC.
-        leapfrog_steps: of a step of HMC; 1 is MALA.
-        moves: transitions at each temperature.
-
-    Raises:
-        ConfigError: numbers below 1.
+        leapfrog_steps: of a step of HMC; 1 is MALA. ConfigError below 1.
+        moves: transitions at each temperature. ConfigError below 1.
     """
 
     f: Callable[[Tensor], Tensor]
@@ -60,12 +57,9 @@ class Schedule:
     """Inverse temperatures and step sizes, fixed before the chains that are weighed.
 
     Attributes:
-        betas: increasing from 0 to 1.
+        betas: increasing from 0 to 1, or ConfigError.
         sizes: standard deviation of a step's noise at each of ``betas[1:]``, in units of x; empty
             where a path has a transition of its own.
-
-    Raises:
-        ConfigError: other numbers.
     """
 
     betas: tuple[float, ...]
@@ -90,15 +84,9 @@ def pilot(
     """Choose temperatures and step sizes, with chains that are thrown away.
 
     Every step of β costs the same conditional effective sample size (Zhou, Johansen and Aston
-    2016), first in coarse steps, which are then divided into `temperatures`. Step sizes follow the
-    acceptance: to 0.574 for MALA (Roberts and Rosenthal 1998), 0.651 for HMC (Beskos et al. 2013).
-    Chains that adapt are biased; so :func:`forward` and :func:`reverse` run a schedule as it is.
-
-    Args:
-        path: where from, where to.
-        chains: of the pilot, at least 2.
-        temperatures: steps of the schedule, and the most that the pilot takes.
-        generator: on the device of the samples.
+    2016), first in coarse steps, which are then divided into `temperatures`, at least 1. Step sizes
+    follow the acceptance: to 0.574 for MALA (Roberts and Rosenthal 1998), 0.651 for HMC (Beskos et
+    al. 2013). Chains that adapt are biased, so that a schedule is then run as it is.
 
     Raises:
         ConfigError: fewer than 2 chains, or no temperature.
@@ -107,9 +95,8 @@ def pilot(
     check_count("chains", chains, 2)
     check_count("temperatures", temperatures, 1)
     x = path.base.sample(chains, generator)
-    adapts = path.transition is None
     # A step beyond the base's own width leads nowhere, also where every step is accepted.
-    size = widest = float(x.double().std(0).max()) if adapts else 1.0
+    size = widest = float(x.double().std(0).max()) if path.transition is None else 1.0
     target = 0.574 if path.leapfrog_steps == 1 else 0.651
     betas, sizes = [0.0], list[float]()
     while betas[-1] < 1:
@@ -121,38 +108,32 @@ def pilot(
         betas.append(1.0 if step == most else betas[-1] + step)
         for k in range(_PILOT_MOVES):
             x, acceptance, _ = _moved(path, betas[-1], x, size, generator)
-            if adapts:
+            if path.transition is None:
                 size *= math.exp((float(acceptance) - target) / math.sqrt(k + 1))
                 size = min(size, widest)
         sizes.append(size)
     at = [k * len(sizes) / temperatures for k in range(1, temperatures)]
     fine = (0.0, *(_between(betas, t) for t in at), 1.0)
-    return Schedule(
-        fine, tuple(_between(sizes, max(t - 1, 0)) for t in (*at, len(sizes))) if adapts else ()
-    )
+    if path.transition is not None:
+        return Schedule(fine)
+    return Schedule(fine, tuple(_between(sizes, max(t - 1, 0)) for t in (*at, len(sizes))))
 
 
 def forward(
     path: Path, schedule: Schedule, *, chains: int, generator: Generator | None = None
 ) -> Estimate:
-    """Anneal samples of the base to the model: E[weight] = Z.
+    """Anneal so many samples of the base to the model: E[weight] = Z.
 
     The estimate of Z is unbiased, so that of log Z is too low in expectation (Jensen), and
-    log-likelihoods come out too high.
-
-    Args:
-        path: where from, where to.
-        schedule: fixed before, as by :func:`pilot`.
-        chains: how many, at least 1.
-        generator: on the device of the samples.
+    log-likelihoods come out too high. The schedule is fixed before, as by :func:`pilot`.
 
     Raises:
         ConfigError: no chain, or a schedule without the sizes that this path needs.
         ShapeError: f or the base does not return one number for each sample.
     """
     check_count("chains", chains, 1)
-    up = [(b - a, b, size) for a, b, size in _steps(path, schedule)]
-    return _anneal(path, path.base.sample(chains, generator), up, generator)
+    stages = [(b - a, b, size) for a, b, size in _steps(path, schedule)]
+    return _anneal(path, path.base.sample(chains, generator), stages, generator)
 
 
 def reverse(
@@ -183,7 +164,7 @@ def _steps(path: Path, schedule: Schedule) -> list[tuple[float, float, float]]:
 
 
 class _At:
-    """(1 - β) log q + β f as a function of x, and f - log q of its latest call."""
+    """(1 - β) log q + β f as a function of x, and f - log q of its first call."""
 
     gap: Tensor
 
@@ -198,8 +179,9 @@ class _At:
                     f"{name} returned shape {tuple(values.shape)} for samples of shape "
                     f"{tuple(x.shape)}; expected one number for each: {tuple(x.shape[:1])}"
                 )
-        wide = torch.float32 if x.device.type == "mps" else torch.float64
-        self.gap = f.detach().to(wide) - log_q.detach().to(wide)
+        if not hasattr(self, "gap"):
+            wide = torch.float32 if x.device.type == "mps" else torch.float64
+            self.gap = f.detach().to(wide) - log_q.detach().to(wide)
         return (1 - self.beta) * log_q + self.beta * f
 
 
@@ -237,19 +219,18 @@ def _moved(
                 if path.transition is not None and size != _STILL:
                     x = path.transition(x, beta, generator)
         return x, at.gap.new_tensor(math.nan), at.gap
-    chains = start_chains(at, x)
-    gap, accepted = at.gap, []
-    for _ in range(path.moves):
-        chains, proposal = hmc_step(
-            at,
-            chains,
-            leapfrog_steps=path.leapfrog_steps,
-            step_size=size**2 / 2,  # with this noise, of the density exp(1 f)
-            noise_std=size,
-            generator=generator,
-        )
-        accepted.append(proposal.acceptance.mean())
-    return chains.x, torch.stack(accepted).mean(), gap
+    accepted = list[Tensor]()
+    x = hmc(
+        at,
+        x,
+        steps=path.moves,
+        leapfrog_steps=path.leapfrog_steps,
+        step_size=size**2 / 2,  # with this noise, of the density exp(1 f)
+        noise_std=size,
+        generator=generator,
+        on_step=lambda step: accepted.append(step.acceptance.mean()),
+    )
+    return x, torch.stack(accepted).mean(), at.gap
 
 
 def _share(gain: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class Gaussian:
             independent: entries each on their own, without covariances.
 
         Raises:
-            ConfigError: there are no samples, or the noise is not a positive number.
+            ConfigError: no samples, or no positive noise.
         """
         if not len(x):
             raise ConfigError("there are no samples to fit a Gaussian to; expected at least one")

@@ -35,10 +35,7 @@ class Bracket:
         forward: from the base; too low in expectation.
         reverse: from samples of the model; too high in expectation, as far as they are that.
         starts: what these samples are.
-        within: how far the ends of the bracket may be apart, in nats.
-
-    Raises:
-        ConfigError: `starts` or `within` cannot be meant.
+        within: how far the ends of the bracket may be apart, in nats; ConfigError if not above 0.
     """
 
     forward: Estimate
@@ -67,9 +64,9 @@ class Bracket:
     def problems(self) -> list[str]:
         """Why the two do not bracket log Z; empty where they do, as far as can be seen."""
         sides = {"forward": self.forward, "reverse": self.reverse}
-        lost = [name for name, side in sides.items() if not math.isfinite(side.log_z)]
-        if lost:
-            return [f"the {name} estimate is {sides[name].log_z}" for name in lost]
+        log_z = {name: side.log_z for name, side in sides.items()}
+        if lost := {name: z for name, z in log_z.items() if not math.isfinite(z)}:
+            return [f"the {name} estimate is {z}" for name, z in lost.items()]
         found = [
             f"{name} has {side.ess:.1f} effective chains of {len(side.log_weights)}, and needs "
             f"{_LEAST_ESS:g}: more temperatures"
@@ -97,11 +94,8 @@ class Bracket:
         """For people: where log Z is, or why these two do not say it."""
         if problems := self.problems:
             return f"they do not bracket log Z within {self.within:g} nats: {'; '.join(problems)}"
-        apart = self.upper - self.lower
-        said = (
-            f"these two bracket log Z within {apart:.2g} nats, {self.lower:.3f}..{self.upper:.3f}"
-        )
-        return said + _LIMITS[self.starts]
+        ends, apart = f"{self.lower:.3f}..{self.upper:.3f}", self.upper - self.lower
+        return f"these two bracket log Z within {apart:.2g} nats, {ends}{_LIMITS[self.starts]}"
 
 
 def bracket_log_z(
@@ -114,11 +108,7 @@ def bracket_log_z(
     within: float = 1.0,
     generator: Generator | None = None,
 ) -> Bracket:
-    """Pilot, forward and reverse annealing in one call.
-
-    Arguments and errors are theirs and those of :class:`Bracket`; the reverse chains start from
-    `samples`, one each.
-    """
+    """Pilot, forward and, from `samples`, reverse annealing: with their arguments and errors."""
     schedule = pilot(path, chains=chains, temperatures=temperatures, generator=generator)
     ahead = forward(path, schedule, chains=chains, generator=generator)
     return Bracket(ahead, reverse(path, schedule, samples, generator=generator), starts, within)

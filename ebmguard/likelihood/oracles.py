@@ -23,14 +23,11 @@ def enumerated_log_z(
     Args:
         f: negative energy, ``(M, bits)`` to ``(M, ...)``: a number for each state, or several, such
             as one for each of some visible states whose latents these bits are.
-        bits: of a state.
+        bits: of a state; ConfigError of none, or too many.
         like: a tensor with the dtype and device of the states; None is float64 on the CPU.
 
     Returns:
         ``(...)`` float64.
-
-    Raises:
-        ConfigError: no bits, or too many.
     """
     if not 1 <= bits <= _MOST_BITS:
         raise ConfigError(f"bits is {bits}, expected 1 to {_MOST_BITS}: 2**bits states are summed")
@@ -52,15 +49,12 @@ def quadrature_log_z(
 
     Args:
         f: negative energy, ``(M, dim)`` to ``(M,)``.
-        low, high: the box's corners, one or two numbers each. What is outside is not seen.
-        points: cells a side. The error falls as their square where f is smooth.
+        low, high: the box's corners, one or two numbers each, or ConfigError.
+        points: cells a side, or ConfigError. The error falls as their square where f is smooth.
         like: as in :func:`enumerated_log_z`.
 
     Returns:
         0-dim, float64.
-
-    Raises:
-        ConfigError: corners that make no box of one or two dimensions, or no cells.
     """
     sides = [b - a for a, b in zip(low, high, strict=False)]
     if not len(low) == len(high) == len(sides) in (1, 2) or min(*sides, points) <= 0:

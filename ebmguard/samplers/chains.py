@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..errors import ConfigError, ShapeError, typed
 
 __all__ = [
     "Chains",
+    "Energy",
     "Proposal",
     "check_count",
     "check_noise",
     "check_start",
-    "check_values",
+    "evaluated",
+    "slope",
     "start_chains",
 ]
 
+Energy: TypeAlias = Callable[[Tensor], Tensor]
+
 
 class Chains(NamedTuple):
-    """Where chains are, and what is known of f there, so that no evaluation is done twice.
-
-    It belongs to one f: after a change of its parameters, or of β, start anew.
+    """Where chains are, and f there. Of one f: when its parameters or β change, start anew.
 
     Attributes:
         x: the samples, ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble.
@@ -42,8 +44,7 @@ class Proposal(NamedTuple):
 
     Attributes:
         chains: where the proposals are, accepted or not.
-        acceptance: probability of being accepted, ``(B,)`` or ``(*models, B)``; 1 for SGLD, which
-            has no test.
+        acceptance: probability of being accepted, ``(B,)`` or ``(*models, B)``; 1 for SGLD.
         accepted: whether they were, in the same shape.
         divergent: whether an energy was not finite on the way. MALA and HMC never accept those.
     """
@@ -55,7 +56,7 @@ class Proposal(NamedTuple):
 
 
 @typed
-def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> Chains:
+def start_chains(f: Energy, x0: Tensor, *, dim: int = 0) -> Chains:
     """Evaluate f and its gradient at the start points.
 
     Args:
@@ -67,17 +68,33 @@ def start_chains(f: Callable[[Tensor], Tensor], x0: Tensor, *, dim: int = 0) -> 
         ShapeError: what f returns. Each chain has one energy, so heads have to be joined first.
     """
     check_start(x0)
-    x = x0.detach().requires_grad_()
+    return evaluated(f, x0, dim)
+
+
+def evaluated(f: Energy, x: Tensor, dim: int) -> Chains:
+    """:func:`start_chains` inside of loops, where its arguments have been looked at."""
+    values, grad = slope(f, x)
+    if values.shape != x.shape[: dim + 1]:
+        raise ShapeError(
+            f"f returned shape {tuple(values.shape)}; expected one number for each sample: "
+            f"{tuple(x.shape[: dim + 1])}. Squeeze or sum its heads, and give the batch "
+            "dimension of an ensemble as dim=."
+        )
+    return Chains(x.detach(), values, grad)
+
+
+def slope(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What f returns at x, and the gradient of its sum, both detached."""
+    x = x.detach().requires_grad_()
     with torch.enable_grad():
-        values = check_values(f(x))
-        if values.shape != x.shape[: dim + 1]:
+        values = f(x)
+        if not isinstance(values, Tensor) or not values.requires_grad:
+            found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)
             raise ShapeError(
-                f"f returned shape {tuple(values.shape)}; expected one number for each sample: "
-                f"{tuple(x.shape[: dim + 1])}. Squeeze or sum its heads, and give the batch "
-                "dimension of an ensemble as dim=."
+                f"f returned {found[:50]}; expected a tensor of energies that depend on x"
             )
         (grad,) = torch.autograd.grad(values.sum(), x)
-    return Chains(x.detach(), values.detach(), grad)
+    return values.detach(), grad
 
 
 def check_count(name: str, count: int, least: int) -> None:
@@ -92,17 +109,7 @@ def check_start(x0: Tensor) -> None:
         raise ConfigError(f"x0 has dtype {x0.dtype}, expected floating-point start points")
 
 
-def check_values(values: object) -> Tensor:
-    """What f returned; refused if it is no tensor."""
-    if not isinstance(values, Tensor) or not values.requires_grad:
-        found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)[:50]
-        raise ShapeError(f"f returned {found}; expected a tensor of energies that depend on x")
-    return values
-
-
-def check_noise(
-    noise: Tensor | None, shape: Sequence[int], generator: torch.Generator | None
-) -> None:
+def check_noise(noise: Tensor | None, shape: Sequence[int], generator: Generator | None) -> None:
     """Refuse noise that cannot be broadcast to `shape`, and a generator beside it."""
     if noise is None:
         return

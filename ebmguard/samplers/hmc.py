@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..errors import ConfigError, typed
-from .chains import Chains, Proposal, check_count, check_noise, start_chains
+from .chains import Chains, Energy, Proposal, check_count, check_noise, evaluated, start_chains
 
 __all__ = ["hmc", "hmc_step", "leapfrog", "mala", "mala_step"]
 
 
 @typed
 def leapfrog(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     chains: Chains,
     momentum: Tensor,
     *,
@@ -28,79 +28,93 @@ def leapfrog(
 
     Of H(x, p) = -o f(x) + |p|²/2 with o = 2 step_size / noise_std**2, in steps of length noise_std
     (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30), from momenta p in the shape of
-    the samples. The other arguments are as in :func:`hmc_step`.
-
-    Returns:
-        the ends of the trajectories, the momenta there, and H(start) - H(end) for each chain,
-        float64 (float32 on MPS).
+    the samples. The other arguments are as in :func:`hmc_step`. Returns the ends, the momenta
+    there, and H(start) - H(end) for each chain, float64 (float32 on MPS).
     """
     _check_settings(steps, step_size, noise_std)
     check_noise(momentum, chains.x.shape, None)
-    kick = step_size / noise_std
-    dim = chains.f.ndim - 1
-    wide = torch.float32 if chains.x.device.type == "mps" else torch.float64
-    gained = torch.zeros_like(chains.f, dtype=wide)
-    for _ in range(steps):
-        half = momentum + kick * chains.grad
-        end = start_chains(f, chains.x + noise_std * half, dim=dim)
-        momentum = half + kick * end.grad
-        # The difference of kinetic energies is a quadrature of the gradient along the way. Summed
-        # like this it keeps the digits that |p|² has lost to its size.
-        x, x_end, before, after = (
-            each.unsqueeze(-1).flatten(dim + 1).to(wide)
-            for each in (chains.x, end.x, chains.grad, end.grad)
-        )
-        work = 0.5 * ((x_end - x) * (before + after)).sum(-1)
-        work = work + 0.25 * step_size * (after.square() - before.square()).sum(-1)
-        gained = gained + (end.f.to(wide) - chains.f.to(wide) - work)
-        chains = end
-    return chains, momentum, 2 * step_size / noise_std**2 * gained
+    return _leapfrog(f, chains, momentum, (steps, step_size, noise_std))
+
+
+def _leapfrog(
+    f: Energy, chains: Chains, momentum: Tensor, settings: tuple[int, float, float]
+) -> tuple[Chains, Tensor, Tensor]:
+    steps, step_size, noise_std = settings
+    # Positions and momenta are as wide as the energies: they lose what f itself has lost, o eps f,
+    # and eps √(steps entries). Where that is wider than the samples, f gets those they round to.
+    wide = torch.promote_types(chains.x.dtype, chains.f.dtype)
+    wide = torch.promote_types(wide, torch.float32)
+    widest = torch.float32 if chains.x.device.type == "mps" else torch.float64
+    kick, dim = step_size / noise_std, chains.f.ndim - 1
+    x, first, lost = chains.x.to(wide), momentum.to(wide), torch.zeros_like(chains.f)
+    p, end = first.add(chains.grad, alpha=kick), chains
+    for left in reversed(range(steps)):
+        x = x.add(p, alpha=noise_std)
+        end = evaluated(f, x.to(chains.x.dtype), dim)
+        p.add_(end.grad, alpha=2 * kick if left else kick)
+        lost.add_(end.f, alpha=0)  # NaN, once an energy on the way is not finite
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).unsqueeze(-1).flatten(dim + 1).sum(-1).to(widest)
+
+    climbed = end.f.to(widest) - chains.f.to(widest) + lost
+    if x.dtype != end.x.dtype:  # to f at the position itself
+        climbed = climbed - dot(end.grad, end.x - x)
+    # |p|² as a sum of differences keeps the digits that it would lose to its size.
+    gained = 2 * step_size / noise_std**2 * climbed - 0.5 * dot(p - first, p + first)
+    return end, p.to(momentum.dtype), gained
 
 
 @typed
 def hmc_step(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     chains: Chains,
     *,
     leapfrog_steps: int,
     step_size: float,
     noise_std: float,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
-    """One step of Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011, Figure 2).
+    """One step of Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011, Figure 2), masses 1.
 
     Its stationary density is exp(o f), o = 2 step_size / noise_std**2. With one leapfrog step the
-    proposal is that of :func:`ebmguard.samplers.sgld_step`; with more, the same moves with the
-    momentum kept. Masses are 1. Each chain is accepted or rejected by itself. A proposal whose
-    energy is not finite is rejected; a chain that starts at such an energy stays there.
+    proposal is that of :func:`ebmguard.samplers.sgld_step`; more keep the momentum. Each chain is
+    tested by itself. One that starts where the energy is not finite stays there.
 
     Args:
         f: negative energy, as in :func:`start_chains`.
         chains: the present state, from :func:`start_chains` or from the step before.
         leapfrog_steps: length of the trajectory, at least 1.
         step_size, noise_std, generator: one step's, as in :func:`ebmguard.samplers.sgld`.
-        noise: momenta z ~ N(0, I) and u ~ U(0, 1), in the shapes of x and of f or broadcast to
-            them, instead of a generator. No random numbers are drawn then.
+        noise: z ~ N(0, I), the momenta, and u ~ U(0, 1), instead of a generator; they are
+            broadcast to the shapes of x and of f.
 
     Raises:
         ConfigError: settings that are not above 0, or both `noise` and `generator`.
         ShapeError: what f returns, see :func:`start_chains`.
     """
     _check_settings(leapfrog_steps, step_size, noise_std)
+    for each, like in zip(noise or (), (chains.x, chains.f), strict=False):
+        check_noise(each, like.shape, generator)
+    return _step(f, chains, (leapfrog_steps, step_size, noise_std), generator, noise)
+
+
+def _step(
+    f: Energy,
+    chains: Chains,
+    settings: tuple[int, float, float],
+    generator: Generator | None,
+    noise: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Chains, Proposal]:
     x, device = chains.x, chains.x.device
     if noise is None:
         z = torch.randn(x.shape, generator=generator, device=device, dtype=x.dtype)
         # In float32 at least: bfloat16 knows too few numbers below 1.
         wide = torch.promote_types(x.dtype, torch.float32)
-        u = torch.rand(chains.f.shape, generator=generator, device=device, dtype=wide)
-    else:
-        z, u = noise
-        check_noise(z, x.shape, generator)
-        check_noise(u, chains.f.shape, generator)
-    end, _, log_ratio = leapfrog(
-        f, chains, z, steps=leapfrog_steps, step_size=step_size, noise_std=noise_std
-    )
+        noise = z, torch.rand(chains.f.shape, generator=generator, device=device, dtype=wide)
+    z, u = noise
+    end, _, log_ratio = _leapfrog(f, chains, z, settings)
     divergent = ~torch.isfinite(log_ratio)
     acceptance = torch.where(divergent, 0.0, log_ratio.clamp(max=0.0).exp())
     accepted = u < acceptance
@@ -113,21 +127,19 @@ def hmc_step(
     return moved, Proposal(end, acceptance, accepted, divergent)
 
 
-@typed
 def mala_step(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     chains: Chains,
     *,
     step_size: float,
     noise_std: float,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
     """:func:`hmc_step` with one leapfrog step (Neal 2011, Section 5.2): a tested Langevin step.
 
-    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): the x' of
-    :func:`ebmguard.samplers.sgld_step`, proposed with density q, is accepted with probability
-    min(1, p(x') q(x | x') / (p(x) q(x' | x))).
+    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): the proposal of
+    :func:`ebmguard.samplers.sgld_step`, accepted with min(1, p(x') q(x | x') / (p(x) q(x' | x))).
     """
     return hmc_step(
         f,
@@ -142,14 +154,14 @@ def mala_step(
 
 @typed
 def hmc(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     x0: Tensor,
     *,
     steps: int,
     leapfrog_steps: int,
     step_size: float,
     noise_std: float,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     dim: int = 0,
     on_step: Callable[[Proposal], object] | None = None,
 ) -> Tensor:
@@ -157,37 +169,27 @@ def hmc(
 
     f is evaluated ``1 + steps * leapfrog_steps`` times. `on_step` is called with each proposal:
     keep its numbers rather than the proposal, which holds samples and gradients. The other
-    arguments, and the errors, are those of :func:`start_chains` and :func:`hmc_step`.
-
-    Returns:
-        detached samples, in the shape of `x0`.
+    arguments, and the errors, are those of :func:`start_chains` and :func:`hmc_step`. Returns
+    detached samples, in the shape of `x0`.
     """
     check_count("steps", steps, 0)
     _check_settings(leapfrog_steps, step_size, noise_std)
     chains = start_chains(f, x0, dim=dim)
     for _ in range(steps):
-        chains, proposal = hmc_step(
-            f,
-            chains,
-            leapfrog_steps=leapfrog_steps,
-            step_size=step_size,
-            noise_std=noise_std,
-            generator=generator,
-        )
+        chains, proposal = _step(f, chains, (leapfrog_steps, step_size, noise_std), generator)
         if on_step is not None:
             on_step(proposal)
     return chains.x
 
 
-@typed
 def mala(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     x0: Tensor,
     *,
     steps: int,
     step_size: float,
     noise_std: float,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     dim: int = 0,
     on_step: Callable[[Proposal], object] | None = None,
 ) -> Tensor:

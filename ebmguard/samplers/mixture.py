@@ -18,19 +18,16 @@ class Mixture:
     """A sampler that asks several samplers, and puts their samples side by side.
 
     The weights of the robust objective go to the negatives that are likely under the model, whoever
-    drew them: one sampler that delivers is enough. At β* = 0 all negatives weigh the same.
-
-    Every sampler gets the arguments of the call, and its share of the negatives is the number of
-    samples that it returns. What is one sampler's own, such as a replay buffer, it brings along. ::
+    drew them: one sampler that delivers is enough. At β* = 0 all negatives weigh the same. Every
+    sampler gets the arguments of the call, and returns as many samples as it likes. ::
 
         sample_q = Mixture({
             "buffer": lambda f: mala(f, from_buffer(64), ...),
             "noise": lambda f: sgld(f, torch.rand(16, 3, 32, 32) * 2 - 1, ...),
         })
 
-    :func:`ebmguard.guard` takes it as any sampler object, and then all samplers run on the tempered
-    energy. Class-conditional samplers that are all called with labels y return negatives of labels
-    y each: those of the mixture are ``torch.cat([y] * len(samplers))``.
+    Under :func:`ebmguard.guard` all of them run on the tempered energy. Called with labels y, the
+    labels of the negatives are ``torch.cat([y] * len(samplers))``.
 
     Args:
         samplers: by name, which becomes part of tags; each returns one tensor of samples.
@@ -44,7 +41,7 @@ class Mixture:
     """
 
     def __init__(self, samplers: Mapping[str, Callable[..., Tensor]], *, dim: int = 0) -> None:
-        if not isinstance(samplers, Mapping) or not samplers:
+        if not samplers:
             raise ConfigError(
                 f"Mixture: samplers is {samplers!r}; expected at least one sampler by its name, as "
                 'in {"buffer": ..., "noise": ...}.'
@@ -85,9 +82,9 @@ class Mixture:
                 )
             if self._common(x) != self._common(first):
                 raise SamplerError(
-                    f"Mixture: the sampler {name!r} returned {_described(x)}, and {first_name!r} "
-                    f"{_described(first)}; expected the same but for dimension {self.dim}, that of "
-                    "the batch."
+                    f"Mixture: the sampler {name!r} returned {_described(x)}, and "
+                    f"{first_name!r} {_described(first)}; expected the same but for dimension "
+                    f"{self.dim}, that of the batch."
                 )
             parts[name] = slice(start, start + x.shape[self.dim])
             start = parts[name].stop

@@ -18,20 +18,15 @@ __all__ = ["ReplayBuffer"]
 class ReplayBuffer(Stateful):
     """Chains that persist between training steps; a share of each draw starts afresh.
 
-    Rows start uniform in [low, high], as do the rows that a draw re-initialises. The buffer draws
-    its random numbers from `generator` alone, so that a run is a function of its seed.
-
-    Chains of given classes stay among themselves, as in JEM: with k = size / classes, those of
-    class c have the rows c k to (c + 1) k - 1.
-
     Args:
         size: number of chains.
         sample_shape: shape of one sample, such as (1, 8, 8).
         reinit_rate: probability that a drawn start point is replaced by a fresh one; JEM uses 0.05.
-        generator: source of randomness; the buffer lives on its device.
-        low, high: ends of the uniform initialisation.
+        generator: the only source of randomness; the buffer lives on its device.
+        low, high: ends of the uniform density that fresh chains start from.
         dtype: floating-point type of the samples.
-        classes: number of classes that the chains are divided among; 1 does not tell them apart.
+        classes: with k = size / classes, chains of class c have rows c k to (c + 1) k - 1, as in
+            JEM; 1 does not tell them apart.
 
     Attributes:
         samples: the chains, (size, *sample_shape).
@@ -66,8 +61,7 @@ class ReplayBuffer(Stateful):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"low is {low} and high is {high}, expected finite low < high")
         self.reinit_rate = reinit_rate
-        self.low = low
-        self.high = high
+        self.low, self.high = low, high
         self.generator = generator
         self.classes = classes
         self._sample_shape = tuple(sample_shape)
@@ -86,8 +80,8 @@ class ReplayBuffer(Stateful):
 
         Args:
             n: how many.
-            labels: draw each from the chains of its class: (n,) int64 in [0, classes), on the
-                buffer's device. The range is not checked: that would wait for the device.
+            labels: draw each from the chains of its class: (n,) int64 in [0, classes), which is
+                not checked: that would wait for the device.
 
         Returns:
             Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
@@ -125,10 +119,7 @@ class ReplayBuffer(Stateful):
 
         Args:
             indices: rows, (n,) int64, as returned by :meth:`sample`.
-            samples: (n, *sample_shape).
-
-        Raises:
-            ConfigError: the shapes do not fit the buffer.
+            samples: (n, *sample_shape); ConfigError of what does not fit the buffer.
         """
         expected = (*indices.shape, *self._sample_shape)
         if indices.ndim != 1 or samples.shape != expected:
@@ -141,14 +132,14 @@ class ReplayBuffer(Stateful):
             raise ConfigError(f"indices have dtype {indices.dtype}, expected int64")
         # Duplicate rows: which write lands last is undefined on several threads or a GPU, so every
         # duplicate writes the value of the last one.
-        order = torch.arange(indices.shape[0], device=indices.device)
+        order = torch.arange(len(indices), device=indices.device)
         last = torch.zeros(len(self), dtype=torch.int64, device=indices.device)
-        last.scatter_reduce_(0, indices, order, "amax")
-        self.samples[indices] = samples.detach()[last[indices]].to(self._dtype)
+        last = last.scatter_reduce_(0, indices, order, "amax")[indices]
+        self.samples[indices] = samples.detach()[last].to(self._dtype)
         ages = self.ages[indices]
         if self._draw is not None and indices is self._draw[0]:
             ages = self._draw[1]
-        self.ages[indices] = ages[last[indices]] + 1
+        self.ages[indices] = ages[last] + 1
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Of the latest draw, without waiting for the device.

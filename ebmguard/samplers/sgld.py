@@ -7,17 +7,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from ..errors import ConfigError, ShapeError, typed
 from .chains import (
     Chains,
+    Energy,
     Proposal,
     check_count,
     check_noise,
     check_start,
-    check_values,
-    start_chains,
+    evaluated,
+    slope,
 )
 
 __all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
@@ -27,29 +28,27 @@ Shape: TypeAlias = Literal["linear", "geometric", "cosine"]
 
 @typed
 def sgld_step(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     chains: Chains,
     *,
     step_size: float,
     noise_std: float,
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     noise: Tensor | None = None,
     clamp: tuple[float, float] | None = None,
     grad_clip: float | None = None,
 ) -> tuple[Chains, Proposal]:
     """One Langevin step: x + step_size * grad + noise_std * z, with z ~ N(0, I).
 
-    The update of JEM's sampler, with step and noise set apart. It is a correct Langevin step for
-    p(x) ∝ exp(o f(x)) with o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4, without
-    minibatching). Every move is accepted, and f evaluated where it ends. A rule of your own for the
-    gradient goes between two steps: ``chains._replace(grad=...)``.
+    The update of JEM's sampler: a correct Langevin step for p(x) ∝ exp(o f(x)) with
+    o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4, without minibatching). Every move
+    is accepted, and f evaluated where it ends. A rule of your own for the gradient goes between two
+    steps: ``chains._replace(grad=...)``.
 
     Args:
-        f: negative energy, as in :func:`ebmguard.samplers.start_chains`.
-        chains: the present state.
+        f, chains: as in :func:`ebmguard.samplers.hmc_step`.
         step_size, noise_std, generator, clamp, grad_clip: as in :func:`sgld`, of this one step.
-        noise: z itself, instead of a generator; broadcast to the shape of `x`, so that the members
-            of an ensemble may share it. No random numbers are drawn then.
+        noise: z itself, instead of a generator; broadcast to the shape of `x`.
 
     Raises:
         ShapeError: the shapes differ.
@@ -62,20 +61,20 @@ def sgld_step(
             f"grad has shape {tuple(chains.grad.shape)} and x has {tuple(chains.x.shape)}; "
             "expected one gradient entry for each entry of x"
         )
-    end = start_chains(f, move(0, chains.x, chains.grad, noise), dim=chains.f.ndim - 1)
+    end = evaluated(f, move(0, chains.x, chains.grad, noise), chains.f.ndim - 1)
     one = torch.ones_like(end.f)
     return end, Proposal(end, one, one.bool(), ~torch.isfinite(end.f))
 
 
 @typed
 def sgld(
-    f: Callable[[Tensor], Tensor],
+    f: Energy,
     x0: Tensor,
     *,
     steps: int,
     step_size: float | Sequence[float],
     noise_std: float | Sequence[float],
-    generator: torch.Generator | None = None,
+    generator: Generator | None = None,
     clamp: tuple[float, float] | None = None,
     grad_clip: float | None = None,
     noise: Tensor | None = None,
@@ -90,14 +89,12 @@ def sgld(
         step_size: factor of the gradient; one number, or one for each step (see :func:`annealed`).
         noise_std: standard deviation of the noise, in units of `x0`; likewise. 0 draws nothing.
         generator: source of the noise, on the device of `x0`; None is PyTorch's global one.
-        clamp: (low, high) applied to the samples after each step; None leaves them free, as JEM.
-        grad_clip: largest absolute value of an entry of the gradient, before `step_size`
-            multiplies it; larger ones are cut to it (IGEBM: 0.01). Where it cuts, the step no
-            longer depends on how steep f is: the chains sample no density that is known, and
-            tempering f does not slow them down.
+        clamp: (low, high) of the samples after each step; None leaves them free, as JEM.
+        grad_clip: what entries of the gradient are cut to, before `step_size` multiplies them
+            (IGEBM: 0.01). Where it cuts, the chains sample no density that is known, and tempering
+            f does not slow them down.
         noise: standard normal draws, (steps, *x0.shape), instead of a generator; dimensions of
-            `x0` may be 1, so that the members of an ensemble share them. The chain is then a
-            function of its tensors, and can be captured as a CUDA graph.
+            `x0` may be 1. The chain can then be captured as a CUDA graph.
 
     Returns:
         Detached samples, in the shape of `x0`.
@@ -114,12 +111,10 @@ def sgld(
             f"noise has shape {tuple(noise.shape)}; expected draws of their own for each of the "
             f"{steps} steps: {(steps, *x0.shape)}"
         )
-    x = x0.detach()  # a new tensor on the same storage: x0 itself never requires a gradient
+    x = x0.detach()
     for step in range(steps):
-        x.requires_grad_()
-        with torch.enable_grad():
-            (grad,) = torch.autograd.grad(check_values(f(x)).sum(), x)
-        x = move(step, x.detach(), grad, None if noise is None else noise[step])
+        _, grad = slope(f, x)
+        x = move(step, x, grad, None if noise is None else noise[step])
     return x
 
 
@@ -128,9 +123,8 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
     """A number for each step of a chain, from `first` down or up to `last`.
 
     For ``step_size`` and ``noise_std`` of :func:`sgld`. A chain that is to follow exp(o f) all the
-    way keeps o = 2 step_size / noise_std**2: its steps are
-    ``[o / 2 * noise**2 for noise in annealed(...)]``. With the step kept and the noise annealed, o
-    grows along the chain: it begins warm, and its output scale is that of the last steps.
+    way has the steps ``[o / 2 * noise**2 for noise in annealed(...)]``. With the step kept and the
+    noise annealed, o grows along the chain, and its output scale is that of the last steps.
 
     Args:
         first, last: numbers of the first and of the last step; an only step has the last.
@@ -144,13 +138,13 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
     check_count("steps", steps, 0)
     if not (math.isfinite(first) and math.isfinite(last)):
         raise ConfigError(f"first is {first} and last is {last}, expected finite numbers")
-    if shape == "geometric" and not (first > 0 and last > 0):
-        raise ConfigError(
-            f"first is {first} and last is {last}; a geometric shape is for numbers above 0. Use "
-            '"linear" or "cosine".'
-        )
     ways = [step / (steps - 1) if steps > 1 else 1.0 for step in range(steps)]
     if shape == "geometric":
+        if not min(first, last) > 0:
+            raise ConfigError(
+                f"first is {first} and last is {last}; a geometric shape is for numbers above 0. "
+                'Use "linear" or "cosine".'
+            )
         return [first ** (1 - way) * last**way for way in ways]
     if shape == "cosine":
         ways = [0.5 - 0.5 * math.cos(math.pi * way) for way in ways]
@@ -158,7 +152,7 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
 
 
 @typed
-def random_steps(low: int, high: int, generator: torch.Generator) -> int:
+def random_steps(low: int, high: int, generator: Generator) -> int:
     """Number of steps of a chain, uniform on {low, ..., high}.
 
     Raises:
@@ -175,7 +169,7 @@ def _update(
     steps: int,
     step_size: float | Sequence[float],
     noise_std: float | Sequence[float],
-    generator: torch.Generator | None,
+    generator: Generator | None,
     clamp: tuple[float, float] | None,
     grad_clip: float | None,
 ) -> Callable[[int, Tensor, Tensor, Tensor | None], Tensor]:

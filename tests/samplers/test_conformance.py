@@ -242,6 +242,7 @@ def test_a_mixture_under_a_guard_takes_it_as_it_is(name):
         ({"steps": -1}, "steps is -1"),
         ({"steps": 1.5}, "steps= is 1.5; expected a whole number"),
         ({"noise_std": -0.1}, "noise_std is -0.1"),
+        ({"noise_std": math.inf}, "noise_std is inf"),
         ({"step_size": math.nan}, "step_size is nan"),
         ({"step_size": -1.0}, "step_size is -1.0"),
     ],

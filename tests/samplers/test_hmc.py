@@ -94,6 +94,41 @@ def test_a_constant_force_costs_no_energy_whatever_the_precision_of_the_samples(
     assert gained.abs().max() < 1e-6
 
 
+def test_momenta_of_samples_in_half_precision_are_not_rounded_like_them():
+    """Of a slope: bfloat16 momenta, or a half kick of a bfloat16, would cost 1e-2 and more."""
+    x, momentum = normals(2, 50, 1).bfloat16()
+
+    def slope(x: Tensor) -> Tensor:
+        return x.sum(1)
+
+    settings: Any = {"steps": 4, "step_size": 0.1, "noise_std": 0.37}
+    end, _, gained = leapfrog(slope, start_chains(slope, x), momentum, **settings)
+    assert end.x.dtype == torch.bfloat16
+    assert gained.abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("scale", "noise_std", "height", "steps"), [(20_000.0, 0.01, 0.05, 3), (1.0, 0.2, 1.0, 5)]
+)
+def test_float32_loses_no_more_than_f_itself_has_rounded(scale, noise_std, height, steps):
+    """Of images, against the same trajectory in float64; momenta lose eps for each root of all."""
+    x, z = normals(2, 32, 3072).float()
+    mixing, weights = normals(3072, 64, seed=1) / 3072**0.5, height * normals(64, seed=2)
+
+    def f(x: Tensor) -> Tensor:
+        bowl, bumps = x.square().sum(1) / 512, torch.tanh(x @ mixing.to(x)) @ weights.to(x)
+        found: Tensor = bumps - height * bowl
+        return found
+
+    settings: Any = {"steps": steps, "noise_std": noise_std, "step_size": scale * noise_std**2 / 2}
+    end, _, gained = leapfrog(f, start_chains(f, x), z, **settings)
+    _, _, expected = leapfrog(f, start_chains(f, x.double()), z.double(), **settings)
+    rounded = scale * torch.stack([f(at).double() - f(at.double()) for at in (x, end.x)])
+    assert expected.abs().median() > 1e3 * (gained - expected).abs().median()
+    momenta = torch.finfo(torch.float32).eps * (steps * 3072) ** 0.5
+    assert (gained - expected).square().mean().sqrt() < 2 * rounded.square().mean().sqrt() + momenta
+
+
 def test_leapfrog_keeps_the_volume():
     """On a quadratic it is a linear map of (x, p): the textbook's matrix, of determinant 1."""
     step_size, noise_std, steps = 0.3, 0.5, 3
@@ -227,6 +262,23 @@ def test_proposals_without_a_finite_energy_are_rejected_and_counted(lost, leapfr
         seen += proposal.divergent
     assert chains.x[:, 0].max() <= 1
     assert seen.sum() > 100
+
+
+@pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
+def test_a_trajectory_that_leaps_over_a_lost_energy_is_rejected(lost):
+    """Flat on both sides of a band: it would end where it began in energy. With u = 0."""
+
+    def band(x: Tensor) -> Tensor:
+        return torch.where(x.abs() < 0.5, lost, 0 * x).sum(1)
+
+    start = start_chains(band, torch.full((1, 1), -1.0))
+    for way, is_over in ((1.0, True), (-1.0, False)):
+        noise = torch.full((1, 1), way), torch.zeros(1)
+        settings: Any = {"leapfrog_steps": 2, "step_size": 0.5, "noise_std": 1.0, "noise": noise}
+        _, proposal = hmc_step(band, start, **settings)
+        assert proposal.chains.f == 0
+        assert proposal.divergent == is_over
+        assert proposal.accepted != is_over
 
 
 def test_a_chain_that_starts_without_a_finite_energy_stays():

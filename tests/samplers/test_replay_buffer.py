@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -97,6 +99,27 @@ def test_draws_reach_all_rows_of_a_class_evenly():
         assert (own - n / 4).abs().max() < 5 * (n * 3 / 16) ** 0.5
 
 
+@pytest.mark.parametrize(("classes", "n"), [(1, 6), (3, 3)])
+def test_draws_repeat_rows_as_often_as_chance_does(classes, n):
+    """With replacement, also where the batch would fit: as in the birthday problem."""
+    buffer, rows, draws = make(12, classes=classes), 12 // classes, 1000
+    labels = torch.ones(n, dtype=torch.int64) if classes > 1 else None
+    unlike = sum(len(set(buffer.sample(n, labels)[1].tolist())) == n for _ in range(draws))
+    chance = math.perm(rows, n) / rows**n
+    # Binomial: five standard deviations.
+    assert abs(unlike / draws - chance) < 5 * (chance * (1 - chance) / draws) ** 0.5
+
+
+def test_a_buffer_keeps_its_own_dtype_and_no_graph():
+    buffer = make(4, dtype=torch.float64, reinit_rate=0.5)
+    x, rows = buffer.sample(3)
+    assert x.dtype == buffer.samples.dtype == torch.float64
+    assert (x != x.float()).any()
+    buffer.write(rows, x.float().requires_grad_())
+    assert buffer.samples.dtype == torch.float64
+    assert not buffer.samples.requires_grad
+
+
 @pytest.mark.parametrize("classes", [1, 4])
 def test_unlabelled_draws_are_the_documented_ones(classes):
     """Of the generator's numbers: chains, restarts, fresh samples, in this order."""
@@ -139,9 +162,14 @@ def test_state_goes_on_with_the_same_bits():
         (lambda: make(classes=0), "classes is 0"),
         (lambda: make(reinit_rate=1.5), "reinit_rate is 1.5"),
         (lambda: make(low=1.0, high=1.0), "low < high"),
+        (lambda: make(low=-math.inf), "finite low < high"),
         (lambda: make().sample(0), "n is 0"),
         (lambda: make().write(torch.zeros(2).int(), torch.zeros(3, 1, 2, 2)), r"\(n, 1, 2, 2\)"),
         (lambda: make(4).load_state_dict(make().state_dict()), "settings of the saved run"),
+        (
+            lambda: make().load_state_dict(make().state_dict() | {"ages": torch.zeros(4).long()}),
+            r"ages of \(4,\)",
+        ),
         (lambda: make().sample(2, torch.tensor([0, 0])), "does not tell classes apart"),
         *(
             (lambda y=y: make(classes=2).sample(2, y), r"expected \(2,\) and torch.int64")
