@@ -3,7 +3,7 @@
     python -m benchmarks.overhead                        # make bench-overhead
     python -m benchmarks.overhead --against ../before    # another checkout in the same run
 
-Each checkout has a process of its own, which runs a block of steps when it is told to. The blocks
+Each checkout has processes of its own, which run a block of steps when they are told to. The blocks
 alternate there and back (plain, guarded, and with ``--against`` those of the other checkout), and
 begin with the same random numbers. A ratio is the median of those within rounds, which a slow phase
 of the machine hits on both sides. Everything is attached, with TensorBoard events and JSON lines,
@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).parents[1]
 GPU_BLOCK = 50
+PROCESSES = 4
+"""Of a checkout, one after the other: where the memory of one lies costs or saves some per cent."""
 NAMES = ("mlp", "digits", "cifar")
 WARM_UP = 3
 """Steps of each kind at least: caches, allocators, the sampler calls that the guard measures."""
@@ -130,16 +132,17 @@ def compare(
 ) -> dict[tuple[str, str], Blocks]:
     """Blocks by checkout and kind, alternating there and back; the first ones are not counted."""
     counts = "cpu" if arguments.device == "cpu" else "wall"
-    with ExitStack() as stack:
-        of = {x: stack.enter_context(Worker(root, name, arguments)) for x, root in roots.items()}
-        found = {(x, kind): Blocks([], []) for x in of for kind in ("plain", "guarded")}
-        for (x, kind), own in found.items():
-            own.peak.append(of[x].run(kind, max(WARM_UP, steps))["peak"])
-        for seed in range(arguments.rounds):
-            for (x, kind), own in list(found.items())[:: -1 if seed % 2 else 1]:
-                seconds = of[x].run(kind, steps, seed)
-                own.ms.append(1e3 * seconds[counts] / steps)
-                own.peak.append(seconds["peak"])
+    found = {(x, kind): Blocks([], []) for x in roots for kind in ("plain", "guarded")}
+    for generation in range(min(PROCESSES, arguments.rounds)):
+        with ExitStack() as stack:
+            of = {x: stack.enter_context(Worker(at, name, arguments)) for x, at in roots.items()}
+            for (x, kind), own in found.items():
+                own.peak.append(of[x].run(kind, max(WARM_UP, steps))["peak"])
+            for seed in range(generation, arguments.rounds, PROCESSES):
+                for (x, kind), own in list(found.items())[:: (-1) ** (seed // PROCESSES)]:
+                    seconds = of[x].run(kind, steps, seed)
+                    own.ms.append(1e3 * seconds[counts] / steps)
+                    own.peak.append(seconds["peak"])
     return found
 
 
@@ -154,8 +157,8 @@ def report(roots: dict[str, Path], names: Sequence[str], arguments: argparse.Nam
     """Print the table."""
     from .jem_step import CASES
 
-    threads = arguments.threads or "as many threads as PyTorch takes"
-    print(f"{arguments.device}, {threads} thread(s), {arguments.rounds} rounds\n")
+    threads = f"{arguments.threads} threads" if arguments.threads else "threads as PyTorch has them"
+    print(f"{arguments.device}, {threads}, {arguments.rounds} rounds\n")
     print("| step | package | unguarded, ms | ratio: median (quartiles) | added, ms | goal | MiB |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for name in names:
@@ -165,7 +168,7 @@ def report(roots: dict[str, Path], names: Sequence[str], arguments: argparse.Nam
         for x in roots:
             plain, guarded = found[x, "plain"], found[x, "guarded"]
             added = statistics.median(a - b for a, b in zip(guarded.ms, plain.ms, strict=True))
-            memory = plain.peak[0], guarded.peak[-1] - plain.peak[0]
+            memory = min(plain.peak), max(guarded.peak) - min(plain.peak)
             print(
                 f"| {case.title} | {x} | {statistics.median(plain.ms):.2f} "
                 f"| {ratios(guarded, plain)} | {added:.2f} | {case.goal} "
