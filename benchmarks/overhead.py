@@ -157,7 +157,9 @@ def report(roots: dict[str, Path], names: Sequence[str], arguments: argparse.Nam
     """Print the table."""
     from .jem_step import CASES
 
-    threads = f"{arguments.threads} threads" if arguments.threads else "threads as PyTorch has them"
+    threads = (
+        f"{arguments.threads} thread(s)" if arguments.threads else "threads as PyTorch has them"
+    )
     print(f"{arguments.device}, {threads}, {arguments.rounds} rounds\n")
     print("| step | package | unguarded, ms | ratio: median (quartiles) | added, ms | goal | MiB |")
     print("|---|---|---:|---:|---:|---:|---:|")
