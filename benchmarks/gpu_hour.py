@@ -95,7 +95,7 @@ def _tests(hour: Hour) -> list[list[str]]:
 
 
 def _overhead(hour: Hour) -> list[list[str]]:
-    few = ["--only", "digits", "--pairs", "2", "--repeats", "2", "--memory-runs", "1"]
+    few = ["--only", "mlp", "--rounds", "2", "--steps", "2"]
     return [["benchmarks.overhead", "--device", hour.device, *(few if hour.small else [])]]
 
 

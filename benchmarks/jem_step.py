@@ -1,9 +1,10 @@
-"""The training step whose overhead is measured: JEM's, with and without the guard."""
+"""The training steps whose overhead is measured: JEM's, with and without the guard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,164 +12,153 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ebmguard
-from ebmguard import Recovery
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import ReplayBuffer, sgld
-from ebmguard.steering import AdaptiveSteps
 
-BETA_STAR = 2.0
-STEP_SIZE, NOISE_STD = 1.0, 0.01
-REFERENCE = 0.5
+BETA_STAR, REFERENCE = 2.0, 0.5
+STEPS: dict[str, Any] = {"step_size": 1.0, "noise_std": 0.01}
 FLUSH_EVERY = 50
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Sampler = Callable[[nn.Module], Tensor]
 
 
+class Perceptron(nn.Module):
+    """A network of which a step takes hardly longer than the guard does."""
+
+    def __init__(self, entries: int = 64, hidden: int = 128) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(entries, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, 10),
+        )
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Logits, (B, 10)."""
+        logits: Tensor = self.net(x)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Negative energies, (B,)."""
+        return torch.logsumexp(self.classify(x), 1)
+
+
 @dataclass(frozen=True)
-class Scenario:
-    """One network, batch and sampler; ``target`` is the ratio that the guard may cost."""
+class Case:
+    """One network, batch and sampler.
+
+    Attributes:
+        block: steps of a measurement on a CPU: 50 have the guard's slow tier and its flush once.
+        goal: the ratio that the guard may cost, or what it may add.
+    """
 
     title: str
-    depth: int
-    width: int
-    shape: tuple[int, int, int]
+    network: Callable[[], nn.Module]
+    shape: tuple[int, ...]
     batch: int
     sgld_steps: int
-    target: float
-    digits: bool  # the network of the digits, and one forward pass for images and samples
-    memory_steps: int
+    block: int
+    goal: str
 
 
-SCENARIOS = {
-    "cifar": Scenario(
-        "WRN-16-2, 3x32x32, 16 + 16, 20 SGLD steps", 16, 2, (3, 32, 32), 16, 20, 1.01, False, 8
+CASES = {
+    "mlp": Case(
+        "MLP, 64 + 64 samples, 5 SGLD steps", Perceptron, (64,), 64, 5, FLUSH_EVERY, "0.7 ms"
     ),
-    "digits": Scenario(
-        "WRN-10-1, 1x8x8, 64 + 64, 5 SGLD steps", 10, 1, (1, 8, 8), 64, 5, 1.03, True, 100
+    "digits": Case(
+        "WRN-10-1, 1x8x8, 64 + 64 samples, 5 SGLD steps",
+        partial(WideResNet, in_channels=1, depth=10, width=1, early_stride=True),
+        (1, 8, 8),
+        64,
+        5,
+        FLUSH_EVERY,
+        "1.03",
     ),
-    "digits-wide": Scenario(
-        "WRN-10-2, 1x8x8, 64 + 64, 5 SGLD steps", 10, 2, (1, 8, 8), 64, 5, 1.03, True, 100
+    "cifar": Case(
+        "WRN-16-2, 3x32x32, 16 + 16 samples, 20 SGLD steps",
+        partial(WideResNet, in_channels=3, depth=16, width=2),
+        (3, 32, 32),
+        16,
+        20,
+        1,
+        "1.005",
     ),
 }
 
 
-class Pool(nn.Module):
-    """A network of next to no cost, which leaves the guard's own cost to be seen."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.head = nn.Linear(channels, 10)
-
-    def classify(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(x.mean((2, 3)))
-        return logits
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.logsumexp(self.classify(x), 1)
+def plain_loss(f_pos: Tensor, f_neg: Tensor) -> Tensor:
+    """The contrastive difference (Eq. 3)."""
+    return f_neg.mean() - f_pos.mean()
 
 
 class Trainer:
     """A JEM trainer: replay buffer, SGLD, contrastive loss and cross-entropy, Adam.
 
+    The learning rate is 0, so that all steps do the same work.
+
     Attributes:
-        loss: the plain contrastive loss.
-        sample: the plain sampler, a function of the network.
+        plain: the plain contrastive loss, and the plain sampler, a function of the network.
     """
 
-    def __init__(
-        self, scenario: Scenario, network: WideResNet | Pool, device: torch.device
-    ) -> None:
-        network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.network = network
-        self.optimizer: torch.optim.Optimizer = torch.optim.Adam(
-            network.parameters(), lr=0.0, fused=True
-        )
+    def __init__(self, case: Case, device: torch.device) -> None:
+        torch.manual_seed(0)
+        network: Any = case.network()
+        self.network = network.to(device=device, memory_format=torch.channels_last)
+        self.optimizer = self.adam(lr=0.0)
         self.rng = torch.Generator(device).manual_seed(0)
-        self.buffer = ReplayBuffer(1000, scenario.shape, reinit_rate=0.05, generator=self.rng)
-        size = (scenario.batch, *scenario.shape)
+        self.buffer = ReplayBuffer(1000, case.shape, reinit_rate=0.05, generator=self.rng)
+        size = (case.batch, *case.shape)
         self.images = torch.rand(size, generator=self.rng, device=device) * 2 - 1
-        self.labels = torch.arange(scenario.batch, device=device) % 10
-        self.scenario = scenario
+        self.labels = torch.arange(case.batch, device=device) % 10
+        self.case = case
+        self.plain: tuple[Loss, Sampler] = plain_loss, self.sample
 
-    def sample(self, f: nn.Module, n_steps: int | None = None) -> Tensor:
-        start, rows = self.buffer.sample(self.scenario.batch)
-        x = sgld(
-            f,
-            start,
-            steps=n_steps or self.scenario.sgld_steps,
-            step_size=STEP_SIZE,
-            noise_std=NOISE_STD,
-            generator=self.rng,
-        )
+    def adam(self, lr: float) -> torch.optim.Optimizer:
+        """An optimizer of the network."""
+        return torch.optim.Adam(self.network.parameters(), lr=lr, fused=True)
+
+    def sample(self, f: nn.Module) -> Tensor:
+        """The ends of chains from the buffer."""
+        start, rows = self.buffer.sample(self.case.batch)
+        x = sgld(f, start, steps=self.case.sgld_steps, generator=self.rng, **STEPS)
         self.buffer.write(rows, x)
         return x
 
-    @staticmethod
-    def loss(f_pos: Tensor, f_neg: Tensor) -> Tensor:
-        return -(f_pos.mean() - f_neg.mean())
-
-    def step(self, loss: Loss, sample: Sampler) -> None:
+    def step(self, loss: Loss, sample: Sampler, optimizer: torch.optim.Optimizer) -> None:
+        """One training step."""
         x_neg = sample(self.network)
-        if self.scenario.digits:
-            logits = self.network.classify(torch.cat((self.images, x_neg)))
-            f_pos, f_neg = logits.logsumexp(1).split(self.scenario.batch)
-            logits = logits[: self.scenario.batch]
-        else:
-            f_pos, f_neg = self.network(self.images), self.network(x_neg)
-            logits = self.network.classify(self.images)
-        cross_entropy = F.cross_entropy(logits, self.labels)
-        self.optimizer.zero_grad()
+        logits = self.network.classify(torch.cat((self.images, x_neg)))
+        f_pos, f_neg = logits.logsumexp(1).split(self.case.batch)
+        cross_entropy = F.cross_entropy(logits[: self.case.batch], self.labels)
+        optimizer.zero_grad()
         (loss(f_pos, f_neg) + cross_entropy).backward()
-        self.optimizer.step()
+        optimizer.step()
 
+    def guard(self, log_dir: str) -> tuple[ebmguard.Guard, torch.optim.Optimizer]:
+        """A guard to which everything is attached, and the optimizer that it watches.
 
-def guarded(trainer: Trainer, log_dir: str, **options: Any) -> ebmguard.Guard:
-    return ebmguard.guard(
-        None,
-        trainer.sample,
-        beta_star=BETA_STAR,
-        step_size=STEP_SIZE,
-        noise_std=NOISE_STD,
-        log_dir=log_dir,
-        flush_every=FLUSH_EVERY,
-        reference_beta_star=REFERENCE,
-        **options,
-    )
-
-
-def with_everything(trainer: Trainer, log_dir: str) -> ebmguard.Guard:
-    """A guard with all that there is, which watches an optimizer of its own."""
-    guard = guarded(
-        trainer,
-        log_dir,
-        action="rollback",
-        # Snapshots are measured apart.
-        recovery=Recovery(every=10**9),
-        adapt=AdaptiveSteps(),
-    )
-    # The unguarded steps in between must not reach the hooks.
-    own = torch.optim.Adam(trainer.network.parameters(), lr=1e-12, fused=True)
-    guard.attach(
-        model=trainer.network,
-        optimizer=own,
-        buffer=trainer.buffer,
-        generators=[trainer.rng],
-        step_size=STEP_SIZE,
-        noise_std=NOISE_STD,
-        clamp=(-3.0, 3.0),
-        sgld_steps=trainer.scenario.sgld_steps,
-        steps_argument="n_steps",
-    )
-    return guard
-
-
-def build(scenario: Scenario, device: torch.device) -> Trainer:
-    torch.manual_seed(0)
-    network = WideResNet(
-        in_channels=scenario.shape[0],
-        depth=scenario.depth,
-        width=scenario.width,
-        early_stride=scenario.digits,
-    )
-    return Trainer(scenario, network, device)
+        That is one of its own: the unguarded steps in between must not reach its hooks.
+        """
+        guard = ebmguard.guard(
+            None,
+            self.sample,
+            beta_star=BETA_STAR,
+            log_dir=log_dir,
+            flush_every=FLUSH_EVERY,
+            reference_beta_star=REFERENCE,
+            **STEPS,
+        )
+        own = self.adam(lr=1e-12)
+        guard.attach(
+            model=self.network,
+            optimizer=own,
+            buffer=self.buffer,
+            generators=[self.rng],
+            clamp=(-3.0, 3.0),
+            sgld_steps=self.case.sgld_steps,
+            **STEPS,
+        )
+        return guard, own

@@ -1,290 +1,203 @@
-"""What the guard costs: a guarded over an unguarded JEM step, alternating in one process.
+"""What the guard costs: a guarded over an unguarded JEM step, in alternating blocks of CPU time.
 
-    python -m benchmarks.overhead --device cpu --pairs 40
+    python -m benchmarks.overhead                        # make bench-overhead
+    python -m benchmarks.overhead --against ../before    # another checkout in the same run
 
-Both kinds of step run on the same network, optimizer and start points: the learning rate is 0, so
-that every step does the same work, and both steps of a pair get the same random numbers. The two
-alternate (AB, BA, ...), and what is reported is the median of the ratios within pairs, which a slow
-phase of the machine hits on both sides. All diagnostics are on, with TensorBoard events and JSON
-lines, flushes included. On a GPU a measurement is a block of steps between two synchronisations.
+Each checkout has processes of its own, which run a block of steps when they are told to. The blocks
+alternate there and back (plain, guarded, and with ``--against`` those of the other checkout), and
+begin with the same random numbers. A ratio is the median of those within rounds, which a slow phase
+of the machine hits on both sides. Everything is attached, with TensorBoard events and JSON lines,
+flushes included. On a GPU a block lies between two synchronisations, and its wall time counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
-import ebmguard
-from ebmguard.alerts import Judge
-from ebmguard.diagnostics import energy_diagnostics, nonfinite_diagnostics, weight_diagnostics_at
-from ebmguard.recovery.state import capture
-from ebmguard.sinks import open_log_dir
-
-from .jem_step import (
-    BETA_STAR,
-    FLUSH_EVERY,
-    REFERENCE,
-    SCENARIOS,
-    Loss,
-    Pool,
-    Scenario,
-    Trainer,
-    build,
-    guarded,
-    with_everything,
-)
-from .reading import peak_resident_kib
-from .timing import Seconds, Turn, alternate, spread
-from .watching import prove_no_wait
-
-# Measurements that are not counted: the first ones set up caches and allocators.
+HERE = Path(__file__).parents[1]
+GPU_BLOCK = 50
+PROCESSES = 4
+"""Of a checkout, one after the other: where the memory of one lies costs or saves some per cent."""
+NAMES = ("mlp", "digits", "cifar")
 WARM_UP = 3
-GPU_BLOCK = 10
+"""Steps of each kind at least: caches, allocators, the sampler calls that the guard measures."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Rounds of unguarded and of guarded steps."""
+def serve(root: Path, name: str, device_name: str, threads: int) -> None:
+    """Run blocks of a case with the package of a checkout, as told by lines of standard input."""
+    rooms = {"ebmguard": "ebmguard", "ebmguard.reference_training": "reference_training"}
+    for module, folder in rooms.items():  # whichever is installed
+        spec = spec_from_file_location(module, root / folder / "__init__.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[module] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[module])
 
-    plain: list[Seconds]
-    guarded: list[Seconds]
+    import torch
 
-    def over(self, name: str) -> list[float]:
-        """Ratios within pairs, of "wall" or "cpu"."""
-        pairs = zip(self.guarded, self.plain, strict=True)
-        return [getattr(a, name) / getattr(b, name) for a, b in pairs]
+    from .jem_step import CASES, Trainer
+    from .reading import peak_resident_kib
+    from .watching import prove_no_wait
 
-    @property
-    def plain_seconds(self) -> float:
-        """Of an unguarded step."""
-        return statistics.median(each.wall for each in self.plain)
+    if threads:
+        torch.set_num_threads(threads)
+    device = torch.device(device_name)
+    trainer = Trainer(CASES[name], device)
 
-    @property
-    def extra(self) -> list[float]:
-        """Seconds that the guard adds to a step."""
-        return [a.wall - b.wall for a, b in zip(self.guarded, self.plain, strict=True)]
+    def synchronize() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-    def row(self, name: str, target: str) -> str:
-        """A line of the table."""
-        return (
-            f"| {name} | {1e3 * self.plain_seconds:.2f} | {spread(self.over('wall'), '.4f')} "
-            f"| {statistics.median(self.over('cpu')):.4f} "
-            f"| {1e3 * statistics.median(self.extra):.2f} | {target} |"
-        )
-
-
-def compare(
-    trainer: Trainer, guard: ebmguard.Guard, pairs: int, device: torch.device
-) -> Comparison:
-    """Alternate unguarded and guarded steps, which begin each round with the same numbers."""
-    block = GPU_BLOCK if device.type == "cuda" else 1
-    loss, sample = guard
-    plain = trainer.optimizer
-
-    def turn(loss: Loss, sample: Any, optimizer: torch.optim.Optimizer) -> Turn:
-        seeds = itertools.count()
-
-        def begin() -> None:
-            trainer.rng.manual_seed(next(seeds))
-            trainer.optimizer = optimizer
-
-        return Turn(lambda: trainer.step(loss, sample), block, begin)
-
-    turns = {
-        "plain": turn(trainer.loss, trainer.sample, plain),
-        "guarded": turn(loss, sample, guard.trainer.optimizer or plain),
-    }
-    found = alternate(turns, pairs, device, WARM_UP)
-    trainer.optimizer = plain
-    return Comparison(**found)
-
-
-def parts(scenario: Scenario, device: torch.device, repeats: int) -> dict[str, float]:
-    """Microseconds of each part of the guard, at the energies of a real step.
-
-    The lower quartile of the repeats: for calls this short, all above it is the machine's.
-    """
-    generator = torch.Generator().manual_seed(0)
-    f_pos, f_neg = torch.randn((2, scenario.batch), generator=generator).to(device)
-    trainer = Trainer(scenario, Pool(scenario.shape[0]), device)
-    with tempfile.TemporaryDirectory() as folder:
-        guard = guarded(trainer, folder)
-        loss, sample = guard
-        for _ in range(2 * FLUSH_EVERY):
-            trainer.step(loss, sample)
-        row = dict(guard.last)
-        own = Path(folder) / "sinks"  # the guard has the folder itself
-        sinks, judge, steps = open_log_dir(own), Judge(), itertools.count()
-
-        def difference(of: Loss) -> None:
-            a, b = f_pos.clone().requires_grad_(), f_neg.clone().requires_grad_()
-            of(a, b).backward()
-
-        def diagnostics() -> None:
-            with torch.no_grad():
-                weight_diagnostics_at(f_pos, f_neg, (BETA_STAR, REFERENCE))
-                energy_diagnostics(f_pos, f_neg)
-                nonfinite_diagnostics(f_pos, f_neg, BETA_STAR)
-
-        def write() -> None:
-            for _ in range(FLUSH_EVERY):
-                for sink in sinks:
-                    sink.write_row(0, row, {})
-            for sink in sinks:
-                sink.flush()
-
-        def time_of(call: Callable[[], object], times: int = repeats) -> float:
-            return 1e6 * lower_quartile(call, times, device)
-
-        found = {
-            "loss": time_of(lambda: difference(lambda a, b: contrastive(a, b)))
-            - time_of(lambda: difference(trainer.loss)),
-            "diagnostics": time_of(diagnostics),
-            "judge": time_of(lambda: judge.observe(next(steps), row)),
-            "sinks": time_of(write, max(5, repeats // FLUSH_EVERY)) / FLUSH_EVERY,
-            "sampler": time_of(lambda: guard.sampler(trainer.network))
-            - time_of(lambda: trainer.sample(trainer.network)),
-            "whole step": time_of(lambda: trainer.step(loss, sample))
-            - time_of(lambda: trainer.step(trainer.loss, trainer.sample)),
-        }
-        guard.close()
-    return found
-
-
-def everything(name: str, arguments: argparse.Namespace) -> None:
-    """The ratio with everything on: attached, recovering, adaptive; and a snapshot's cost."""
-    device = torch.device(arguments.device)
-    scenario = SCENARIOS[name]
-    trainer = build(scenario, device)
-    with tempfile.TemporaryDirectory() as folder:
-        guard = with_everything(trainer, folder)
-        found = compare(trainer, guard, arguments.pairs, device)
-        run, state = guard.trainer, guard.state_dict()
-        kept = capture(run, state)
-        seconds = lower_quartile(lambda: capture(run, state, kept), WARM_UP * 10, device)
-        guard.close()
-    print(
-        "\n| everything on | unguarded, ms | ratio: median (quartiles) | CPU time | added, ms | |"
-    )
-    print("|---|---|---|---|---|---|")
-    print(found.row(scenario.title, "1.02"))
-    slow = 1 + statistics.mean(found.extra) / found.plain_seconds
-    print(f"\nThe mean over all pairs, those of the slow tier included: {slow:.4f}.")
-    print(f"A snapshot: {1e3 * seconds:.1f} ms.", flush=True)
-
-
-def contrastive(f_pos: Tensor, f_neg: Tensor) -> Tensor:
-    return ebmguard.contrastive_loss(f_pos, f_neg, BETA_STAR)
-
-
-def lower_quartile(call: Callable[[], object], repeats: int, device: torch.device) -> float:
-    found = alternate({"call": Turn(call, 1)}, repeats, device, WARM_UP)["call"]
-    return statistics.quantiles([each.wall for each in found], n=4)[0]
-
-
-def peak_memory(name: str, kind: str, device: torch.device) -> float:
-    """MiB at the peak of one run of its own: resident on a CPU, allocated on a GPU."""
-    scenario = SCENARIOS[name]
-    trainer = build(scenario, device)
-    with tempfile.TemporaryDirectory() as folder:
-        loss: Any = trainer.loss
-        sample: Any = trainer.sample
-        if kind == "guarded":
-            loss, sample = guarded(trainer, folder)
-        for _ in range(scenario.memory_steps):
-            trainer.step(loss, sample)
+    def peak() -> float:
         if device.type == "cuda":
             return torch.cuda.max_memory_allocated(device) / 2**20
         return peak_resident_kib() / 2**10
 
+    kinds: dict[str, Any] = {"plain": (*trainer.plain, trainer.optimizer)}
+    with tempfile.TemporaryDirectory() as folder:
+        guard = None
+        for line in sys.stdin:
+            kind, steps, seed = json.loads(line)
+            if kind == "guarded" and guard is None:
+                guard, optimizer = trainer.guard(folder)
+                kinds[kind] = (*guard, optimizer)
+            trainer.rng.manual_seed(seed)
+            synchronize()
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(steps):
+                trainer.step(*kinds[kind])
+            synchronize()
+            found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+            print(json.dumps(found | {"peak": peak()}), flush=True)
+        if guard is not None:
+            if device.type == "cuda":
+                prove_no_wait(lambda: trainer.step(*kinds["guarded"]), GPU_BLOCK)
+            if guard.alerts:
+                print(f"alerts: {[alert.message for alert in guard.alerts]}", file=sys.stderr)
+            guard.close()
 
-def added_memory(name: str, device: str, runs: int) -> tuple[float, float]:
-    """MiB at the peak of an unguarded and of a guarded run; medians over fresh processes."""
 
-    def one(kind: str) -> float:
-        command = [sys.executable, "-m", "benchmarks.overhead", "--device", device, "--only", name]
-        command += ["--memory-of", kind]
-        root = Path(__file__).parents[1]
-        run = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root)
-        return float(run.stdout)
+class Worker:
+    """A process that runs blocks of steps of a case with the package of one checkout."""
 
-    found = [(one("plain"), one("guarded")) for _ in range(runs)]
-    plain, with_guard = zip(*found, strict=True)
-    return statistics.median(plain), statistics.median(with_guard)
-
-
-def report(names: Sequence[str], arguments: argparse.Namespace) -> None:
-    device = torch.device(arguments.device)
-    print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} thread(s)\n")
-    print("| step | unguarded, ms | ratio: median (quartiles) | CPU time | added, ms | target |")
-    print("|---|---|---|---|---|---|")
-    for name in names:
-        scenario = SCENARIOS[name]
-        trainer = build(scenario, device)
-        target = "1.005" if device.type == "cuda" else f"{scenario.target}"
-        for hold in (None, True) if device.type == "cuda" else (None,):
-            with tempfile.TemporaryDirectory() as folder:
-                guard = guarded(trainer, folder, judge_in_loss=hold)
-                found = compare(trainer, guard, arguments.pairs, device)
-                title = scenario.title + (", judge_in_loss=True" if hold else "")
-                print(found.row(title, "" if hold else target), flush=True)
-                if device.type == "cuda" and not hold:
-                    step = partial(trainer.step, *guard)
-                    for _ in range(FLUSH_EVERY + WARM_UP):
-                        step()
-                    prove_no_wait(step, 2 * FLUSH_EVERY)
-                    print(f"no synchronising call in {2 * FLUSH_EVERY} steps", file=sys.stderr)
-                alerts = [alert.message for alert in guard.alerts]
-                guard.close()
-            if alerts:
-                print(f"alerts during the measurement: {alerts}", file=sys.stderr)
-    print("\nMicroseconds per step of the guard's parts (lower quartile)\n")
-    print("| step | loss | diagnostics | judge | sinks | sampler | whole step |")
-    print("|---|---|---|---|---|---|---|")
-    for name in names:
-        cost = parts(SCENARIOS[name], device, arguments.repeats)
-        print(
-            f"| {SCENARIOS[name].title} | " + " | ".join(f"{x:.0f}" for x in cost.values()) + " |"
+    def __init__(self, root: Path, name: str, arguments: argparse.Namespace) -> None:
+        words = ["-m", "benchmarks.overhead", "--serve", str(root), "--only", name]
+        words += ["--device", arguments.device, "--threads", str(arguments.threads)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, *words], stdin=pipe, stdout=pipe, text=True, cwd=HERE
         )
-    print("\n| peak memory | unguarded, MiB | guarded, MiB |\n|---|---|---|")
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.communicate()
+
+    def run(self, kind: str, steps: int, seed: int = 0) -> dict[str, float]:
+        """Seconds of wall and CPU time that so many steps took, and the peak of memory in MiB."""
+        asked, told = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert told is not None
+        print(json.dumps([kind, steps, seed]), file=asked, flush=True)
+        found: dict[str, float] = json.loads(told.readline())
+        return found
+
+
+class Blocks(NamedTuple):
+    """What one checkout's blocks of a kind were, a list over rounds.
+
+    Attributes:
+        ms: of a step, CPU time; on a GPU wall time.
+        peak: MiB that the process has held so far.
+    """
+
+    ms: list[float]
+    peak: list[float]
+
+
+def compare(
+    roots: dict[str, Path], name: str, steps: int, arguments: argparse.Namespace
+) -> dict[tuple[str, str], Blocks]:
+    """Blocks by checkout and kind, alternating there and back; the first ones are not counted."""
+    counts = "cpu" if arguments.device == "cpu" else "wall"
+    found = {(x, kind): Blocks([], []) for x in roots for kind in ("plain", "guarded")}
+    for generation in range(min(PROCESSES, arguments.rounds)):
+        with ExitStack() as stack:
+            of = {x: stack.enter_context(Worker(at, name, arguments)) for x, at in roots.items()}
+            for (x, kind), own in found.items():
+                own.peak.append(of[x].run(kind, max(WARM_UP, steps))["peak"])
+            for seed in range(generation, arguments.rounds, PROCESSES):
+                for (x, kind), own in list(found.items())[:: (-1) ** (seed // PROCESSES)]:
+                    seconds = of[x].run(kind, steps, seed)
+                    own.ms.append(1e3 * seconds[counts] / steps)
+                    own.peak.append(seconds["peak"])
+    return found
+
+
+def ratios(a: Blocks, b: Blocks) -> str:
+    """Of the times within rounds, median and quartiles."""
+    found = [x / y for x, y in zip(a.ms, b.ms, strict=True)]
+    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
+    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
+
+
+def report(roots: dict[str, Path], names: Sequence[str], arguments: argparse.Namespace) -> None:
+    """Print the table."""
+    from .jem_step import CASES
+
+    threads = (
+        f"{arguments.threads} thread(s)" if arguments.threads else "threads as PyTorch has them"
+    )
+    print(f"{arguments.device}, {threads}, {arguments.rounds} rounds\n")
+    print("| step | package | unguarded, ms | ratio: median (quartiles) | added, ms | goal | MiB |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for name in names:
-        plain, with_guard = added_memory(name, arguments.device, arguments.memory_runs)
-        print(f"| {SCENARIOS[name].title} | {plain:.1f} | {with_guard:.1f} |", flush=True)
+        case = CASES[name]
+        steps = arguments.steps or (case.block if arguments.device == "cpu" else GPU_BLOCK)
+        found = compare(roots, name, steps, arguments)
+        for x in roots:
+            plain, guarded = found[x, "plain"], found[x, "guarded"]
+            added = statistics.median(a - b for a, b in zip(guarded.ms, plain.ms, strict=True))
+            memory = min(plain.peak), max(guarded.peak) - min(plain.peak)
+            print(
+                f"| {case.title} | {x} | {statistics.median(plain.ms):.2f} "
+                f"| {ratios(guarded, plain)} | {added:.2f} | {case.goal} "
+                f"| {memory[0]:.0f} + {memory[1]:.0f} |",
+                flush=True,
+            )
+        if len(roots) > 1:
+            own = (ratios(*(found[x, kind] for x in roots)) for kind in ("plain", "guarded"))
+            print("| before / now | | {} | {} | | | |".format(*own), flush=True)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cpu", help="cpu, or a GPU such as cuda")
-    parser.add_argument("--only", choices=list(SCENARIOS), help="one of the steps")
-    parser.add_argument("--pairs", type=int, default=40, help="pairs of steps to compare")
-    parser.add_argument("--repeats", type=int, default=400, help="repeats of each small part")
-    parser.add_argument("--memory-runs", type=int, default=3, help="processes per memory figure")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of PyTorch")
-    parser.add_argument("--everything-only", action="store_true", help="the last table alone")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if arguments.memory_of:
-        device = torch.device(arguments.device)
-        print(peak_memory(arguments.only, arguments.memory_of, device))
+    parser.add_argument("--only", choices=NAMES, help="one of the steps")
+    parser.add_argument("--against", type=Path, help="another checkout, measured in between")
+    parser.add_argument("--rounds", type=int, default=20, help="how often the blocks alternate")
+    parser.add_argument("--steps", type=int, help="of a block, other than the case's own")
+    parser.add_argument("--threads", type=int, default=1, help="of PyTorch; 0 leaves them")
+    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(words)
+    if arguments.serve:
+        serve(arguments.serve, arguments.only, arguments.device, arguments.threads)
         return
-    names = [arguments.only] if arguments.only else list(SCENARIOS)
-    if not arguments.everything_only:
-        report(names, arguments)
-    for name in names:
-        everything(name, arguments)
+    before = {"before": arguments.against.resolve()} if arguments.against else {}
+    report(before | {"now": HERE}, [arguments.only] if arguments.only else NAMES, arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from benchmarks.document import UNFINISHED
 # What each part must have printed, in the time that it has here.
 MARKS = {
     "tests": r"\d+ passed",
-    "overhead": r"\| peak memory",
+    "overhead": r"\| MLP",
     "waits": r"Found: none\.[\s\S]*Found: none\.",
     "jem": r"### Against the floor[\s\S]*### Time of a step",
     "shortrun": r"### Where the time goes[\s\S]*### Time of a step",

@@ -1,21 +1,34 @@
-"""The benchmark of the guard's cost runs, on its smallest step."""
+"""The benchmark of the guard's cost runs, on its smallest step, against another checkout."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+import shutil
 
-import torch
+import pytest
 
 from benchmarks import overhead
-from benchmarks.jem_step import SCENARIOS
-
-PARTS = ["loss", "diagnostics", "judge", "sinks", "sampler", "whole step"]
 
 
-def test_every_part_is_measured(monkeypatch):
-    monkeypatch.setattr(overhead, "FLUSH_EVERY", 2)  # which is also how long it warms up
-    smallest = replace(SCENARIOS["digits"], batch=4, sgld_steps=1)
-    found = overhead.parts(smallest, torch.device("cpu"), repeats=2)
-    assert list(found) == PARTS
-    assert all(map(math.isfinite, found.values()))
+@pytest.fixture
+def other(tmp_path):
+    """A checkout of the same package, which says when it is imported."""
+    for room in ("ebmguard", "reference_training"):
+        shutil.copytree(overhead.HERE / room, tmp_path / room)
+    with (tmp_path / "ebmguard" / "__init__.py").open("a") as file:
+        file.write(f"\nopen({str(tmp_path / 'imported')!r}, 'a').write(__file__ + '\\n')\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_two_checkouts_are_measured_in_turns(other, capsys):
+    overhead.main(["--only", "mlp", "--rounds", "2", "--steps", "1", "--against", str(other)])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line[:5] == "| MLP"]
+    assert [row[2] for row in rows] == ["before", "now"]
+    for row in rows:
+        assert float(row[3]) > 0
+        assert float(row[4].split()[0]) > 1  # with everything attached no step is free
+    assert lines[-1].startswith("| before / now |")
+    # A process for each round had the other checkout, and all of its package; the rest did not.
+    imported = (other / "imported").read_text().splitlines()
+    assert imported == 2 * [str(other / "ebmguard" / "__init__.py")]
