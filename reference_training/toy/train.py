@@ -17,7 +17,7 @@ from ebmguard import guard, tags
 from ..engine import loop
 from ..engine.graphs import graphed_energies
 from ..engine.record import Record
-from ..engine.task import Step, Task
+from ..engine.task import Task
 from .config import ToyConfig
 from .course import Course
 from .distributions import DISTRIBUTIONS
@@ -73,7 +73,7 @@ class Ensemble(Task):
             "course": self.course,
         }
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> None:
         """One update of every member."""
         self.optimizer.param_groups[0]["lr"] = self.settings.lr_at(step)
         x_pos = self.draws.positives()
@@ -85,7 +85,9 @@ class Ensemble(Task):
         loss.backward()
         self.optimizer.step()
         self.course.after_update(step, f_pos.detach(), f_neg.detach())
-        return Step({})
+
+    def see(self, step: int, row: Mapping[str, float]) -> None:
+        """Nothing: members diverge one by one, and the course knows which."""
 
     def evaluate(self, step: int) -> bool:
         """Measure all members where that is due."""
