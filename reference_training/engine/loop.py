@@ -69,7 +69,7 @@ def train(
         for own in task.guards.values():
             own.compute = replayed(device)
     reporter = (reporter or default_reporter(task.lines_every)) if ranks.is_first else Reporter()
-    run = _Run(task, reporter)
+    run = Run(task, reporter)
     reporter.start(task.title, record.next_step, config.total_steps)
     try:
         with DeferredInterrupt() as interrupt:
@@ -79,8 +79,7 @@ def train(
                 return run.is_stopped if ranks.world > 1 else interrupt.requested
 
             while not (run.is_over or stopped()):
-                if not run.step(interrupt):
-                    break
+                run.step(interrupt.requested)
             if record.ended is None:  # else it may be the middle of a step
                 run.save()
                 if stopped():
@@ -113,7 +112,7 @@ def check_format(state: Mapping[str, Any], folder: RunFolder) -> None:
         )
 
 
-class _Run:
+class Run:
     """A run under way.
 
     Attributes:
@@ -132,8 +131,22 @@ class _Run:
         stopped = lost is not None and more is not None and record.next_step > lost + more
         return stopped or record.ended is not None or record.next_step >= record.config.total_steps
 
-    def step(self, interrupt: DeferredInterrupt) -> bool:
-        """Train one step and what follows from it; false where a guard has ended the run."""
+    def step(self, requested: bool) -> None:
+        """Train one step, evaluate, and write a checkpoint, where these are due.
+
+        Args:
+            requested: this rank was asked to stop.
+        """
+        task, record = self.task, self.record
+        went_back = self.advance(requested)
+        if record.ended is None:
+            evaluated = task.evaluate(record.next_step)
+            # Checkpoints of the course that a rollback gives up are not to be resumed.
+            if evaluated or went_back or record.next_step % record.config.checkpoint_every == 0:
+                self.save()
+
+    def advance(self, requested: bool = False) -> bool:
+        """Train one step; true where a guard has taken the run back to an earlier one."""
         task, record = self.task, self.record
         step = record.next_step
         first = next(iter(task.guards.values()))
@@ -148,17 +161,13 @@ class _Run:
             return False
         record.next_step = step + 1
         task.keep(step, samples)
-        self.follow(interrupt.requested)
+        self.follow(requested)
         self.reporter.step(record.next_step, task.shown(first.last))
-        went_back = len(first.rollbacks) > rollbacks
-        if went_back:
-            rollback = first.rollbacks[-1].record()
-            task.roll_back(int(rollback["restored_step"]))
-            record.roll_back(rollback)
-        evaluated = task.evaluate(record.next_step)
-        # Checkpoints of the course that a rollback gives up are not to be resumed.
-        if evaluated or went_back or record.next_step % record.config.checkpoint_every == 0:
-            self.save()
+        if len(first.rollbacks) == rollbacks:
+            return False
+        rollback = first.rollbacks[-1].record()
+        task.roll_back(int(rollback["restored_step"]))
+        record.roll_back(rollback)
         return True
 
     def follow(self, requested: bool = False) -> None:

@@ -45,8 +45,9 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, method, fresh):
     resumed = go(tmp_path / "cut", **options, resume=True)
     for name in ("log_likelihood", "kl", "fisher"):
         assert resumed[name] == whole[name]
-    rows = [(tmp_path / name / "training.jsonl").read_text() for name in ("whole", "cut")]
+    rows = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
     assert rows[0] == rows[1]
+    assert rows[0].count("update_loss") == 30
     assert rows[0].count("drift") == (30 if method == "bidsm" else 0)
 
 

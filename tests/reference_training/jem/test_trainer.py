@@ -250,13 +250,15 @@ def test_each_guard_watches_its_own_energies(tmp_path):
     trainer = Trainer(
         config, make_network(config, data), data, log_dir=tmp_path, on_alert=alerts.append
     )
-    gaps = [float(trainer.step(step).numbers["energy_gap"]) for step in range(4)]
+    for step in range(4):
+        trainer.step(step)
     trainer.close()
     assert set(trainer.guards) == {"p_x", "p_x_y"}
     p_x, p_x_y = (trainer.guards[name] for name in ("p_x", "p_x_y"))
     assert p_x.step == 4
-    assert p_x.last["energy_gap"] == pytest.approx(gaps[-1], abs=1e-5)
-    assert p_x.last["energy_gap"] != p_x_y.last["energy_gap"]
+    gap = p_x_y.last["energy_gap"]
+    assert p_x.last["p_x_y/energy_gap"] == pytest.approx(gap, abs=1e-5)
+    assert p_x.last["energy_gap"] != gap
     assert (tmp_path / "metrics.jsonl").is_file()
     assert (tmp_path / "p_x_y" / "metrics.jsonl").is_file()
 
