@@ -23,6 +23,7 @@ from .course import Course
 from .distributions import DISTRIBUTIONS
 from .draws import Draws
 from .evaluate import Evaluator
+from .members import averaged_loss
 from .network import EnsembleMLP
 from .sampler import make_training_sampler
 
@@ -57,6 +58,8 @@ class Ensemble(Task):
             **record.for_guard,
             **members.strength(settings.output_scale, settings.iterations, device),
         )
+        self.members = members
+        self.exponents = members.exponents(settings.output_scale, settings.iterations, device)
         self.guard = self.loss_fn.guard
         self.energies = graphed_energies(
             self.network,
@@ -81,6 +84,8 @@ class Ensemble(Task):
         x_neg = self.sample_q(self.network, x0, noise) if self.sample_q else x0
         f_pos, f_neg = self.energies(x_pos, x_neg)
         loss = self.loss_fn(f_pos, f_neg)  # summed over the members
+        if len(exponents := self.exponents(step)) > 1:
+            loss = averaged_loss(f_pos, f_neg, exponents, self.members.variants)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
