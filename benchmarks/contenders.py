@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.device import find_device
 from ebmguard.reference_training.engine import graphs
+from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
 from ebmguard.reference_training.engine.loop import Run
 from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.engine.record import Record
@@ -72,7 +73,7 @@ class Iterations:
                 stack.enter_context(patch.object(graphs, "_is_gpu", lambda _: False))
             self.task = build(config, record)
         self.task.begin()
-        self.run = Run(self.task, Reporter())
+        self.run = Run(self.task, Reporter(), DeferredInterrupt())
 
     def step(self) -> None:
         """The next iteration."""

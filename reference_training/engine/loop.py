@@ -69,20 +69,15 @@ def train(
         for own in task.guards.values():
             own.compute = replayed(device)
     reporter = (reporter or default_reporter(task.lines_every)) if ranks.is_first else Reporter()
-    run = Run(task, reporter)
+    run = Run(task, reporter, interrupt := DeferredInterrupt())
     reporter.start(task.title, record.next_step, config.total_steps)
     try:
-        with DeferredInterrupt() as interrupt:
-
-            def stopped() -> bool:
-                # Ctrl-C on any rank stops all of them, after the same step.
-                return run.is_stopped if ranks.world > 1 else interrupt.requested
-
-            while not (run.is_over or stopped()):
-                run.step(interrupt.requested)
+        with interrupt:
+            while not (run.is_over or run.is_stopped):
+                run.step()
             if record.ended is None:  # else it may be the middle of a step
                 run.save()
-                if stopped():
+                if run.is_stopped:
                     return None
             for own in task.guards.values():
                 own.close()
@@ -113,15 +108,11 @@ def check_format(state: Mapping[str, Any], folder: RunFolder) -> None:
 
 
 class Run:
-    """A run under way.
+    """A run under way."""
 
-    Attributes:
-        is_stopped: some rank was asked to stop.
-    """
-
-    def __init__(self, task: Task, reporter: Reporter) -> None:
+    def __init__(self, task: Task, reporter: Reporter, interrupt: DeferredInterrupt) -> None:
         self.task, self.record, self.reporter = task, task.record, reporter
-        self.is_stopped = False
+        self._interrupt, self._told = interrupt, False
 
     @property
     def is_over(self) -> bool:
@@ -131,21 +122,22 @@ class Run:
         stopped = lost is not None and more is not None and record.next_step > lost + more
         return stopped or record.ended is not None or record.next_step >= record.config.total_steps
 
-    def step(self, requested: bool) -> None:
-        """Train one step, evaluate, and write a checkpoint, where these are due.
+    @property
+    def is_stopped(self) -> bool:
+        """It was asked to stop; of several ranks any one was, and all stop after the same step."""
+        return self._told if self.record.ranks.world > 1 else self._interrupt.requested
 
-        Args:
-            requested: this rank was asked to stop.
-        """
+    def step(self) -> None:
+        """Train one step, evaluate, and write a checkpoint, where these are due."""
         task, record = self.task, self.record
-        went_back = self.advance(requested)
+        went_back = self.advance()
         if record.ended is None:
             evaluated = task.evaluate(record.next_step)
             # Checkpoints of the course that a rollback gives up are not to be resumed.
             if evaluated or went_back or record.next_step % record.config.checkpoint_every == 0:
                 self.save()
 
-    def advance(self, requested: bool = False) -> bool:
+    def advance(self) -> bool:
         """Train one step; true where a guard has taken the run back to an earlier one."""
         task, record = self.task, self.record
         step = record.next_step
@@ -155,13 +147,12 @@ class Run:
         try:
             samples = task.step(step)
         except DivergenceError as error:
-            steps = record.next_step = first.step
-            record.ended = str(error)
-            self.reporter.note(f"ended after {steps} {task.unit}s: {error}")
+            record.end(step, first.step, str(error))
+            self.reporter.note(f"ended after {first.step} {task.unit}s: {error}")
             return False
         record.next_step = step + 1
         task.keep(step, samples)
-        self.follow(requested)
+        self.follow()
         self.reporter.step(record.next_step, task.shown(first.last))
         if len(first.rollbacks) == rollbacks:
             return False
@@ -170,15 +161,11 @@ class Run:
         record.roll_back(rollback)
         return True
 
-    def follow(self, requested: bool = False) -> None:
-        """Take in what the guards have told, and on every rank what some have told or been asked.
-
-        Args:
-            requested: this rank was asked to stop.
-        """
+    def follow(self) -> None:
+        """Take in what the guards have told; on every rank what some have told or been asked."""
         task, record = self.task, self.record
-        told = record.ranks.from_all((requested, record.take_rows()))
-        self.is_stopped = any(asked for asked, _ in told)
+        told = record.ranks.from_all((self._interrupt.requested, record.take_rows()))
+        self._told = any(asked for asked, _ in told)
         for step, row in told[0][1]:
             why = task.see(step, row)
             if why is not None and record.diverged_at is None:

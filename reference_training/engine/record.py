@@ -114,6 +114,11 @@ class Record:
             firsts += [alert] if new else []
         return firsts
 
+    def end(self, step: int, steps: int, why: str) -> None:
+        """The guard has ended the run in a step, after so many: that one's row does not count."""
+        self.next_step, self.ended = steps, why
+        self._new_rows = [row for row in self._new_rows if row[0] < step]
+
     def roll_back(self, rollback: Mapping[str, Any]) -> None:
         """The guard has gone back to an earlier step: what came after it is of a course given up.
 

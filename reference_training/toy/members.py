@@ -131,10 +131,11 @@ class Members:
         def table(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
             rows = [pick(beta) * (1 if len(pick(beta)) == terms else terms) for beta in self.betas]
             betas = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
-            return self.spread_betas(betas).T.contiguous().to(device) * output_scale
+            return self.spread_betas(betas).T.contiguous().to(device)
 
         starts = table(lambda beta: beta.starts)
-        slopes = (table(lambda beta: beta.ends) - starts) / iterations
+        slopes = (table(lambda beta: beta.ends) - starts) / iterations * output_scale
+        starts = starts * output_scale
         return lambda step: starts + step * slopes
 
     def strength(

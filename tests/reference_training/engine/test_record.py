@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ebmguard.alerts import Alert, Level
+from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
 from ebmguard.reference_training.engine.loop import Run
 from ebmguard.reference_training.engine.record import Record
 from tests.reference_training.engine.ring import Ring, RingConfig
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 
 def run_of(out, **settings) -> Run:
     config, folder = RingConfig(out=out, device="cpu", **settings).open()
-    return Run(Ring(config, Record(config, folder, CPU)), Silent())
+    return Run(Ring(config, Record(config, folder, CPU)), Silent(), DeferredInterrupt())
 
 
 def alert(level, step):

@@ -317,6 +317,7 @@ def test_a_classifier_alone_draws_no_samples(tmp_path):
         "alert_level",
         "cross_entropy",
         "test_accuracy",
+        "ece",
     }
     assert not list((tmp_path / "samples").iterdir())
     assert all("buffer_is" not in row for row in read_jsonl(tmp_path / "evaluations.jsonl"))

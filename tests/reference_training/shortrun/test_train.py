@@ -138,7 +138,7 @@ def test_the_trainer_is_the_published_loop_under_eq_8(tmp_path, case):
         config = config_for(tmp_path, **{"seed": 2, "iterations": 12, "lr": 3e-3, **LOOPS[case]})
         go(config)
         settings, beta_star = config.settings, config.beta_star
-        steps = [row["sgld_steps"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
+        steps = [int(row["sgld_steps"]) for row in read_jsonl(tmp_path / "metrics.jsonl")]
         assert len(steps) == 12
         if case == "finer steps":
             assert max(steps) > 2 * settings.most_sgld_steps
