@@ -21,6 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.device import find_device
 from ebmguard.reference_training.engine import graphs
+from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
+from ebmguard.reference_training.engine.loop import Run
 from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.run_config import RunConfig
@@ -65,27 +67,22 @@ class Iterations:
     ) -> None:
         config, folder = config.open()
         self.precision = getattr(config, "precision", "float32")
-        self.record = (Record if logs else _Unlogged)(config, folder, find_device(config.device))
-        self.record.reporter = Reporter()
+        record = (Record if logs else _Unlogged)(config, folder, find_device(config.device))
         with ExitStack() as stack:
             if not graphed:
                 stack.enter_context(patch.object(graphs, "_is_gpu", lambda _: False))
-            self.task = self.record.task = build(config, self.record)
+            self.task = build(config, record)
         self.task.begin()
-        self._guards = [*self.task.guards.values()]
+        self.run = Run(self.task, Reporter(), DeferredInterrupt())
 
     def step(self) -> None:
         """The next iteration."""
-        step = self.record.next_step
-        self.task.before_step(step)
-        done = self.task.step(step)
-        self.record.after_step(step, done, self._guards[0].last)
+        self.run.advance()
 
     def close(self) -> None:
         """Write what is pending; a second call does nothing."""
-        for guard in self._guards:
+        for guard in self.task.guards.values():
             guard.close()
-        self.record.close()
 
 
 class _Unlogged(Record):  # type: ignore[misc]

@@ -33,7 +33,6 @@ MINUTES = 8.0
 FAILED = "**Failed**"
 TESTS = (
     "tests/reference_training/engine/test_graphs.py",
-    "tests/reference_training/engine/test_lagged.py",
     "tests/reference_training/shortrun/test_sampler.py",
     "tests/sampling/test_captured.py",
     "tests/check/test_checks.py",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ebmguard.reference_training.data import ROOT_VARIABLE
-from ebmguard.reference_training.engine.run_folder import read_rows
+from ebmguard.reference_training.engine.run_folder import METRICS, read_rows
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.runs import so_far
 from ebmguard.reference_training.jem.train import Jem, train
@@ -59,7 +59,7 @@ class Outcome:
     @classmethod
     def of(cls, folder: Path) -> Outcome:
         """Read a run that is over, or was stopped."""
-        gaps = [float(row["energy_gap"]) for row in read_rows(folder, "training.jsonl")]
+        gaps = [float(row["energy_gap"]) for row in read_rows(folder, METRICS)]
         first = {row["level"]: row for row in reversed(read_rows(folder, "alerts.jsonl"))}
         alerts = [
             f"{level} {first[level]['rule']} ({first[level]['tag']}) at {first[level]['step']}"

@@ -109,9 +109,10 @@ def run(cell: Cell, root: Path) -> None:
     gaps: list[float] = []
     drifts, accuracies, losses = [], [], []
     while len(gaps) < STEPS and all(abs(gap) <= FAR for gap in gaps[-1:]):
-        numbers = trainer.step(len(gaps)).numbers
-        gaps.append(float(numbers["energy_gap"]) / way.logits)
-        losses.append(float(numbers["cross_entropy"]))
+        trainer.step(len(gaps))
+        row = trainer.loss_fn.guard.last
+        gaps.append(row["energy_gap"] / way.logits)
+        losses.append(row["cross_entropy"])
         if len(gaps) % 10 == 0:
             x0 = trainer.chains(settings.n_neg)
             quiet = torch.zeros(settings.sgld_steps, *x0.shape)

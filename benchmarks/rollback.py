@@ -181,9 +181,9 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
     try:
         for until in cell.stages:
             while g.step < until and lost is None:  # g.step goes back in a rollback
-                numbers = trainer.step(g.step).numbers
+                trainer.step(g.step)
                 spent_samples += g.sgld_steps
-                gaps.append(float(numbers["energy_gap"]))
+                gaps.append(g.last["energy_gap"])
                 scales += [value] if (value := g.last.get("ref/grad_scale")) is not None else []
                 if not abs(gaps[-1]) <= LOST and recovery is None:
                     lost = len(gaps) - 1

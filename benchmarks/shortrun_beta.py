@@ -133,7 +133,7 @@ def table_of(root: Path, runs: Sequence[dict[str, Any]], judge: Path) -> str:
     for run in runs:
         folder, last = root / run["cell"].name, run["median_last_100"]
         prefix = "" if run["beta_star"] else "ref/"
-        steps = [row["sgld_steps"] for row in read_jsonl(folder / "training.jsonl")]
+        steps = [row["sgld_steps"] for row in read_jsonl(folder / "metrics.jsonl")]
         alerts = [alert for alert in (run["first_warn"], run["first_error"]) if alert]
         run |= {
             "gap": last["energy_gap"],

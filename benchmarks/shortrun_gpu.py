@@ -19,7 +19,7 @@ import pandas as pd
 
 from ebmguard import runs
 from ebmguard.reference_training.data import ROOT_VARIABLE
-from ebmguard.reference_training.engine.run_folder import read_rows
+from ebmguard.reference_training.engine.run_folder import METRICS, read_rows
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train as train_classifier
 from ebmguard.reference_training.judge.features import load_features
@@ -85,7 +85,7 @@ def train_part(bench: Bench) -> Iterator[str]:
 
 def updates_of(run: Path) -> int:
     """Updates that a run folder has rows of."""
-    return len(read_rows(run, "training.jsonl"))
+    return len(read_rows(run, METRICS))
 
 
 def course(run: Path) -> str:

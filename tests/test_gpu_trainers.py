@@ -192,7 +192,7 @@ def test_one_iteration_at_a_time_is_the_whole_training(case, tmp_path):
         run.step()
     run.close()
     run.close()
-    for name in ("training.jsonl", "metrics.jsonl"):
+    for name in ("metrics.jsonl",):
         found = [list(read_jsonl(each.out / name)) for each in (whole, stepped)]
         assert len(found[0]) == 3
         pd.testing.assert_frame_equal(*map(pd.DataFrame, found), check_exact=True)
@@ -330,7 +330,7 @@ def test_who_diverges_and_a_second_command_goes_on(command, tmp_path):
     for scenario in "26":
         assert [cells[2:4] for cells in rows(text, scenario)] == [["4", "not"], ["4", "not"]]
     run = tmp_path / "runs" / "scenario-2-beta-star-0"
-    gaps = [row["energy_gap"] for row in read_jsonl(run / "training.jsonl")]
+    gaps = [row["energy_gap"] for row in read_jsonl(run / "metrics.jsonl")]
     assert len(gaps) == 4
     assert rows(text, "0")[0][1].endswith(f"({max(map(abs, gaps)):.3g})")
 
@@ -338,7 +338,7 @@ def test_who_diverges_and_a_second_command_goes_on(command, tmp_path):
 def test_a_diverged_run_is_told_from_its_rows(tmp_path):
     gaps = [1.0, -2.0, "Infinity", 5e5]
     lines = ({"step": i, "cross_entropy": 2.0, "energy_gap": gap} for i, gap in enumerate(gaps))
-    (tmp_path / "training.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     alerts = [("INFO", 0), ("WARN", 1), ("WARN", 2), ("ERROR", 3)]
     (tmp_path / "alerts.jsonl").write_text(
         "".join(

@@ -27,7 +27,7 @@ class Runs:
         runs: one line per run: the trainer's settings (config.json) and results (results.json),
             nested ones as ``outer/inner``; ``recorded_steps``, ``error_count``, ``rollback_count``.
         rows: by ``run`` and ``step``, a column per tag (:mod:`ebmguard.tags`), ``attempt``, the
-            number of rollbacks before, and what the trainer wrote of the step beside
+            number of rollbacks before, and what the trainer logged of the step beside
             (``cross_entropy``). NaN where a row lacks it. Of an ensemble the mean row.
         evaluations: by ``run`` and ``step``, what the trainer measured of the network; of toys with
             a column ``member``.
@@ -97,12 +97,7 @@ class _Folder:
         import pandas as pd
 
         self.path = path
-        self.rows = self._steps("metrics", of.ROW)
-        own = self._steps("training", {"step": of.ROW["step"]})
-        # Of a step that came again in the same attempt, after a kill, the last line is right.
-        own = own.drop_duplicates(["step", "attempt"], keep="last")
-        news = own.columns.difference(self.rows.columns).union(["step", "attempt"])
-        self.rows = self.rows.merge(own[news], how="left", on=["step", "attempt"])
+        self.rows = self._rows()
         self.evaluations = self._evaluations()
         self.alerts = pd.DataFrame(self._records("alerts", of.ALERT))
         self.rollbacks = pd.DataFrame(self._records("recovery", of.ROLLBACK))
@@ -123,16 +118,15 @@ class _Folder:
             "rollback_count": len(self.rollbacks),
         }
 
-    def _steps(self, name: str, fields: Mapping[str, of.Field]) -> DataFrame:
-        """Records of numbers by step and attempt."""
+    def _rows(self) -> DataFrame:
         import pandas as pd
 
-        path = self.path / f"{name}.jsonl"
+        path = self.path / "metrics.jsonl"
         # A batch at a time: as objects of Python they take ten times the memory.
         batches = [pd.DataFrame({"step": [], "attempt": []})]
         for records in _batches(path):
             for record in records:
-                of.check(record, fields, path)
+                of.check(record, of.ROW, path)
             batches.append(pd.DataFrame([of.numbers(record, path) for record in records]))
         found = pd.concat(batches, ignore_index=True)
         attempt = found.pop("recovery/attempt") if "recovery/attempt" in found else found["attempt"]

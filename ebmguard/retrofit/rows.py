@@ -187,8 +187,10 @@ class Rows:
         """The trainer's own numbers for the row of the present step; of a name the last counts."""
         for name, value in numbers.items():
             # A copy: an accumulator goes on counting. That of a device is read with its row.
-            late = isinstance(value, Tensor) and value.device.type != "cpu"
-            self._open.logged[name] = value.detach().clone() if late else float(value)  # type: ignore[union-attr]
+            if isinstance(value, Tensor):
+                late = value.device.type != "cpu"
+                value = value.detach().clone() if late else value.item()
+            self._open.logged[name] = value if isinstance(value, Tensor) else float(value)
 
     def note_news(self, tag: str, value: float | Tensor) -> None:
         """A number, or one that a device knows, to be judged at the end of the step if not 0."""

@@ -28,9 +28,8 @@ class BismConfig(UpdateSettings, RunConfig):
     """Train a Gaussian-Bernoulli RBM, bi-level or by one of the methods to compare with.
 
     A guard watches the model's own samples, persistent Gibbs chains, beside the data, whatever the
-    method. The run folder gets config.json, metrics.jsonl and alerts.jsonl (the guard's),
-    training.jsonl (loss and drift), evaluations.jsonl, TensorBoard events, results.json and
-    checkpoints/.
+    method. The run folder gets config.json, metrics.jsonl and alerts.jsonl (the guard's, with the
+    update's loss and drift), evaluations.jsonl, TensorBoard events, results.json and checkpoints/.
     """
 
     data: str = "checkerboard"

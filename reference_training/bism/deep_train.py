@@ -11,7 +11,7 @@ from ebmguard.samplers import sgld
 
 from ..engine import loop
 from ..engine.record import Record
-from ..engine.task import Part, Step
+from ..engine.task import Part
 from .deep_config import DeepConfig, pixels
 from .methods import Update
 from .short_run import ShortRunModel
@@ -48,7 +48,7 @@ class DeepLatentModel(WatchedModel):
             "chains": self.chains,
         }
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> Tensor:
         """One update, and a look at chains of the model, which began at images."""
         v, chains = self._images(self.draws.data), self.draws.chains
         numbers = self.update(v, rate=self.settings.rate(step))

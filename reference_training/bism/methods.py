@@ -177,7 +177,7 @@ class Update:
             rate: factor on the learning rate of this update.
 
         Returns:
-            ``loss``; of a bi-level method also ``drift``, the norm of phi_N - phi_0.
+            ``update_loss``; of a bi-level method also ``drift``, the norm of phi_N - phi_0.
         """
         numbers: dict[str, Tensor] = {}
         phi: Parameters = {}
@@ -197,7 +197,7 @@ class Update:
         for (p, _), mean in zip(moved, self._ranks.averages([g for _, g in moved]), strict=True):
             p.grad = mean
         self._optimizer.step()
-        return {"loss": loss.detach(), **numbers}
+        return {"update_loss": loss.detach(), **numbers}
 
     def levels(self, v: Tensor, inner: Callable[[], Tensor] | None = None) -> Levels:
         """What an update of a bi-level method would do; the generator goes on, nothing else does.

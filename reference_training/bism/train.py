@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..engine import loop
 from ..engine.record import Record
-from ..engine.task import Step
 from .annealed import bracket
 from .config import BismConfig
 from .images import FlatImages
@@ -74,7 +73,7 @@ class LatentModel(WatchedModel):
             "clock": self.clock,
         }
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> Tensor:
         """One update, and a look at the model's samples."""
         draw = partial(self.distribution.sample, self.config.batch, self.draws.data)
         v = draw()

@@ -14,7 +14,7 @@ from ebmguard import guard
 from ..engine.ranks import Ranks
 from ..engine.record import Record
 from ..engine.streams import Streams
-from ..engine.task import Step, Task
+from ..engine.task import Task
 from .methods import UpdateSettings
 
 EVALUATIONS = "evaluations.jsonl"
@@ -119,11 +119,11 @@ class WatchedModel(Task):
         v: Tensor,
         samples: Tensor,
         numbers: Mapping[str, Tensor],
-    ) -> Step:
-        """What a step with such numbers tells, once this rank's chains stand at `samples`."""
+    ) -> Tensor:
+        """Show the guard a step with such numbers, once this rank's chains stand at `samples`."""
         self.chains.v = samples
         v = self._seen(v)
         with torch.no_grad():
-            f_pos, f_neg = f(v), f(samples)
-            self.loss_fn(f_pos, f_neg)
-        return Step({**numbers, "energy_gap": f_pos.mean() - f_neg.mean()}, samples)
+            self.loss_fn(f(v), f(samples))
+        self.loss_fn.guard.log(self.record.ranks.means(numbers))
+        return samples

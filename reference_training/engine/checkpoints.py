@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ebmguard.errors import ConfigError, DiskError
+from ebmguard.errors import ConfigError, DiskError, EbmguardError
 from ebmguard.recovery import load_durably, save_durably
 
 from .ranks import ONE_RANK, Ranks
@@ -20,6 +21,16 @@ KEPT = 2
 
 _NAME = re.compile(r"step-(\d+)(?:\.rank(\d+)of(\d+))?\.pt")
 _logger = logging.getLogger("ebmguard.train")
+# What parts of a run raise of a state that is not theirs.
+_MISFITS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class Checkpoints:
@@ -143,6 +154,26 @@ def load_all_ranks(folder: Path) -> tuple[int, list[dict[str, Any]]]:
     return step, [
         load_durably(file, torch.device("cpu")) for _, file in sorted(whole[step].items())
     ]
+
+
+@contextmanager
+def restoring(run: Path) -> Iterator[None]:
+    """Context in which a run takes what its folder holds: settings and the newest checkpoint.
+
+    Raises:
+        ConfigError: something is missing, or, though it can be read, not what this run wrote.
+    """
+    try:
+        yield
+    except EbmguardError:
+        raise
+    except _MISFITS as error:
+        what = (str(error).splitlines() or [""])[0][:200]
+        raise ConfigError(
+            f"{run} cannot be resumed: its config.json or its newest checkpoint is damaged "
+            f"({type(error).__name__}: {what}). Restore it, remove that checkpoint to go on from "
+            "the one before, or begin a run in another folder."
+        ) from error
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int, int, int]]:

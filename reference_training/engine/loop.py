@@ -10,19 +10,19 @@ import torch
 from ebmguard.errors import ConfigError, DivergenceError
 
 from ..device import find_device
+from .checkpoints import restoring
 from .graphs import replayed
 from .interrupt import DeferredInterrupt
 from .progress import Reporter, default_reporter
 from .ranks import ONE_RANK, Ranks
 from .record import Record
-from .restoring import restoring
 from .run_config import RunConfig
 from .run_folder import RunFolder
 from .task import Task
 
 Config = TypeVar("Config", bound=RunConfig)
 
-FORMAT = 2
+FORMAT = 3
 """Of the checkpoints: what they hold, and under which names."""
 
 
@@ -58,7 +58,7 @@ def train(
     with restoring(folder.path):
         folder.cut_rows(state["row_sizes"] if state else {})
     record = Record(config, folder, device, ranks)
-    task = record.task = build(config, record)
+    task = build(config, record)
     if state is None:
         task.begin()
     else:
@@ -68,31 +68,25 @@ def train(
     if ranks.group is None:  # ranks exchange messages, which are not captured
         for own in task.guards.values():
             own.compute = replayed(device)
-    reporter = (reporter or default_reporter(task.lines_every)) if ranks.is_first else None
-    record.reporter = reporter = reporter or Reporter()
+    reporter = (reporter or default_reporter(task.lines_every)) if ranks.is_first else Reporter()
+    run = Run(task, reporter, interrupt := DeferredInterrupt())
     reporter.start(task.title, record.next_step, config.total_steps)
     try:
-        with DeferredInterrupt() as interrupt:
-
-            def stopped() -> bool:
-                # Ctrl-C on any rank stops all of them, after the same step.
-                return record.interrupted if ranks.world > 1 else interrupt.requested
-
-            while not (record.finished or stopped()):
-                if not _step(record, interrupt):
-                    break
+        with interrupt:
+            while not (run.is_over or run.is_stopped):
+                run.step()
             if record.ended is None:  # else it may be the middle of a step
-                _checkpoint(record)
-                if stopped():
+                run.save()
+                if run.is_stopped:
                     return None
             for own in task.guards.values():
                 own.close()
-            results = record.finish()
+            run.follow()  # the rows that were still under way on a GPU
+            results = record.finish(task.results())
             # A caller with more to do must hear of a Ctrl-C that came at the very end.
             return None if interrupt.requested else results
     finally:
         reporter.stop()
-        record.close()
         for own in task.guards.values():
             own.close()
 
@@ -113,43 +107,88 @@ def check_format(state: Mapping[str, Any], folder: RunFolder) -> None:
         )
 
 
-def _step(record: Record, interrupt: DeferredInterrupt) -> bool:
-    """Train one step and what follows from it; false where a guard has ended the run."""
-    task, step = record.task, record.next_step
-    first = next(iter(task.guards.values()))
-    task.before_step(step)
-    rollbacks = len(first.rollbacks)
-    try:
-        done = task.step(step)
-    except DivergenceError as error:
-        record.end(first.step, str(error))
-        return False
-    record.after_step(step, done, first.last, interrupt.requested)
-    went_back = len(first.rollbacks) > rollbacks
-    if went_back:
-        record.roll_back(first.rollbacks[-1].record())
-    evaluated = task.evaluate(record.next_step)
-    # Checkpoints of the course that a rollback gives up are not to be resumed.
-    if evaluated or went_back or record.next_step % record.config.checkpoint_every == 0:
-        _checkpoint(record)
-    return True
+class Run:
+    """A run under way."""
 
+    def __init__(self, task: Task, reporter: Reporter, interrupt: DeferredInterrupt) -> None:
+        self.task, self.record, self.reporter = task, task.record, reporter
+        self._interrupt, self._told = interrupt, False
 
-def _checkpoint(record: Record) -> None:
-    task = record.task
-    for own in task.guards.values():
-        own.flush()
-    record.flush()
-    record.folder.checkpoints.save(
-        record.next_step,
-        {
-            **{name: part.state_dict() for name, part in task.parts.items()},
-            "guards": {name: own.state_dict() for name, own in task.guards.items()},
-            "record": record.state_dict(),
-            "row_sizes": record.folder.row_sizes(),
-            "format": FORMAT,
-        },
-    )
+    @property
+    def is_over(self) -> bool:
+        """All steps are done, the guard ended the run, or it diverged long enough ago."""
+        record, more = self.record, self.task.stop_after
+        lost = record.diverged_at
+        stopped = lost is not None and more is not None and record.next_step > lost + more
+        return stopped or record.ended is not None or record.next_step >= record.config.total_steps
+
+    @property
+    def is_stopped(self) -> bool:
+        """It was asked to stop; of several ranks any one was, and all stop after the same step."""
+        return self._told if self.record.ranks.world > 1 else self._interrupt.requested
+
+    def step(self) -> None:
+        """Train one step, evaluate, and write a checkpoint, where these are due."""
+        task, record = self.task, self.record
+        went_back = self.advance()
+        if record.ended is None:
+            evaluated = task.evaluate(record.next_step)
+            # Checkpoints of the course that a rollback gives up are not to be resumed.
+            if evaluated or went_back or record.next_step % record.config.checkpoint_every == 0:
+                self.save()
+
+    def advance(self) -> bool:
+        """Train one step; true where a guard has taken the run back to an earlier one."""
+        task, record = self.task, self.record
+        step = record.next_step
+        first = next(iter(task.guards.values()))
+        task.before_step(step)
+        rollbacks = len(first.rollbacks)
+        try:
+            samples = task.step(step)
+        except DivergenceError as error:
+            record.end(step, first.step, str(error))
+            self.reporter.note(f"ended after {first.step} {task.unit}s: {error}")
+            return False
+        record.next_step = step + 1
+        task.keep(step, samples)
+        self.follow()
+        self.reporter.step(record.next_step, task.shown(first.last))
+        if len(first.rollbacks) == rollbacks:
+            return False
+        rollback = first.rollbacks[-1].record()
+        task.roll_back(int(rollback["restored_step"]))
+        record.roll_back(rollback)
+        return True
+
+    def follow(self) -> None:
+        """Take in what the guards have told; on every rank what some have told or been asked."""
+        task, record = self.task, self.record
+        told = record.ranks.from_all((self._interrupt.requested, record.take_rows()))
+        self._told = any(asked for asked, _ in told)
+        for step, row in told[0][1]:
+            why = task.see(step, row)
+            if why is not None and record.diverged_at is None:
+                record.diverged_at = step
+                self.reporter.note(f"diverged at {task.unit} {step}: {why}")
+        for alert in record.take_alerts():
+            task.first_alert(alert)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        task, record = self.task, self.record
+        for own in task.guards.values():
+            own.flush()
+        record.folder.checkpoints.save(
+            record.next_step,
+            {
+                **{name: part.state_dict() for name, part in task.parts.items()},
+                "guards": {name: own.state_dict() for name, own in task.guards.items()},
+                "record": record.state_dict(),
+                "row_sizes": record.folder.row_sizes(),
+                "format": FORMAT,
+            },
+        )
 
 
 def _load(task: Task, state: Mapping[str, Any]) -> None:

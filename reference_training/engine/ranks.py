@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +74,13 @@ class Ranks:
             dist.all_reduce(x, group=self.group)
             x /= self.world
         return x
+
+    def means(self, numbers: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Means over the ranks of 0-dim tensors by name, in one message; without gradients."""
+        if self.group is None or not numbers:
+            return numbers
+        sent = self.average(torch.stack([x.detach() for x in numbers.values()]))
+        return dict(zip(numbers, sent.unbind(), strict=True))
 
     def averages(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Means over the ranks in one message, through which gradients go."""
@@ -172,7 +179,9 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
     if device != "cpu" and torch.cuda.is_available():
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
-        dist.init_process_group("nccl", device_id=gpu, store=store, rank=rank, world_size=world)
+        # What is no tensor of a GPU goes from host to host, so that nothing waits for the GPU.
+        both = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(both, device_id=gpu, store=store, rank=rank, world_size=world)
     else:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     try:

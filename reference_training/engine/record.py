@@ -1,11 +1,11 @@
-"""The course of a run: what is written of it beside the guard's own rows and alerts."""
+"""What a run remembers of its course, and what its guards have told it."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,31 +13,16 @@ from torch import Tensor
 from ebmguard.alerts import Alert, Level
 
 from ..device import describe
-from .lagged import LaggedNumbers
-from .progress import Reporter
 from .ranks import ONE_RANK, Ranks
-from .rows import last_course
 from .run_config import RunConfig
-from .run_folder import RunFolder, read_rows
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
-    from .task import Step, Task
-
-ROWS = "training.jsonl"
-ROWS_EVERY = 50
-"""Rows are written every so many steps."""
-STOPPED = "stopped"
-"""Name under which ranks tell each other that one of them was interrupted."""
+from .run_folder import METRICS, RunFolder, last_course, read_rows
 
 
 class Record:
-    """Steps, alerts, divergence, rollbacks and rows of a run, and what a person sees of them.
+    """Steps, alerts, divergence and rollbacks of a run.
 
-    training.jsonl has a line for each step; numbers and samples go to TensorBoard too, as the run
-    "trainer". After a rollback steps come again: their rows have an entry "attempt", the number of
-    rollbacks before them. Nothing waits for the device: numbers are read two steps late on a GPU.
+    It is a sink of the run's first guard, so that it has every row that the guard writes: of a GPU
+    they come two steps late, and nothing waits for them. Of several ranks the first one has them.
 
     Args:
         config: the settings.
@@ -49,16 +34,11 @@ class Record:
         next_step: steps finished so far.
         diverged_at: first diverged step, or None.
         ended: why the guard ended the run, or None.
-        interrupted: some rank of several was asked to stop.
         rollbacks: records of the guard's rollbacks, oldest first.
         first_alerts: records of the first alert that reached WARN and ERROR, by level.
         counts: alerts by level.
         last_alert: the latest in a few words.
-        numbers: of the latest step that has reached the host.
     """
-
-    task: Task
-    reporter: Reporter
 
     def __init__(
         self,
@@ -74,27 +54,21 @@ class Record:
         self.next_step = 0
         self.diverged_at: int | None = None
         self.ended: str | None = None
-        self.interrupted = False
         self.rollbacks: list[dict[str, Any]] = []
         self.first_alerts: dict[str, dict[str, Any]] = {}
         self.counts: Counter[str] = Counter()
         self.last_alert = "none"
-        self.numbers: dict[str, float] = {}
         self._new_alerts: list[Alert] = []
-        self._lagged = LaggedNumbers()
-        self._under_way: dict[int, tuple[list[str], Mapping[str, Any]]] = {}
-        self._rows: list[dict[str, Any]] = []
+        self._new_rows: list[tuple[int, Mapping[str, float]]] = []
         self._earlier = 0.0
         self._started = time.monotonic()
-        self._writer: SummaryWriter | None = None
-        self._events_from = 0
 
     @property
     def for_guard(self) -> dict[str, Any]:
-        """Keywords that every guard of the run needs."""
-        log_dir = self.folder.path if self.ranks.is_first else None
+        """Keywords of the run's guard."""
         return {
-            "log_dir": log_dir,
+            "log_dir": self.folder.path if self.ranks.is_first else None,
+            "sinks": (self,),
             "on_alert": self.on_alert,
             "process_group": self.ranks.group,
         }
@@ -104,47 +78,46 @@ class Record:
         """What a row says about rollbacks: how many there were before it; nothing without any."""
         return {"attempt": len(self.rollbacks)} if self.rollbacks else {}
 
-    @property
-    def finished(self) -> bool:
-        """All steps are done, the guard ended the run, or it diverged long enough ago."""
-        lost, more = self.diverged_at, self.task.stop_after
-        stopped = lost is not None and more is not None and self.next_step > lost + more
-        return stopped or self.ended is not None or self.next_step >= self.config.total_steps
-
     def on_alert(self, alert: Alert) -> None:
         """Keep an alert of a guard until the step is over."""
         self._new_alerts.append(alert)
 
-    def after_step(
-        self, step: int, done: Step, row: Mapping[str, float], requested: bool = False
-    ) -> None:
-        """Take in a finished step.
+    def write_row(self, step: int, scalars: Mapping[str, float], histograms: object) -> None:
+        """Keep a row of the guard until it is asked for."""
+        self._new_rows.append((step, scalars))
 
-        Args:
-            step: its number.
-            done: what it told.
-            row: the guard's latest.
-            requested: this rank was asked to stop.
+    def write_alert(self, record: object) -> None:
+        """Nothing: :meth:`on_alert` has it, on every rank."""
+
+    def write_recovery(self, record: object) -> None:
+        """Nothing: :meth:`roll_back` has it, on every rank."""
+
+    def take_rows(self) -> list[tuple[int, Mapping[str, float]]]:
+        """The guard's rows since the last call, with their steps."""
+        rows, self._new_rows = self._new_rows, []
+        return rows
+
+    def take_alerts(self) -> list[Alert]:
+        """Count what the guards have said since the last call.
+
+        Returns:
+            The alerts that are the first to have reached WARN, or ERROR.
         """
-        self.next_step = step + 1
-        self.task.keep(step, done.samples)
-        numbers = dict(done.numbers)
-        if self.ranks.world > 1:
-            numbers[STOPPED] = torch.full((), float(requested), device=self.device)
-        if numbers:
-            self._under_way[step] = list(numbers), done.known
-            sent = self.ranks.average(torch.stack([x.detach() for x in numbers.values()]))
-            self._take(self._lagged.put(step, sent))
-        self._take_alerts()
-        if step % ROWS_EVERY == 0:
-            self._write_rows()
-        self.reporter.step(self.next_step, self.task.shown(row))
+        alerts, self._new_alerts = self._new_alerts, []
+        firsts = []
+        for alert in alerts:
+            self.last_alert = f"{alert.level.name} {alert.rule} @{alert.step}"
+            self.counts[alert.level.name] += 1
+            reached = [level.name for level in (Level.WARN, Level.ERROR) if alert.level >= level]
+            new = [name for name in reached if name not in self.first_alerts]
+            self.first_alerts |= {name: {**alert.record(), **self.attempt} for name in new}
+            firsts += [alert] if new else []
+        return firsts
 
-    def end(self, steps: int, why: str) -> None:
-        """The guard has ended the run, after so many steps."""
-        self.next_step = steps
-        self.ended = why
-        self.reporter.note(f"ended after {steps} {self.task.unit}s: {why}")
+    def end(self, step: int, steps: int, why: str) -> None:
+        """The guard has ended the run in a step, after so many: that one's row does not count."""
+        self.next_step, self.ended = steps, why
+        self._new_rows = [row for row in self._new_rows if row[0] < step]
 
     def roll_back(self, rollback: Mapping[str, Any]) -> None:
         """The guard has gone back to an earlier step: what came after it is of a course given up.
@@ -152,25 +125,20 @@ class Record:
         Args:
             rollback: its record.
         """
-        self.flush()
-        self._take_alerts()
-        step = int(rollback["restored_step"])
-        self.task.roll_back(step)
-        if self.diverged_at is not None and self.diverged_at >= step:
+        self.next_step = int(rollback["restored_step"])
+        if self.diverged_at is not None and self.diverged_at >= self.next_step:
             self.diverged_at = None
-        self.next_step = self._events_from = step
         self.rollbacks.append(dict(rollback))
-        self._close_writer()
 
-    def finish(self) -> dict[str, Any]:
-        """Write results.json, when the guards have judged all their rows.
+    def finish(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Write results.json.
+
+        Args:
+            own: what the task has to say.
 
         Returns:
             What it holds.
         """
-        self._take_alerts()  # of the rows that were still under way on a GPU
-        self.flush()
-        own = self.task.results()
         results = {
             "command": self.config.command(),
             "seed": self.config.seed,
@@ -192,34 +160,28 @@ class Record:
     def guard_rows(self) -> list[Mapping[str, Any]]:
         """The guard's rows of the course that counts, oldest first; none where another writes."""
         folder = self.folder
-        return last_course(read_rows(folder.path, "metrics.jsonl")) if folder.writes else []
-
-    def scalar(self, tag: str, value: float, step: int) -> None:
-        """A number for TensorBoard."""
-        if self.folder.writes:
-            self._events().add_scalar(tag, value, step)
+        return last_course(read_rows(folder.path, METRICS)) if folder.writes else []
 
     def images(self, tag: str, pixels: Tensor, step: int) -> None:
         """Bytes (n, C, H, W) for TensorBoard, which lays them out as a grid."""
         if self.folder.writes:
-            self._events().add_images(tag, pixels, step)
+            from torch.utils.tensorboard import SummaryWriter
+
+            # In a folder of their own: of the guard's, TensorBoard reads the file that grows. What
+            # a run that is resumed or rolled back has from this step on gives way.
+            folder = str(self.folder.path / "trainer")
+            with SummaryWriter(folder, purge_step=step) as writer:
+                writer.add_images(tag, pixels, step)
 
     def elapsed(self) -> float:
         """Seconds of training, those before a resume included."""
         return self._earlier + time.monotonic() - self._started
 
     def flush(self) -> None:
-        """Write what is kept in memory; waits for the device."""
-        self._take(self._lagged.drain())
-        self._write_rows()
-
-    def close(self) -> None:
-        """Write what is pending and let go of the files."""
-        self.flush()
-        self._close_writer()
+        """Nothing: what is kept is in memory."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint. Call :meth:`flush` first."""
+        """Plain values for a checkpoint."""
         return {
             "next_step": self.next_step,
             "diverged_at": self.diverged_at,
@@ -232,63 +194,10 @@ class Record:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved record."""
-        self.next_step = self._events_from = state["next_step"]
+        self.next_step = state["next_step"]
         self.diverged_at = state["diverged_at"]
         self.rollbacks = list(state["rollbacks"])
         self.first_alerts = dict(state["first_alerts"])
         self.counts = Counter(state["counts"])
         self.last_alert = state["last_alert"]
         self._earlier = state["elapsed"]
-
-    def _take(self, found: list[tuple[int, list[float]]]) -> None:
-        """Numbers that have reached the host."""
-        for step, values in found:
-            names, known = self._under_way.pop(step)
-            numbers = dict(zip(names, values, strict=True))
-            self.interrupted |= numbers.pop(STOPPED, 0.0) > 0
-            self.numbers = numbers
-            written = {k: v for k, v in numbers.items() if k not in self.task.hidden}
-            if written or known:
-                self._rows.append({"step": step, **self.attempt, **known, **written})
-            why = self.task.see(step, numbers)
-            if why is not None and self.diverged_at is None:
-                self.diverged_at = step
-                self.reporter.note(f"diverged at {self.task.unit} {step}: {why}")
-
-    def _take_alerts(self) -> None:
-        """What the guards have said since the last call."""
-        for alert in self._new_alerts:
-            self.last_alert = f"{alert.level.name} {alert.rule} @{alert.step}"
-            self.counts[alert.level.name] += 1
-            reached = [level.name for level in (Level.WARN, Level.ERROR) if alert.level >= level]
-            new = [name for name in reached if name not in self.first_alerts]
-            self.first_alerts |= {name: {**alert.record(), **self.attempt} for name in new}
-            if new:
-                self.task.first_alert(alert)
-        self._new_alerts.clear()
-
-    def _write_rows(self) -> None:
-        if self._rows:
-            self.folder.append_rows(ROWS, self._rows)
-        for row in self._rows:
-            for name, tag in self.task.curves.items():
-                self.scalar(tag, row[name], row["step"])
-        self._rows = []
-        if self._writer is not None:
-            self._writer.flush()
-
-    def _events(self) -> SummaryWriter:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            # A folder of its own: TensorBoard reads one growing event file for each folder.
-            # purge_step hides the steps that a run goes through again, resumed or rolled back.
-            self._writer = SummaryWriter(
-                str(self.folder.path / "trainer"), purge_step=self._events_from
-            )
-        return self._writer
-
-    def _close_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self, TypeVar, get_args
 from ebmguard.errors import ConfigError
 
 from ..device import find_device
+from .checkpoints import restoring
 from .ranks import ONE_RANK, RESTART_COUNT, Ranks
-from .restoring import restoring
 from .run_folder import CONFIG, RunFolder, read_config
 
 S = TypeVar("S")

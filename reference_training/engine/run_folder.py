@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import save_durably
@@ -19,12 +23,12 @@ from .ranks import ONE_RANK, Ranks
 _LONGEST_SETTING = 1000
 CONFIG = "config.json"
 RESULTS = "results.json"
+METRICS = "metrics.jsonl"
 FOLDERS = ("figures", "samples", "checkpoints")
 ROW_FILES = (
-    "metrics.jsonl",
+    METRICS,
     "alerts.jsonl",
     "recovery.jsonl",
-    "training.jsonl",
     "accuracy.jsonl",
     "evaluations.jsonl",
     "members.jsonl",
@@ -182,6 +186,53 @@ def read_rows(path: Path, name: str) -> list[dict[str, Any]]:
     """The lines of a run's row file, a last one in the making left out; none where it has none."""
     file = path / name
     return read_jsonl(file) if file.is_file() else []
+
+
+def last_course(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Rows in the order of a file, without those of steps that a rollback gave up.
+
+    A step that comes again replaces what there was from it on.
+    """
+    kept: list[Mapping[str, Any]] = []
+    for row in rows:
+        while kept and kept[-1]["step"] >= row["step"]:
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def course(path: Path, names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Some of the numbers in metrics.jsonl, as far as its rows have them, of the last course.
+
+    The file of a published JEM run has 140,600 lines with some fifty numbers each, so that only
+    what is asked for is kept. Of a run in progress, a last line that is not complete is left out.
+    """
+    if not (path / METRICS).is_file():
+        return []
+    with (path / METRICS).open(encoding="utf-8") as lines:
+        rows = (json.loads(line) for line in lines if line.endswith("\n"))
+        return last_course(
+            {"step": row["step"]} | {name: float(row[name]) for name in names if name in row}
+            for row in rows
+        )
+
+
+def series(
+    path: Path, names: Sequence[str]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
+    """Some of the numbers in metrics.jsonl at every step that was recorded.
+
+    Args:
+        path: the run folder.
+        names: of the numbers, such as "energy_gap".
+
+    Returns:
+        (T,) steps, ascending, and for each name (T,) values, NaN where it was not recorded. Of a
+        run that was rolled back, those of its last course.
+    """
+    rows = course(path, names)
+    values = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
+    return np.array([row["step"] for row in rows], dtype=np.int64), values
 
 
 def write_json(file: Path, values: Mapping[str, Any]) -> None:

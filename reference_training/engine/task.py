@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -27,21 +27,6 @@ class Part(Protocol):
         """Go back to a saved state."""
 
 
-class Step(NamedTuple):
-    """What a training step tells.
-
-    Attributes:
-        numbers: 0-dim tensors on the device by name, the same names in every step; of several
-            ranks, this one's part of their average. `energy_gap` is mean f+ - mean f-.
-        samples: its negatives, where it has some.
-        known: further entries of the step's row, which are on the host already.
-    """
-
-    numbers: Mapping[str, Tensor]
-    samples: Tensor | None = None
-    known: Mapping[str, Any] = {}
-
-
 class Task(Protocol):
     """A training, step by step, as :func:`..engine.loop.train` runs it.
 
@@ -51,12 +36,10 @@ class Task(Protocol):
     Attributes:
         title: what a person sees of it.
         parts: all that a step changes, by name, but for the guards: what checkpoints hold.
-        guards: by name. The first one's steps are those of the run, and its rollbacks; others may
-            stand beside it.
+        guards: by name. The first one's steps are those of the run, its rows and its rollbacks;
+            others may stand beside it.
         record: as the constructor got it.
         unit: what a step is called in what a person reads.
-        hidden: numbers that training.jsonl does not get.
-        curves: TensorBoard's tags, by number.
         lines_every: steps between the lines on a terminal without a progress bar.
         stop_after: steps that a diverged run goes on for; None: to its end.
     """
@@ -66,17 +49,18 @@ class Task(Protocol):
     guards: Mapping[str, Guard]
     record: Record
     unit: ClassVar[str] = "step"
-    hidden: ClassVar[tuple[str, ...]] = ()
-    curves: ClassVar[Mapping[str, str]] = {}
     lines_every: int = 100
     stop_after: int | None = None
 
     @abc.abstractmethod
-    def step(self, step: int) -> Step:
-        """Train one step.
+    def step(self, step: int) -> Tensor | None:
+        """Train one step, and give the first guard's row its own numbers (:meth:`Guard.log`).
 
         Args:
             step: its number, from 0.
+
+        Returns:
+            Its negatives, where it has some.
 
         Raises:
             DivergenceError: a guard has ended the run.
@@ -96,15 +80,15 @@ class Task(Protocol):
         """Look at the parameters that a step begins with."""
 
     def keep(self, step: int, samples: Tensor | None) -> None:
-        """Keep samples of a step; its numbers are still on the device."""
+        """Keep samples of a step; its row may still be on the device."""
 
-    def see(self, step: int, numbers: Mapping[str, float]) -> str | None:
-        """Take in a step's numbers, which have reached the host, in the order of the steps.
+    def see(self, step: int, row: Mapping[str, float]) -> str | None:
+        """Take in the first guard's row of a step, in the order of the steps; on every rank.
 
         Returns:
             In words, why the run is lost; None while it is not.
         """
-        gap = numbers.get("energy_gap", 0.0)
+        gap = row.get(tags.ENERGY_GAP, 0.0)
         return None if abs(gap) <= DIVERGED_GAP else f"energy gap {gap:.3g}"
 
     def first_alert(self, alert: Alert) -> None:
@@ -124,7 +108,7 @@ class Task(Protocol):
             row: the guard's latest.
         """
         beta_star = getattr(self.record.config, "beta_star", 1.0)
-        found = {"gap": self.record.numbers.get("energy_gap")}
+        found = {"gap": row.get(tags.ENERGY_GAP)}
         for name, tag in (("GradScale", tags.GRAD_SCALE), ("ESS", tags.ESS)):
             found[name] = row.get(tags.weight_tag(tag, beta_star))
         shown: dict[str, float | str] = {k: v for k, v in found.items() if v is not None}

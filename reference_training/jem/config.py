@@ -31,8 +31,8 @@ class JemConfig(ImageConfig):
 
     What a scenario sets can be overridden by name. Counts of images and samples are those of
     all GPUs together. The run folder gets config.json, metrics.jsonl and
-    alerts.jsonl (the guard's), training.jsonl, accuracy.jsonl and evaluations.jsonl (the
-    trainer's), TensorBoard events, results.json, samples/, figures/ and checkpoints/.
+    alerts.jsonl (the guard's), accuracy.jsonl and evaluations.jsonl (the trainer's), TensorBoard
+    events, results.json, samples/, figures/ and checkpoints/.
     """
 
     data: DataName | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,14 @@ from ..plots.numbers import median
 
 GAP_WINDOW = 100
 
+CROSS_ENTROPY, GAP_XY = "cross_entropy", "p_x_y/energy_gap"
+"""The trainer's own numbers: the gap is that of f(x, y), whose guard has a folder of its own."""
+SEEN = (CROSS_ENTROPY, tags.ENERGY_GAP, GAP_XY)
+"""Numbers of a row by which a run is lost."""
+
 
 class Course:
-    """Accuracy, energy gaps and the best evaluations: plain values that a checkpoint can hold.
+    """Accuracy and the best evaluations: plain values that a checkpoint can hold.
 
     Test accuracy "at step t" is that of the parameters with which step t's energies were computed,
     before the update of step t.
@@ -27,7 +31,6 @@ class Course:
 
     Attributes:
         accuracy: test accuracy by step, where it was evaluated. It stays the same object.
-        gaps: energy gap, mean f+ - mean f-, of the last 100 steps.
         best: rows of evaluations.jsonl that are the best by a number, by its name.
     """
 
@@ -35,7 +38,6 @@ class Course:
         self.before = before
         self.after = after
         self.accuracy: dict[int, float] = {}
-        self.gaps: deque[float] = deque(maxlen=GAP_WINDOW)
         self.best: dict[str, dict[str, Any]] = {}
 
     def see_evaluation(self, row: Mapping[str, Any]) -> bool:
@@ -57,7 +59,7 @@ class Course:
                 is_best |= name == "valid_accuracy"
         return is_best
 
-    def roll_back(self, step: int, steps: int, alerts: Mapping[str, dict[str, Any]]) -> None:
+    def roll_back(self, step: int, alerts: Mapping[str, dict[str, Any]]) -> None:
         """Go back to `step`: what came after it belongs to a course given up.
 
         The accuracy around the first alerts stays with them; evaluations that were the best stay
@@ -65,7 +67,6 @@ class Course:
 
         Args:
             step: from which it goes on.
-            steps: finished before.
             alerts: the records of the first alerts, by level.
         """
         for alert in alerts.values():
@@ -73,8 +74,6 @@ class Course:
                 alert["accuracy_around"] = self.accuracy_around(alert["step"])
         for late in [at for at in self.accuracy if at > step]:
             del self.accuracy[late]
-        for _ in range(min(len(self.gaps), steps - step)):
-            self.gaps.pop()
 
     def best_accuracy(self, diverged_at: int | None = None) -> tuple[int, float] | None:
         """Step and value of the best test accuracy before the divergence, the first of equals."""
@@ -106,11 +105,12 @@ class Course:
         """
         best = self.best_accuracy(diverged_at)
         last = rows[-1] if rows else {}
+        gaps = [gap for row in rows[-GAP_WINDOW:] if (gap := gap_of(row)) is not None]
         results: dict[str, Any] = {
             "accuracy": self.last_accuracy(),
             "best_accuracy": best[1] if best else None,
             "best_accuracy_step": best[0] if best else None,
-            "median_abs_gap_last_100": median([abs(gap) for gap in self.gaps]),
+            "median_abs_gap_last_100": median([abs(gap) for gap in gaps]),
             "best_evaluations": self.best,
         }
         weights = (tags.GRAD_SCALE, tags.ESS)
@@ -131,7 +131,6 @@ class Course:
         """Plain values for a checkpoint."""
         return {
             "accuracy": dict(self.accuracy),
-            "gaps": list(self.gaps),
             "best": dict(self.best),
         }
 
@@ -139,10 +138,18 @@ class Course:
         """Go back to a saved course."""
         self.accuracy.clear()
         self.accuracy.update(state["accuracy"])
-        self.gaps = deque(state["gaps"], maxlen=GAP_WINDOW)
         self.best = dict(state["best"])
 
 
-def is_lost(cross_entropy: float, gap: float | None) -> bool:
-    """Whether a run with such a step has diverged; the gap is None without samples."""
-    return not (math.isfinite(cross_entropy) and (gap is None or abs(gap) <= DIVERGED_GAP))
+def gap_of(row: Mapping[str, float]) -> float | None:
+    """Energy gap, mean f+ - mean f-, of a row: that of f(x), or else of f(x, y)."""
+    return row.get(tags.ENERGY_GAP, row.get(GAP_XY))
+
+
+def why_lost(row: Mapping[str, float]) -> str | None:
+    """In words, why a run with such a row has diverged; None while it has not."""
+    cross_entropy, gap = row.get(CROSS_ENTROPY, 0.0), gap_of(row)
+    if math.isfinite(cross_entropy) and (gap is None or abs(gap) <= DIVERGED_GAP):
+        return None
+    words = f"cross-entropy {cross_entropy:.3g}"
+    return words if gap is None else f"energy gap {gap:.3g}, {words}"

@@ -10,14 +10,12 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ..engine.rows import last_course
-from ..engine.run_folder import CONFIG, RESULTS, read_json, read_rows
+from ..engine.run_folder import CONFIG, RESULTS, course, last_course, read_json, read_rows
 from ..plots.numbers import word
-from .course import is_lost
+from .course import SEEN, why_lost
 from .paper import TABLE_2
 from .scenarios import SCENARIOS
 
-TRAINING_FILE = "training.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 SAMPLES = "samples"
 
@@ -311,9 +309,9 @@ def _evaluation(row: Mapping[str, Any]) -> Evaluation:
 def so_far(path: Path) -> tuple[int, int | None]:
     """Updates done and the step that was lost, of a run without results."""
     steps, lost = 0, None
-    for row in last_course(read_rows(path, TRAINING_FILE)):
+    for row in course(path, SEEN):
         steps = row["step"] + 1
-        if lost is None and is_lost(row["cross_entropy"], row.get("energy_gap")):
+        if lost is None and why_lost(row):
             lost = row["step"]
     return steps, lost
 

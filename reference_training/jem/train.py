@@ -13,7 +13,7 @@ from ebmguard.alerts import Alert
 from ..data import ImageData
 from ..engine import loop
 from ..engine.record import Record
-from ..engine.task import Part, Step, Task
+from ..engine.task import Part, Task
 from ..judge.evaluator import Evaluator
 from ..judge.features import load_features
 from ..judge.quality import SampleQuality
@@ -21,7 +21,7 @@ from ..networks import WideResNet
 from ..precision import set_precision
 from .accuracy import AccuracyWatch
 from .config import JemConfig
-from .course import Course, is_lost
+from .course import Course, why_lost
 from .samples import SHOWN, KeptSamples
 from .trainer import Trainer, make_network
 
@@ -32,15 +32,14 @@ HEALTHY_SHARE = 0.9
 class Jem(Task):
     """Classifier and EBM in one network, evaluated as it trains.
 
-    training.jsonl has a line for each step (`cross_entropy`, `energy_gap`), evaluations.jsonl one
-    for each evaluation, accuracy.jsonl one wherever the test accuracy is known.
+    The guard's row of each step has its `cross_entropy` too and, where f(x, y) is trained, that
+    gap, and where the network is evaluated what was found. evaluations.jsonl has a line for each
+    evaluation, accuracy.jsonl one wherever the test accuracy is known.
 
     Args:
         config: the settings.
         record: of the run.
     """
-
-    curves = {"cross_entropy": "train/cross_entropy"}  # noqa: RUF012
 
     def __init__(self, config: JemConfig, record: Record) -> None:
         settings = config.settings
@@ -59,8 +58,7 @@ class Jem(Task):
             network,
             data,
             ranks=record.ranks,
-            log_dir=record.for_guard["log_dir"],
-            on_alert=record.on_alert,
+            **{k: x for k, x in record.for_guard.items() if k != "process_group"},
         )
         self.course = Course(settings.alert_context, settings.alert_window)
         self.watch = AccuracyWatch(
@@ -81,11 +79,13 @@ class Jem(Task):
 
     def before_step(self, step: int) -> None:
         """Evaluate where that is due, or alerts have drawn attention to the step."""
-        if self._is_due(step):
-            self._evaluate(step)
-        self._write_accuracy(self.watch.before_step(step))
+        found = self._evaluate(step) if self._is_due(step) else {}
+        if watched := self.watch.before_step(step):
+            self._write_accuracy(watched)
+            found["test_accuracy"] = self.course.accuracy[step]
+        self.guards["p_x"].log(found)
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> Tensor | None:
         """Train one step."""
         return self.trainer.step(step)
 
@@ -102,16 +102,10 @@ class Jem(Task):
         if pixels is not None:
             self.record.images("samples", pixels, step)
 
-    def see(self, step: int, numbers: Mapping[str, float]) -> str | None:
-        """Take in a step's numbers; at the one that diverges, look around it."""
-        cross_entropy, gap = numbers["cross_entropy"], numbers.get("energy_gap")
-        words = f"cross-entropy {cross_entropy:.3g}"
-        if gap is not None:
-            self.course.gaps.append(gap)
-            words = f"energy gap {gap:.3g}, {words}"
-        if not is_lost(cross_entropy, gap):
-            return None
-        if self.record.diverged_at is None:
+    def see(self, step: int, row: Mapping[str, float]) -> str | None:
+        """Take in a step's row; at the one that diverges, look around it."""
+        words = why_lost(row)
+        if words is not None and self.record.diverged_at is None:
             self.samples.write_recent()
             self._write_accuracy(self.watch.look_at(step))
         return words
@@ -122,7 +116,7 @@ class Jem(Task):
 
     def roll_back(self, step: int) -> None:
         """Forget what came after the step."""
-        self.course.roll_back(step, self.record.next_step, self.record.first_alerts)
+        self.course.roll_back(step, self.record.first_alerts)
         self.watch.forget(step)
         self.samples.forget(step)
 
@@ -147,8 +141,12 @@ class Jem(Task):
     def _is_due(self, step: int) -> bool:
         return step % self.settings.eval_every == 0
 
-    def _evaluate(self, step: int) -> None:
-        """Evaluate the network as it is, as that of `step`; keep the best by validation."""
+    def _evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate the network as it is, as that of `step`; keep the best by validation.
+
+        Returns:
+            The numbers that were found.
+        """
         record, count = self.record, self.settings.quality_samples
         buffer = self.trainer.chains(count) if count and self.config.has_samples else None
         row = self.evaluator.evaluate(
@@ -165,18 +163,14 @@ class Jem(Task):
                     "network": self.network.state_dict(),
                 },
             )
-        for name, value in row.items():
-            if isinstance(value, float) and name != "epoch":
-                record.scalar(f"evaluation/{name}", value, step)
         self._write_accuracy([step])
+        return {k: x for k, x in row.items() if isinstance(x, float) and k != "epoch"}
 
     def _write_accuracy(self, steps: list[int]) -> None:
         known, record = self.course.accuracy, self.record
         rows = [{"step": step, **record.attempt, "test_accuracy": known[step]} for step in steps]
         if rows:
             record.folder.append_rows("accuracy.jsonl", rows)
-        for step in steps:
-            record.scalar("test/accuracy", known[step], step)
 
 
 def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> Evaluator:

@@ -5,7 +5,7 @@ The training step is an ordinary one; what the guard adds to it are the two mark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +21,11 @@ from ebmguard.steering import AdaptiveSteps, SteerBeta
 from ..compiling import compile_modules
 from ..data import ImageData
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.task import Part, Step
+from ..engine.task import Part
 from ..networks import WideResNet, of_class, seeded
 from ..precision import autocast_type
 from .config import JemConfig
+from .course import CROSS_ENTROPY, GAP_XY
 from .draws import Draws
 from .sampler import make_sampler
 
@@ -38,6 +39,7 @@ class Trainer:
         data: on the network's device.
         ranks: the processes that train together.
         log_dir: where the guards write; None on all ranks but the first.
+        sinks: where the first guard writes too.
         on_alert: called with the guards' alerts.
 
     Attributes:
@@ -55,6 +57,7 @@ class Trainer:
         *,
         ranks: Ranks = ONE_RANK,
         log_dir: Path | None = None,
+        sinks: Sequence[object] = (),
         on_alert: Callable[[Alert], object] | None = None,
     ) -> None:
         settings, device = config.settings, data.train_x.device
@@ -81,7 +84,7 @@ class Trainer:
             classes=data.classes if has_classes else 1,
         )
 
-        def guarded(log_dir: Path | None) -> Guard:
+        def guarded(log_dir: Path | None, sinks: Sequence[object] = ()) -> Guard:
             def pace() -> tuple[int, int]:
                 return own.next_steps()
 
@@ -93,6 +96,7 @@ class Trainer:
                 variant=config.variant,
                 action=config.action,
                 log_dir=log_dir,
+                sinks=sinks,
                 on_alert=on_alert,
                 process_group=ranks.group,
                 adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
@@ -108,7 +112,7 @@ class Trainer:
             )
 
         # The first line of the guard. The objects it returns are drop-in replacements.
-        self.loss_fn, self.sample_q = guarded(log_dir)
+        self.loss_fn, self.sample_q = guarded(log_dir, sinks)
         # Optional: the guard's step then ends with the optimizer's, so that checkpoints between
         # two steps hold no half-recorded one, and a rollback knows all that a step changes.
         self.loss_fn.guard.attach(
@@ -122,15 +126,14 @@ class Trainer:
             self.loss_xy, self.sample_xy = guarded(log_dir and log_dir / "p_x_y")
             self.guards["p_x_y"] = self.loss_xy.guard
 
-    def step(self, step: int) -> Step:
-        """Train one step.
+    def step(self, step: int) -> Tensor | None:
+        """Train one step; the guard's row of it has the classifier's cross-entropy too.
 
         Args:
             step: its number, from 0.
 
         Returns:
-            `cross_entropy` of the classifier; `energy_gap`, mean f+ - mean f-, and samples of the
-            step, (n, C, H, W), where it has some.
+            Samples of the step, (n, C, H, W), where it has some.
 
         Raises:
             DivergenceError: a guard has ended the run.
@@ -151,19 +154,16 @@ class Trainer:
         count = settings.n_labelled or settings.n_pos
         cross_entropy = F.cross_entropy(labelled, labels) * ranks.weight(count)
         loss = config.p_y_x_weight * cross_entropy
-        numbers = {"cross_entropy": cross_entropy.detach()}
+        numbers = {CROSS_ENTROPY: cross_entropy}
         if config.p_x_y_weight:
             f_pos, f_neg = (of_class(own, labels) for own in (labelled, logits["neg_y"]))
-            numbers["energy_gap"] = (f_pos.mean() - f_neg.mean()).detach()
+            numbers[GAP_XY] = f_pos.mean() - f_neg.mean()
             loss_xy = self.loss_xy(f_pos, f_neg, groups=(labels, labels))
             if config.energy_l2:
                 loss_xy = loss_xy + self._l2(f_pos, f_neg)
             loss = loss + config.p_x_y_weight * loss_xy
         if config.p_x_weight:
             f_pos, f_neg = logits["pos"].logsumexp(dim=1), logits["neg"].logsumexp(dim=1)
-            n_pos, n_neg = settings.n_pos, settings.n_neg
-            gap = f_pos.mean() * ranks.weight(n_pos) - f_neg.mean() * ranks.weight(n_neg)
-            numbers["energy_gap"] = gap.detach()
             # The second line of the guard; it was f_neg.mean() - f_pos.mean().
             l_p_x = self.loss_fn(f_pos, f_neg)
             if config.energy_l2:
@@ -173,8 +173,9 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         if config.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), config.clip_norm)
+        self.guards["p_x"].log(ranks.means(numbers))
         self.optimizer.step()
-        return Step(numbers, parts.get("neg", parts.get("neg_y")))
+        return parts.get("neg", parts.get("neg_y"))
 
     def _l2(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
         """This rank's part of the penalty of energies that are far from 0: not the guard's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,9 +14,11 @@ from ebmguard.errors import ConfigError
 from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
 from ..image_config import ImageConfig
-from .network import ActivationName
+from ..networks import seeded
+from ..precision import autocast_type
+from .network import ActivationName, EnergyNet
 from .presets import PRESETS, InitName, OptimizerName, Preset
-from .start import make_network, start_from
+from .start import start_from
 
 DataName = Literal["digits", "mnist", "cifar10", "celeba64"]
 ActionName = Literal["warn", "raise"]
@@ -81,6 +84,20 @@ class ShortRunConfig(ImageConfig):
             image_size=settings.image_size,
         )
 
+    def make_network(self, data: ImageData) -> EnergyNet:
+        """The network as its seed initialises it; PyTorch's global generators are left alone."""
+        settings = self.settings
+        channels, size, _ = data.sample_shape
+        make = partial(
+            EnergyNet,
+            in_channels=channels,
+            image_size=size,
+            nf=settings.nf,
+            activation=settings.activation,
+            autocast=autocast_type(self.precision),
+        )
+        return seeded(make, self.seed, data.train_x.device)
+
     @property
     def total_steps(self) -> int:
         """Updates that the run is to have."""
@@ -132,7 +149,7 @@ class ShortRunConfig(ImageConfig):
                 "halves both sides together"
             )
         if self.start_from is not None and not self.resume:  # before there is a folder
-            start_from(make_network(self, data), Path(self.start_from), settings.activation)
+            start_from(self.make_network(data), Path(self.start_from), settings.activation)
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
         """These settings over those of the run that is resumed, or opened to be studied.

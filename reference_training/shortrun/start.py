@@ -1,37 +1,14 @@
-"""What a network begins with: its seed's parameters, or those of another run."""
+"""A network that begins with the parameters of another run."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ebmguard.errors import ConfigError
 
-from ..data import ImageData
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import CONFIG, read_config
-from ..networks import seeded
-from ..precision import autocast_type
 from .network import EnergyNet
-
-if TYPE_CHECKING:
-    from .config import ShortRunConfig
-
-
-def make_network(config: ShortRunConfig, data: ImageData) -> EnergyNet:
-    """The run's network as its seed initialises it; PyTorch's global generators are left alone."""
-    settings = config.settings
-    channels, size, _ = data.sample_shape
-    make = partial(
-        EnergyNet,
-        in_channels=channels,
-        image_size=size,
-        nf=settings.nf,
-        activation=settings.activation,
-        autocast=autocast_type(config.precision),
-    )
-    return seeded(make, config.seed, data.train_x.device)
 
 
 def start_from(network: EnergyNet, path: Path, activation: str) -> None:

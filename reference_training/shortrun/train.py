@@ -17,14 +17,14 @@ from ebmguard.steering import AdaptiveSteps
 from ..compiling import compile_modules
 from ..engine import loop
 from ..engine.record import Record
-from ..engine.task import Part, Step, Task
+from ..engine.task import Part, Task
 from ..plots.images import as_bytes, save_sample_figures
 from ..plots.numbers import median
 from ..precision import set_precision
 from .config import ShortRunConfig
 from .draws import Draws
 from .sampler import make_sampler
-from .start import make_network, start_from
+from .start import start_from
 
 SHOWN = 64
 """Samples of an update that are kept."""
@@ -38,9 +38,9 @@ WATCHED = (tags.ENERGY_GAP, "f_pos/mean", "f_neg/mean", *WEIGHTS, tags.SAMPLER_G
 class ShortRun(Task):
     """An EBM whose negatives are K Langevin steps from noise (Nijkamp et al. 2019).
 
-    training.jsonl has a line for each update: `sgld_steps`, how many were run; `outside`, the share
-    of the negatives' entries that lie outside of [-1, 1]; `contrast`, their standard deviation (of
-    several ranks, the mean of theirs).
+    The guard's row of each update has three more numbers: `sgld_steps`, how many were run;
+    `outside`, the share of the negatives' entries that lie outside of [-1, 1]; `contrast`, their
+    standard deviation (of several ranks, the mean of theirs).
 
     Args:
         config: the settings.
@@ -48,8 +48,6 @@ class ShortRun(Task):
     """
 
     unit = "update"
-    hidden = ("energy_gap",)
-    curves = {"outside": "negatives/outside", "contrast": "negatives/contrast"}  # noqa: RUF012
     stop_after = 0
 
     def __init__(self, config: ShortRunConfig, record: Record) -> None:
@@ -60,7 +58,7 @@ class ShortRun(Task):
         self.settings = settings
         self.record = record
         data = config.load_data().to(device)
-        self.network = make_network(config, data)
+        self.network = config.make_network(data)
         compile_modules(config.compile, config.precision, device, self.network)
         self.energies = ranks.parallel(self.network)
         make_optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[settings.optimizer]
@@ -109,7 +107,7 @@ class ShortRun(Task):
         if self.config.start_from is not None:
             start_from(self.network, Path(self.config.start_from), self.settings.activation)
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> Tensor | None:
         """One update."""
         settings, count = self.settings, self.count
         x_pos = self.draws.positives()
@@ -127,13 +125,10 @@ class ShortRun(Task):
         loss = self.loss_fn(f_pos, f_neg)  # it was f_neg.mean() - f_pos.mean()
         self.optimizer.zero_grad()
         loss.backward()
+        own = {"outside": (x_neg.abs() > 1).float().mean(), "contrast": x_neg.std()}
+        self.guard.log({**self.record.ranks.means(own), "sgld_steps": steps})
         self.optimizer.step()
-        numbers = {
-            "energy_gap": f_pos.detach().mean() - f_neg.detach().mean(),
-            "outside": (x_neg.abs() > 1).float().mean(),
-            "contrast": x_neg.std(),
-        }
-        return Step(numbers, x_neg, {"sgld_steps": steps})
+        return x_neg
 
     def keep(self, step: int, samples: Tensor | None) -> None:
         """Keep the last samples, and write those of some updates."""

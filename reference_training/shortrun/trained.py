@@ -17,7 +17,6 @@ from .draws import uniform
 from .network import EnergyNet
 from .presets import Preset
 from .sampler import chain, refined
-from .start import make_network
 
 BATCH = 500
 """Images whose energies are computed together."""
@@ -123,6 +122,6 @@ def load_run(path: Path, device: torch.device, data_root: str | None = None) -> 
     config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)
     step, (first, *_) = load_all_ranks(path / "checkpoints")
     data = config.load_data().to(device)
-    network = make_network(config, data)
+    network = config.make_network(data)
     network.load_state_dict(first["network"])
     return TrainedRun(path, config, network.eval().requires_grad_(False), data, step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast, get_args
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
+from ebmguard.objective import contrastive_loss
 
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
@@ -120,33 +122,51 @@ class Members:
         each_seed = per_beta.repeat_interleave(len(self.seeds), 0)
         return each_seed.repeat(len(self.variants), *[1] * (per_beta.ndim - 1))
 
+    def exponents(
+        self, output_scale: float, iterations: int, device: torch.device
+    ) -> Callable[[int], Tensor]:
+        """β* of each member at a step, (terms, G); several terms where losses are averaged."""
+        terms = max(len(beta.starts) for beta in self.betas)
+
+        def table(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
+            rows = [pick(beta) * (1 if len(pick(beta)) == terms else terms) for beta in self.betas]
+            betas = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
+            return self.spread_betas(betas).T.contiguous().to(device)
+
+        starts = table(lambda beta: beta.starts)
+        slopes = (table(lambda beta: beta.ends) - starts) / iterations * output_scale
+        starts = starts * output_scale
+        return lambda step: starts + step * slopes
+
     def strength(
         self, output_scale: float, iterations: int, device: torch.device
     ) -> dict[str, Any]:
         """The keywords of :func:`ebmguard.guard` that say how strong it acts on each member.
 
-        The sampler runs on (1 - β) f; where losses of several β are averaged, on their mean.
+        Where losses of several β are averaged, it is their mean on which the sampler runs.
         """
-        terms = max(len(beta.starts) for beta in self.betas)
-
-        def exponents(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
-            rows = [pick(beta) * (1 if len(pick(beta)) == terms else terms) for beta in self.betas]
-            table = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
-            return self.spread_betas(table).T.contiguous().to(device)  # (terms, G)
-
-        starts = exponents(lambda beta: beta.starts)
-        slopes = (exponents(lambda beta: beta.ends) - starts) / iterations
+        exponents = self.exponents(output_scale, iterations, device)
         constant = all(beta.starts == beta.ends for beta in self.betas)
+        beta_star = exponents(0).mean(0) if constant else lambda step: exponents(step).mean(0)
+        return {"beta_star": beta_star, "output_scale": output_scale}
 
-        def term(index: int) -> Tensor | Callable[[int], Tensor]:
-            start, slope = starts[index] * output_scale, slopes[index] * output_scale
-            return start if constant else lambda step: start + step * slope
 
-        if terms == 1:
-            return {"beta_star": term(0), "output_scale": output_scale}
-        start, slope = starts.mean(0), slopes.mean(0)
-        factor = 1 - start
-        return {
-            "beta_stars": [term(index) for index in range(terms)],
-            "sampler_scale": factor if constant else lambda step: factor - step * slope,
-        }
+def averaged_loss(
+    f_pos: Tensor, f_neg: Tensor, exponents: Tensor, variants: Sequence[Variant]
+) -> Tensor:
+    """Mean of the losses at several β*, summed over the members.
+
+    Args:
+        f_pos: (G, N) energies.
+        f_neg: (G, M) energies.
+        exponents: (terms, G).
+        variants: each has equally many members, which stand together.
+    """
+    count = len(variants)
+    parts = zip(variants, *(x.chunk(count, -2) for x in (f_pos, f_neg)), strict=True)
+    losses = [
+        torch.vmap(partial(contrastive_loss, variant=variant))(pos, neg, beta_star).sum()
+        for (variant, pos, neg), own in zip(parts, exponents.chunk(count, 1), strict=True)
+        for beta_star in own
+    ]
+    return torch.stack(losses).sum() / len(exponents)

@@ -17,12 +17,13 @@ from ebmguard import guard, tags
 from ..engine import loop
 from ..engine.graphs import graphed_energies
 from ..engine.record import Record
-from ..engine.task import Step, Task
+from ..engine.task import Task
 from .config import ToyConfig
 from .course import Course
 from .distributions import DISTRIBUTIONS
 from .draws import Draws
 from .evaluate import Evaluator
+from .members import averaged_loss
 from .network import EnsembleMLP
 from .sampler import make_training_sampler
 
@@ -57,6 +58,8 @@ class Ensemble(Task):
             **record.for_guard,
             **members.strength(settings.output_scale, settings.iterations, device),
         )
+        self.members = members
+        self.exponents = members.exponents(settings.output_scale, settings.iterations, device)
         self.guard = self.loss_fn.guard
         self.energies = graphed_energies(
             self.network,
@@ -73,7 +76,7 @@ class Ensemble(Task):
             "course": self.course,
         }
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> None:
         """One update of every member."""
         self.optimizer.param_groups[0]["lr"] = self.settings.lr_at(step)
         x_pos = self.draws.positives()
@@ -81,11 +84,15 @@ class Ensemble(Task):
         x_neg = self.sample_q(self.network, x0, noise) if self.sample_q else x0
         f_pos, f_neg = self.energies(x_pos, x_neg)
         loss = self.loss_fn(f_pos, f_neg)  # summed over the members
+        if len(exponents := self.exponents(step)) > 1:
+            loss = averaged_loss(f_pos, f_neg, exponents, self.members.variants)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.course.after_update(step, f_pos.detach(), f_neg.detach())
-        return Step({})
+
+    def see(self, step: int, row: Mapping[str, float]) -> None:
+        """Nothing: members diverge one by one, and the course knows which."""
 
     def evaluate(self, step: int) -> bool:
         """Measure all members where that is due."""

@@ -17,7 +17,7 @@ from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably, save_durably
 from ebmguard.recovery.state import copied, fresh, places_of
-from ebmguard.shards import copies, is_sharded, local
+from ebmguard.ranks import copies, is_sharded, local
 
 
 @pytest.fixture

@@ -58,9 +58,8 @@ def rescued(tmp_path: Path) -> Path:
     """Went back from step 5 to step 3, and on to step 6."""
     path = write(
         tmp_path / "rescued",
-        metrics=[row(s) for s in range(6)] + [row(s, 1, loss="Infinity") for s in range(3, 7)],
-        training=[{"step": s, "cross_entropy": s, "energy_gap": 9.0} for s in range(6)]
-        + [{"step": s, "attempt": 1, "cross_entropy": -s} for s in range(3, 7)],
+        metrics=[row(s, cross_entropy=s) for s in range(6)]
+        + [row(s, 1, loss="Infinity", cross_entropy=-s) for s in range(3, 7)],
         alerts=[ALERT],
         recovery=[ROLLBACK],
         accuracy=[

@@ -11,7 +11,7 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
-from ...engine.rows import series
+from ...engine.run_folder import series
 from ...plots.canvas import DARK, Canvas
 from ...plots.images import load_samples, sample_grid
 from ...plots.markdown import NONE, markdown_table

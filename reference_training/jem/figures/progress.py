@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
-from ...engine.rows import series
+from ...engine.run_folder import series
 from ...engine.task import DIVERGED_GAP
 from ...plots.canvas import CONTRASTS, DARK, Canvas, unframed
 from ...plots.markdown import NONE, markdown_table

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ebmguard import tags
 from ebmguard.errors import ConfigError
 
-from ...engine.rows import METRICS, series
+from ...engine.run_folder import METRICS, series
 from ..trained import TrainedRun
 
 PAPERS_EVERY = 100

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..flow.invert import ITERATIONS, Inverse, first_guess, invert
-from ..start import make_network
 from .measured import some_of
 from .nearest import nearest
 from .principal import principal_errors
@@ -129,7 +128,7 @@ def reconstruct(run: TrainedRun, *, count: int, seed: int) -> Reconstructed:
         PERMUTED: (_permuted(some, order), _variance(some, mean)),
         NOISE: (noise, _variance(noise, torch.zeros_like(mean))),
     }
-    fresh = make_network(run.config, data).eval().requires_grad_(False)
+    fresh = run.config.make_network(data).eval().requires_grad_(False)
     first = {HELD_OUT: (some, _variance(some, mean))}
     found = [
         reconstruction

@@ -255,7 +255,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path, monkeypatch, options):
     resumed = go(tmp_path / "cut", resume=True, **options)
     name = "reconstruction_error" if kind is ShortRunModel else "test_loss"
     assert resumed[name] == whole[name]
-    for file in ("training.jsonl", "evaluations.jsonl"):
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
         one, other = ((tmp_path / name / file).read_text() for name in ("whole", "cut"))
         assert one == other
     gaps = load(tmp_path / "cut").rows["energy_gap"]

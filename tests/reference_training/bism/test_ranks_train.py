@@ -30,8 +30,7 @@ def test_two_ranks_train_as_one_process(seen, tmp_path, name):
 def test_a_run_of_two_ranks_is_written_once_and_read_by_all(seen, folder, name, tmp_path, capsys):
     out, steps = folder / name / "whole", seen[0][name]["steps"]
     assert [one[name]["steps"] for one in seen] == [steps, steps]
-    for file in ("metrics.jsonl", "training.jsonl"):
-        assert steps_of(out, file) == list(range(steps))
+    assert steps_of(out, "metrics.jsonl") == list(range(steps))
     first, second = (saved(out, f".rank{rank}of2") for rank in (0, 1))
     assert same(first["draws"]["data"], second["draws"]["data"])
     assert not same(first["draws"]["chains"], second["draws"]["chains"])
@@ -50,7 +49,7 @@ def test_ctrl_c_on_one_rank_stops_both_and_they_resume_to_the_same_bits(seen, fo
         whole, cut = (saved(folder / name / run, f".rank{rank}of2") for run in ("whole", "cut"))
         for part in whole.keys() - {"record", "row_sizes", "clock"}:
             assert same(whole[part], cut[part]), part
-    for file in ("training.jsonl", "evaluations.jsonl"):
+    for file in ("metrics.jsonl", "evaluations.jsonl"):
         assert rows_of(folder / name / "whole", file) == rows_of(folder / name / "cut", file)
 
 

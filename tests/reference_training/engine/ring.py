@@ -20,7 +20,7 @@ from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.run_config import RunConfig
 from ebmguard.reference_training.engine.streams import Streams
-from ebmguard.reference_training.engine.task import Step, Task
+from ebmguard.reference_training.engine.task import Task
 from ebmguard.samplers import sgld
 
 
@@ -46,7 +46,6 @@ class RingConfig(RunConfig):  # type: ignore[misc]  # mypy cannot follow the map
 
 class Ring(Task):  # type: ignore[misc]
     title = "a ring"
-    curves: ClassVar[dict[str, str]] = {"loss": "train/loss"}
 
     def __init__(self, config: RingConfig, record: Record) -> None:
         torch.manual_seed(config.seed)
@@ -67,7 +66,7 @@ class Ring(Task):  # type: ignore[misc]
         }
         self.spoiled = config.spoiled
 
-    def step(self, step: int) -> Step:
+    def step(self, step: int) -> torch.Tensor:
         angle = 6.3 * torch.rand(16, generator=self.points)
         x_pos = torch.stack((angle.cos(), angle.sin()), 1)
         if step == self.spoiled:
@@ -77,9 +76,10 @@ class Ring(Task):  # type: ignore[misc]
         loss = self.loss_fn(f_pos, f_neg)
         self.optimizer.zero_grad()
         loss.backward()
+        own = {"gap": f_pos.mean() - f_neg.mean(), "radius": x_neg.norm(dim=1).mean()}
+        self.loss_fn.guard.log(self.record.ranks.means(own))
         self.optimizer.step()
-        gap = f_pos.mean() - f_neg.mean()
-        return Step({"energy_gap": gap.detach(), "loss": loss.detach()}, x_neg)
+        return x_neg
 
     def results(self) -> dict[str, Any]:
         last = [row["energy_gap"] for row in self.record.guard_rows()]

@@ -5,6 +5,7 @@ What the ranks of one run settle between them is in test_ranks.py, on real proce
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import random
@@ -16,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError, DiskError
+from ebmguard.errors import ConfigError, DiskError, EbmguardError
 from ebmguard.recovery import load_durably, save_durably
 from ebmguard.reference_training.engine import checkpoints as checkpoints_module
-from ebmguard.reference_training.engine.checkpoints import Checkpoints, load_all_ranks
+from ebmguard.reference_training.engine.checkpoints import Checkpoints, load_all_ranks, restoring
 from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.reference_training.jem.config import JemConfig
 from tests import forks
 from tests.full_disk import small_disk
 from tests.parts import PATIENCE
@@ -329,3 +331,33 @@ def test_a_file_that_cannot_be_read_is_named(checkpoints):
         load_all_ranks(file.parent)
     with pytest.raises(ConfigError, match="nowhere"):
         load_durably(file.with_name("nowhere.pt"), CPU)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda: json.loads("{}")["network"],
+        lambda: min(json.loads('["x", 3]')),
+        lambda: torch.nn.Linear(2, 1).load_state_dict({"weight": torch.zeros(3)}),
+        lambda: float(10**400),
+        lambda: json.loads("[]").network,
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path, take):
+    with pytest.raises(ConfigError, match="cannot be resumed") as caught, restoring(tmp_path):
+        take()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_errors_that_say_what_is_wrong_stay_as_they_are(tmp_path):
+    error = EbmguardError("said already")
+    with pytest.raises(EbmguardError) as caught, restoring(tmp_path):
+        raise error
+    assert caught.value is error
+
+
+def test_settings_of_the_wrong_type_are_refused(tmp_path):
+    settings = JemConfig(tmp_path).to_json() | {"beta_star": "two"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match="cannot be resumed"):
+        JemConfig(tmp_path, resume=True).open()

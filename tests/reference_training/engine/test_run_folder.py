@@ -4,13 +4,22 @@ import json
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.engine.ranks import Ranks
-from ebmguard.reference_training.engine.run_folder import RunFolder, read_config
+from ebmguard.reference_training.engine.run_folder import (
+    RunFolder,
+    last_course,
+    read_config,
+    series,
+)
 from ebmguard.sinks import read_jsonl
+from tests.reference_training.jem.table.fabricate import write_lines
 from tests.sinks.test_lock import HOLDS, another
 
 
@@ -46,8 +55,8 @@ def test_refuses_what_is_no_folder(tmp_path):
 
 def test_rows_and_results_survive_numbers_that_json_lacks(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {})
-    folder.append_rows("training.jsonl", [{"step": 0, "a": math.nan}, {"step": 1, "a": -math.inf}])
-    rows = read_jsonl(folder.path / "training.jsonl")
+    folder.append_rows("accuracy.jsonl", [{"step": 0, "a": math.nan}, {"step": 1, "a": -math.inf}])
+    rows = read_jsonl(folder.path / "accuracy.jsonl")
     assert math.isnan(rows[0]["a"])
     assert rows[1]["a"] == -math.inf
     folder.write_results({"gap": math.inf, "around": [(1, 0.5)], "first": {"value": math.nan}})
@@ -190,3 +199,33 @@ def test_rows_that_a_full_disk_does_not_take_are_an_error_that_says_so(tmp_path)
         DiskError, match=r"/dev/full could not be written: the disk is full \(No sp"
     ):
         folder.append_rows("/dev/full", [{"step": 0}])
+
+
+@given(st.lists(st.integers(0, 9), max_size=30))
+def test_the_last_course_is_what_a_reader_with_an_array_would_keep(steps):
+    rows = [{"step": step, "row": i} for i, step in enumerate(steps)]
+    kept: dict[int, int] = {}
+    for row in rows:
+        kept = {step: i for step, i in kept.items() if step < row["step"]}
+        kept[row["step"]] = row["row"]
+    assert {row["step"]: row["row"] for row in last_course(rows)} == kept
+    assert [row["step"] for row in last_course(rows)] == sorted(kept)
+
+
+def test_series_are_the_lines_with_what_is_not_finite(tmp_path):
+    write_lines(
+        tmp_path / "metrics.jsonl",
+        [
+            {"step": 0, "energy_gap": 0.5, "ess": 1.0},
+            {"step": 1, "energy_gap": math.inf},
+            {"step": 2, "energy_gap": 7.0},
+            {"step": 3, "energy_gap": 8.0},
+            {"step": 1, "energy_gap": -math.inf, "ess": 0.25},
+            {"step": 2, "energy_gap": math.nan, "ess": 0.5},
+        ],
+    )
+    steps, values = series(tmp_path, ["energy_gap", "ess"])
+    assert steps.tolist() == [0, 1, 2]
+    # The later line of a step counts, and gives up what came after the earlier one.
+    np.testing.assert_array_equal(values["energy_gap"], [0.5, -math.inf, math.nan])
+    np.testing.assert_array_equal(values["ess"], [1.0, 0.25, 0.5])

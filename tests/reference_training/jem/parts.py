@@ -23,8 +23,10 @@ from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.engine.run_folder import ROW_FILES
 from ebmguard.reference_training.jem import trainer
 from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.course import SEEN
 from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.jem.train import train
+from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 from tests.parts import PATIENCE
@@ -92,6 +94,12 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b or (a != a and b != b))
+
+
+def own_numbers(trainer: Trainer) -> dict[str, float]:
+    """What the guard's last row has of the classifier, and the gaps."""
+    row = trainer.guards["p_x"].last
+    return {name: row[name] for name in SEEN if name in row}
 
 
 def rows_of(out: Path, name: str) -> list[str]:

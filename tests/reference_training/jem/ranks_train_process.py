@@ -27,6 +27,7 @@ from tests.reference_training.jem.parts import (
     in_float64,
     nan_samples,
     newest,
+    own_numbers,
 )
 
 WORLD = 2
@@ -71,9 +72,8 @@ def trained(ranks: Ranks, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
         trainer.draws.__class__ = Seen
         samples, numbers = [], []
         for step in range(STEPS):
-            done = trainer.step(step)
-            samples.append(done.samples)
-            numbers.append({k: ranks.average(x.clone()) for k, x in done.numbers.items()})
+            samples.append(trainer.step(step))
+            numbers.append(own_numbers(trainer))
         last = dict(trainer.loss_fn.guard.last)
         trainer.close()
     return {

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ebmguard.reference_training.jem.course import Course, is_lost
+from ebmguard.reference_training.jem.course import Course, why_lost
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,10 @@ from ebmguard.reference_training.jem.course import Course, is_lost
     ],
 )
 def test_a_step_is_lost_by_its_gap_or_its_classifier(cross_entropy, gap, lost):
-    assert is_lost(cross_entropy, gap) == lost
+    row = {"cross_entropy": cross_entropy}
+    gaps = [{}] if gap is None else [{"energy_gap": gap}, {"p_x_y/energy_gap": gap}]
+    for own in gaps:
+        assert (why_lost(row | own) is not None) == lost
 
 
 def evaluation(step, valid, **scores):
@@ -76,11 +79,10 @@ def test_best_accuracy_is_from_before_the_divergence():
 
 def test_results_of_a_lost_run():
     course = Course(before=1, after=1)
-    course.gaps.extend((1.0, -2.0, 3.0, 40.0, 2e4))
     course.accuracy.update({0: 0.1, 2: 0.9, 3: 0.8, 4: 0.3, 5: 0.1})
     rows = [
-        {"step": i, "grad_scale": value, "ess": 0.5, "energy_gap": 7.0}
-        for i, value in enumerate([0.9, 0.1, 0.2])
+        {"step": i, "grad_scale": value, "ess": 0.5, "energy_gap": gap}
+        for i, (value, gap) in enumerate([(0.9, 2e4), (0.1, -2.0), (0.2, 3.0)])
     ]
     results = course.results(rows, {"WARN": {"step": 3, "rule": "r"}}, 4)
     assert results["accuracy"] == 0.1
@@ -97,24 +99,21 @@ def test_results_of_a_lost_run():
 
 def test_medians_do_not_hide_what_is_not_finite():
     course = Course()
-    course.gaps.extend((1.0, math.nan, 2.0))
-    results = course.results([{"grad_scale": math.nan}], {}, None)
+    rows = [{"grad_scale": math.nan, "energy_gap": gap} for gap in (1.0, math.nan, 2.0)]
+    results = course.results(rows, {}, None)
     assert math.isnan(results["median_abs_gap_last_100"])
     assert math.isnan(results["grad_scale_median_last_100"])
 
 
 def test_a_rollback_gives_up_what_came_after_the_step_it_goes_back_to():
     course = Course(before=20, after=5)
-    course.gaps.extend(map(float, range(121)))
     course.accuracy.update({step: step / 1000 for step in (0, 50, 60, 100, 119, 120)})
     kept = course.accuracy
     alerts = {"ERROR": {"step": 119}}
-    course.roll_back(60, 121, alerts)
+    course.roll_back(60, alerts)
     # That of step 60 is of the parameters that were restored. The object is the one that is shared.
     assert kept is course.accuracy
     assert kept == {0: 0.0, 50: 0.05, 60: 0.06}
-    # Of the last 100 gaps, those of steps 21 to 120, the steps before 60 are left.
-    assert list(course.gaps) == [float(step) for step in range(21, 60)]
     results = course.results([], alerts, None)
     assert results["first_error"]["accuracy_around"] == [(100, 0.1), (119, 0.119), (120, 0.12)]
     again = Course()

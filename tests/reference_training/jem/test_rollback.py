@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ebmguard.reference_training.engine.rows import last_course, series
+from ebmguard.reference_training.engine.run_folder import last_course, series
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.runs import load_run
@@ -56,30 +56,27 @@ def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
     assert math.isfinite(results["median_abs_gap_last_100"])
     state = saved(rolled_back)
     assert all(torch.isfinite(value).all() for value in state["network"].values())
-    assert len(state["course"]["gaps"]) == STEPS
 
 
 def test_rows_of_steps_that_come_again_say_so(rolled_back):
     again = [*range(AT + 1), *range(1, STEPS)]
     for name, steps in (
-        ("training.jsonl", again),
         ("metrics.jsonl", again),
         ("evaluations.jsonl", [0, 3, 6, 9, *range(3, STEPS + 1, 3)]),
     ):
         assert steps_of(rolled_back, name) == steps, name
         counted = last_course(read_jsonl(rolled_back / name))
         assert [row["step"] for row in counted] == sorted(set(steps)), name
-        if name != "metrics.jsonl":
-            given_up = next(i for i in range(1, len(steps)) if steps[i] < steps[i - 1])
-            attempts = [row.get("attempt") for row in read_jsonl(rolled_back / name)]
-            assert set(attempts[:given_up]) == {None}, name
-            assert set(attempts[given_up:]) == {1}, name
-    gaps = {row["step"]: row["energy_gap"] for row in read_jsonl(rolled_back / "training.jsonl")}
-    steps, values = series(rolled_back, ["energy_gap"])
+        given_up = next(i for i in range(1, len(steps)) if steps[i] < steps[i - 1])
+        key = "recovery/attempt" if name == "metrics.jsonl" else "attempt"
+        attempts = [row.get(key, 0) for row in read_jsonl(rolled_back / name)]
+        assert set(attempts[:given_up]) == {0}, name
+        assert set(attempts[given_up:]) == {1}, name
+    rows = {row["step"]: row for row in read_jsonl(rolled_back / "metrics.jsonl")}
+    steps, values = series(rolled_back, ["energy_gap", "cross_entropy"])
     assert steps.tolist() == list(range(STEPS))
-    assert values["energy_gap"].tolist() == pytest.approx(
-        [gaps[step] for step in range(STEPS)], abs=1e-5
-    )
+    for name, found in values.items():
+        assert found.tolist() == [rows[step][name] for step in range(STEPS)]
 
 
 def test_the_accuracy_around_an_alert_is_that_of_its_own_course(rolled_back):
@@ -94,10 +91,14 @@ def test_the_accuracy_around_an_alert_is_that_of_its_own_course(rolled_back):
 
 
 def test_tensorboard_shows_the_course_that_counts(rolled_back):
-    events = EventAccumulator(str(rolled_back / "trainer"))
+    events = EventAccumulator(str(rolled_back))
     events.Reload()
-    scalars = [scalar.step for scalar in events.Scalars("train/cross_entropy")]
-    assert scalars == list(range(STEPS))
+    (tag,) = (tag for tag in events.Tags()["scalars"] if tag.endswith("cross_entropy"))
+    assert [scalar.step for scalar in events.Scalars(tag)] == list(range(STEPS))
+    images = EventAccumulator(str(rolled_back / "trainer"))
+    images.Reload()
+    shown = [image.step for image in images.Images("samples")]
+    assert shown == sorted(set(shown))
 
 
 @pytest.mark.parametrize("stopped", [AT + 5, 4])

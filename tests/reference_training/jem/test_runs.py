@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.engine.rows import series
+from ebmguard.reference_training.engine.run_folder import series
 from ebmguard.reference_training.jem.runs import ADDED, find_runs, load_run
 from tests.reference_training.jem.table.fabricate import INCEPTION, OWN, write_lines, write_run
 
@@ -58,7 +58,7 @@ def test_a_diverged_run_is_over_before_its_last_iteration(tmp_path):
 
 def test_a_run_in_progress_with_torn_lines(tmp_path):
     path = write_run(tmp_path / "x", finished=False, steps=17, **SMALL)
-    for name in ("metrics.jsonl", "training.jsonl", "evaluations.jsonl"):
+    for name in ("metrics.jsonl", "evaluations.jsonl"):
         append(path / name, '{"step": 9')
     run = load_run(path)
     assert run.results is None
@@ -76,13 +76,15 @@ def test_a_run_in_progress_with_torn_lines(tmp_path):
         {"cross_entropy": 1.0, "energy_gap": -10_001.0},
         {"cross_entropy": 1.0, "energy_gap": math.nan},
         {"cross_entropy": math.nan},
+        {"cross_entropy": 1.0, "p_x_y/energy_gap": math.inf},
+        {"energy_gap": math.inf},
     ],
 )
 def test_a_run_that_is_lost_but_not_over(tmp_path, row):
     path = write_run(tmp_path / "x", finished=False, steps=17, **SMALL)
     rows = [{"step": step, "cross_entropy": 1.0} for step in range(17)]
     rows[11:] = [{"step": step, **row} for step in range(11, 17)]
-    write_lines(path / "training.jsonl", rows)
+    write_lines(path / "metrics.jsonl", rows)
     run = load_run(path)
     assert (run.complete, run.steps, run.diverged_at) == (False, 17, 11)
     assert run.state() == (
@@ -92,7 +94,7 @@ def test_a_run_that_is_lost_but_not_over(tmp_path, row):
 
 def test_a_run_that_has_only_begun(tmp_path):
     path = write_run(tmp_path / "x", finished=False, steps=0, **SMALL)
-    for name in ("metrics.jsonl", "training.jsonl", "evaluations.jsonl", "alerts.jsonl"):
+    for name in ("metrics.jsonl", "evaluations.jsonl", "alerts.jsonl"):
         (path / name).unlink()
     run = load_run(path)
     assert (run.steps, run.evaluations, run.first_error, run.grids()) == (0, (), None, {})
@@ -100,7 +102,7 @@ def test_a_run_that_has_only_begun(tmp_path):
     assert steps.shape == values["energy_gap"].shape == values["ess"].shape == (0,)
     # 640 images in batches of 64; the evaluations do not say yet.
     assert run.steps_per_epoch == 10
-    append(path / "training.jsonl", '{"step": 0, "ener')
+    append(path / "metrics.jsonl", '{"step": 0, "ener')
     assert load_run(path).steps == 0
 
 

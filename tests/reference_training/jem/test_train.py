@@ -20,6 +20,7 @@ from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
+from ebmguard.reference_training.jem.train import Jem
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.retrofit.rows import Rows
@@ -110,7 +111,7 @@ def test_interrupted_and_resumed_run_ends_with_the_same_bits(tmp_path, whole, st
     cut = tmp_path / "cut"
     assert go(config_for(cut), Silent(interrupt_after=stop)) is None
     assert newest(cut).name == f"step-{stop:08d}.pt"
-    assert steps_of(cut, "metrics.jsonl") == steps_of(cut, "training.jsonl") == list(range(stop))
+    assert steps_of(cut, "metrics.jsonl") == list(range(stop))
     assert not (cut / "results.json").exists()
     resumed = Silent()
     go(JemConfig(out=cut, resume=True), resumed)
@@ -190,7 +191,7 @@ def test_an_error_in_a_step_leaves_a_run_that_goes_on(tmp_path, whole):
     with pytest.raises(Lost):
         go(config_for(cut), Losing())
     assert saved(cut)["record"]["next_step"] == 4
-    assert steps_of(cut, "training.jsonl") == list(range(6))
+    assert steps_of(cut, "metrics.jsonl") == list(range(6))
     go(config_for(cut, resume=True))
     assert_same_run(whole, cut)
 
@@ -238,7 +239,7 @@ def test_run_folder_holds_the_run(tmp_path):
     out = tmp_path / "run"
     results = go(config_for(out, valid_images=30, quality_samples=12))
     assert results is not None
-    assert steps_of(out, "metrics.jsonl") == steps_of(out, "training.jsonl") == list(range(8))
+    assert steps_of(out, "metrics.jsonl") == list(range(8))
     assert steps_of(out, "accuracy.jsonl") == [0, 3, 6, 8]
     evaluations = read_jsonl(out / "evaluations.jsonl")
     assert [row["step"] for row in evaluations] == [0, 3, 6, 8]
@@ -266,10 +267,13 @@ def test_run_folder_holds_the_run(tmp_path):
     with np.load(out / "figures" / "samples.npz") as samples:
         assert set(samples.files) == {"data", "start", "healthy", "end"}
         assert samples["end"].shape == (6, 1, 8, 8)
-    # What the trainer and the guard measured of the same step agrees.
-    pairs = zip(read_jsonl(out / "training.jsonl"), read_jsonl(out / "metrics.jsonl"), strict=True)
-    for ours, guards in pairs:
-        assert ours["energy_gap"] == pytest.approx(guards["energy_gap"], abs=1e-5)
+    # What the trainer measured stands in the guard's row of the same step.
+    rows = read_jsonl(out / "metrics.jsonl")
+    assert all(row["cross_entropy"] > 0 for row in rows)
+    for row in evaluations[:-1]:
+        for name in ("test_accuracy", "valid_accuracy", "buffer_fid"):
+            assert rows[row["step"]][name] == row[name]
+    assert sum("test_accuracy" in row for row in rows) == 3
 
 
 def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
@@ -278,9 +282,8 @@ def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
 
     def seen(self, step):
         networks[step] = {k: v.clone() for k, v in self.network.state_dict().items()}
-        done = step_of(self, step)
-        batches[step] = done.samples
-        return done
+        batches[step] = step_of(self, step)
+        return batches[step]
 
     monkeypatch.setattr(Trainer, "step", seen)
     go(config_for(tmp_path, valid_images=200, iterations=16, lr=0.01))
@@ -304,15 +307,17 @@ def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
 def test_a_classifier_alone_draws_no_samples(tmp_path):
     results = go(config_for(tmp_path, p_x_weight=0.0, quality_samples=10, iterations=30, lr=0.01))
     assert results is not None
-    rows = read_jsonl(tmp_path / "training.jsonl")
-    assert all(set(row) == {"step", "cross_entropy"} for row in rows)
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     losses = [row["cross_entropy"] for row in rows]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     # The guard watches the optimizer's gradients; energies it has not seen.
-    assert {name for row in read_jsonl(tmp_path / "metrics.jsonl") for name in row} == {
+    assert {name for row in rows for name in row} == {
         "step",
         "nonfinite/gradients",
         "alert_level",
+        "cross_entropy",
+        "test_accuracy",
+        "ece",
     }
     assert not list((tmp_path / "samples").iterdir())
     assert all("buffer_is" not in row for row in read_jsonl(tmp_path / "evaluations.jsonl"))
@@ -341,7 +346,7 @@ def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path):
     lost = results["diverged_at"]
     assert lost is not None
     assert results["steps"] == lost + 4 + 1
-    gaps = [row["energy_gap"] for row in read_jsonl(out / "training.jsonl")]
+    gaps = [row["energy_gap"] for row in read_jsonl(out / "metrics.jsonl")]
     assert not abs(gaps[lost]) <= 1e4
     assert all(abs(gap) <= 1e4 for gap in gaps[:lost])
     steps = [step for step, _ in results["accuracy_around_divergence"]]
@@ -359,16 +364,17 @@ def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path):
 def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
     """Those of the last five even steps before it, and of every even one after it."""
     batches = {}
-    step_of = Trainer.step
+    step_of, see = Trainer.step, Jem.see
 
-    def lost_at_21(self, step):
-        done = step_of(self, step)
-        batches[step] = done.samples
-        if step == 21:
-            done.numbers["energy_gap"].fill_(math.inf)
-        return done
+    def seen(self, step):
+        batches[step] = step_of(self, step)
+        return batches[step]
 
-    monkeypatch.setattr(Trainer, "step", lost_at_21)
+    def lost_at_21(self, step, row):
+        return see(self, step, row | ({"energy_gap": math.inf} if step == 21 else {}))
+
+    monkeypatch.setattr(Trainer, "step", seen)
+    monkeypatch.setattr(Jem, "see", lost_at_21)
     monkeypatch.setattr(kept_samples, "EVERY", 2)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = {"iterations": 60, "stop_after": 7, "eval_every": 1000, "n_neg": 70}
@@ -410,7 +416,7 @@ def test_a_run_that_loses_its_classifier_is_lost(tmp_path):
     assert results is not None
     assert results["diverged_at"] is not None
     assert results["steps"] == results["diverged_at"] + 3
-    row = read_jsonl(tmp_path / "training.jsonl")[results["diverged_at"]]
+    row = read_jsonl(tmp_path / "metrics.jsonl")[results["diverged_at"]]
     assert not math.isfinite(row["cross_entropy"])
 
 

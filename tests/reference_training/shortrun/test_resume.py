@@ -33,7 +33,7 @@ def test_interrupted_and_resumed_run_ends_with_the_same_bits(tmp_path, whole, st
     cut = tmp_path / "cut"
     assert go(config_for(cut), Silent(interrupt_after=stop)) is None
     assert newest(cut).name == f"step-{stop:08d}.pt"
-    assert steps_of(cut, "metrics.jsonl") == steps_of(cut, "training.jsonl") == list(range(stop))
+    assert steps_of(cut, "metrics.jsonl") == list(range(stop))
     assert not (cut / "results.json").exists()
     resumed = Silent()
     go(ShortRunConfig(out=cut, resume=True), resumed)
@@ -57,7 +57,7 @@ def test_every_kind_of_run_resumes_to_the_same_bits(tmp_path, kind):
     go(config_for(whole, **settings))
     assert go(config_for(cut, **settings), Silent(interrupt_after=9)) is None
     if kind == "finer steps":
-        last = read_jsonl(cut / "training.jsonl")[-1]
+        last = read_jsonl(cut / "metrics.jsonl")[-1]
         assert last["sgld_steps"] >= 2 * 3  # which it goes on with
     go(ShortRunConfig(out=cut, resume=True))
     assert_same_run(whole, cut)
@@ -86,7 +86,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_it_goes_on_from_its_checkpoint(
     with pytest.raises(KeyboardInterrupt):
         go(config_for(cut), Insisting())
     assert newest(cut).name == "step-00000003.pt"
-    assert steps_of(cut, "training.jsonl") == list(range(5))
+    assert steps_of(cut, "metrics.jsonl") == list(range(5))
     go(config_for(cut, resume=True))
     assert_same_run(whole, cut)
 

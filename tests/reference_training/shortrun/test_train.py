@@ -18,7 +18,7 @@ from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.train import ShortRun
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import rows_of, steps_of
+from tests.reference_training.jem.parts import rows_of
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.runs import (
     Silent,
@@ -138,7 +138,7 @@ def test_the_trainer_is_the_published_loop_under_eq_8(tmp_path, case):
         config = config_for(tmp_path, **{"seed": 2, "iterations": 12, "lr": 3e-3, **LOOPS[case]})
         go(config)
         settings, beta_star = config.settings, config.beta_star
-        steps = [row["sgld_steps"] for row in read_jsonl(tmp_path / "training.jsonl")]
+        steps = [int(row["sgld_steps"]) for row in read_jsonl(tmp_path / "metrics.jsonl")]
         assert len(steps) == 12
         if case == "finer steps":
             assert max(steps) > 2 * settings.most_sgld_steps
@@ -227,10 +227,9 @@ def written(tmp_path_factory):
 
 def test_a_row_for_each_update(written):
     out, negatives, _ = written
-    rows = read_jsonl(out / "training.jsonl")
-    assert [row["step"] for row in rows] == steps_of(out, "metrics.jsonl") == list(range(8))
+    rows = read_jsonl(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(8))
     for row, x in zip(rows, negatives, strict=True):
-        assert set(row) == {"step", "sgld_steps", "outside", "contrast"}
         assert row["sgld_steps"] == 3
         values = x.numpy().ravel()
         assert row["outside"] == pytest.approx(np.mean(np.abs(values) > 1))
@@ -284,9 +283,12 @@ def test_tensorboard_gets_the_samples_and_the_curves(written):
     events = EventAccumulator(str(out / "trainer"))
     events.Reload()
     assert [event.step for event in events.Images("samples")] == [1, 3, 6]
-    rows = read_jsonl(out / "training.jsonl")
+    events = EventAccumulator(str(out))
+    events.Reload()
+    rows = read_jsonl(out / "metrics.jsonl")
     for name in ("outside", "contrast"):
-        found = events.Scalars(f"negatives/{name}")
+        (tag,) = (tag for tag in events.Tags()["scalars"] if tag.endswith(name))
+        found = events.Scalars(tag)
         assert [event.step for event in found] == list(range(8))
         assert [event.value for event in found] == pytest.approx([row[name] for row in rows])
 
@@ -325,11 +327,11 @@ def test_a_diverging_run_is_said_and_ends(tmp_path):
     first_error = next(a for a in read_jsonl(tmp_path / "alerts.jsonl") if a["level"] == "ERROR")
     assert results["first_error"]["message"] == first_error["message"]
     assert (tmp_path / "figures" / "samples_end.png").is_file()
-    before = rows_of(tmp_path, "training.jsonl")
+    before = rows_of(tmp_path, "metrics.jsonl")
     again = go(config_for(tmp_path, resume=True, lr=10.0, iterations=60, beta_star=0.0))
     assert again is not None
     assert again["diverged_at"] == lost  # it is lost for good
-    assert rows_of(tmp_path, "training.jsonl") == before
+    assert rows_of(tmp_path, "metrics.jsonl") == before
 
 
 def test_a_run_may_be_ended_by_the_guard_and_says_why(tmp_path, monkeypatch):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch.nn.functional import softplus
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.toy.members import Beta, Members
+from ebmguard.reference_training.toy.members import Beta, Members, averaged_loss
 
 CPU = torch.device("cpu")
 
@@ -65,10 +66,25 @@ def test_a_schedule_moves_its_own_members_alone():
 
 
 def test_an_average_samples_at_its_mean_beta():
-    strength = Members.of(["0.1+0.5", "0.4"], ["default"], [0]).strength(10.0, 100, CPU)
-    first, second = strength["beta_stars"]
-    assert (first.tolist(), second.tolist()) == ([1.0, 4.0], [5.0, 4.0])
-    assert strength["sampler_scale"].tolist() == pytest.approx([0.7, 0.6])
-    moving = Members.of(["0:0.2+0.4:0.8"], ["default"], [0]).strength(10.0, 100, CPU)
-    assert moving["beta_stars"][1](50).tolist() == pytest.approx([6.0])
-    assert moving["sampler_scale"](50).tolist() == pytest.approx([1 - 0.35])
+    members = Members.of(["0.1+0.5", "0.4"], ["default"], [0])
+    assert members.exponents(10.0, 100, CPU)(7).tolist() == [[1.0, 4.0], [5.0, 4.0]]
+    assert members.strength(10.0, 100, CPU)["beta_star"].tolist() == [3.0, 4.0]
+    moving = Members.of(["0:0.2+0.4:0.8"], ["default"], [0])
+    assert moving.exponents(10.0, 100, CPU)(50).tolist() == [[1.0], pytest.approx([6.0])]
+    assert moving.strength(10.0, 100, CPU)["beta_star"](50).tolist() == pytest.approx([3.5])
+
+
+def test_an_average_of_losses_is_that_of_every_member_by_itself():
+    rng = torch.Generator().manual_seed(0)
+    f_pos, f_neg = (torch.randn(4, n, generator=rng, dtype=torch.float64) for n in (5, 7))
+    exponents = torch.tensor([[0.5, 1.0, 0.5, 1.0], [2.0, -1.0, 2.0, -1.0]], dtype=torch.float64)
+    expected = 0.0
+    for own in exponents:
+        for g, beta in enumerate(own):
+            log_sum = (beta * f_neg[g]).logsumexp(0)
+            if g < 2:  # Eq. 8
+                expected += softplus(log_sum - beta * f_pos[g]).mean() / beta / 2
+            else:  # Eq. 7
+                expected += (log_sum / beta - f_pos[g].mean()) / 2
+    found = averaged_loss(f_pos, f_neg, exponents, ("default", "no_pos"))
+    torch.testing.assert_close(found, expected)

@@ -81,7 +81,7 @@ def write_run(
         gaps: (steps,) energy gaps, in place of made-up ones.
         alerts: lines of alerts.jsonl.
         samples: steps whose negatives are stored.
-        every: steps between lines of metrics.jsonl and training.jsonl: a published run has 140,600.
+        every: steps between lines of metrics.jsonl: a published run has 140,600.
     """
     config = JemConfig(
         out=folder,
@@ -107,11 +107,10 @@ def write_run(
             gaps[diverged_at + 50 :] = np.nan
     write_lines(
         folder / "metrics.jsonl",
-        ({"step": s, "energy_gap": float(gaps[s]), "grad_scale": 0.9} for s in recorded),
-    )
-    write_lines(
-        folder / "training.jsonl",
-        ({"step": s, "cross_entropy": 2.3, "energy_gap": float(gaps[s])} for s in recorded),
+        (
+            {"step": s, "energy_gap": float(gaps[s]), "grad_scale": 0.9, "cross_entropy": 2.3}
+            for s in recorded
+        ),
     )
     write_lines(folder / "alerts.jsonl", alerts)
     if evaluations is None:
