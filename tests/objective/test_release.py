@@ -5,7 +5,8 @@ batch it has `f_pos`, `f_neg` and, where there are, `groups` and `log_q`. A row 
 the form of β* that it holds for: a number, a 0-dim tensor, or both; the weights, GradScale and, for
 each variant, [loss, gradient to f_pos, gradient to f_neg]; all heads of a sample have the same.
 `coefficients` stands where they are not the gradient: a sample that is not usable spoils the loss
-of β* = 0 given as a number, which hides nothing, and has no coefficient.
+of β* = 0 given as a number, which hides nothing, and has no coefficient. Weights are missing where
+those of the release did not keep to the policy: at β* = 0 they took energies beyond 1e30.
 
 The inputs are multiples of powers of two, so that float32 holds the same energies as float64 does.
 """
@@ -100,10 +101,11 @@ def test_values(name: str, dtype: torch.dtype) -> None:
         forms = {"number": value, "tensor": torch.tensor(value, dtype=dtype)}
         for form in forms if row["as"] == "both" else [row["as"]]:
             beta = forms[form]
-            assert close(weights(f_neg, beta, **of_neg), row["weights"]), beta
-            found = positive_weights(f_pos, f_neg, beta, **of_pos)
-            assert close(found, row["positive_weights"]), beta
-            assert close(grad_scale(f_pos, f_neg, beta, **of_pos), row["grad_scale"]), beta
+            if "weights" in row:
+                assert close(weights(f_neg, beta, **of_neg), row["weights"]), beta
+                found = positive_weights(f_pos, f_neg, beta, **of_pos)
+                assert close(found, row["positive_weights"]), beta
+                assert close(grad_scale(f_pos, f_neg, beta, **of_pos), row["grad_scale"]), beta
             for variant in (each for each in VARIANTS if each in row):
                 at = f"{variant}, beta_star={beta!r}"
                 right, *sides = row[variant]
