@@ -133,7 +133,10 @@ def test_every_form_of_a_single_exponent_is_the_same(variant):
     pos, neg = energies(4, 3)
     reference = contrastive_loss(pos, neg, 2.0, variant=variant)
     expected = slopes(reference, pos, neg)
-    forms = [2, *(torch.tensor(2.0, dtype=dtype) for dtype in (torch.float64, torch.float32))]
+    forms: list[float | torch.Tensor] = [
+        2,
+        *(torch.tensor(2.0, dtype=dtype) for dtype in (torch.float64, torch.float32)),
+    ]
     for form in (*forms, torch.tensor(2)):
         found = contrastive_loss(pos, neg, form, variant=variant)
         assert found.shape == ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -61,10 +63,11 @@ def test_hessian_is_that_of_the_textbook_form(variant):
 @pytest.mark.parametrize("variant", OF_CLASSES)
 def test_numeric_first_and_second_derivatives(variant, options):
     pos, neg = energies(4, 3, heads=(2,) if options == "heads" else ())
-    given = {
+    known: dict[str, Any] = {
         "classes": {"groups": (torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 1]))},
         "log q": {"log_q": proposal(4, 3)},
-    }.get(options, {})
+    }
+    given = known.get(options, {})
     for beta in (-0.7, torch.tensor(0.7, dtype=torch.float64), torch.tensor(0.0)):
 
         def loss(p, n, beta=beta):

@@ -40,7 +40,8 @@ def test_each_member_is_as_if_alone(options, variant):
     if options == "unusable":  # all negatives of one member, some of another
         neg[0], neg[4, 2], pos[4, 1] = torch.nan, torch.inf, -torch.inf
     pos, neg = pos.requires_grad_(), neg.requires_grad_()
-    groups = {"classes": LABELS, "scales": (*LABELS, SCALES)}.get(options)
+    known: dict[str, Any] = {"classes": LABELS, "scales": (*LABELS, SCALES)}
+    groups = known.get(options)
     q = None
     if options == "log q":
         q = tuple(torch.stack([x, 2 * x, x.sin(), -x, x]) for x in proposal())
@@ -66,13 +67,14 @@ def test_weights_of_each_member_are_as_if_alone():
     rng = torch.Generator().manual_seed(3)
     pos, neg = (torch.randn(K, n, generator=rng, dtype=torch.float64) for n in (N, M))
     neg[0], pos[4, 1] = torch.nan, torch.inf
-    for function, sides in (
-        (weights, (neg,)),
-        (positive_weights, (pos, neg)),
-        (grad_scale, (pos, neg)),
-    ):
-        found = torch.vmap(function)(*sides, BETAS)
-        close(found, torch.stack([function(*(f[k] for f in sides), BETAS[k]) for k in range(K)]))
+    functions: dict[Any, tuple[Any, ...]] = {
+        weights: (neg, BETAS),
+        positive_weights: (pos, neg, BETAS),
+        grad_scale: (pos, neg, BETAS),
+    }
+    for function, given in functions.items():
+        found = torch.vmap(function)(*given)
+        close(found, torch.stack([function(*(x[k] for x in given)) for k in range(K)]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -108,8 +108,8 @@ def test_reads_no_value_on_the_host_and_brings_the_exponent_to_the_energies(vari
     neg = torch.empty(3, device="meta", requires_grad=True)
     log_q = torch.empty(4, device="meta"), torch.empty(3, device="meta")
     for beta in (0.5, torch.tensor(0.5), torch.tensor(0.5, device="meta")):
-        for options in ({}, {"log_q": log_q}):
-            loss = contrastive_loss(pos, neg, beta, variant=variant, **options)
+        for q in (None, log_q):
+            loss = contrastive_loss(pos, neg, beta, variant=variant, log_q=q)
             assert loss.device.type == "meta"
             assert [g.shape for g in slopes(loss, pos, neg)] == [(4,), (3,)]
         assert coefficients(pos, neg, beta, variant=variant)[1].shape == (3,)

@@ -50,16 +50,18 @@ def _kept(f, where):
 
 def _as_without(given, clean, beta, kept, variant, tolerance=1e-13, **options):
     """Whether a call with samples that are not usable is the call without them."""
-    loss = contrastive_loss(*given, beta, variant=variant, **options)
-    less = {
+    options["variant"] = variant
+    loss = contrastive_loss(given[0], given[1], beta, **options)
+    less: dict[str, Any] = {
         name: tuple(x[part] for x, part in zip(pair, kept, strict=True))
         for name, pair in options.items()
+        if name != "variant"
     }
     sides = [f[part] for f, part in zip(clean, kept, strict=True)]
-    right = contrastive_loss(*sides, beta, variant=variant, **less)
+    right = contrastive_loss(sides[0], sides[1], beta, variant=variant, **less)
     torch.testing.assert_close(loss, right, rtol=tolerance, atol=1e-15)
     expected = slopes(right, *clean)
-    for found in both_slopes(*given, beta, variant=variant, **options):
+    for found in both_slopes(given[0], given[1], beta, **options):
         for side, oracle, part in zip(found, expected, kept, strict=True):
             torch.testing.assert_close(side, oracle, rtol=tolerance, atol=1e-15)
             assert not side[~part].any()

@@ -98,7 +98,10 @@ def test_values(name: str, dtype: torch.dtype) -> None:
     for row in batch["rows"]:
         value: float = row["beta_star"]
         close = Close(batch, value, dtype)
-        forms = {"number": value, "tensor": torch.tensor(value, dtype=dtype)}
+        forms: dict[str, float | Tensor] = {
+            "number": value,
+            "tensor": torch.tensor(value, dtype=dtype),
+        }
         for form in forms if row["as"] == "both" else [row["as"]]:
             beta = forms[form]
             if "weights" in row:
