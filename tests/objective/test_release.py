@@ -50,8 +50,10 @@ class Close:
     times its slope.
     """
 
-    def __init__(self, batch: dict[str, Any], beta: float, dtype: torch.dtype) -> None:
-        info = torch.finfo(dtype)
+    def __init__(
+        self, batch: dict[str, Any], beta_star: float | Tensor, dtype: torch.dtype
+    ) -> None:
+        info, beta = torch.finfo(dtype), float(beta_star)
         self.dtype = dtype
         self.rtol = -4 * info.eps * math.log(info.tiny)
         # A gradient passes through slope / β*, which may be lost below the smallest number.
@@ -59,7 +61,8 @@ class Close:
         sides = batch["f_pos"], batch["f_neg"]
         count = len(sides[0]) + len(sides[1])
         if abs(beta) < 1e-35:
-            cost = spread(*sides, [0.0] * count)
+            # The caller's own loss, of a number, is not relative to any of the energies.
+            cost = spread(*sides, *([[0.0]] if isinstance(beta_star, float) else []))
         else:
             scales = batch["groups"][2] if len(batch.get("groups", ())) == 3 else [1.0]
             of_weights = math.log(count) + spread(*batch.get("log_q", [[0.0]]))
@@ -97,13 +100,13 @@ def test_values(name: str, dtype: torch.dtype) -> None:
         options["groups"] = tuple(map(torch.tensor, batch["groups"]))
     for row in batch["rows"]:
         value: float = row["beta_star"]
-        close = Close(batch, value, dtype)
         forms: dict[str, float | Tensor] = {
             "number": value,
             "tensor": torch.tensor(value, dtype=dtype),
         }
         for form in forms if row["as"] == "both" else [row["as"]]:
             beta = forms[form]
+            close = Close(batch, beta, dtype)
             if "weights" in row:
                 assert close(weights(f_neg, beta, **of_neg), row["weights"]), beta
                 found = positive_weights(f_pos, f_neg, beta, **of_pos)
