@@ -82,11 +82,11 @@ def across(
     return found[0]
 
 
-def draw(*sizes: tuple[int, int], models: tuple[int, ...] = (), offset: float = 0.0) -> list[Batch]:
+def draw(*sizes: tuple[int, int], offset: float = 0.0) -> list[Batch]:
     return [
         (
-            torch.randn(*models, n).double() * 2 + rank + offset,
-            torch.randn(*models, m).double() - rank + offset,
+            torch.randn(n).double() * 2 + rank + offset,
+            torch.randn(m).double() - rank + offset,
         )
         for rank, (n, m) in enumerate(sizes)
     ]
@@ -189,19 +189,6 @@ def test_what_all_ranks_share_stays_as_it_is(monkeypatch):
     seen: Any = {tag: [torch.tensor(1.5)] * 2 for tag in tags}
     _, numbers = across(monkeypatch, draw((3, 4), (3, 10)), (0.5,), **seen)
     assert [numbers[tag].item() for tag in tags] == [1.5] * 4
-
-
-def test_members_are_as_if_alone(monkeypatch):
-    stars = torch.tensor([0.0, 0.5, -2.0], dtype=torch.float64)
-    batches = draw((4, 3), (2, 5), models=(3,))
-    batches[1][1][2, 0] = math.nan
-    weights, numbers = across(monkeypatch, batches, (stars, 0.5))
-    expected = weight_diagnostics_at(*joined(batches), (stars, 0.5))
-    for found, right in zip(weights, expected, strict=True):
-        close(found, right)
-    assert weights[0]["ess"].isnan().tolist() == [False, False, True]
-    right = own(*joined(batches))
-    close(numbers, {name: x for name, x in right.items() if name not in AVERAGED})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

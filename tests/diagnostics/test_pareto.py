@@ -32,16 +32,14 @@ def oracle(log_weights: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", DRAWS)
-# 225 and 226 lie on either side of the change in the tail's length, 25 is the smallest n.
-@pytest.mark.parametrize("n", [25, 29, 64, 128, 225, 226, 1000, 4096])
-def test_agrees_with_arviz_stats(name: str, n: int) -> None:
-    rng = np.random.default_rng(n)
-    for _ in range(10):
-        log_weights = DRAWS[name](rng, n)
-        expected = oracle(log_weights)
-        assert float(pareto_k(torch.from_numpy(log_weights))) == pytest.approx(
-            expected, rel=1e-6, abs=1e-6
-        )
+def test_agrees_with_arviz_stats(name: str) -> None:
+    # 225 and 226 lie on either side of the change in the tail's length, 25 is the smallest n.
+    for n in (25, 29, 64, 128, 225, 226, 1000, 4096):
+        rng = np.random.default_rng(n)
+        for _ in range(5):
+            log_weights = DRAWS[name](rng, n)
+            found = float(pareto_k(torch.from_numpy(log_weights)))
+            assert found == pytest.approx(oracle(log_weights), rel=1e-6, abs=1e-6), n
 
 
 # What arviz 0.23.4 has for the weights below: ``arviz.stats.psislw(log_weights)[1]``.
@@ -82,21 +80,6 @@ def test_recovers_the_shape_of_a_generalised_pareto_tail(k: float) -> None:
     # A tail of 189 has standard error (1 + k) / sqrt(189); the estimator's own bias is smaller.
     error = (1 + k) / math.sqrt(tail * repeats)
     assert float(found.mean()) == pytest.approx(expected, abs=4 * error + 0.02)
-
-
-@pytest.mark.parametrize("models", [(1,), (4,), (2, 3)])
-@pytest.mark.parametrize("n", [24, 25, 300])
-def test_leading_dimensions_are_models(models: tuple[int, ...], n: int) -> None:
-    log_weights = 2 * torch.randn(*models, n, dtype=torch.float64)
-    log_weights[0] = 0.0  # undefined for these models alone
-    found = pareto_k(log_weights)
-    assert found.shape == models
-    each = [pareto_k(row) for row in log_weights.reshape(-1, n)]
-    expected = torch.stack(each).reshape(models)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0, equal_nan=True)
-    assert found[0].isnan().all()
-    if n > 24:
-        assert found[1:].isfinite().all()
 
 
 def test_order_of_the_weights_does_not_matter() -> None:
@@ -158,4 +141,3 @@ def test_weights_that_underflow_give_nan_and_not_the_prior() -> None:
 def test_nothing_is_read_by_the_host() -> None:
     # Tensors on "meta" have no values: any synchronising call raises there.
     assert pareto_k(torch.empty(64, device="meta")).shape == ()
-    assert pareto_k(torch.empty(3, 64, device="meta")).shape == (3,)

@@ -1,53 +1,144 @@
-"""One rank: runs every case and the small DDP model, and writes what it saw to a file.
+"""One rank: runs every case and a small DDP model, and writes what it saw to a file.
 
-Started as ``python -m tests.objective.ranks_process RANK FOLDER`` from the project's root.
+Started as ``python -m tests.objective.ranks_process RANK FOLDER`` from the project's root. The test
+that joins the results reads the cases, too.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ebmguard.energies import Variant
 from ebmguard.objective import coefficients, contrastive_loss
-from tests.objective.ranks_cases import CASES, VARIANTS, WORLD, Case
-from tests.ranks import joined, messages
+from tests.objective.oracles import OF_CLASSES, VARIANTS
+from tests.ranks import joined
+
+WORLD = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call on several ranks; the sizes are (positives, negatives) of each."""
+
+    sizes: tuple[tuple[int, int], ...]
+    variant: Variant = "default"
+    beta: float | Tensor = 0.7
+    bad: tuple[tuple[int, str, tuple[int, ...]], ...] = ()  # (rank, side, indices) set to NaN
+    offset: float = 0.0
+    dtype: torch.dtype = torch.float64
+    labels: tuple[tuple[list[int], list[int]], ...] = ()  # of each rank's positives and negatives
+    scales: tuple[float, ...] = ()  # the output scale of each class
+    proposal: float | None = None  # log q has this offset
+
+    def rank(self, rank: int) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
+        """Energies that differ in level from rank to rank, and what else the loss is given."""
+        rng = torch.Generator().manual_seed(rank)
+        drawn = {
+            name: torch.randn(size, generator=rng, dtype=torch.float64) * 2 + self.offset + rank
+            for name, size in zip(("pos", "neg"), self.sizes[rank], strict=True)
+        }
+        given: dict[str, Any] = {"variant": self.variant}
+        if self.proposal is not None:  # each rank draws from one of its own
+            q_pos, q_neg = (
+                torch.randn(len(f), generator=rng, dtype=f.dtype) + self.proposal - rank
+                for f in drawn.values()
+            )
+            drawn |= {"q_pos": q_pos, "q_neg": q_neg}
+        for broken, side, where in self.bad:
+            if broken == rank:
+                drawn[side][list(where)] = torch.nan
+        drawn = {name: x.to(self.dtype) for name, x in drawn.items()}
+        if self.proposal is not None:
+            given["log_q"] = drawn["q_pos"], drawn["q_neg"]
+        if self.labels:
+            y_pos, y_neg = (torch.tensor(y) for y in self.labels[rank])
+            scales = torch.tensor(self.scales, dtype=self.dtype)
+            given["groups"] = (y_pos, y_neg, scales[y_pos]) if self.scales else (y_pos, y_neg)
+        return (drawn["pos"], drawn["neg"]), given
+
+
+EQUAL = ((4, 3), (4, 3))
+UNEVEN = ((4, 1), (6, 5))
+THREE = ((2, 3), (6, 1), (4, 4))
+# Class 2 has negatives on the other rank only, class 3 is nobody else's, 5 has none at all.
+LABELS = ([0, 2, 3, 5], [3]), ([0, 1, 0, 1, 2, 5], [0, 1, 2, 0, 2])
+
+CASES: dict[str, Case] = {}
+for _variant in VARIANTS:
+    for _name, _case in {
+        "uneven": Case(UNEVEN, _variant),
+        "three": Case(THREE, _variant, -0.7),
+        "three and a proposal": Case(THREE, _variant, proposal=-3.0),
+        "a tensor of 0, NaN on one rank": Case(
+            UNEVEN, _variant, torch.tensor(0.0), bad=((1, "pos", (0, 5)), (1, "neg", (2,)))
+        ),
+        "a rank without usable negatives": Case(
+            EQUAL, _variant, bad=((0, "neg", (0, 1, 2)), (1, "pos", (0, 1)))
+        ),
+        "a rank whose log q is lost": Case(
+            EQUAL, _variant, bad=((0, "q_neg", (0, 1, 2)),), proposal=0.0
+        ),
+        "float32 far from zero": Case(
+            UNEVEN, _variant, offset=-1e5, dtype=torch.float32, proposal=-1e5
+        ),
+        "no usable negative anywhere": Case(
+            EQUAL, _variant, bad=((0, "neg", (0, 1, 2)), (1, "neg", (0, 1, 2)))
+        ),
+    }.items():
+        CASES[f"{_variant}, {_name}"] = _case
+for _variant in OF_CLASSES:
+    for _name, _case in {
+        "classes": Case(UNEVEN, _variant, labels=LABELS),
+        "classes, scales and a proposal": Case(
+            UNEVEN, _variant, -0.7, (), 0.0, torch.float64, LABELS, (0.25, 1, 3, 2, 1, 0.5), 2.0
+        ),
+        # A label that float32 would round to its neighbour's.
+        "large labels in float32": Case(
+            EQUAL,
+            _variant,
+            dtype=torch.float32,
+            labels=(([2**24, 2**24 + 1, 0, 0], [0, 0, 2**24]), ([0, 0, 0, 0], [0, 0, 2**24 + 1])),
+        ),
+    }.items():
+        CASES[f"{_variant}, {_name}"] = _case
 
 
 def _run(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
-    pos, neg = (f.requires_grad_() for f in case.energies()[rank])
-    options: dict[str, Any] = {
-        "variant": case.variant,
-        "groups": case.groups()[rank],
-        "log_q": case.log_q()[rank],
-        "process_group": group,
+    (pos, neg), given = case.rank(rank)
+    leaves = pos.requires_grad_(), neg.requires_grad_()
+    loss = contrastive_loss(*leaves, case.beta, process_group=group, **given)
+    return {
+        "loss": loss.detach(),
+        "sides": torch.autograd.grad(loss, leaves),
+        "closed": coefficients(*leaves, case.beta, process_group=group, **given),
     }
-    # One rank is enough to see what all send.
-    with messages(rank == 0) as sent:
-        loss = contrastive_loss(pos, neg, case.beta_star, **options)
-        sides = torch.autograd.grad(loss.sum(), (pos, neg))
-    closed = coefficients(pos, neg, case.beta_star, **options)
-    return {"loss": loss.detach(), "sides": sides, "closed": closed, "messages": sent}
 
 
-def _ddp(rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
-    """Parameter gradients as an ordinary DDP trainer gets them."""
-    found: dict[str, Any] = {}
+def batch(rank: int) -> tuple[Tensor, int]:
+    """Points of which the first are positives."""
+    rng = torch.Generator().manual_seed(rank)
+    n_pos, n_neg = 2 * (rank + 1), 3 + rank
+    return torch.randn(n_pos + n_neg, 3, generator=rng, dtype=torch.float64), n_pos
+
+
+def _ddp(rank: int, group: dist.ProcessGroup) -> list[list[Tensor | None]]:
+    """Parameter gradients of each variant as an ordinary DDP trainer gets them."""
+    found = []
     for variant in VARIANTS:
         torch.manual_seed(0)
         net = DistributedDataParallel(torch.nn.Linear(3, 1).double(), process_group=group)
-        rng = torch.Generator().manual_seed(rank)
-        n_pos, n_neg = 2 * (rank + 1), 3 + rank
-        x = torch.randn(n_pos + n_neg, 3, generator=rng, dtype=torch.float64)
+        x, n = batch(rank)
         f = net(x).squeeze(1)
-        loss = contrastive_loss(f[:n_pos], f[n_pos:], 0.7, variant=variant, process_group=group)
-        loss.backward()
-        gradient = [p.grad for p in net.parameters()]
-        found[variant] = {"x_pos": x[:n_pos], "x_neg": x[n_pos:], "gradient": gradient}
+        contrastive_loss(f[:n], f[n:], 0.7, variant=variant, process_group=group).backward()
+        found.append([p.grad for p in net.parameters()])
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ebmguard.energies import check_energies, model_dimensions
+from ebmguard.energies import check_energies
 from ebmguard.errors import ConfigError, EbmguardError, EnergyTypeError, ShapeError
 from ebmguard.objective import (
     coefficients,
@@ -57,36 +57,11 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
             "Squeeze or index the extra dimension of one of them",
         ),
         "devices": ({"f_neg": F3.to("meta")}, "f_pos is on cpu and f_neg on meta"),
-        "models missing": (
+        "exponent of an ensemble": (
             {"beta_star": torch.ones(2)},
-            "beta_star has model dimensions (2,), so f_pos must have shape (2, samples); got (4,)",
-        ),
-        "models differ": (
-            {"f_pos": torch.zeros(2, 4), "f_neg": torch.zeros(3, 4), "beta_star": torch.ones(2)},
-            "f_neg must have shape (2, samples); got (3, 4)",
-        ),
-        "models and heads": (
-            {
-                "f_pos": torch.zeros(2, 4, 1),
-                "f_neg": torch.zeros(2, 4, 1),
-                "beta_star": torch.ones(2),
-            },
-            "got (2, 4, 1)",
-        ),
-        "two model dimensions": (
-            {"f_pos": torch.zeros(6, 4), "f_neg": torch.zeros(6, 4), "beta_star": torch.ones(2, 3)},
-            "must have shape (2, 3, samples); got (6, 4)",
+            "beta_star has shape (2,); expected a number or a 0-dim tensor, since there is one",
         ),
         "one positive": ({"f_pos": F4[:1], "variant": "true"}, "needs at least two; got one"),
-        "one positive of two models": (
-            {
-                "f_pos": torch.zeros(2, 1),
-                "f_neg": torch.zeros(2, 3),
-                "variant": "true",
-                "beta_star": torch.ones(2),
-            },
-            "needs at least two; got one",
-        ),
         "one label vector": ({"groups": (Y4,)}, "must be a pair (y_pos, y_neg)"),
         "labels as lists": (
             {"groups": ([0] * 4, [0] * 3)},
@@ -122,15 +97,6 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
             },
             "shape (4, 2); expected (4,), one log-density per sample: log q(x), summed",
         ),
-        "log-density that models share": (
-            {
-                "f_pos": torch.zeros(2, 4),
-                "f_neg": torch.zeros(2, 3),
-                "log_q": (F4, F3),
-                "beta_star": torch.ones(2),
-            },
-            "log_q_pos has shape (4,); expected (2, 4)",
-        ),
         "log-density on another device": (
             {"log_q": (F4, torch.zeros(3, device="meta"))},
             "log_q_neg is on meta and the energies on cpu",
@@ -141,7 +107,7 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
             {"variant": "nopos"},
             "variant='nopos'; expected one of default, no_pos, batch, true",
         ),
-        "reduce": ({"reduce": "max"}, "reduce='max'; expected one of sum, mean"),
+        "variant a number": ({"variant": 3}, "variant=3; expected one of default, no_pos"),
         "groups of batch": (
             {"variant": "batch", "groups": PAIR},
             'groups are defined for variant="default" and "no_pos", not for \'batch\'',
@@ -151,17 +117,11 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
             {"log_q": (F4, F3), "beta_star": 0.0},
             "with beta_star = 0 there are none. Pass beta_star=",
         ),
-        "log-density with a 0 among the exponents": (
-            {"log_q": (F4, F3), "beta_star": [0.5, 0]},
-            "with beta_star = 0 there are none",
-        ),
         "exponent a string": ({"beta_star": "0.5"}, "beta_star='0.5'; expected a"),
         "exponent None": ({"beta_star": None}, "beta_star=None; expected a"),
         "exponent NaN": ({"beta_star": float("nan")}, "expected a finite number"),
         "exponent infinite": ({"beta_star": float("inf")}, "beta_star=inf"),
-        "exponents empty": ({"beta_star": []}, "with at least one entry"),
-        "exponents with a string": ({"beta_star": [0.5, "1"]}, "beta_star='1'"),
-        "exponents with NaN": ({"beta_star": [0.5, float("nan")]}, "=nan"),
+        "exponents": ({"beta_star": [0.5, 1.0]}, "expected a finite number or a 0-dim tensor"),
     },
 }
 
@@ -190,9 +150,7 @@ def test_errors_are_the_built_in_ones_that_callers_expect():
 
 
 @pytest.mark.parametrize(
-    "beta_star",
-    [0, 1, -0.5, Fraction(1, 2), torch.tensor(0.5), torch.tensor(2), [0.5, 1], (0.0,)],
-    ids=str,
+    "beta_star", [0, 1, -0.5, Fraction(1, 2), torch.tensor(0.5), torch.tensor(2)], ids=str
 )
 def test_accepted_exponents(beta_star):
     check_energies(F4, F3, beta_star)
@@ -200,13 +158,11 @@ def test_accepted_exponents(beta_star):
         assert contrastive_loss(F4, F3, beta_star).isfinite()
 
 
-@pytest.mark.parametrize("heads", [(), (1,), (5,), (2, 3)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_accepted_energies(heads, dtype):
-    pos, neg = torch.zeros(4, *heads, dtype=dtype), torch.zeros(3, *heads, dtype=dtype)
-    check_energies(pos, neg, 0.5, groups=(Y4, Y3))
-    if not heads:
-        check_energies(pos.expand(2, 4), neg.expand(2, 3), torch.ones(2))
+def test_accepted_energies(dtype):
+    for heads in ((), (1,), (5,), (2, 3)):
+        pos, neg = torch.zeros(4, *heads, dtype=dtype), torch.zeros(3, *heads, dtype=dtype)
+        check_energies(pos, neg, 0.5, groups=(Y4, Y3))
 
 
 def test_reads_no_value():
@@ -224,25 +180,3 @@ def test_weights_and_grad_scale_refuse_log_densities_that_do_not_match():
         weights(F3, 0.5, log_q=F4)
     with pytest.raises(ConfigError, match="with beta_star = 0 there are none"):
         weights(F3, 0, log_q=F3)
-
-
-@pytest.mark.parametrize(
-    ("beta_star", "variant"),
-    [
-        (0.5, "default"),
-        (0.0, "no_pos"),
-        ([0.5, 1.0, 2.0], "true"),
-        (torch.ones(4), ["default", "batch", "batch", "true"]),
-        ([torch.ones(4), 0.5], ["default", "batch", "batch", "true"]),
-    ],
-    ids=str,
-)
-def test_each_call_checks_its_energies_once(monkeypatch, beta_star, variant):
-    asked = []
-    monkeypatch.setattr(
-        "ebmguard.objective.losses.check_energies", lambda *args, **_: asked.append(args)
-    )
-    models = model_dimensions(beta_star)
-    for calls, function in enumerate((contrastive_loss, coefficients), 1):
-        function(torch.zeros(*models, 5), torch.zeros(*models, 3), beta_star, variant=variant)
-        assert len(asked) == calls

@@ -1,149 +1,168 @@
-"""Loss, gradient and coefficients in float64 against 80-digit textbook forms."""
+"""Loss, gradient, coefficients and weights in float64 against 80-digit textbook forms."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 import pytest
 import torch
 
 from ebmguard.objective import (
+    coefficients,
     contrastive_loss,
     grad_scale,
     positive_weights,
     weights,
 )
-from tests.objective import oracles
 from tests.objective.oracles import (
+    OF_CLASSES,
     VARIANTS,
     both_slopes,
     decimals,
     energies,
+    proposal,
+    quotient,
     relative_error,
     slopes,
+    textbook,
 )
 
 TOLERANCE = 1e-12
-BETAS = [0.5, 1.0, 3.7, 1e-3, -0.8, -2.5]
-SIZES = [(6, 4), (4, 7), (5, 3), (2, 1), (3, 2), (2, 50), (50, 1), (1, 3)]
+EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
+
+# Class 3 has no negative, class 4 no positive.
+LABELS = torch.tensor([0, 1, 2, 0, 1, 3]), torch.tensor([1, 0, 0, 2, 1, 1, 4])
+SCALES = torch.tensor([0.25, 3.0, 1.5, 2.0], dtype=torch.float64)[LABELS[0]]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("beta", [0.5, -0.8])
-def test_oracle_closed_forms_are_the_slope_of_the_oracle_loss(variant, beta):
-    pos, neg = (decimals(f) for f in energies(5, 4))
-    closed = oracles.gradient(pos, neg, Decimal(beta), variant)
-    numeric = oracles.quotient(pos, neg, Decimal(beta), variant)
-    for a, b in zip(closed, numeric, strict=True):
-        assert relative_error(a, b) < 1e-30
+@dataclass(frozen=True)
+class Call:
+    beta: float
+    n: int = 6
+    m: int = 7
+    heads: tuple[int, ...] = ()
+    options: frozenset[str] = frozenset()
+
+    def keywords(self) -> dict[str, Any]:
+        groups = (*LABELS, SCALES) if "scales" in self.options else LABELS
+        return {
+            "groups": groups if self.options & {"classes", "scales"} else None,
+            "log_q": proposal(self.n, self.m) if "log q" in self.options else None,
+        }
+
+
+def call(beta: float, n: int = 6, m: int = 7, *options: str, heads: Any = ()) -> Call:
+    return Call(beta, n, m, heads, frozenset(options))
+
+
+CALLS = [
+    *(call(0.5, 6, 4), call(-2.5, 5, 3), call(1e-3, 2, 1), call(3.7, 3, 2), call(1.0, 2, 50)),
+    *(call(-0.8, 50, 1), call(0.7, 1, 3)),
+    *(call(0.5, 4, 5, heads=(1,)), call(0.5, 4, 5, heads=(3,)), call(-0.8, 3, 4, heads=(2, 2))),
+    *(call(0.5, 6, 7, "log q"), call(-0.8, 3, 4, "log q"), call(1.0, 4, 2, "log q", heads=(2,))),
+    *(call(beta, 6, 7, name) for beta in (0.5, -1.5) for name in ("classes", "scales")),
+    *(call(0.5, 6, 7, "classes", "log q"), call(-1.5, 6, 7, "scales", "log q")),
+    call(0.5, 6, 7, "classes", heads=(2,)),
+]
+
+
+def defined(made: Call) -> tuple[Any, ...]:
+    if made.options & {"classes", "scales"}:
+        return OF_CLASSES
+    return VARIANTS if made.n > 1 else VARIANTS[:3]
+
+
+@EVERY_VARIANT
+def test_oracle_closed_forms_are_the_slope_of_the_oracle_loss(variant):
+    pos, neg = energies(6, 7)
+    for made in (call(0.5), call(-0.8, 6, 7, "log q"), call(0.5, 6, 7, "scales", "log q")):
+        if variant in defined(made):
+            closed = textbook(pos, neg, made.beta, variant, **made.keywords())
+            numeric = quotient(pos, neg, made.beta, variant, **made.keywords())
+            for a, b in zip((closed.to_pos, closed.to_neg), numeric, strict=True):
+                # Zero at 45 digits is zero.
+                assert relative_error(a, [Decimal(0) if abs(x) < 1e-40 else x for x in b]) < 1e-30
 
 
 @pytest.mark.parametrize(
-    ("variant", "sizes"),
-    [(name, sizes) for name in VARIANTS for sizes in SIZES if name != "true" or sizes[0] > 1],
-    ids=str,
+    ("made", "variant"), [(made, variant) for made in CALLS for variant in defined(made)], ids=str
 )
-@pytest.mark.parametrize("beta", BETAS)
-def test_gradient_and_coefficients(variant, beta, sizes):
-    pos, neg = energies(*sizes)
-    expected = oracles.gradient(decimals(pos), decimals(neg), Decimal(beta), variant)
-    for found in both_slopes(pos, neg, beta, variant=variant):
-        for side, oracle in zip(found, expected, strict=True):
-            assert side.dtype == torch.float64
-            assert not side.requires_grad
-            assert relative_error(side, oracle) < TOLERANCE
+def test_against_the_textbook(made, variant):
+    pos, neg = energies(made.n, made.m, heads=made.heads)
+    options = made.keywords()
+    summed = [
+        [sum(decimals(f.flatten()), Decimal(0)) for f in side] if made.heads else side
+        for side in (pos, neg)
+    ]
+    right = textbook(summed[0], summed[1], made.beta, variant, **options)
+    loss = contrastive_loss(pos, neg, made.beta, variant=variant, **options)
+    assert loss.shape == ()
+    assert relative_error(loss, right.loss) < TOLERANCE
+    closed = coefficients(pos, neg, made.beta, variant=variant, **options)
+    sides = slopes(loss, pos, neg)
+    for found, side, oracle in zip(closed, sides, (right.to_pos, right.to_neg), strict=True):
+        assert found.dtype == torch.float64
+        assert not found.requires_grad
+        # Every head of a sample gets that sample's slope.
+        for each in (found, *side.reshape(len(found), -1).T):
+            assert relative_error(each, oracle) < TOLERANCE
+    assert abs(closed[0].sum() + closed[1].sum()) < 1e-14
+    if options["groups"] is None:
+        q = options["log_q"]
+        given = {} if q is None else {"log_q": q}
+        of_neg = {} if q is None else {"log_q": q[1]}
+        assert relative_error(weights(neg, made.beta, **of_neg), right.weights) < TOLERANCE
+        w_pos = positive_weights(pos, neg, made.beta, **given)
+        assert relative_error(w_pos, right.positive_weights) < TOLERANCE
+        scale = grad_scale(pos, neg, made.beta, **given)
+        assert scale.shape == ()
+        assert relative_error(scale, right.grad_scale) < TOLERANCE
 
 
-@pytest.mark.parametrize("beta", BETAS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_value(variant, beta):
-    pos, neg = energies(6, 4)
-    expected = oracles.loss(decimals(pos), decimals(neg), Decimal(beta), variant)
-    found = contrastive_loss(pos, neg, beta, variant=variant)
-    assert found.shape == ()
-    assert found.item() == pytest.approx(float(expected), rel=TOLERANCE)
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("beta", BETAS)
-def test_weights(beta, sizes):
-    pos, neg = energies(*sizes)
-    exact = decimals(pos), decimals(neg), Decimal(beta)
-    assert relative_error(weights(neg, beta).detach(), oracles.weights(*exact[1:])) < TOLERANCE
-    found = positive_weights(pos, neg, beta).detach()
-    assert relative_error(found, oracles.positive_weights(*exact)) < TOLERANCE
-    scale = grad_scale(pos, neg, beta).detach()
-    assert scale.shape == ()
-    assert relative_error(scale.reshape(1), [oracles.grad_scale(*exact)]) < TOLERANCE
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_positive_weight_is_what_a_positive_gets_as_one_more_negative(variant):
+def test_positive_weight_is_what_a_positive_gets_as_one_more_negative():
     pos, neg = energies(4, 5)
     for f, w_pos in zip(pos, positive_weights(pos, neg, 0.7), strict=True):
         joined = weights(torch.cat([neg, f.reshape(1)]), 0.7)
         assert w_pos.item() == pytest.approx(joined[-1].item(), rel=TOLERANCE)
 
 
-def _as_int_tensor(beta):
-    return torch.tensor(int(beta))
-
-
-def _as_low_precision(beta):
-    return torch.tensor(beta, dtype=torch.float32)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [float, int, lambda b: torch.tensor(b, dtype=torch.float64), _as_int_tensor, _as_low_precision],
-    ids=["float", "int", "0-dim float64", "0-dim int64", "0-dim float32"],
-)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_every_form_of_a_single_exponent_is_the_same(variant, make):
+@EVERY_VARIANT
+def test_every_form_of_a_single_exponent_is_the_same(variant):
     pos, neg = energies(4, 3)
     reference = contrastive_loss(pos, neg, 2.0, variant=variant)
-    found = contrastive_loss(pos, neg, make(2.0), variant=variant)
-    assert found.shape == ()
-    torch.testing.assert_close(found, reference, rtol=1e-14, atol=0)
-    for a, b in zip(slopes(found, pos, neg), slopes(reference, pos, neg), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-14, atol=0)
+    expected = slopes(reference, pos, neg)
+    forms: list[float | torch.Tensor] = [
+        2,
+        *(torch.tensor(2.0, dtype=dtype) for dtype in (torch.float64, torch.float32)),
+    ]
+    for form in (*forms, torch.tensor(2)):
+        found = contrastive_loss(pos, neg, form, variant=variant)
+        assert found.shape == ()
+        torch.testing.assert_close(found, reference, rtol=1e-14, atol=0)
+        torch.testing.assert_close(slopes(found, pos, neg), expected, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_zero_exponent_is_the_plain_difference(variant):
-    pos, neg = energies(4, 3)
+@pytest.mark.parametrize("heads", [(), (1,), (2, 2)], ids=str)
+@EVERY_VARIANT
+def test_zero_exponent_is_the_plain_difference(variant, heads):
+    pos, neg = energies(4, 3, heads=heads)
+    p, n = (f.reshape(len(f), -1).sum(1) for f in (pos, neg))
     for beta in (0, 0.0, torch.tensor(0.0), torch.tensor(0)):
         found = contrastive_loss(pos, neg, beta, variant=variant)
-        assert found.item() == pytest.approx((neg.mean() - pos.mean()).item(), rel=TOLERANCE)
-        for sides in both_slopes(pos, neg, beta, variant=variant):
-            torch.testing.assert_close(sides[0], torch.full_like(pos, -1 / 4))
-            torch.testing.assert_close(sides[1], torch.full_like(neg, 1 / 3))
+        torch.testing.assert_close(found, n.mean() - p.mean(), rtol=TOLERANCE, atol=0)
+        for to_pos, to_neg in both_slopes(pos, neg, beta, variant=variant):
+            torch.testing.assert_close(to_pos, torch.full_like(to_pos, -1 / 4))
+            torch.testing.assert_close(to_neg, torch.full_like(to_neg, 1 / 3))
 
 
 def test_zero_exponent_leaves_the_callers_loss_untouched_bit_for_bit():
-    pos, neg = energies(7, 5, dtype=torch.float16)
-    found = contrastive_loss(pos, neg, 0.0)
-    assert found.dtype == torch.float16
-    assert torch.equal(found, neg.mean() - pos.mean())
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_sequence_of_exponents_averages_the_losses(variant):
-    pos, neg = energies(4, 3)
-    betas = [0.5, 0.0, -1.0, 4.0]
-    found = contrastive_loss(pos, neg, betas, variant=variant)
-    exact = [oracles.loss(decimals(pos), decimals(neg), Decimal(b), variant) for b in betas]
-    assert found.item() == pytest.approx(float(sum(exact) / 4), rel=TOLERANCE)
-    sides = [oracles.gradient(decimals(pos), decimals(neg), Decimal(b), variant) for b in betas]
-    for k, found_side in enumerate(slopes(found, pos, neg)):
-        means = [sum(column) / 4 for column in zip(*(s[k] for s in sides), strict=True)]
-        assert relative_error(found_side, means) < TOLERANCE
-
-
-def test_sequence_through_zero_takes_half_precision_energies():
-    pos, neg = energies(4, 3, dtype=torch.float16)
-    found = contrastive_loss(pos, neg, (0.0, 1.0))
-    assert found.dtype == torch.float32
+    for heads, dtype in (((), torch.float16), ((1,), torch.float64)):
+        pos, neg = energies(64, 48, heads=heads, dtype=dtype)
+        found = contrastive_loss(pos, neg, 0.0)
+        assert found.dtype == dtype
+        assert torch.equal(found, neg.mean() - pos.mean())
 
 
 @pytest.mark.parametrize("beta", [0, 0.0, torch.tensor(0.0)], ids=repr)
@@ -154,3 +173,29 @@ def test_weights_at_zero_exponent_are_uniform_whatever_the_energies(beta):
     torch.testing.assert_close(grad_scale(pos, neg, beta), torch.tensor(4 / 5).double())
     neg[1] = torch.nan  # which leaves three
     torch.testing.assert_close(grad_scale(pos, neg, beta), torch.tensor(3 / 4).double())
+
+
+@pytest.mark.parametrize("variant", OF_CLASSES)
+def test_one_class_is_no_class(variant):
+    pos, neg = energies(4, 3)
+    one = contrastive_loss(pos, neg, 0.5, variant=variant, groups=(torch.zeros(4), torch.zeros(3)))
+    none = contrastive_loss(pos, neg, 0.5, variant=variant)
+    for a, b in zip((one, *slopes(one, pos, neg)), (none, *slopes(none, pos, neg)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0.5, -0.5, 0.0, torch.tensor(0.0)])
+@pytest.mark.parametrize("variant", OF_CLASSES)
+def test_no_partner_at_all(variant, beta):
+    pos, neg = energies(3, 2)
+    groups = (torch.tensor([0, 0, 0]), torch.tensor([1, 1]))
+    loss = contrastive_loss(pos, neg, beta, variant=variant, groups=groups)
+    found = both_slopes(pos, neg, beta, variant=variant, groups=groups)
+    if beta == 0:  # sets nobody against anybody: the standard loss
+        torch.testing.assert_close(loss, neg.mean() - pos.mean())
+        for to_pos, to_neg in found:
+            torch.testing.assert_close(to_pos, torch.full_like(pos, -1 / 3))
+            torch.testing.assert_close(to_neg, torch.full_like(neg, 1 / 2))
+    else:
+        assert loss == 0
+        assert not any(side.any() for sides in found for side in sides)

@@ -1,22 +1,25 @@
 """Where training comes to rest (App. I), by exact expectation over a small discrete space.
 
 A state space of K points, F one number per point. The expected gradient sums over every draw of
-one positive and M negatives, so nothing here is random.
+the positives and the negatives, so nothing here is random.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from ebmguard.objective import coefficients, contrastive_loss
+from ebmguard.objective import coefficients, contrastive_loss, weights
+from tests.objective.oracles import VARIANTS
 
 DATA = torch.tensor([0.5, 0.1, 0.25, 0.15], dtype=torch.float64)
 PROPOSAL = torch.tensor([0.1, 0.3, 0.2, 0.4], dtype=torch.float64)
 REST = 1e-12
-BETAS = [0.1, 0.5, 1.0, 2.0, -0.5]
+EVERY_BETA = pytest.mark.parametrize("beta", [0.1, 0.5, 1.0, 2.0, -0.5])
 
 
 def _expected_gradient(
@@ -36,16 +39,15 @@ def _expected_gradient(
     """
     points = range(len(DATA))
     draws = torch.tensor(list(itertools.product(points, repeat=n + m)))
-    chance = DATA[draws[:, :n]].prod(1) * proposal[draws[:, n:]].prod(1)
+    at_pos, at_neg = draws[:, :n], draws[:, n:]
+    chance = DATA[at_pos].prod(1) * proposal[at_neg].prod(1)
     f = (log_density / output_scale).detach().requires_grad_()
-    exponent = torch.full((len(draws),), beta * output_scale, dtype=torch.float64)
-    log_q = None
-    if is_known:
-        log_q = proposal.log()[draws[:, :n]], proposal.log()[draws[:, n:]]
-    losses = contrastive_loss(
-        f[draws[:, :n]], f[draws[:, n:]], exponent, variant=variant, log_q=log_q
-    )
-    (slope,) = torch.autograd.grad((chance * losses).sum(), f)
+
+    def loss(i, j):
+        log_q = (proposal.log()[i], proposal.log()[j]) if is_known else None
+        return contrastive_loss(f[i], f[j], beta * output_scale, variant=variant, log_q=log_q)
+
+    (slope,) = torch.autograd.grad((chance * torch.vmap(loss)(at_pos, at_neg)).sum(), f)
     return slope
 
 
@@ -54,55 +56,61 @@ def _tempered(log_density, beta):
     return torch.softmax((1 - beta) * log_density, 0)
 
 
-@pytest.mark.parametrize("output_scale", [1.0, 50.0])
-@pytest.mark.parametrize("m", [1, 2, 3])
-@pytest.mark.parametrize("beta", BETAS)
-def test_default_with_a_fixed_proposal_rests_at_the_corrected_log_ratio(beta, m, output_scale):
+@EVERY_BETA
+def test_default_with_a_fixed_proposal_rests_at_the_corrected_log_ratio_alone(beta):
     rest = (DATA.log() - PROPOSAL.log()) / beta
-    for constant in (0.0, -3.0):
-        slope = _expected_gradient(rest + constant, PROPOSAL, beta, m, output_scale=output_scale)
-        assert slope.abs().max() < REST
-
-
-@pytest.mark.parametrize("m", [1, 2])
-@pytest.mark.parametrize("beta", BETAS)
-def test_default_with_a_fixed_proposal_rests_nowhere_else(beta, m):
-    rest = (DATA.log() - PROPOSAL.log()) / beta
-    for elsewhere in (DATA.log(), (DATA.log() - PROPOSAL.log()) / (2 * beta), torch.zeros(4)):
-        assert _expected_gradient(elsewhere.double(), PROPOSAL, beta, m).abs().max() > 1e-3
+    for m, output_scale in ((1, 1.0), (2, 50.0), (3, 1.0)):
+        for constant in (0.0, -3.0):
+            slope = _expected_gradient(
+                rest + constant, PROPOSAL, beta, m, output_scale=output_scale
+            )
+            assert slope.abs().max() < REST
+    for elsewhere in (DATA.log(), rest / 2, torch.zeros(4).double()):
+        assert _expected_gradient(elsewhere, PROPOSAL, beta, 2).abs().max() > 1e-3
     for point in range(4):
         push = torch.zeros(4, dtype=torch.float64)
         push[point] = 0.1 / abs(beta)
-        slope = _expected_gradient(rest + push, PROPOSAL, beta, m)
+        slope = _expected_gradient(rest + push, PROPOSAL, beta, 2)
         # The minimum: descending leads back (the loss carries 1/β, so this holds for β < 0 as
         # minus the maximum of the same likelihood).
         assert slope[point] * (1 if beta > 0 else -1) > 1e-4
 
 
-@pytest.mark.parametrize("m", [1, 2, 4])
-@pytest.mark.parametrize("beta", [0.1, 0.5, 0.9, 1.0, -0.5])
-def test_default_with_an_exact_sampler_rests_at_the_data(beta, m):
-    for constant in (0.0, 2.0):
-        log_density = DATA.log() + constant
+@EVERY_BETA
+def test_default_with_a_known_proposal_rests_at_the_data_whatever_the_proposal(beta):
+    for m in (1, 3):
+        for proposal in (PROPOSAL, torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)):
+            rest = DATA.log() / beta - 1.0
+            slope = _expected_gradient(rest, proposal, beta, m, is_known=True)
+            assert slope.abs().max() < REST
+            for elsewhere in ((DATA.log() - proposal.log()) / beta, 1.3 * rest):
+                slope = _expected_gradient(elsewhere, proposal, beta, m, is_known=True)
+                assert slope.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 1.0, -0.5])
+def test_default_with_an_exact_sampler_rests_at_the_data(beta):
+    for m in (1, 2, 4):
+        log_density = DATA.log() + m
         slope = _expected_gradient(log_density, _tempered(log_density, beta), beta, m)
         assert slope.abs().max() < REST
-    wrong = DATA.log() * 1.3
-    assert _expected_gradient(wrong, _tempered(wrong, beta), beta, m).abs().max() > 1e-3
+        wrong = DATA.log() * 1.3
+        assert _expected_gradient(wrong, _tempered(wrong, beta), beta, m).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("variant", ["no_pos", "batch", "true"])
+@pytest.mark.parametrize("variant", VARIANTS[1:])
 @pytest.mark.parametrize("beta", [0.5, -0.5])
 def test_self_normalised_variants_rest_there_only_with_many_negatives(variant, beta):
     log_density = DATA.log()
     sampled = _tempered(log_density, beta)
     sizes = [
         _expected_gradient(log_density, sampled, beta, m, n=2, variant=variant).abs().max().item()
-        for m in (2, 3, 4, 6)
+        for m in (2, 3, 4, 5)
     ]
     assert sizes[0] > 1e-2
     assert sizes == sorted(sizes, reverse=True)
     # The bias of self-normalised importance sampling falls with 1/M.
-    assert sizes[3] < 0.6 * sizes[0]
+    assert sizes[3] < 0.7 * sizes[0]
     # The default has none, with the same draws.
     assert _expected_gradient(log_density, sampled, beta, 4, n=2).abs().max() < REST
 
@@ -119,39 +127,27 @@ def test_standard_loss_rests_where_the_sampler_draws_the_data():
     assert slope.abs().max() < REST
 
 
-@pytest.mark.parametrize("m", [1, 2, 3])
-@pytest.mark.parametrize("beta", BETAS)
-def test_default_with_a_known_proposal_rests_at_the_data_whatever_the_proposal(beta, m):
-    for proposal in (PROPOSAL, torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)):
-        rest = DATA.log() / beta - 1.0
-        slope = _expected_gradient(rest, proposal, beta, m, is_known=True)
-        assert slope.abs().max() < REST
-        for elsewhere in ((DATA.log() - proposal.log()) / beta, 1.3 * rest):
-            slope = _expected_gradient(elsewhere, proposal, beta, m, is_known=True)
-            assert slope.abs().max() > 1e-3
-
-
 # -- temperatures apart (App. G.1): an exact sampler of exp(a f), weights exp(b f) ---------------
 
-TEMPERATURES = [(0.3, 0.5), (1.0, 1.0), (2.0, 0.25), (0.0, 0.7), (1.5, -0.5)]
+EVERY_TEMPERATURE = pytest.mark.parametrize(
+    ("a", "b"), [(0.3, 0.5), (2.0, 0.25), (0.0, 0.7), (1.5, -0.5)]
+)
 
 
-@pytest.mark.parametrize("m", [1, 2, 3])
-@pytest.mark.parametrize(("a", "b"), TEMPERATURES)
-def test_default_rests_where_the_sum_of_the_temperatures_times_f_is_the_data(a, b, m):
-    for constant in (0.0, -2.0):
-        f = DATA.log() / (a + b) + constant
+@EVERY_TEMPERATURE
+def test_default_rests_where_the_sum_of_the_temperatures_times_f_is_the_data(a, b):
+    for m in (1, 3):
+        f = DATA.log() / (a + b) - m
         slope = _expected_gradient(f, torch.softmax(a * f, 0), b, m)
         assert slope.abs().max() < REST
-    for factor in (0.8, 1.25):
-        f = factor * DATA.log() / (a + b)
-        assert _expected_gradient(f, torch.softmax(a * f, 0), b, m).abs().max() > 1e-3
+        for factor in (0.8, 1.25):
+            f = factor * DATA.log() / (a + b)
+            assert _expected_gradient(f, torch.softmax(a * f, 0), b, m).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("variant", ["no_pos", "batch"])
-@pytest.mark.parametrize(("a", "b"), TEMPERATURES)
-def test_self_normalised_variants_rest_there_with_ever_more_negatives(variant, a, b):
-    def slope(f, count):
+@EVERY_TEMPERATURE
+def test_self_normalised_variants_rest_there_with_ever_more_negatives(a, b):
+    def slope(f, count, variant):
         """With as many negatives at each point as are expected of count draws."""
         at_pos = torch.arange(4).repeat_interleave((20 * DATA).round().long())
         at_neg = torch.arange(4).repeat_interleave((count * torch.softmax(a * f, 0)).long())
@@ -162,20 +158,65 @@ def test_self_normalised_variants_rest_there_with_ever_more_negatives(variant, a
         return total.abs().max()
 
     rest = DATA.log() / (a + b)
-    assert slope(rest, 1_000_000) < 1e-5
-    assert slope(1.25 * rest, 1_000_000) > 1e-2
+    for variant in ("no_pos", "batch"):
+        assert slope(rest, 100_000, variant) < 1e-4
+        assert slope(1.25 * rest, 100_000, variant) > 1e-2
 
 
-@pytest.mark.parametrize("variant", ["default", "no_pos", "batch", "true"])
-@pytest.mark.parametrize(("a", "b"), TEMPERATURES)
-def test_temperatures_apart_are_the_update_of_another_model(variant, a, b):
+@EVERY_TEMPERATURE
+def test_temperatures_apart_are_the_update_of_another_model(a, b):
     # a = k (1 - β) and b = k β: the model is exp(k f), and the losses differ by their units.
     k = a + b
     beta = b / k
     f = DATA.log() * 0.7
     sampled = torch.softmax(a * f, 0)
     torch.testing.assert_close(sampled, _tempered(k * f, beta))
-    apart = _expected_gradient(f, sampled, b, 2, n=2, variant=variant)
-    # The gradient in f itself, of a loss that is in units of k f.
-    together = _expected_gradient(k * f, sampled, beta, 2, n=2, variant=variant)
-    torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-15)
+    for variant in VARIANTS:
+        apart = _expected_gradient(f, sampled, b, 2, n=2, variant=variant)
+        # The gradient in f itself, of a loss that is in units of k f.
+        together = _expected_gradient(k * f, sampled, beta, 2, n=2, variant=variant)
+        torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-15)
+
+
+# -- proposals that know their density (Eq. 6) ---------------------------------------------------
+
+GRID = torch.linspace(-9, 9, 6001, dtype=torch.float64)
+
+
+def model(x: Tensor) -> Tensor:
+    """f of an unnormalised density on a line, with two modes."""
+    return torch.logaddexp(-2 * (x - 1) ** 2, -((x + 1.5) ** 2) - 0.3)
+
+
+def features(x: Tensor) -> Tensor:
+    """What stands for the gradient of f with respect to three parameters."""
+    return torch.stack([x, x.square(), x.sin()])
+
+
+def gaussian(x: Tensor, mean: float = 0.3, std: float = 2.0) -> Tensor:
+    """Log-density, normalised."""
+    return -0.5 * ((x - mean) / std) ** 2 - math.log(std * math.sqrt(2 * math.pi))
+
+
+@pytest.mark.parametrize("output_scale", [1.0, 20.0])
+def test_a_gaussian_proposal_corrected_gives_the_models_expectations(output_scale):
+    """By quadrature: a grid of negatives whose log q is that of their spacing in probability."""
+    density = torch.softmax(model(GRID), 0)
+    expected = features(GRID) @ density
+    # Negatives at the quantiles of q, some 2,000 points: an equal share of q for each.
+    levels = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
+    x = 0.3 + 2.0 * math.sqrt(2) * torch.erfinv(2 * levels - 1)
+    f = model(x) / output_scale
+    w = weights(f, output_scale, log_q=gaussian(x))
+    torch.testing.assert_close(features(x) @ w, expected, rtol=2e-3, atol=2e-3)
+    # So does the gradient on the negatives, whatever stands for the positives.
+    pos = f[:2], gaussian(x[:2])
+    _, to_neg = coefficients(pos[0], f, output_scale, variant="no_pos", log_q=(pos[1], gaussian(x)))
+    torch.testing.assert_close(to_neg, w, rtol=1e-11, atol=0)
+    # Without the correction the expectation is that of another density.
+    plain = features(x) @ weights(f, output_scale)
+    assert (plain - expected).abs().max() > 0.2
+    # A tempered proposal, q exp(a f), leaves the rest of the exponent to the weights.
+    tempered = torch.softmax(0.4 * model(GRID) + gaussian(GRID), 0)
+    w = weights(model(GRID), 0.6, log_q=gaussian(GRID)) * tempered
+    torch.testing.assert_close(w / w.sum(), density)

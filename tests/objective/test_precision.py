@@ -1,18 +1,27 @@
-"""Float32 keeps its digits where GradScale runs from nothing to one, whatever offset f has."""
+"""Float32 keeps its digits while GradScale runs from 0 to 1, whatever offsets f and log q have."""
 
 from __future__ import annotations
 
-from decimal import Decimal
+from typing import Any
 
 import pytest
 import torch
 
-from ebmguard.objective import coefficients, contrastive_loss, grad_scale, weights
-from tests.objective import oracles
-from tests.objective.oracles import VARIANTS, both_slopes, decimals, relative_error, slopes
+from ebmguard.objective import contrastive_loss, grad_scale, weights
+from tests.objective.oracles import (
+    OF_CLASSES,
+    VARIANTS,
+    both_slopes,
+    energies,
+    proposal,
+    relative_error,
+    slopes,
+    textbook,
+)
 
 TOLERANCE = 1e-5
 MARGINS = [-40, -30, -17, -8, -1, 0, 1, 8, 17, 30, 40]  # S - β* f⁺
+EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def _float32_energies(margin, beta, offset, *, n=6, m=16, spread=3.0):
@@ -26,69 +35,152 @@ def _float32_energies(margin, beta, offset, *, n=6, m=16, spread=3.0):
     return pos.requires_grad_(), neg.requires_grad_()
 
 
-@pytest.mark.parametrize("offset", [0.0, 1e3, -1e3, 3e4])
-@pytest.mark.parametrize("beta", [0.5, 2.0, 0.1, -0.5, -2.0])
-@pytest.mark.parametrize("variant", VARIANTS)
+def _digits(pos, neg, beta, variant, tolerance, **options):
+    """Those of the exact gradient at these float32 numbers."""
+    right = textbook(pos, neg, torch.as_tensor(beta).item(), variant, **options)
+    for found in both_slopes(pos, neg, beta, variant=variant, **options):
+        for side, oracle in zip(found, (right.to_pos, right.to_neg), strict=True):
+            assert side.dtype == torch.float32
+            assert relative_error(side, oracle) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("beta", "offset"), [(0.5, 1e3), (0.5, 0.0), (2.0, -1e3), (0.1, 3e4), (-0.5, 3e4), (-2.0, 1e3)]
+)
+@EVERY_VARIANT
 def test_gradient_keeps_five_digits_over_the_whole_range(variant, beta, offset):
     for margin in MARGINS:
         pos, neg = _float32_energies(margin, beta, offset)
-        # The oracle's exponent is the one that float32 can hold.
-        exponent = Decimal(torch.tensor(beta).item())
-        expected = oracles.gradient(decimals(pos), decimals(neg), exponent, variant)
-        for found in both_slopes(pos, neg, beta, variant=variant):
-            for side, oracle in zip(found, expected, strict=True):
-                assert side.dtype == torch.float32
-                assert relative_error(side, oracle) < TOLERANCE, margin
-            size = found[1].double().sum()
-            assert abs(found[0].double().sum() + size) <= 1e-5 * size, margin
+        # The exponent of the oracle, too, is the one that float32 can hold.
+        _digits(pos, neg, torch.tensor(beta), variant, TOLERANCE)
+        for to_pos, to_neg in both_slopes(pos, neg, beta, variant=variant):
+            size = to_neg.double().sum()
+            assert abs(to_pos.double().sum() + size) <= 1e-5 * size, margin
 
 
 @pytest.mark.parametrize("beta", [0.5, -0.5])
 def test_grad_scale_keeps_five_digits_where_one_minus_sigmoid_has_none(beta):
     for margin in MARGINS:
         pos, neg = _float32_energies(margin, beta, 1e3)
-        expected = oracles.grad_scale(decimals(pos), decimals(neg), Decimal(beta))
-        found = grad_scale(pos, neg, beta).detach().reshape(1)
-        assert relative_error(found, [expected]) < TOLERANCE
+        right = textbook(pos, neg, beta).grad_scale
+        assert relative_error(grad_scale(pos, neg, beta), right) < TOLERANCE
     pos, neg = _float32_energies(-40, beta, 0.0)
     naive = (1 - torch.sigmoid(beta * pos - torch.logsumexp(beta * neg, 0))).mean()
     assert naive == 0, "the textbook form is expected to have lost everything here"
 
 
-def test_loss_value_keeps_five_digits_where_the_two_terms_cancel():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_value_keeps_its_digits_where_the_two_terms_cancel(dtype):
     for margin in (-40, -20, 0, 20, 40):
-        pos, neg = _float32_energies(margin, 0.5, 0.0)
-        exact = oracles.loss(decimals(pos), decimals(neg), Decimal("0.5"), "default")
-        found = contrastive_loss(pos, neg, 0.5).detach().reshape(1)
-        assert relative_error(found, [exact]) < TOLERANCE
+        pos, neg = (f.to(dtype) for f in _float32_energies(margin, 0.5, 0.0))
+        found = contrastive_loss(pos, neg, 0.5)
+        right = textbook(pos, neg, 0.5).loss
+        assert relative_error(found, right) < 1e2 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("shape", [None, (), (1,)], ids=["float", "0-dim", "ensemble"])
-@pytest.mark.parametrize("beta", [1.0, -1.0])
-def test_a_negative_far_from_the_ones_that_count_costs_no_digits(beta, shape):
+@pytest.mark.parametrize("beta", [1.0, -1.0, torch.tensor(1.0), torch.tensor(-1.0)], ids=str)
+def test_a_negative_far_from_the_ones_that_count_costs_no_digits(beta):
     # Energies are exact in float32; only an unlucky shift could round their differences.
     near = torch.tensor([0.125 + 2.0**-20, 0.25 + 2.0**-19, 0.5 + 2.0**-20])
-    far = torch.tensor([-30_000.0 * beta])
-    neg = torch.cat([near, far]).requires_grad_()
+    neg = torch.cat([near, -30_000.0 * torch.full((1,), float(beta))]).requires_grad_()
     pos = torch.tensor([0.375 + 2.0**-20, 8 * beta]).requires_grad_()
-    expected = oracles.gradient(decimals(pos), decimals(neg), Decimal(beta), "default")
-    given = beta if shape is None else torch.full(shape, beta)
-    models = (pos.expand(1, -1), neg.expand(1, -1)) if shape == (1,) else (pos, neg)
-    autograd = slopes(contrastive_loss(*models, given), pos, neg)
-    for found in (autograd, coefficients(*models, given)):
-        assert relative_error(found[0].flatten(), expected[0]) < 1e-6
-        assert relative_error(found[1].flatten()[:3], expected[1][:3]) < 1e-6
-    exact = oracles.weights(decimals(neg), Decimal(beta))
-    assert relative_error(weights(models[1], given).detach().flatten()[:3], exact[:3]) < 1e-6
+    right = textbook(pos, neg, float(beta))
+    for found in both_slopes(pos, neg, beta):
+        assert relative_error(found[0], right.to_pos) < 1e-6
+        assert relative_error(found[1][:3], right.to_neg[:3]) < 1e-6
+    assert relative_error(weights(neg, beta)[:3], right.weights[:3]) < 1e-6
 
 
-@pytest.mark.parametrize("beta", [torch.tensor(0.5), torch.tensor([0.5]), torch.tensor([-0.5])])
-def test_tensor_exponents_keep_the_digits_too(beta):
-    value = beta.reshape(-1)[0].item()
-    for margin in (-40, 0, 40):
-        pos, neg = _float32_energies(margin, value, 1e3)
-        models = [f.reshape(*beta.shape, -1) for f in (pos, neg)]
-        found = slopes(contrastive_loss(models[0], models[1], beta), pos, neg)
-        expected = oracles.gradient(decimals(pos), decimals(neg), Decimal(value), "default")
-        for side, oracle in zip(found, expected, strict=True):
-            assert relative_error(side, oracle) < TOLERANCE
+@pytest.mark.parametrize("has_proposal", [False, True])
+@pytest.mark.parametrize("variant", OF_CLASSES)
+def test_the_level_of_a_class_costs_no_other_class_its_digits(variant, has_proposal):
+    y = torch.tensor([0, 0, 1, 1, 1])
+    for level in (5e3, 1e8, -1e8, 1e9, -1e9):
+        # All exact in float32, and not when class 1 is shifted by the level of class 0.
+        pos = torch.tensor([level, level + 64, 0.25, 1.5, -1.0])
+        neg = torch.tensor([level - 64, level, 0.625, 0.75, -1.25])
+        # One number for all of a class changes nothing.
+        log_q = torch.where(y == 0, level, 0.0)
+        given: dict[str, Any] = {"variant": variant, "groups": (y, y)}
+        for beta in (0.5, -0.5, torch.tensor(0.5)):
+            right = textbook(pos, neg, float(beta), **given)
+            leaves = pos.clone().requires_grad_(), neg.clone().requires_grad_()
+            options = given | ({"log_q": (log_q, log_q)} if has_proposal else {})
+            found = contrastive_loss(*leaves, beta, **options)
+            assert found.item() == pytest.approx(float(right.loss), rel=1e-6)
+            for sides in both_slopes(*leaves, beta, **options):
+                for side, oracle in zip(sides, (right.to_pos, right.to_neg), strict=True):
+                    assert side.tolist() == pytest.approx([float(x) for x in oracle], rel=1e-6)
+
+
+@pytest.mark.parametrize("beta", [0.5, 2.0, -0.5])
+@EVERY_VARIANT
+def test_large_offsets_of_f_and_of_log_q_cost_no_digits(variant, beta):
+    """The latter is in the thousands for images, and comes in either precision."""
+    pos, neg = ((f.detach() + 3e4).float().requires_grad_() for f in energies(6, 16))
+    for dtype in (torch.float32, torch.float64):
+        log_q = tuple((q - 1e5).to(dtype) for q in proposal(6, 16))
+        _digits(pos, neg, beta, variant, TOLERANCE, log_q=log_q)
+
+
+@EVERY_VARIANT
+def test_a_negative_that_q_accounts_for_takes_no_digits_from_the_others(variant):
+    """Of the largest f by far, and of no weight: exponents are not relative to that one."""
+    pos, neg = (f.detach().float().requires_grad_() for f in energies(6, 8))
+    q_pos, q_neg = (q.float() for q in proposal(6, 8))
+    far = torch.arange(8) == 3
+    high, q_high = torch.where(far, 1e8, neg), torch.where(far, 2e8, q_neg)
+    loss = contrastive_loss(pos, high, 0.5, variant=variant, log_q=(q_pos, q_high))
+    rest = contrastive_loss(pos, neg[~far], 0.5, variant=variant, log_q=(q_pos, q_neg[~far]))
+    torch.testing.assert_close(loss, rest)
+    torch.testing.assert_close(slopes(loss, pos, neg), slopes(rest, pos, neg))
+
+
+def test_log_densities_of_half_precision_are_computed_in_single():
+    pos, neg = (f.detach().float() for f in energies(6, 7))
+    log_q = torch.full((6,), -6e4).half(), torch.linspace(-6e4, 6e4, 7).half()
+    single = log_q[0].float(), log_q[1].float()
+    found = contrastive_loss(pos, neg, 0.5, log_q=log_q)
+    assert found.isfinite()
+    assert torch.equal(found, contrastive_loss(pos, neg, 0.5, log_q=single))
+
+
+# -- dtypes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_computed_in_float32_at_least_and_gradients_come_back_as_given(given):
+    expected = torch.float64 if given == torch.float64 else torch.float32
+    pos, neg = energies(4, 3, dtype=given)
+    for beta in (0.5, torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64)):
+        for variant in VARIANTS:
+            loss = contrastive_loss(pos, neg, beta, variant=variant)
+            assert loss.dtype == expected
+            assert all(side.dtype == given for side in slopes(loss, pos, neg))
+        assert weights(neg, beta).dtype == grad_scale(pos, neg, beta).dtype == expected
+
+
+def test_half_precision_sums_its_heads_in_float32():
+    pos = torch.full((2, 4), 30_000.0, dtype=torch.float16, requires_grad=True)
+    neg = torch.full((3, 4), 30_000.0, dtype=torch.float16, requires_grad=True)
+    loss = contrastive_loss(pos, neg, 1.0)
+    torch.testing.assert_close(loss, torch.tensor(4.0).log())
+
+
+def test_the_two_sides_may_have_different_dtypes():
+    pos, neg = energies(4, 3)
+    low = neg.detach().bfloat16().requires_grad_()
+    loss = contrastive_loss(pos, low, 0.5)
+    torch.testing.assert_close(loss, contrastive_loss(pos, low.double(), 0.5))
+    assert [side.dtype for side in slopes(loss, pos, low)] == [torch.float64, torch.bfloat16]
+
+
+def test_default_dtype_does_not_leak_into_float32_energies():
+    torch.set_default_dtype(torch.float64)
+    try:
+        pos, neg = energies(4, 3, dtype=torch.float32)
+        for beta in (0.5, torch.tensor(-0.5)):
+            for variant in VARIANTS:
+                assert contrastive_loss(pos, neg, beta, variant=variant).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
