@@ -22,7 +22,7 @@ from .sampler_steps import (
     metropolis_acceptance,
     named_samples,
     oriented,
-    sample_sums,
+    sample_shares,
 )
 from .update_size import amplification, total_norm
 from .weights import named_weights, weight_diagnostics, weight_sums
@@ -46,7 +46,7 @@ __all__ = [
     "nonfinite_diagnostics",
     "oriented",
     "pareto_k",
-    "sample_sums",
+    "sample_shares",
     "total_norm",
     "weight_diagnostics",
     "weight_sums",

@@ -22,7 +22,7 @@ __all__ = [
     "metropolis_acceptance",
     "named_samples",
     "oriented",
-    "sample_sums",
+    "sample_shares",
 ]
 
 
@@ -35,10 +35,10 @@ def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: f
     return grad_norm * (step_size / noise if noise else math.nan)
 
 
-def sample_sums(
+def sample_shares(
     samples: Tensor, before: Tensor | None = None, clamp: tuple[float, float] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`named_samples` makes numbers of, and what identifies the samples.
+    """What :func:`named_samples` names, and what identifies the samples.
 
     Args:
         samples: ``(..., B, d)``.
@@ -46,34 +46,35 @@ def sample_sums(
         clamp: lowest and highest value of an entry.
 
     Returns:
-        ``(..., 3)``: how many samples are finite, how many equal those at the same place of the
-        previous call, NaN where that had others, and how many entries are at an end of the clamp or
-        beyond, NaN without one; and ``(..., 3, B)``, their sums and extremes.
+        ``(..., 3)``, float32: the share of the samples that are finite, of those that equal the one
+        at the same place of the previous call, NaN where that had others, and of the entries at an
+        end of the clamp or beyond, NaN without one; and ``(..., 3, B)``, sums and extremes.
     """
     lowest, highest = samples.aminmax(dim=-1)
     known_by = torch.stack((samples.sum(-1), lowest, highest), -2)
     # NaN and the infinities show in the extremes, without a mask of the samples' size.
     largest = torch.finfo(samples.dtype).max
-    finite = ((lowest >= -largest) & (highest <= largest)).sum(-1)
-    found = [finite.float()]
+    finite = (lowest >= -largest) & (highest <= largest)
+    found = [finite.mean(-1, dtype=torch.float32)]
     if before is not None and before.shape == known_by.shape:
         # A chain that moves or restarts never repeats itself to the last bit; one that hangs does.
         same = (known_by == before.to(known_by)).all(-2)
-        found.append(same.sum(-1).float())
+        found.append(same.mean(-1, dtype=torch.float32))
     else:
         found.append(torch.full_like(found[0], math.nan))
     if clamp is None:
         found.append(torch.full_like(found[0], math.nan))
     else:
-        found.append(((samples <= clamp[0]) | (samples >= clamp[1])).sum((-2, -1)).float())
+        at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
+        found.append(at_an_end.mean((-2, -1), dtype=torch.float32))
     return torch.stack(found, -1), known_by
 
 
-def named_samples(sums: Sequence[T], count: int, entries: int, *, is_clamped: bool) -> dict[str, T]:
-    """The numbers by tag of ``count`` samples of so many entries each."""
-    finite, same, at_an_end = sums
-    found = {"nonfinite/samples": 1.0 - finite / count, "sampler/repeated": same / count}
-    return found | ({"sampler/clamped": at_an_end / (count * entries)} if is_clamped else {})
+def named_samples(shares: Sequence[T], *, is_clamped: bool) -> dict[str, T]:
+    """The shares by tag."""
+    finite, same, at_an_end = shares
+    found = {"nonfinite/samples": 1.0 - finite, "sampler/repeated": same}
+    return found | ({"sampler/clamped": at_an_end} if is_clamped else {})
 
 
 class ChainState(NamedTuple):

@@ -13,7 +13,14 @@ Non-finite samples. A negative with ``|β* f| > 1e30`` or a NaN, in f or in log 
 such a positive is left out. If that empties a side, the loss is 0 with zero gradients.
 """
 
-from .losses import coefficients, contrastive_loss, grad_scale, positive_weights, weights
+from .losses import (
+    coefficients,
+    contrastive_loss,
+    grad_scale,
+    mean_difference,
+    positive_weights,
+    weights,
+)
 from .terms import Terms, usable
 
 __all__ = [
@@ -21,6 +28,7 @@ __all__ = [
     "coefficients",
     "contrastive_loss",
     "grad_scale",
+    "mean_difference",
     "positive_weights",
     "usable",
     "weights",

@@ -20,7 +20,14 @@ from ..errors import ConfigError
 from ..ranks import Batch, whole_batch
 from .terms import Terms
 
-__all__ = ["coefficients", "contrastive_loss", "grad_scale", "positive_weights", "weights"]
+__all__ = [
+    "coefficients",
+    "contrastive_loss",
+    "grad_scale",
+    "mean_difference",
+    "positive_weights",
+    "weights",
+]
 
 
 def contrastive_loss(
@@ -81,7 +88,7 @@ def contrastive_loss(
         own = Batch(pos, neg, groups, log_q)
         pos, neg, groups, log_q = whole_batch(process_group, own, same=(beta_star, variant))[:4]
     elif not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
-        return _mean(f_neg) - _mean(f_pos)
+        return mean_difference(f_pos, f_neg)
     beta = _as_tensor(beta_star, pos)
     return Terms.of(pos, neg, beta, groups, log_q).loss(variant)
 
@@ -194,6 +201,11 @@ def _as_tensor(beta_star: BetaStar, like: Tensor) -> BetaStar:
 def _check_group(group: object) -> None:
     if not isinstance(group, dist.ProcessGroup):
         raise ConfigError(f"process_group= is a {type(group).__name__}; expected a ProcessGroup.")
+
+
+def mean_difference(f_pos: Tensor, f_neg: Tensor) -> Tensor:
+    """Mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given; heads are summed."""
+    return _mean(f_neg) - _mean(f_pos)
 
 
 def _mean(f: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from .loss_fn import CallerLoss, Convention, LossFn
 from .settings import Action, Settings, check_told
 from .strength import Schedulable, Strength
 
-__all__ = ["guard"]
+__all__ = ["announce", "guard"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -225,7 +225,7 @@ def guard(
     if not settings.ranks.is_first:
         opened, log_dir = [], None  # all ranks have the same rows
     else:
-        _announce(sampler, strength, log_dir)
+        announce(sampler, strength, log_dir)
     loop = Loop(
         settings=settings,
         strength=strength,
@@ -246,7 +246,7 @@ class _Terminal(logging.Handler):
             print(f"ebmguard: {self.format(record)}", file=sys.stderr)
 
 
-def _announce(sampler: object, strength: Strength, folder: str | PathLike[str] | None) -> None:
+def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | None) -> None:
     """Log what is guarded, how strongly, and how to watch it."""
     if not _log.handlers and not logging.getLogger().handlers:
         _log.addHandler(_Terminal())

@@ -90,7 +90,8 @@ def of_loss(
     else:
         column, is_zero = _column(beta_star, reference, f_pos.dtype, f_pos.device), False
     if log_q is not None:
-        log_q = torch.stack((log_q[0], 0 * log_q[0])), torch.stack((log_q[1], 0 * log_q[1]))
+        q_pos, q_neg = (torch.stack((q, torch.zeros_like(q))) for q in log_q)
+        log_q = q_pos, q_neg
     with torch.set_grad_enabled(torch.is_grad_enabled() and variant is not None):
         terms = Terms.of(f_pos, f_neg, column, groups, log_q, is_zero=is_zero)
         loss = None if variant is None else terms.loss(variant)[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import LossError
-from ..objective import contrastive_loss
+from ..objective import mean_difference
 from .strength import NO_MODELS
 
 __all__ = ["CallerLoss", "Convention", "LossFn", "no_gradient", "scaled_gradient"]
@@ -37,7 +37,7 @@ class CallerLoss:
         """The unguarded loss (Eq. 3): the caller's own, untouched."""
         if self._loss_fn is not None:
             return self._loss_fn(f_pos, f_neg)
-        loss = contrastive_loss(f_pos, f_neg, 0.0)
+        loss = mean_difference(f_pos, f_neg)
         return loss if self._sign > 0 else -loss
 
     def check(self, f_pos: Tensor, f_neg: Tensor) -> None:
@@ -47,9 +47,7 @@ class CallerLoss:
         """
         self._checked = self._checked or self._examine(f_pos, f_neg)
 
-    def weight(
-        self, f_pos: Tensor, f_neg: Tensor, models: torch.Size = NO_MODELS
-    ) -> Tensor | None:
+    def weight(self, f_pos: Tensor, f_neg: Tensor, models: torch.Size = NO_MODELS) -> Tensor | None:
         """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
 
         Of an ensemble the difference is summed over its model dimensions.

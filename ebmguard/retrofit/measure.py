@@ -58,6 +58,10 @@ class Measure(Stateful):
     def _saved(self) -> Mapping[str, Any]:
         return {"_recent": _read_recent, "_update": _read_tensors, "_known_by": _read_known}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
+        return {name: _lists(x) for name, x in super().state_dict().items()}
+
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
         self._from_sampler = []
@@ -290,6 +294,15 @@ def _named(
     if output_scale is not None:
         row["energy_gap_scaled"] = row["energy_gap"] * output_scale
     return row
+
+
+def _lists(x: Any) -> Any:
+    """With lists of numbers for tensors."""
+    if isinstance(x, Tensor):
+        return x.tolist()
+    if isinstance(x, dict):
+        return {name: _lists(each) for name, each in x.items()}
+    return [_lists(each) for each in x] if isinstance(x, list) else x
 
 
 def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:

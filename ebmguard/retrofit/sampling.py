@@ -17,7 +17,7 @@ from ..diagnostics import (
     metropolis_acceptance,
     named_samples,
     oriented,
-    sample_sums,
+    sample_shares,
 )
 from ..errors import SamplerError
 from ..sampling import Evaluation, Recording, Tempering, find_module
@@ -139,13 +139,12 @@ def sampled(
             known["sampler/evaluations"] = float(tempering.evaluations)
         # The norm of the drift, which the tempered energy has.
         if (drift := tempering.seen.norm) is not None:
-            count = math.prod(drift.shape[len(models) if has_models(drift, models) else 0 :])
-            named = partial(_named_norms, count=count, entries=tempering.seen.entries, steps=steps)
+            named = partial(_named_norms, entries=tempering.seen.entries, steps=steps)
             # A factor that is a tensor is read with the row.
             by = tempering.given if isinstance(tempering.given, Tensor) else None
             if by is None:
                 named = partial(named, factor=abs(tempering.given))
-            parts.append(Part(compute(_norm_sums, _by_model(drift, models), by), named))
+            parts.append(Part(compute(_norms, _by_model(drift, models), by), named))
     if slow and steps is not None:
         known["sampler/acceptance"] = math.nan
         # A CUDA graph may have others than those that were recorded.
@@ -159,15 +158,14 @@ def sampled(
     if (x := _first_tensor(samples)) is None:
         return (parts, known), None
     rows = _rows(x.detach(), models)
-    sums, known_by = compute(sample_sums, rows, before, trainer.clamp)
-    size = {"count": math.prod(rows.shape[-2:-1]), "entries": rows.shape[-1]}
-    parts.append(Part(sums, partial(named_samples, **size, is_clamped=trainer.clamp is not None)))
+    shares, known_by = compute(sample_shares, rows, before, trainer.clamp)
+    parts.append(Part(shares, partial(named_samples, is_clamped=trainer.clamp is not None)))
     return (parts, known), known_by
 
 
-def _norm_sums(norm: Tensor, factor: Tensor | None) -> Tensor:
-    """Sum and largest of norms ``(..., B)``, and the size of the factor where it is a tensor."""
-    sums = [norm.sum(-1).float(), norm.amax(-1).float()]
+def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:
+    """Mean and largest of norms ``(..., B)``, and the size of the factor where it is a tensor."""
+    sums = [norm.mean(-1).float(), norm.amax(-1).float()]
     if factor is not None:
         size = factor.detach().abs().to(sums[0]).flatten()
         sums.append(size.expand_as(sums[0]) if sums[0].ndim else size[0])
@@ -176,15 +174,13 @@ def _norm_sums(norm: Tensor, factor: Tensor | None) -> Tensor:
 
 def _named_norms(
     sums: Sequence[float],
-    count: int,
     entries: int,
     steps: Mapping[str, float] | None,
     factor: float = 1.0,
 ) -> Row:
     """Of the norm of f's gradient, and of the drift's, that of the tempered f."""
-    total, largest, *by = sums
+    mean, largest, *by = sums
     factor = by[0] if by else factor
-    mean = total / count
     found = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
     found = {name: x / factor if factor else math.nan for name, x in found.items()}
     if steps is not None:

@@ -102,10 +102,6 @@ STEPS = {"sgld_steps": 20}
         (STEPS | {"output_scale": 1.0}, ["beta_star -> 2 (to 0.5 at most)"]),
         (STEPS | {"output_scale": 1.0, "sampler_scale": 1.0}, []),
         (STEPS | {"beta_star": -0.5}, ["beta_star -> 2 (never over to the other side of 0)"]),
-        (
-            STEPS | {"beta_star": None, "beta_stars": [0.5, 1.0], "sampler_scale": 1.0},
-            ["beta_star -> 2 (it is no single number)"],
-        ),
         ({"recovery": Recovery(ladder=(Change(lr=0.5),))}, []),
         (
             {"recovery": Recovery(ladder=(Change(beta_star=2e4), Change(sgld_steps=3.0)))},
@@ -119,11 +115,6 @@ def test_changes_of_a_rollback_that_cannot_be_followed(options, said):
     assert len(found) == bool(said)
     assert all(part in found[0].what for part in said)
     assert all(problem.severity is Level.INFO for problem in found)
-
-
-def test_averaged_exponents():
-    g, _ = make(beta_star=None, beta_stars=[0.5, 1.0], sampler_scale=1.0, output_scale=None)
-    assert names(g) == set()
 
 
 def test_the_energy_convention_turns_the_sign():

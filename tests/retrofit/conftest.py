@@ -20,9 +20,9 @@ def gradients(request):
         same_pos, same_neg = g.reweight(pos, neg, **options)
         assert torch.equal(same_pos, pos)
         assert torch.equal(same_neg, neg)
-        sign = 1 if g._settings.sign > 0 else -1
-        members = pos.shape[0] if g._settings.models else 1
-        heads = pos.shape[1] if pos.ndim > 1 and members == 1 and g._settings.reduce == "sum" else 1
+        sign = 1 if g._loop.settings.sign > 0 else -1
+        members = pos.shape[0] if g._loop.settings.models else 1
+        heads = pos.shape[1] if pos.ndim > 1 and members == 1 else 1
         difference = members * heads * (same_neg.mean() - same_pos.mean())
         return slopes(sign * difference, pos, neg)
 

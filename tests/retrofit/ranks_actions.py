@@ -140,7 +140,7 @@ class Run:
             "rollbacks": [rollback.record() for rollback in self.guard.rollbacks],
             "attempt": self.guard.attempt,
             "step": self.guard.step,
-            "rules": self.guard._judge.state_dict(),
+            "rules": self.guard._loop._judge.state_dict(),
             "parameters": [whole(p) for p in self.net.parameters()],
         }
 

@@ -45,7 +45,7 @@ def advised(g: Guard, steps: int = 4, shift: float = 0.0, optimizer: Any = None)
 def make(advice: Mapping[int, tuple[str, ...]], **options: Any) -> Guard:
     g = guard(None, None, **({"beta_star": 0.5} | options))
     detector: Any = Advising(advice)
-    g._judge = detector
+    g._loop._judge = detector
     return g
 
 
@@ -131,7 +131,7 @@ def test_members_are_advised_apart():
         Alert("energy_blowup", WARN, step, "ess", 1.0, 2.0, 5, (R.LOWER_BETA, R.RAISE_BETA), member)
         for member in (0, 1)
     ]
-    g._judge = detector
+    g._loop._judge = detector
     pos, neg = torch.randn(2, 4), torch.randn(2, 4)
     g.loss_fn(pos, neg)
     # At 0 there is nothing to lower; the other may do so, and is not told both.

@@ -61,11 +61,8 @@ def train(at_once: bool) -> tuple[Guard, list[dict[str, float]]]:
 
 
 def test_it_takes_what_attach_takes_and_does_the_same():
-    taken = inspect.signature(guard).parameters
-    for name, parameter in inspect.signature(Guard.attach).parameters.items():
-        if name != "self":
-            assert taken[name].annotation == parameter.annotation, name
-            assert taken[name].default is None, name
+    taken, attached = (inspect.signature(x).parameters["told"] for x in (guard, Guard.attach))
+    assert taken == attached
     (g, rows), (other, others) = train(at_once=True), train(at_once=False)
     assert len(rows) == 3
     assert repr(rows) == repr(others)
@@ -117,3 +114,20 @@ def test_reading_a_property_never_changes_the_record():
         quiet = drift(lambda g: None, follow)
         assert quiet == drift(lambda g: (g.refinement, g.sgld_steps, g.last, g.step), follow)
         assert quiet[1] is follow
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"beta_stars": [0.5, 1.0]}, "beta_stars= is gone. Average the losses of several"),
+        ({"beta_star": 1, "reduce": "mean"}, r"reduce= is gone. Heads .* pass f.mean\(1\)"),
+        ({"beta_star": 1, "optimiser": None}, "'optimiser'; did you mean optimizer="),
+    ],
+)
+def test_a_keyword_that_there_is_not_says_what_to_write(keywords, words):
+    with pytest.raises(TypeError, match=words):
+        guard(None, None, **keywords)
+
+
+def test_the_signature_fits_on_a_screen():
+    assert len(str(inspect.signature(guard))) < 1500

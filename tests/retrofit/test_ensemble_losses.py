@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,8 +14,6 @@ from tests.parts import slopes
 N, M = 6, 5
 VARIANTS: list[Variant] = ["default", "default", "no_pos", "batch"]
 STARS = torch.tensor([0.5, 0.0, 1.5, 2.0], dtype=torch.float64)
-# The first entry is the same for all members, the second their own, the third a schedule.
-SEVERAL: list[Any] = [0.3, STARS, lambda step: STARS * (1 + step)]
 
 
 def leaves() -> tuple[Tensor, Tensor]:
@@ -28,10 +24,6 @@ def leaves() -> tuple[Tensor, Tensor]:
 
 def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-14)
-
-
-def several(step: int) -> list[Tensor]:
-    return [torch.full((4,), 0.3, dtype=torch.float64), STARS, STARS * (1 + step)]
 
 
 def test_mixed_variants_by_loss_and_by_reweighting():
@@ -49,49 +41,12 @@ def test_mixed_variants_by_loss_and_by_reweighting():
         close(found[1], wanted[1])
 
 
-@pytest.mark.parametrize("variant", ["default", VARIANTS])
-def test_several_exponents_that_differ_from_member_to_member(variant):
-    pos, neg = leaves()
-    g = guard(None, None, beta_stars=SEVERAL, variant=variant, sampler_scale=1.0)
-    for step in range(3):
-        assert g.step == max(step - 1, 0)
-        each = [contrastive_loss(pos, neg, star, variant=variant) for star in several(step)]
-        expected = torch.stack(each).mean(0).sum()
-        loss = g.loss_fn(pos, neg)
-        close(loss, expected)
-        assert g.last["beta_star"] == pytest.approx(
-            torch.stack(several(step)).mean().item(), rel=1e-6
-        )
-    found, wanted = slopes(loss, pos, neg), slopes(expected, pos, neg)
-    close(found[0], wanted[0])
-    close(found[1], wanted[1])
-    reweight = guard(None, None, beta_stars=several(2), variant=variant, sampler_scale=1.0)
-    same_pos, same_neg = reweight.reweight(pos, neg)
-    found = slopes((same_neg.mean(1) - same_pos.mean(1)).sum(), pos, neg)
-    close(found[0], wanted[0])
-    close(found[1], wanted[1])
-
-
-def test_weight_of_a_given_loss_with_several_exponents():
-    pos, neg = leaves()
-
-    def loss_fn(pos: Tensor, neg: Tensor) -> Tensor:
-        return 0.3 * (neg - pos).mean(-1).sum()
-
-    pos = pos[:, :M]
-    given = guard(loss_fn, None, beta_stars=[STARS, 0.2], sampler_scale=1.0)
-    plain = guard(None, None, beta_stars=[STARS, 0.2], sampler_scale=1.0)
-    close(given.loss_fn(pos, neg), 0.3 * plain.loss_fn(pos, neg))
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"beta_star": 1.0}, "beta_star has no model dimensions"),
         ({"beta_star": STARS[:3]}, "has 4 names, but beta_star has model dimensions"),
-        ({"beta_stars": [0.1, 0.2], "sampler_scale": 1.0}, "has no model dimensions"),
         ({"beta_star": STARS, "variant": ["default", "best"]}, "variant='best'; expected one of"),
-        ({"beta_stars": [STARS, STARS[:2]], "sampler_scale": 1.0}, r"\(2,\) and \(4,\); expected"),
     ],
 )
 def test_refused_when_it_is_built(arguments, message):

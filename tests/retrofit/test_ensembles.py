@@ -229,7 +229,7 @@ def test_skips_by_the_scaler_are_no_members():
     g = ensemble(sampler=None, judge_in_loss=True)
     pos, neg, _ = draws(0)
     g.loss_fn(pos, neg)
-    g._end_step(1.0, True)
+    g._loop._end_step(1.0, True)
     assert [(alert.rule, alert.level, alert.member) for alert in g.alerts] == [
         ("amp_skip", Level.INFO, None)
     ]
@@ -242,7 +242,7 @@ def test_losses_of_one_step_are_pooled_for_each_member(judge_in_loss):
     first, second = draws(0)[:2], draws(1)[:2]
     g.loss_fn(*first)
     g.loss_fn(*second)
-    (row,) = g._rows.state_dict(is_over=True)["rows"]
+    (row,) = g._loop.rows.state_dict(is_over=True)["rows"]
     optimizer.step()
     g.close()
     for i, member in enumerate(row[3]):

@@ -11,7 +11,7 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.retrofit.rows import Rows
+from ebmguard.retrofit.rows import Part, Rows
 
 
 class Kept:
@@ -88,7 +88,7 @@ def test_no_rule_sees_them_and_alerts_are_those_of_the_same_run_without():
 def test_they_travel_with_the_state():
     rows = Rows(torch.Size(), in_loss=False)
     rows.begin_loss(is_on_host=False)
-    rows.add({"loss": torch.tensor(1.0)})
+    rows.add([Part.of({"loss": torch.tensor(1.0)})])
     rows.log({"x": 5.0})
     list(rows.end_step())
     again = Rows(torch.Size(), in_loss=False)

@@ -144,7 +144,7 @@ def test_a_callback_that_raises_loses_no_row_and_no_alert(judge_in_loss):
         judge_in_loss=judge_in_loss,
         on_alert=on_alert,
     )
-    g._judge = Script({1: Level.WARN, 2: Level.ERROR})  # type: ignore[assignment]
+    g._loop._judge = Script({1: Level.WARN, 2: Level.ERROR})  # type: ignore[assignment]
     broken = 0
     for _ in range(4):
         for call in (lambda: g.loss_fn(*energies()), sgd.step):
@@ -170,7 +170,7 @@ def test_a_folder_is_free_after_a_close_in_which_a_callback_raised(tmp_path):
 
     pytest.importorskip("tensorboard")
     g = guard(None, None, beta_star=1.0, log_dir=tmp_path, judge_in_loss=False, on_alert=on_alert)
-    g._judge = Script({0: Level.WARN})  # type: ignore[assignment]
+    g._loop._judge = Script({0: Level.WARN})  # type: ignore[assignment]
     g.loss_fn(*energies())
     with pytest.raises(Broken):
         g.close()

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ebmguard.energies import Reduce
 from ebmguard.errors import LossError
 from ebmguard.retrofit.loss_fn import CallerLoss, Convention
 
@@ -17,7 +16,7 @@ N = 6
 
 
 def check(loss_fn: Any, convention: Convention = "log_density", n: int = N, m: int = N) -> None:
-    CallerLoss(loss_fn, convention, "sum").check(torch.randn(n), torch.randn(m))
+    CallerLoss(loss_fn, convention).check(torch.randn(n), torch.randn(m))
 
 
 def bce(pos, neg):
@@ -58,8 +57,7 @@ def test_accepted_with_different_numbers_of_samples(loss_fn):
 
 def test_accepted_for_single_samples_and_heads():
     check(MEAN[0], n=1, m=1)
-    for reduce in ("sum", "mean"):
-        CallerLoss(MEAN[0], "log_density", reduce).check(torch.randn(4, 3), torch.randn(5, 3))
+    CallerLoss(MEAN[0], "log_density").check(torch.randn(4, 3), torch.randn(5, 3))
 
 
 NOT_AFFINE = {
@@ -184,7 +182,7 @@ def test_checked_once():
         calls.append(p)
         return n.mean() - p.mean()
 
-    difference = CallerLoss(loss_fn, "log_density", "sum")
+    difference = CallerLoss(loss_fn, "log_density")
     pos, neg = torch.full((3,), 0.5), torch.zeros(4)
     difference.check(pos, neg)
     after_first = len(calls)
@@ -200,7 +198,7 @@ def test_weight_of_zero_is_looked_at_again():
     def loss_fn(p, n):
         return min(1.0, counter["step"] / 10) * hidden(n.mean() - p.mean())
 
-    difference = CallerLoss(loss_fn, "log_density", "sum")
+    difference = CallerLoss(loss_fn, "log_density")
     pos, neg = torch.randn(3), torch.randn(4)
     difference.check(pos, neg)
     weight = difference.weight(pos, neg)
@@ -215,7 +213,7 @@ def test_weight_of_zero_is_looked_at_again():
 
 
 def test_weight_works_where_gradients_are_off_and_leaves_none():
-    difference = CallerLoss(lambda p, n: 0.25 * (n.mean() - p.mean()), "log_density", "sum")
+    difference = CallerLoss(lambda p, n: 0.25 * (n.mean() - p.mean()), "log_density")
     pos, neg = torch.randn(3, requires_grad=True), torch.randn(4, requires_grad=True)
     with torch.no_grad():
         difference.check(pos, neg)
@@ -223,12 +221,12 @@ def test_weight_works_where_gradients_are_off_and_leaves_none():
     assert weight == 0.25
     assert pos.grad is None
     assert neg.grad is None
-    assert CallerLoss(None, "energy", "sum").weight(pos, neg) is None
+    assert CallerLoss(None, "energy").weight(pos, neg) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_weight_of_short_floats_is_not_rounded(dtype):
-    difference = CallerLoss(lambda p, n: 0.1 * (n.mean() - p.mean()), "log_density", "sum")
+    difference = CallerLoss(lambda p, n: 0.1 * (n.mean() - p.mean()), "log_density")
     pos, neg = torch.randn(3, dtype=dtype), torch.randn(999, dtype=dtype)
     weight = difference.weight(pos, neg)
     assert weight is not None
@@ -236,15 +234,14 @@ def test_weight_of_short_floats_is_not_rounded(dtype):
 
 
 @pytest.mark.parametrize(
-    ("convention", "reduce", "expected"),
+    ("convention", "expected"),
     [
-        ("log_density", "sum", lambda p, n: n.sum(1).mean() - p.sum(1).mean()),
-        ("log_density", "mean", lambda p, n: n.mean() - p.mean()),
-        ("energy", "sum", lambda p, n: p.sum(1).mean() - n.sum(1).mean()),
+        ("log_density", lambda p, n: n.sum(1).mean() - p.sum(1).mean()),
+        ("energy", lambda p, n: p.sum(1).mean() - n.sum(1).mean()),
     ],
 )
-def test_plain_difference(convention: Convention, reduce: Reduce, expected):
+def test_plain_difference(convention: Convention, expected):
     pos, neg = torch.randn(3, 2), torch.randn(4, 2)
-    assert torch.equal(CallerLoss(None, convention, reduce).plain(pos, neg), expected(pos, neg))
-    own = CallerLoss(lambda p, n: 7 * p.sum() + n.sum(), convention, reduce)
+    assert torch.equal(CallerLoss(None, convention).plain(pos, neg), expected(pos, neg))
+    own = CallerLoss(lambda p, n: 7 * p.sum() + n.sum(), convention)
     assert torch.equal(own.plain(pos, neg), 7 * pos.sum() + neg.sum())

@@ -152,11 +152,9 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
         "without noise has no output scale. Give beta_star= alone",
     ),
     ({"beta_star": lambda step: None}, r"beta_star\(step=0\)=None is a NoneType"),
-    ({"beta_star": None, "beta_stars": [1, 2]}, "add sampler_scale="),
     # Other keywords.
     ({"convention": "logp"}, "log_density, energy"),
     ({"variant": "fancy"}, "default, no_pos, batch"),
-    ({"reduce": "max"}, "expected one of sum, mean"),
     ({"action": "stop"}, "expected one of warn, raise"),
     ({"model": "f"}, "model= is a str; expected the torch"),
     ({"loss_fn": 3.0}, "loss_fn= is a float; expected a function"),

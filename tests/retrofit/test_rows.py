@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from ebmguard.retrofit.rows import Rows, StepRow
+from ebmguard.retrofit.rows import Part, Rows, StepRow
 
 NO_MODELS = torch.Size()
 
@@ -24,6 +24,12 @@ def make(lag: int = 0, models: tuple[int, ...] = ()) -> Rows:
     return rows
 
 
+def add(
+    rows: Rows, numbers: dict[str, torch.Tensor], samples: dict[str, torch.Tensor] | None = None
+) -> list[StepRow]:
+    return rows.add([Part.of(numbers, rows._models)], samples=samples)
+
+
 def over(rows: Rows) -> list[StepRow]:
     """The rows due at the end of the present step."""
     return list(rows.end_step())
@@ -31,11 +37,11 @@ def over(rows: Rows) -> list[StepRow]:
 
 def test_without_lag_the_row_so_far_comes_with_every_measurement():
     rows = make()
-    (first,) = rows.add({"a": number(1.5), "b": number(math.nan)})
+    (first,) = add(rows, {"a": number(1.5), "b": number(math.nan)})
     assert repr(first.numbers) == repr({"a": 1.5, "b": math.nan})
     assert (first.step, first.is_over, first.is_news) == (0, False, True)
     rows.note({"n": 7.0})
-    (second,) = rows.add({"a": number(2.5)})
+    (second,) = add(rows, {"a": number(2.5)})
     assert repr(second.numbers) == repr({"a": 2.0, "b": math.nan, "n": 7.0})
     (whole,) = over(rows)
     assert repr(whole.numbers) == repr(second.numbers)
@@ -46,7 +52,7 @@ def test_without_lag_the_row_so_far_comes_with_every_measurement():
 def test_with_lag_the_row_of_step_t_is_read_at_the_end_of_step_t_plus_lag(lag):
     rows, read = make(lag), []
     for step in range(6):
-        assert rows.add({"a": number(step)}) == []
+        assert add(rows, {"a": number(step)}) == []
         read.append([(x.step, x.numbers["a"], x.is_over, x.is_news) for x in over(rows)])
     due = [[(step - lag, step - lag, True, True)] if step >= lag else [] for step in range(6)]
     assert read == due
@@ -57,9 +63,9 @@ def test_with_lag_the_row_of_step_t_is_read_at_the_end_of_step_t_plus_lag(lag):
 @pytest.mark.parametrize("lag", [0, 2])
 def test_numbers_of_one_step_are_averaged_by_name(lag):
     rows = make(lag)
-    rows.add({"a": number(1), "b": number(10)})
-    rows.add({"a": number(2)})
-    rows.add({"c": number(math.nan), "a": number(6)})
+    add(rows, {"a": number(1), "b": number(10)})
+    add(rows, {"a": number(2)})
+    add(rows, {"c": number(math.nan), "a": number(6)})
     row = (over(rows) + list(rows.drain()))[0].numbers
     assert row.pop("a") == pytest.approx(3.0)
     assert math.isnan(row.pop("c"))
@@ -82,7 +88,7 @@ def test_of_noted_numbers_the_largest_counts():
 def test_what_is_to_be_judged_at_the_end_of_a_step(lag, as_tensor, value, models):
     """On a CPU the row has been judged in the loss: only what is not 0 makes it worth another."""
     rows = make(lag, models)
-    rows.add({"a": number(1)})
+    add(rows, {"a": number(1)})
     rows.note_news("n", number(value) if as_tensor else value)
     (row,) = over(rows) + list(rows.drain())
     assert row.numbers == {"a": 1.0, "n": value}
@@ -92,33 +98,33 @@ def test_what_is_to_be_judged_at_the_end_of_a_step(lag, as_tensor, value, models
 
 def test_a_step_without_numbers_has_no_row():
     rows = make(lag=1)
-    rows.add({"a": number(0)})
+    add(rows, {"a": number(0)})
     assert over(rows) == []
     assert [row.step for row in over(rows)] == [0]
     assert over(rows) == []
 
 
 def test_a_zero_has_no_sign():
-    (row,) = make().add({"a": number(-0.0)})
+    (row,) = add(make(), {"a": number(-0.0)})
     assert repr(row.numbers) == repr({"a": 0.0})
 
 
 def test_double_precision_survives():
     rows, value = make(), 1 / 3
-    rows.add({"a": number(value, torch.float64), "b": number(2)})
+    add(rows, {"a": number(value, torch.float64), "b": number(2)})
     assert over(rows)[0].numbers == {"a": value, "b": 2.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
 def test_other_dtypes(dtype):
-    (row,) = make().add({"a": torch.ones((), dtype=dtype)})
+    (row,) = add(make(), {"a": torch.ones((), dtype=dtype)})
     assert (row.numbers, row.members) == ({"a": 1.0}, [])
 
 
 def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
     rows = make(lag=2)
     x, f = torch.ones((), requires_grad=True), torch.ones(2, requires_grad=True)
-    rows.add({"a": 2 * x}, {"f": 3 * f})
+    add(rows, {"a": 2 * x}, {"f": 3 * f})
     over(rows)
     (pending,) = rows._queue
     samples = pending.samples["f"]
@@ -127,7 +133,7 @@ def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
     assert not pending.numbers.requires_grad
     assert not samples.requires_grad
     plain = torch.ones(())
-    rows.add({"a": plain})
+    add(rows, {"a": plain})
     plain.fill_(9.0)
     over(rows)
     assert list(rows.drain())[-1].numbers == {"a": 1.0}
@@ -138,7 +144,7 @@ def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
 def test_members_have_rows_of_their_own_and_the_row_is_their_mean(lag, models):
     rows = make(lag, models)
     own = torch.tensor([1.0, math.nan]).reshape(models)
-    assert bool(rows.add({"a": own, "b": number(2)})) is not bool(lag)
+    assert bool(add(rows, {"a": own, "b": number(2)})) is not bool(lag)
     (row,) = over(rows) + list(rows.drain())
     assert repr(row.members) == repr([{"a": 1.0, "b": 2.0}, {"a": math.nan, "b": 2.0}])
     assert repr(row.numbers) == repr({"a": math.nan, "b": 2.0})
@@ -147,8 +153,8 @@ def test_members_have_rows_of_their_own_and_the_row_is_their_mean(lag, models):
 @pytest.mark.parametrize("lag", [0, 2])
 def test_members_of_one_step_are_averaged_by_name(lag):
     rows = make(lag, (2,))
-    rows.add({"a": torch.tensor([1.0, 5.0])})
-    rows.add({"b": number(7, torch.float64), "a": torch.tensor([2.0, 8.0])})
+    add(rows, {"a": torch.tensor([1.0, 5.0])})
+    add(rows, {"b": number(7, torch.float64), "a": torch.tensor([2.0, 8.0])})
     rows.note_news("shared", number(2))
     rows.note({"noted": 4.0})
     # One tensor goes to the host, whatever it holds.
@@ -161,9 +167,9 @@ def test_members_of_one_step_are_averaged_by_name(lag):
 def test_rows_under_way_come_back_through_json():
     rows = make(lag=2)
     for step in range(3):
-        rows.add({"a": number(step)}, {"f": torch.tensor([0.5, step])} if step == 1 else {})
+        add(rows, {"a": number(step)}, {"f": torch.tensor([0.5, step])} if step == 1 else {})
         over(rows)
-    rows.add({"a": number(3)})
+    add(rows, {"a": number(3)})
     rows.note({"n": 1.0})
     between, saved = rows.state_dict(is_over=False), rows.state_dict(is_over=True)
     assert (between["step"], [row[0] for row in between["rows"]]) == (3, [1, 2])
@@ -172,7 +178,7 @@ def test_rows_under_way_come_back_through_json():
     assert rows.state_dict(is_over=True) == saved  # looking changes nothing
 
     other = Rows(NO_MODELS, in_loss=None)
-    other.add({"old": number(0)})
+    add(other, {"old": number(0)})
     other.load_state_dict(json.loads(json.dumps(saved)))
     assert other.state_dict(is_over=False) == saved
     other.note({"b": 4.0})
@@ -194,6 +200,6 @@ def test_draining_keeps_the_step_open():
 def test_rows_that_were_not_taken_stay_due_in_their_order():
     rows = make(lag=1)
     for value in range(3):
-        rows.add({"a": number(value)})
+        add(rows, {"a": number(value)})
         rows.end_step()  # whoever follows the rows was interrupted
     assert [row.step for row in over(rows)] == [0, 1, 2]

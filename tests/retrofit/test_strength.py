@@ -36,7 +36,6 @@ def at(step: int = 0, **arguments):
         ({"beta_star": 2, "output_scale": JEM, "sampler_scale": 0.5}, 2.0, 0.5),
         ({"beta_star": 2, "sampler_scale": 0}, 2.0, 0.0),
         ({"beta_star": 2, "sampler_scale": 1}, 2.0, 1.0),
-        ({"beta_stars": [0.5, 1], "sampler_scale": 0.9}, (0.5, 1.0), 0.9),
         ({"beta_star": np.float32(0.5)}, 0.5, 1.0),
         ({"beta_star": np.int64(2)}, 2.0, 1.0),
         ({"beta_star": Fraction(1, 4), "output_scale": np.float64(2)}, 0.25, 0.875),
@@ -82,7 +81,6 @@ def test_tensors_keep_beta_to_double_precision():
         ({"beta_star": 0.0, "output_scale": 5}, True, True),
         ({"beta_star": 1e-30}, False, False),
         ({"beta_star": torch.tensor(0.0)}, False, False),  # reading it would wait for a device
-        ({"beta_stars": [0.0], "sampler_scale": 1.0}, False, True),
         ({"beta_star": 1, "sampler_scale": 0.5}, False, True),
     ],
 )
@@ -98,9 +96,8 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "exactly one of beta_star=, beta= and beta_stars=; none was given"),
+        ({}, "exactly one of beta_star= and beta=; none was given"),
         ({"beta": 0.1, "beta_star": 1.0}, "beta and beta_star were all given"),
-        ({"beta_star": 1, "beta_stars": [1]}, "beta_star and beta_stars were all given"),
         ({"beta_star": math.nan}, "beta_star=nan; expected a finite number"),
         ({"beta_star": -math.inf}, "beta_star=-inf; expected a finite number"),
         ({"beta_star": "0.5"}, "beta_star='0.5' is a str; expected a number"),
@@ -141,10 +138,6 @@ NAN_TENSOR = torch.tensor([1.0, math.nan])
         ({"beta_star": 1, "step_size": 1}, "step_size= and noise_std= go together"),
         ({"beta_star": 1, "noise_std": 1}, "step_size= and noise_std= go together"),
         ({"beta_star": 1, "step_size": 1, "noise_std": 0}, "without noise has no output scale"),
-        ({"beta_stars": [], "sampler_scale": 1}, "non-empty list"),
-        ({"beta_stars": 2.0, "sampler_scale": 1}, "non-empty list"),
-        ({"beta_stars": [1, "x"], "sampler_scale": 1}, "beta_stars='x' is a str"),
-        ({"beta_stars": [1, 2]}, "add sampler_scale="),
         ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5 at step 0"),
         ({"beta_star": 1, "sampler_scale": math.nan}, "sampler_scale=nan"),
         (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ebmguard.retrofit.arguments import announce
 from ebmguard.retrofit.strength import Strength
-from ebmguard.retrofit.terminal import announce
 from tests import forks
 
 RUN = """
@@ -73,8 +73,8 @@ def test_says_what_is_missing_to_watch_it(tmp_path):
         ),
         ({"beta_star": torch.tensor(0.5)}, "beta_star=0.5, output_scale=unknown"),
         (
-            {"beta_stars": [0.5, lambda _: 1.0], "sampler_scale": 1.0, "output_scale": "measure"},
-            "beta_stars=0.5, a schedule, output_scale=to be measured",
+            {"beta_star": lambda _: 1.0, "sampler_scale": 1.0, "output_scale": "measure"},
+            "beta_star=a schedule, output_scale=to be measured",
         ),
     ],
 )
