@@ -224,7 +224,7 @@ def test_toys_stand_still_and_write_where_that_is_asked(logs):
         ensemble.close()
         # Adam's steps are of the learning rate, under the last bit of weights.
         torch.testing.assert_close(parameters, before, rtol=0, atol=1e-11)
-        rows = ensemble.record.folder.path / "metrics.jsonl"
+        rows = ensemble.task.record.folder.path / "metrics.jsonl"
         assert len(list(read_jsonl(rows)) if rows.is_file() else []) == 3 * logs
 
 

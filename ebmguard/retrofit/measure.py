@@ -319,5 +319,6 @@ def _read_known(pairs: Mapping[Any, Any]) -> dict[int, Tensor]:
 
 
 def _restored(numbers: Any) -> Tensor:
-    # Float64 holds any of them exactly; they are turned back where they are used.
-    return torch.as_tensor(numbers, dtype=torch.float64)
+    # Float64 holds any number exactly; they are turned back where they are used.
+    is_tensor = isinstance(numbers, Tensor)  # which stays what it was, so that states are equal
+    return numbers if is_tensor else torch.tensor(numbers, dtype=torch.float64)

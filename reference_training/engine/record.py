@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -170,7 +171,7 @@ class Record:
             # In a folder of their own: of the guard's, TensorBoard reads the file that grows. What
             # a run that is resumed or rolled back has from this step on gives way.
             folder = str(self.folder.path / "trainer")
-            with SummaryWriter(folder, purge_step=step) as writer:
+            with closing(SummaryWriter(folder, purge_step=step)) as writer:
                 writer.add_images(tag, pixels, step)
 
     def elapsed(self) -> float:

@@ -122,21 +122,24 @@ class Members:
         each_seed = per_beta.repeat_interleave(len(self.seeds), 0)
         return each_seed.repeat(len(self.variants), *[1] * (per_beta.ndim - 1))
 
+    @property
+    def terms(self) -> int:
+        """Losses of how many β are averaged; 1 where none are."""
+        return max(len(beta.starts) for beta in self.betas)
+
     def exponents(
         self, output_scale: float, iterations: int, device: torch.device
-    ) -> Callable[[int], Tensor]:
-        """β* of each member at a step, (terms, G); several terms where losses are averaged."""
-        terms = max(len(beta.starts) for beta in self.betas)
+    ) -> tuple[Tensor, Tensor]:
+        """β* of each member at the first update, and how much it grows by each: (terms, G)."""
 
         def table(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
-            rows = [pick(beta) * (1 if len(pick(beta)) == terms else terms) for beta in self.betas]
+            rows = [pick(beta) * (self.terms // len(pick(beta))) for beta in self.betas]
             betas = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
             return self.spread_betas(betas).T.contiguous().to(device)
 
         starts = table(lambda beta: beta.starts)
-        slopes = (table(lambda beta: beta.ends) - starts) / iterations * output_scale
-        starts = starts * output_scale
-        return lambda step: starts + step * slopes
+        slopes = (table(lambda beta: beta.ends) - starts) / iterations
+        return starts * output_scale, slopes * output_scale
 
     def strength(
         self, output_scale: float, iterations: int, device: torch.device
@@ -145,9 +148,9 @@ class Members:
 
         Where losses of several β are averaged, it is their mean on which the sampler runs.
         """
-        exponents = self.exponents(output_scale, iterations, device)
+        start, slope = (x.mean(0) for x in self.exponents(output_scale, iterations, device))
         constant = all(beta.starts == beta.ends for beta in self.betas)
-        beta_star = exponents(0).mean(0) if constant else lambda step: exponents(step).mean(0)
+        beta_star = start if constant else lambda step: start + step * slope
         return {"beta_star": beta_star, "output_scale": output_scale}
 
 

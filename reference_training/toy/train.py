@@ -84,8 +84,9 @@ class Ensemble(Task):
         x_neg = self.sample_q(self.network, x0, noise) if self.sample_q else x0
         f_pos, f_neg = self.energies(x_pos, x_neg)
         loss = self.loss_fn(f_pos, f_neg)  # summed over the members
-        if len(exponents := self.exponents(step)) > 1:
-            loss = averaged_loss(f_pos, f_neg, exponents, self.members.variants)
+        if self.members.terms > 1:
+            starts, slopes = self.exponents
+            loss = averaged_loss(f_pos, f_neg, starts + step * slopes, self.members.variants)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
