@@ -28,10 +28,9 @@ def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
         they are.
     """
     if terms.is_grouped:
-        rows = torch.exp(terms.exponent - terms.log_sum.unsqueeze(-1))
-        weight = (terms.share(terms.is_paired).unsqueeze(-1) * rows).sum(-2)
+        weight = (terms.share(terms.is_paired).unsqueeze(-1) * terms.log_w.exp()).sum(-2)
     else:
-        weight = torch.exp(terms.exponent - terms.log_sum) * terms.is_neg
+        weight = terms.log_w.exp() * terms.is_neg
     shares = weight.unsqueeze(-2).where(parts, 0.0).sum(-1)
     sums = torch.where(parts, f_neg, 0.0).sum(-1)
     counts = parts.sum(-1, dtype=sums.dtype)

@@ -55,18 +55,14 @@ def weight_sums(terms: Terms) -> Tensor:
     log_pull = F.logsigmoid(-terms.logit)
     if terms.is_grouped:
         log_pull = torch.where(terms.is_paired, log_pull, low)
-    log_total = torch.logsumexp(log_pull, -1, keepdim=True)
-    log_v = log_pull - log_total
+    log_v = torch.log_softmax(log_pull, -1)
+    log_total = log_pull.amax(-1, keepdim=True) - log_v.amax(-1, keepdim=True)
+    log_w = terms.log_w
     if terms.is_grouped:
-        of_row = torch.exp(terms.exponent - terms.log_sum.unsqueeze(-1))
         v = log_v.exp() * terms.is_paired
-        w = (v.unsqueeze(-1) * of_row).sum(-2)
+        w = (v.unsqueeze(-1) * log_w.exp()).sum(-2)
         # Finite where the weight is 0, which adds nothing to the entropy.
         log_w = w.log().clamp(min=low)
-        paired = terms.is_paired.sum(-1, keepdim=True, dtype=w.dtype)
-    else:
-        log_w = terms.exponent - terms.log_sum
-        paired = terms.count_pos
     n, m = log_v.shape[-1], log_w.shape[-1]
     if n != m:  # what has no weight changes no sum
         log_w = F.pad(log_w, (0, max(0, n - m)), value=low)
@@ -74,7 +70,7 @@ def weight_sums(terms: Terms) -> Tensor:
     logs = torch.stack((log_w, log_v), -2)
     p = logs.exp()
     squares, entropies, largest = (p * p).sum(-1), (p * logs).sum(-1), logs.amax(-1)
-    counts = paired, terms.count_pos, terms.count_neg
+    counts = terms.count_paired, terms.count_pos, terms.count_neg
     return torch.cat((squares, entropies, largest, log_total, *counts), -1)
 
 

@@ -21,9 +21,10 @@ from .losses import (
     positive_weights,
     weights,
 )
-from .terms import Terms, usable
+from .terms import Exponent, Terms, usable
 
 __all__ = [
+    "Exponent",
     "Terms",
     "coefficients",
     "contrastive_loss",

@@ -152,7 +152,7 @@ def weights(f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None) 
     neg = per_sample(f_neg)
     both = None if log_q is None else (log_q, log_q)
     terms = Terms.of(neg, neg, _as_tensor(beta_star, neg), log_q=both)
-    return torch.exp(terms.exponent - terms.log_sum) * terms.is_neg
+    return torch.exp(terms.log_w) * terms.is_neg
 
 
 def positive_weights(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from ..energies import SMALLEST, Groups, LogQ, Variant
 
-__all__ = ["Terms", "usable"]
+__all__ = ["Exponent", "Terms", "usable"]
 
 # Beyond this a product with β*, or log q, is as good as infinite.
 _LARGEST = 1e30
@@ -23,20 +24,36 @@ def usable(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tens
     With ``log_q``, of the shape of ``f``, also ``|log q| <= 1e30`` where β* is not 0. ``beta``
     broadcasts against ``f``.
     """
-    # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow. The
-    # second limit keeps sums and differences of energies finite if β* is tiny.
-    f, limit = f.detach(), 1e-4 * torch.finfo(f.dtype).max
-    if isinstance(beta, Tensor):
-        beta = beta.to(f.dtype)
-        found = f.abs() <= (_LARGEST / beta.abs()).clamp(max=limit)
-    else:
-        found = f.abs() <= (min(_LARGEST / abs(beta), limit) if beta else limit)
+    return _usable(f, Exponent.of(beta, f.dtype), log_q)
+
+
+def _usable(f: Tensor, at: Exponent, log_q: Tensor | None) -> Tensor:
+    # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow.
+    found = f.detach().abs() <= at.limit
     if log_q is None:
         return found
     # The loss divides by β*, so log q / β* must be within the limit as well.
-    size = limit * abs(beta)
+    size = abs(at.beta) * (1e-4 * torch.finfo(f.dtype).max)
     largest = size.clamp(max=_LARGEST) if isinstance(size, Tensor) else min(size, _LARGEST)
-    return found & (_log_q_at(log_q, beta).abs() <= largest)
+    return found & (_log_q_at(log_q, at.beta).abs() <= largest)
+
+
+class Exponent(NamedTuple):
+    """What is to be known of β*, a number, a tensor, or a column of several ``(exponents, 1)``."""
+
+    beta: float | Tensor
+    limit: float | Tensor  # the largest |f| that is usable
+    is_zero: bool | Tensor  # whether β* is 0
+
+    @classmethod
+    def of(cls, beta: float | Tensor, dtype: torch.dtype) -> Exponent:
+        """Of energies of that dtype."""
+        # Keeps sums and differences of energies finite if β* is tiny.
+        most = 1e-4 * torch.finfo(dtype).max
+        if isinstance(beta, Tensor):
+            size = beta.to(dtype).abs()
+            return cls(beta, (_LARGEST / size).clamp(max=most), size < SMALLEST)
+        return cls(beta, min(_LARGEST / abs(beta), most) if beta else most, abs(beta) < SMALLEST)
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class Terms:
     is_zero: bool | Tensor  # whether β* is 0, ()
     is_grouped: bool
     exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (M,), or (N, M) with groups; very low where unusable
-    log_sum: Tensor  # S = logsumexp r⁻, (1,), or (N,) with groups
+    log_sum: Tensor  # S = logsumexp r⁻, (1,), or (N, 1) with groups
     logit: Tensor  # r⁺ - S, (N,): w⁺ is its sigmoid; 0 where there is no pair
 
     @classmethod
@@ -68,23 +85,20 @@ class Terms:
         cls,
         f_pos: Tensor,
         f_neg: Tensor,
-        beta: float | Tensor,
+        beta: float | Tensor | Exponent,
         groups: Groups | None = None,
         log_q: LogQ | None = None,
-        *,
-        is_zero: bool | None = None,
     ) -> Terms:
-        """Of checked energies in float32 at least, see :mod:`ebmguard.energies`, without heads.
-
-        ``is_zero``: whether β* is 0, where the host knows; None asks its values.
-        """
+        """Of checked energies in float32 at least, see :mod:`ebmguard.energies`, without heads."""
+        of_pos = of_neg = beta if isinstance(beta, Exponent) else Exponent.of(beta, f_pos.dtype)
+        beta = at = of_neg.beta
         q_pos, q_neg = (None, None) if log_q is None else (_log_q_at(q, beta) for q in log_q)
-        zero = (abs(beta) < SMALLEST) if is_zero is None else is_zero
-        is_neg = seen = usable(f_neg, beta, q_neg)
-        at, per_row, rows = beta, beta, f_neg
+        is_neg = seen = _usable(f_neg, of_neg, q_neg)
+        per_row, rows = beta, f_neg
         if groups is not None and len(groups) == 3:
             at = beta * groups[2].to(f_pos)  # of each positive, and of the row of its negatives
-        is_pos = usable(f_pos, at, q_pos)
+            of_pos = Exponent.of(at, f_pos.dtype)
+        is_pos = _usable(f_pos, of_pos, q_pos)
         if groups is not None:
             same = groups[0].unsqueeze(-1) == groups[1]
             per_row = at.unsqueeze(-1) if isinstance(at, Tensor) else at
@@ -99,12 +113,18 @@ class Terms:
         best = torch.where(seen, r, low).argmax(-1, keepdim=True)
         f0, q0 = _at(rows.detach(), best), None if q_neg is None else _at(q_neg, best)
         exponent = torch.where(seen, _exponent(rows, f0, q_neg, q0, per_row), low)
-        log_sum = torch.logsumexp(exponent, -1, keepdim=groups is None)
+        log_sum = of_row = torch.logsumexp(exponent, -1, keepdim=True)
         if groups is not None:
             f0, q0 = f0.squeeze(-1), None if q0 is None else q0.squeeze(-1)
-        logit = torch.where(is_paired, _exponent(f_pos, f0, q_pos, q0, at) - log_sum, 0.0)
+            of_row = log_sum.squeeze(-1)
+        logit = torch.where(is_paired, _exponent(f_pos, f0, q_pos, q0, at) - of_row, 0.0)
         masks, grouped = (is_pos, is_neg, is_paired), groups is not None
-        return cls(f_pos, f_neg, *masks, at, zero, grouped, exponent, log_sum, logit)
+        return cls(f_pos, f_neg, *masks, at, of_neg.is_zero, grouped, exponent, log_sum, logit)
+
+    @property
+    def log_w(self) -> Tensor:
+        """Logarithms of the weights, ``(M,)``, or ``(N, M)`` with groups."""
+        return self.exponent - self.log_sum
 
     @cached_property
     def count_pos(self) -> Tensor:
@@ -116,9 +136,20 @@ class Terms:
         """How many negatives are usable, ``(1,)``."""
         return self.is_neg.sum(-1, keepdim=True, dtype=self.logit.dtype)
 
+    @cached_property
+    def count_paired(self) -> Tensor:
+        """How many positives have a usable negative, ``(1,)``; without groups all, or none."""
+        if not self.is_grouped:
+            return self.count_pos
+        return self.is_paired.sum(-1, keepdim=True, dtype=self.logit.dtype)
+
     def share(self, of: Tensor) -> Tensor:
         """1/n on each of n samples, 0 on the others."""
-        return of / of.sum(-1, keepdim=True, dtype=self.logit.dtype).clamp(min=1.0)
+        if of is self.is_paired:
+            count = self.count_paired
+        else:
+            count = of.sum(-1, keepdim=True, dtype=self.logit.dtype)
+        return of / count.clamp(min=1.0)
 
     @property
     def grad_scale(self) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..diagnostics import energy_sums, mixture_sums, weight_sums
 from ..energies import Groups, LogQ, Variant, check_energies, check_variant
 from ..errors import ConfigError, ShapeError
-from ..objective import Terms
+from ..objective import Exponent, Terms
 
 __all__ = ["WEIGHT_SUMS", "Variants", "check_models", "check_variants", "over_models"]
 
@@ -85,15 +85,15 @@ def of_loss(
     ``energy_sums``, and ``mixture_sums`` where there are parts.
     """
     if isinstance(beta_star, Tensor):
-        column, is_zero = torch.stack((beta_star, beta_star.new_full((), reference))), None
-        column = column.unsqueeze(-1)
+        column = torch.stack((beta_star, beta_star.new_full((), reference))).unsqueeze(-1)
+        at = Exponent.of(column, f_pos.dtype)
     else:
-        column, is_zero = _column(beta_star, reference, f_pos.dtype, f_pos.device), False
+        at = _column(beta_star, reference, f_pos.dtype, f_pos.device)
     if log_q is not None:
         q_pos, q_neg = (torch.stack((q, torch.zeros_like(q))) for q in log_q)
         log_q = q_pos, q_neg
     with torch.set_grad_enabled(torch.is_grad_enabled() and variant is not None):
-        terms = Terms.of(f_pos, f_neg, column, groups, log_q, is_zero=is_zero)
+        terms = Terms.of(f_pos, f_neg, at, groups, log_q)
         loss = None if variant is None else terms.loss(variant)[0]
     with torch.no_grad():
         sums = [weight_sums(terms).flatten(), energy_sums(f_pos.detach(), f_neg.detach())]
@@ -103,11 +103,11 @@ def of_loss(
 
 
 @lru_cache(maxsize=64)
-def _column(first: float, second: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Two exponents, ``(2, 1)``."""
+def _column(first: float, second: float, dtype: torch.dtype, device: torch.device) -> Exponent:
+    """Two exponents, the first 0 only where there is no loss."""
     # Filled in on the device, since a copy from the host would wait for it.
     made = [torch.full((1,), x, dtype=dtype, device=device) for x in (first, second)]
-    return torch.stack(made)
+    return Exponent.of(torch.stack(made), dtype)._replace(is_zero=False)
 
 
 def check_models(

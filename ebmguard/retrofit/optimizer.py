@@ -260,7 +260,11 @@ def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     gradients = [x for x in gradients if x.numel()]
     if not gradients:
         return torch.zeros((), device=device)
-    # The largest entry is finite only if all are; a sum of squares may overflow.
+    on_host = device.type == "cpu" and {x.dtype for x in gradients} == {torch.float32}
+    # Here the host looks anyway, and this norm's kernel is vectorised; its squares may overflow.
+    if on_host and math.isfinite(float(torch.stack(torch._foreach_norm(gradients)).sum())):
+        return torch.zeros(())
+    # The largest entry is finite only if all are.
     largest = torch._foreach_norm(gradients, torch.inf)
     dtype = functools.reduce(torch.promote_types, {x.dtype for x in largest})
     each = torch.stack([x.to(device, dtype) for x in largest])
