@@ -74,7 +74,7 @@ class Bands:
         self.limits = dict(self._fixed)
 
     def owes(self, tag: str) -> bool:
-        """Whether NaN is an alarm, and not just unknown."""
+        """Whether NaN is an alarm."""
         return tag in self._owed
 
     def level(self, tag: str, value: float) -> Level | None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CollapsedError, ConfigError, DivergenceError, NonFiniteError, typed
+from ..errors import CollapsedError, DivergenceError, NonFiniteError, typed
 from ..tags import ENERGY_GAP
 from .alert import Level
 from .remedies import COLLAPSED, NONFINITE, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
 
 __all__ = ["CollapsedRule", "NonFiniteRule"]
 
@@ -101,11 +101,8 @@ class CollapsedRule:
     error: type[DivergenceError] = CollapsedError
 
     def __post_init__(self) -> None:
-        if not (0 <= self.resolution < 1 and self.patience >= 1):
-            raise ConfigError(
-                f"Rule {self.name!r}: expected 0 <= resolution < 1 and patience >= 1, but got "
-                f"resolution={self.resolution}, patience={self.patience}."
-            )
+        is_meant = 0 <= self.resolution < 1 and self.patience >= 1
+        check_settings(self, (is_meant, "0 <= resolution < 1 and patience >= 1"))
 
     def watcher(self) -> _CollapsedWatcher:
         """A new watcher."""

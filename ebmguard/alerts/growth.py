@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, EnergyBlowupError, typed
+from ..errors import DivergenceError, EnergyBlowupError, typed
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
 from .alert import Level
 from .remedies import ABOVE_DATA_ERROR, ABOVE_DATA_WARN, BLOWUP_ERROR, BLOWUP_WARN, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
 
 __all__ = ["GrowthRule"]
 
@@ -80,7 +79,8 @@ class GrowthRule:
         growths = 0 < self.warn <= self.growth <= self.growth_alone <= 100
         starts = self.start > 0 and self.start_negative > 0 and self.unit > 0
         # e^100 is out of reach of any energy, and no overflow.
-        for is_kept, expected in (
+        check_settings(
+            self,
             (growths, "0 < warn <= growth <= growth_alone <= 100"),
             (0 < self.apart <= 0.5, "0 < apart <= 0.5"),
             (0 <= self.steeper <= 100, "0 <= steeper <= 100"),
@@ -89,11 +89,7 @@ class GrowthRule:
             (0 < self.touch < 0.5 and 0 < self.slow <= 100, "0 < touch < 0.5, 0 < slow <= 100"),
             (self.settle >= 0 and self.slow_steps >= 1, "settle >= 0, slow_steps >= 1"),
             (1 <= self.lag < self.window, "1 <= lag < window"),
-        ):
-            if not is_kept:
-                names = re.findall("[a-z_]+", expected)
-                got = ", ".join(f"{name}={getattr(self, name)}" for name in names)
-                raise ConfigError(f"Rule {self.name!r}: expected {expected}, but got {got}.")
+        )
 
     def watcher(self) -> _GrowthWatcher:
         """A new watcher."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError, DivergenceError, Stateful, undamaged
+from ..tags import SCALER_SKIPPED
 from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
 from .rule import Memory, Reading, Rule, Watcher, check_rule
@@ -156,11 +157,11 @@ class _Memory:
         self, step: int, row: Mapping[str, float], member: int | None, said: dict[str, Level]
     ) -> list[Alert]:
         alerts = []
-        skipped = row.get("scaler/skipped", 0.0)
+        skipped = row.get(SCALER_SKIPPED, 0.0)
         if skipped and _AMP_SKIP not in said:
             said[_AMP_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
-            what = "scaler/skipped", skipped, 0.0, 0, remedies
+            what = SCALER_SKIPPED, skipped, 0.0, 0, remedies
             alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
         watches = self.watches.items()
         lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
@@ -190,11 +191,9 @@ class _Memory:
 
     def load_state_dict(self, state: Any) -> None:
         names = sorted(state) if isinstance(state, Mapping) else state
-        if names != sorted(self.watches):
-            raise ConfigError(
-                f"This state is of a judge with the rules {names}, but this one has "
-                f"{sorted(self.watches)}. Build it with the same rules."
-            )
+        if names != (own := sorted(self.watches)):
+            said = f"This state is of a judge with the rules {names}, but this one has {own}."
+            raise ConfigError(f"{said} Build it with the same rules.")
         for name, watch in self.watches.items():
             try:
                 watch._take(watch._read(state[name]))
@@ -219,12 +218,11 @@ class Judge:
     """
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
-        try:
-            self.rules = tuple(rules)
-        except TypeError as error:
+        if not isinstance(rules, Iterable):
             raise ConfigError(
-                f"Expected a sequence of rules, (rule,) for a single rule, but got {rules!r}."
-            ) from error
+                f"Expected a sequence of rules, not a single rule, but got {rules!r}."
+            )
+        self.rules = tuple(rules)
         for rule in self.rules:
             check_rule(rule)
         names = [rule.name for rule in self.rules]

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import ConfigError, DivergenceError, Stateful
 from .alert import Level
 
-__all__ = [
-    "CALM",
-    "NOT_CALM",
-    "UNKNOWN",
-    "Limits",
-    "Memory",
-    "Reading",
-    "Rule",
-    "Watcher",
-    "check_rule",
-]
+__all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Limits", "Memory", "Reading", "Rule", "Watcher"]
+__all__ += ["check_rule", "check_settings"]
 
 
 class Reading(NamedTuple):
@@ -109,6 +101,15 @@ class Rule(Protocol):
 
     def watcher(self) -> Watcher:
         """A new watcher, which remembers nothing yet."""
+
+
+def check_settings(rule: Any, *settings: tuple[bool, str]) -> None:
+    """Refuse, with a ``ConfigError``, a rule of which not all is as it is expected in words."""
+    for is_kept, expected in settings:
+        if not is_kept:
+            names = [x for x in dict.fromkeys(re.findall("[a-z_]+", expected)) if hasattr(rule, x)]
+            got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
+            raise ConfigError(f"Rule {rule.name!r}: expected {expected}, but got {got}.")
 
 
 def check_rule(rule: Any) -> None:

@@ -12,7 +12,7 @@ from ..errors import ConfigError, DivergenceError, SamplerFailingError, typed
 from ..tags import BETA_STAR
 from .alert import Level
 from .remedies import SAMPLER, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
 
 __all__ = ["Bound", "FloorRule", "MedianRule"]
 
@@ -172,12 +172,12 @@ class FloorRule:
     error: type[DivergenceError] = SamplerFailingError
 
     def __post_init__(self) -> None:
-        if not (self.floor <= self.clear and 1 <= self.warn_patience <= self.error_patience):
-            raise ConfigError(
-                f"Rule {self.name!r}: expected floor <= clear and 1 <= warn_patience <= "
-                f"error_patience, but got floor={self.floor}, clear={self.clear}, "
-                f"warn_patience={self.warn_patience}, error_patience={self.error_patience}."
-            )
+        are_in_order = 1 <= self.warn_patience <= self.error_patience
+        check_settings(
+            self,
+            (self.floor <= self.clear, "floor <= clear"),
+            (are_in_order, "1 <= warn_patience <= error_patience"),
+        )
 
     def limits(self) -> dict[str, Limits]:
         """The floor; what makes an ERROR is its patience."""
