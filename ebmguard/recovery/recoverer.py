@@ -56,8 +56,9 @@ class Recoverer(Stateful):
     def __init__(self, settings: Recovery, ranks: Ranks) -> None:
         self.settings = settings
         self._ranks = ranks
-        folder = settings.folder
-        self._archive = folder and Archive(Path(folder), settings.folder_every, ranks)
+        self._archive: Archive | None = None
+        if settings.folder is not None:
+            self._archive = Archive(Path(settings.folder), settings.folder_every, ranks)
         self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
