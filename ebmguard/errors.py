@@ -1,8 +1,7 @@
 """The errors of ebmguard: what was wrong, what was expected, how to fix it.
 
-Everything derives from :class:`EbmguardError`. Errors about input are also the built-in error that
-callers expect (``ValueError``, ``TypeError``); errors about the run derive from
-:class:`DivergenceError` and carry the alert that caused them. All of them can be pickled.
+Those about input are also the built-in error that callers expect; those about the run derive from
+:class:`DivergenceError`. All of them can be pickled.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ __all__ = [
     "ShapeError",
     "Stateful",
     "WeightsDegenerateError",
-    "check_keys",
     "plain",
     "printable",
     "typed",
@@ -85,11 +83,7 @@ class SamplerError(EbmguardError, RuntimeError):
 
 
 class DivergenceError(EbmguardError, RuntimeError):
-    """The run was stopped by an alert of level ERROR (``action="raise"``).
-
-    Attributes:
-        alert: the :class:`~ebmguard.Alert` that caused it.
-    """
+    """The run was stopped by ``alert``, of level ERROR (``action="raise"``)."""
 
     def __init__(self, alert: Any) -> None:
         super().__init__(alert.message)
@@ -101,11 +95,7 @@ class DivergenceError(EbmguardError, RuntimeError):
 
 
 class BudgetSpentError(DivergenceError):
-    """The run was lost once more than its rollbacks could mend (``action="rollback"``).
-
-    Attributes:
-        rollbacks: how many there were.
-    """
+    """The run was lost once more than its ``rollbacks`` could mend (``action="rollback"``)."""
 
     def __init__(self, alert: Any, rollbacks: int, *, nothing_to_go_back_to: bool = False) -> None:
         super().__init__(alert)
@@ -139,17 +129,6 @@ class WeightsDegenerateError(DivergenceError):
     """The weights of the negatives were carried by a few samples for a whole window."""
 
 
-def check_keys(what: str, state: Mapping[str, Any], expected: Iterable[str]) -> None:
-    """Refuse, with a ``ConfigError``, a saved state that has not these keys."""
-    if [*state] == (names := [*expected]):
-        return
-    names, found = sorted(names), sorted(map(str, state))
-    if found != names:
-        raise ConfigError(
-            f"Not {what}: expected the keys {', '.join(names)}; got {', '.join(found)}."
-        )
-
-
 @contextmanager
 def undamaged(owner: str) -> Iterator[None]:
     """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
@@ -167,14 +146,13 @@ def undamaged(owner: str) -> Iterator[None]:
 class Stateful:
     """An object whose saved fields are declared once, in ``_saved``.
 
-    It maps each attribute to how its saved value is read: ``float``, ``int``, ``bool`` or ``str``
+    That maps each attribute to how its saved value is read: ``float``, ``int``, ``bool`` or ``str``
     (nothing else passes for one), an enum (by name), a dataclass (by its fields), ``list[...]``,
-    ``tuple[...]``, ``... | None``, any function of the saved value, or ``Stateful`` for an object
-    that stays and loads its own part. The key is the attribute's name without its underscore.
+    ``tuple[...]``, ``... | None``, any function, or ``Stateful`` for an object that stays and loads
+    its own part. The key is the attribute's name without its underscore.
 
-    A class that checks more overrides ``_read``, which returns the new attributes and changes
-    nothing; one that does more than to set them overrides ``_take``, which must not fail. Errors
-    name it by ``_owner``.
+    A class that checks more overrides ``_read``, which changes nothing; one that does more than to
+    set the attributes overrides ``_take``, which must not fail. Errors name it by ``_owner``.
     """
 
     _owner = ""
@@ -197,13 +175,18 @@ class Stateful:
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         kinds = self._saved()
-        keys = [name.lstrip("_") for name in kinds]
-        check_keys(f"a state of {self._owner or type(self).__name__}", state, keys)
+        keys = {name: name.lstrip("_") for name in kinds}
+        if state.keys() != {*keys.values()}:
+            names, found = sorted(keys.values()), sorted(map(str, state))
+            raise ConfigError(
+                f"Not a state of {self._owner or type(self).__name__}: expected the keys "
+                f"{', '.join(names)}; got {', '.join(found)}."
+            )
         return {
-            name: getattr(self, name)._read(state[key])
+            name: getattr(self, name)._read(state[keys[name]])
             if kind is Stateful
-            else _read_as(kind, state[key])
-            for key, (name, kind) in zip(keys, kinds.items(), strict=True)
+            else _read_as(kind, state[keys[name]])
+            for name, kind in kinds.items()
         }
 
     def _take(self, read: Mapping[str, Any]) -> None:
@@ -216,10 +199,7 @@ class Stateful:
 
 
 def plain(value: Any) -> Any:
-    """A value as a state has it: what is saved of an object, copies of tensors, enums by name.
-
-    Numbers and arrays of NumPy are Python's.
-    """
+    """A value as a state has it: what is saved of an object, copies of tensors, enums by name."""
     if type(value) in _ATOMS:
         return value
     if isinstance(value, Enum):
@@ -240,7 +220,6 @@ def plain(value: Any) -> Any:
 
 
 def _read_as(kind: Any, value: Any) -> Any:
-    """The saved value as the kind that :class:`Stateful` declares."""
     if type(value) is kind:
         return value
     if isinstance(kind, UnionType):
@@ -261,28 +240,24 @@ def _read_as(kind: Any, value: Any) -> Any:
 
 
 # C0 but for tab and line feed, DEL and C1, by which a text moves the cursor, renames the window or
-# types; marks and overrides of direction, by which it shows another text than it holds; and halves
-# of surrogate pairs, of which file names with invalid UTF-8 consist, and which nothing can encode.
+# types; marks of direction, by which it shows another text than it holds; and halves of surrogate
+# pairs, as in file names that are no UTF-8, which nothing can encode.
 _UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: object) -> str:
-    """The text with ``\N{REPLACEMENT CHARACTER}`` for what would control a terminal instead of
-    being shown: control characters but tab and line feed, marks of direction, lone surrogates."""
+    """The text with ``\N{REPLACEMENT CHARACTER}`` for what would control a terminal."""
     return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
 def typed(called: T) -> T:
-    """The function or class itself, which refuses arguments that are not what it declares.
+    """The function or class itself, which refuses, with a ``ConfigError``, other arguments than it
+    declares by classes, unions, literals and containers of these.
 
     Numbers of NumPy are numbers, of which a class keeps Python's; True and False are none, and text
-    is no sequence. What is declared otherwise than by a class, a union, a literal or a container of
-    these is not checked.
-
-    Raises:
-        ConfigError: from every call with such an argument, which has then done nothing.
+    is no sequence.
     """
     function: Any = called.__init__ if inspect.isclass(called) else called
     names = [*inspect.signature(function).parameters]
@@ -314,7 +289,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is(kind: Any, value: Any) -> bool:
-    """Whether a value is of the kind that an annotation names; True where that is unknown."""
+    """True also where nobody knows."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(_is(each, value) for each in inner)
@@ -338,7 +313,6 @@ def _is(kind: Any, value: Any) -> bool:
 
 
 def _wanted(kind: Any) -> str:
-    """What an annotation asks for, in words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(map(_wanted, inner))

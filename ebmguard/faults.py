@@ -6,10 +6,8 @@
     faults.exploding_lr(at=500, optimizer=optim)
     with faults:
         train()
-    print(faults.records)
 
-They are those that take energy-based runs down. Each happens once, also where a rollback repeats
-its step, and none draws a random number.
+Each happens once, also where a rollback repeats its step, and none draws a random number.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import ConfigError
+from .trainer import finite_number
 
 __all__ = ["FaultInjector", "Injected"]
 
@@ -36,10 +35,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Injected:
-    """What a fault did, in words, at a step as the injector counts them.
-
-    ``fault`` is the name of the method that armed it.
-    """
+    """What a fault, named by the method that arms it, did at a step."""
 
     fault: str
     step: int
@@ -48,11 +44,11 @@ class Injected:
 
 @dataclass(eq=False)
 class _Fault:
-    """One armed fault: what it does once its step has come, and returns in words."""
+    """What a fault does once its step has come, and returns in words."""
 
-    name: str  # of the method that arms it
+    name: str
     at: int
-    begin: Callable[[], str | None] = lambda: None  # there and then
+    begin: Callable[[], str | None] = lambda: None
     on_tick: Callable[[], None] = lambda: None  # where a later step begins
     on_result: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
     has_begun: bool = False
@@ -62,15 +58,14 @@ class _Fault:
 class FaultInjector:
     """Arms faults on a training loop, and lets each happen once, at its step.
 
-    A fault is armed by the method of its name, for the step ``at``: a ConfigError, and nothing
-    changed, for a step that is over and for settings out of range. A step begins where the sampler
-    that :meth:`sampler` returned is called, or, in loops whose sampler is written inline, where
-    :meth:`tick` is. Leaving the ``with`` block, or :meth:`remove`, takes every hook off; wrapped
-    samplers then are what they wrap.
+    A fault is armed by the method of its name, for the step ``at``: a ConfigError for a step that
+    is over and for settings out of range. A step begins where the sampler that :meth:`sampler`
+    returned is called, or, where it is written inline, :meth:`tick`. Leaving the ``with`` block, or
+    :meth:`remove`, takes every hook off.
 
     Args:
         step: a function that returns the number of the present step, such as ``lambda: g.step``;
-            None counts the steps from 0 as they begin, plots with the wrapped sampler included.
+            None counts the steps from 0 as they begin.
 
     Attributes:
         records: what has happened so far, oldest first.
@@ -78,10 +73,7 @@ class FaultInjector:
 
     def __init__(self, step: Callable[[], int] | None = None) -> None:
         if step is not None and not callable(step):
-            raise ConfigError(
-                f"step is a {type(step).__name__}; expected None or a function such as "
-                "lambda: g.step."
-            )
+            raise ConfigError(f"step is a {type(step).__name__}; expected None or a function.")
         self.records: list[Injected] = []
         self._ask = step
         self._ticks = 0
@@ -92,24 +84,18 @@ class FaultInjector:
 
     @property
     def pending(self) -> list[str]:
-        """Names of the faults that have not happened, oldest first."""
+        """Names of the faults to come, oldest first."""
         return [fault.name for fault in self._faults if not fault.has_acted]
 
     def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
         """The sampler with room for faults: same arguments, same results.
 
-        It returns samples, or a tuple or list in which they come first. Wrap first and guard what
-        comes back, so that the guard sees what a faulty sampler returns. Of a sampler object, wrap
-        the method that draws: ``s.draw = faults.sampler(s.draw)``.
-
-        Raises:
-            ConfigError: it cannot be called, or the injector has been removed.
+        It returns samples, or a tuple or list in which they come first. Guard what comes back, so
+        that the guard sees the faults. Of an object wrap the method: ``s.draw =
+        faults.sampler(s.draw)``.
         """
         if not callable(sampler):
-            raise ConfigError(
-                f"The sampler is a {type(sampler).__name__}, which cannot be called. Wrap the "
-                "method that draws samples: s.draw = faults.sampler(s.draw)."
-            )
+            raise ConfigError(f"The sampler is a {type(sampler).__name__}: it cannot be called.")
         self._refuse_when_removed()
         names = ("__module__", "__name__", "__qualname__", "__doc__")
 
@@ -148,7 +134,7 @@ class FaultInjector:
                 self._note(fault, fault.begin())
 
     def remove(self) -> None:
-        """Take every hook off; no fault happens any more. More than once does no harm."""
+        """Take every hook off; no fault happens any more."""
         self._is_removed = True
         while self._undo:
             self._undo.pop()()
@@ -182,8 +168,7 @@ class FaultInjector:
     def frozen_sampler(self, at: int, *, steps: int = 50) -> None:
         """The sampler hangs: what it returned at the step comes again in ``steps`` calls after it.
 
-        It is still called, so that random numbers and what it does to its buffer are those of the
-        run without the fault. Calls that return samples of another shape are left alone.
+        It is still called; samples of another shape are left alone.
         """
         self._check(at, steps=steps)
         kept: Any = None
@@ -203,14 +188,11 @@ class FaultInjector:
         self._faults.append(_Fault("frozen_sampler", at, on_result=hang))
 
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
-        """The outputs of the energy module, and their gradients, are multiplied in one step.
-
-        Calls inside a wrapped sampler are left alone, and so are calls of ``model.forward``.
-        """
+        """The outputs of the energy module are multiplied in one step, but for the sampler."""
         self._check(at)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is a {type(model).__name__}; expected the energy module.")
-        factor, is_over = _finite(factor), False
+        factor, is_over = finite_number("factor", factor), False
 
         def end() -> None:
             nonlocal is_over
@@ -222,10 +204,8 @@ class FaultInjector:
             if self._is_sampling or not fault.has_begun or is_over:
                 return output
             if not isinstance(output, Tensor):
-                raise ConfigError(
-                    f"energy_spike: the model returned a {type(output).__name__}; name the module "
-                    "that returns one tensor of energies."
-                )
+                found = type(output).__name__
+                raise ConfigError(f"energy_spike: the model returned a {found}, and no energies.")
             self._note(fault, f"the model's outputs are multiplied by {factor:g}")
             return output * factor
 
@@ -235,10 +215,7 @@ class FaultInjector:
     def corrupt_buffer(
         self, at: int, buffer: Any, *, row: int = 0, value: float = math.nan
     ) -> None:
-        """A row of the replay buffer becomes ``value``, before the sampler of that step draws.
-
-        ``buffer`` is a tensor with a chain in each row, or has such a one as ``samples``.
-        """
+        """A row of the buffer, or of its ``samples``, becomes ``value`` before a draw."""
         self._check(at, row=row)
         chains = _chains_of(buffer)
         if row >= len(chains):
@@ -260,15 +237,13 @@ class FaultInjector:
     ) -> None:
         """The learning rate of all groups is multiplied, inside ``steps`` steps of the optimizer.
 
-        It is back between steps. Arm this before ``g.attach(optimizer=...)``: hooks run in the
-        order in which they came, and a snapshot should see the learning rate that is back.
+        Arm this before ``g.attach(optimizer=...)``, so that snapshots see the rate put back.
         """
         self._check(at, steps=steps)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"optimizer is a {type(optimizer).__name__}, no torch Optimizer.")
-        factor, left = _finite(factor), steps
-        # Of the present step: the rate of each group, and what it was multiplied to.
-        exploded: list[tuple[Any, Any]] = []
+        factor, left = finite_number("factor", factor), steps
+        exploded: list[tuple[Any, Any]] = []  # each group's rate, and what it is in this step
 
         def explode(*_: Any) -> None:
             nonlocal left
@@ -314,12 +289,6 @@ class FaultInjector:
             _log.warning("injected fault %s at step %d: %s", fault.name, self._step, what)
 
 
-def _finite(factor: object) -> float:
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
-        raise ConfigError(f"factor={factor!r}; expected a finite number.")
-    return float(factor)
-
-
 def _samples(result: Any) -> Tensor:
     first = result[0] if isinstance(result, tuple | list) and result else result
     if not isinstance(first, Tensor) or not first.ndim or not first.numel():
@@ -341,7 +310,6 @@ def _chains_of(buffer: Any) -> Tensor:
     chains = buffer if isinstance(buffer, Tensor) else getattr(buffer, "samples", None)
     if not isinstance(chains, Tensor) or not chains.ndim:
         raise ConfigError(
-            f"buffer is a {type(buffer).__name__}; expected a tensor with one chain in each row, "
-            "or an object with such a tensor as its samples."
+            f"buffer is a {type(buffer).__name__}; expected a tensor of chains, or one in .samples."
         )
     return chains

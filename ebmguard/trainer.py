@@ -61,10 +61,7 @@ _REMOVED = {
 
 @dataclass(frozen=True)
 class Trainer:
-    """The parts and settings of a training run; None is what the guard was not told.
-
-    They are those of :class:`Told`.
-    """
+    """The parts and settings of :class:`Told`; None is what the guard was not told."""
 
     model: nn.Module | None = None
     energy: str = "forward"
@@ -85,20 +82,15 @@ class Trainer:
 
         Raises:
             TypeError: a keyword that there is not.
-            ConfigError: a field of another type, a value that cannot be meant, a method that the
-                model does not have, an optimizer that trains none of the model's parameters, or a
-                scaler without an optimizer.
+            ConfigError: values that cannot be meant, alone or together.
         """
         for name in given:
             if name not in Told.__annotations__:
-                instead = _REMOVED.get(name)
+                if name in _REMOVED:
+                    raise TypeError(f"{name}= is gone. {_REMOVED[name]}.")
                 close = difflib.get_close_matches(name, Told.__annotations__, 1)
                 hint = f"; did you mean {close[0]}=?" if close else ""
-                raise TypeError(
-                    f"{name}= is gone. {instead}."
-                    if instead
-                    else f"unexpected keyword argument {name!r}{hint}"
-                )
+                raise TypeError(f"unexpected keyword argument {name!r}{hint}")
         new = {name: _checked(name, x) for name, x in given.items() if x is not None}
         result = replace(self, **new)
         if result.steps_argument is not None and result.sgld_steps is None:
@@ -111,8 +103,8 @@ class Trainer:
             trained = {id(p) for group in result.optimizer.param_groups for p in group["params"]}
             if not trained & set(map(id, result.model.parameters())):
                 raise ConfigError(
-                    "The optimizer trains none of the model's parameters; is it the optimizer of "
-                    "another network, or was the model rebuilt after it?"
+                    "The optimizer trains none of the model's parameters: is it the optimizer of "
+                    "another network?"
                 )
         return result
 
@@ -125,19 +117,14 @@ class Trainer:
 
 
 def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
-    """What is called for energies: the model itself, or its method of that name.
-
-    Raises:
-        ConfigError: it has no such method.
-    """
+    """What is called for energies: the model itself, or its method, else a ``ConfigError``."""
     if energy == "forward":
         return model  # whose hooks run
     found: Callable[..., Any] | None = getattr(model, energy, None)
     if not callable(found):
         raise ConfigError(
             f"energy={energy!r} names the method that returns the energies, but "
-            f"{type(model).__name__} has none of that name. Name the one that the sampler calls, "
-            "or with model= the module that has it."
+            f"{type(model).__name__} has none of that name."
         )
     return found
 
@@ -166,11 +153,7 @@ def check_takes(sampler: object, name: str) -> None:
 
 
 def refuse_deferred(call: object) -> None:
-    """Refuse functions whose body runs after the call, where the energy is no longer tempered.
-
-    Raises:
-        SamplerError: a generator function, a coroutine function, or what either returns.
-    """
+    """Refuse, with a ``SamplerError``, what runs after the call, where nothing is tempered."""
     if isinstance(call, functools.partial):
         call = call.func
     functions = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
@@ -178,8 +161,7 @@ def refuse_deferred(call: object) -> None:
     if any(is_one(call) for is_one in (*functions, *results)):
         raise SamplerError(
             "The sampler is a generator or coroutine: its steps would run after the call has "
-            "returned, on the untempered energy. Return the samples, or temper inside it with "
-            "g.temper(f(x)) and guard(loss_fn, None, ...)."
+            "returned, on the untempered energy. Return the samples, or use g.temper(f(x)) inside."
         )
 
 

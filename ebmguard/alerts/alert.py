@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any
@@ -25,20 +25,16 @@ class Alert:
     """One rule that fired at one step.
 
     Attributes:
-        rule: name of the rule, for example ``"energy_blowup"``.
-        level: how bad it is.
-        step: step of the row that fired.
-        tag: the diagnostic that fired, without the ``guard/`` prefix.
-        value: its value at that step, in the units of the diagnostic. May be NaN or infinite.
+        rule, level, step: which one, how bad it is, and the step of its row.
+        tag, value: the diagnostic, without the ``guard/`` prefix; it may be NaN or infinite.
         limit: the nearest value at which the rule would have reported the same level.
         window: number of past observations that the limit rests on, or for which the value stayed
             out of range; 0 where the rule needs no past.
-        remedies: the two likeliest remedies that the run allows, likeliest first; there may be one
-            or none. :class:`~ebmguard.alerts.Judge` alone, which knows no run, gives all.
-        member: which model of an ensemble, counted along the flattened model dimensions from 0;
-            None where the alert is of a single model or of the ensemble as a whole.
-        follows: the rule whose ERROR was going on when this trouble began; such an alert has no
-            remedies of its own.
+        remedies: the two likeliest that the run allows, if any;
+            :class:`~ebmguard.alerts.Judge` alone, which knows no run, gives all.
+        member: which model of an ensemble, along the flattened model dimensions; None for a single
+            model or the ensemble as a whole.
+        follows: the rule whose ERROR was going on when this trouble began; there are no remedies.
     """
 
     rule: str
@@ -64,42 +60,31 @@ class Alert:
         return f"{self.level.name} {self.rule} at {where}: {what}{help_}"
 
     def record(self) -> dict[str, Any]:
-        """The alert as a plain dict with its message; without ``member`` or ``follows`` if None.
-
-        ``value`` and ``limit`` stay floats, which JSON may lack a number for: see the sinks.
-        """
+        """The alert as a plain dict with its message; without ``member`` or ``follows`` if None."""
         record = asdict(self) | {"level": self.level.name, "remedies": [*map(str, self.remedies)]}
-        for name in ("member", "follows"):
-            if record[name] is None:
-                del record[name]
-        return record | {"message": self.message}
+        known = {name: value for name, value in record.items() if value is not None}
+        return known | {"message": self.message}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Alert:
-        """The inverse of :meth:`record`.
-
-        Raises:
-            ConfigError: if a field is missing or has a value that no alert has.
-        """
+        """The inverse of :meth:`record`; a ``ConfigError`` of what is no record of an alert."""
         try:
-            remedies = record["remedies"]
-            if isinstance(remedies, str) or len(remedies) > 2:
-                raise ValueError(f"remedies={remedies!r}; expected a list of two or fewer")
-            member, follows = record.get("member"), record.get("follows")
-            return cls(
-                rule=str(record["rule"]),
-                level=Level[record["level"]],
-                step=int(record["step"]),
-                tag=str(record["tag"]),
-                value=float(record["value"]),
-                limit=float(record["limit"]),
-                window=int(record["window"]),
-                remedies=tuple(map(str, remedies)),
-                member=None if member is None else int(member),
-                follows=None if follows is None else str(follows),
-            )
+            optional = {"member", "follows"} - {name for name in record if record[name] is not None}
+            read = {name: _READ[name](record[name]) for name in _READ if name not in optional}
+            if isinstance(record["remedies"], str) or len(read["remedies"]) > 2:
+                raise ValueError("expected a list of two remedies or fewer")
+            return cls(**read)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"This is not the record of an alert: {type(error).__name__}: {error}. Expected "
                 f"what Alert.record() or sinks.read_jsonl returns, but got {dict(record)!r}."
             ) from error
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("rule", "tag", "follows"), str),
+    **dict.fromkeys(("step", "window", "member"), int),
+    **dict.fromkeys(("value", "limit"), float),
+    "level": Level.__getitem__,
+    "remedies": lambda remedies: tuple(map(str, remedies)),
+}

@@ -1,7 +1,4 @@
-"""The rules that are shipped, every threshold in one place; and the limits that rules set.
-
-The measurement behind each is in ``docs/alerts.md``; what helps is worded in :mod:`.remedies`.
-"""
+"""The rules that are shipped, measured in ``docs/alerts.md``; and the limits that rules set."""
 
 from __future__ import annotations
 
@@ -63,11 +60,7 @@ DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | Me
 
 
 class Bands:
-    """The limits of every diagnostic, step by step, as the rules have them.
-
-    Where several rules have limits of one diagnostic, the narrowest hold. ``limits`` has them by
-    tag, as they held for the last row.
-    """
+    """The limits of every diagnostic, the narrowest of all rules: ``limits`` of the last row."""
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
         watchers: list[Any] = [rule.watcher() for rule in rules]
@@ -81,7 +74,7 @@ class Bands:
         self.limits = dict(self._fixed)
 
     def owes(self, tag: str) -> bool:
-        """Whether NaN is an alarm, and not just unknown."""
+        """Whether NaN is an alarm."""
         return tag in self._owed
 
     def level(self, tag: str, value: float) -> Level | None:

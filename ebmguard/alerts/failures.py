@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CollapsedError, ConfigError, DivergenceError, NonFiniteError, Stateful, typed
+from ..errors import CollapsedError, DivergenceError, NonFiniteError, typed
 from ..tags import ENERGY_GAP
 from .alert import Level
 from .remedies import COLLAPSED, NONFINITE, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
 
 __all__ = ["CollapsedRule", "NonFiniteRule"]
 
@@ -22,9 +22,9 @@ class NonFiniteRule:
     """ERROR at once when anything is not finite.
 
     Attributes:
-        counts: fractions or counts that must be 0; NaN is as bad as more than 0.
-        numbers: diagnostics that owe a finite number whenever they are in the row.
-        bounded: diagnostics where NaN means unknown, but an infinity is an alarm.
+        counts: must be 0; NaN is as bad as more than 0.
+        numbers: owe a finite number whenever they are in the row.
+        bounded: NaN means unknown, but an infinity is an alarm.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
@@ -53,7 +53,7 @@ class NonFiniteRule:
         return _NonFiniteWatcher(self)
 
 
-class _NonFiniteWatcher(Stateful):
+class _NonFiniteWatcher(Memory):
     def __init__(self, rule: NonFiniteRule) -> None:
         self.rule = rule
         self.owed = {*rule.owed}
@@ -83,8 +83,8 @@ class _NonFiniteWatcher(Stateful):
 class CollapsedRule:
     """ERROR when f no longer tells one sample from another, as where all of its units are dead.
 
-    Both spreads and the gap are then rounding errors of f itself, and no gradient leads out. One
-    that never told samples apart, such as a head that starts at 0, is left alone.
+    Both spreads and the gap are then rounding errors of f. One that never told samples apart, such
+    as a head that starts at 0, is left alone.
 
     Attributes:
         resolution: of f, as a share of |f_pos/median|.
@@ -101,18 +101,15 @@ class CollapsedRule:
     error: type[DivergenceError] = CollapsedError
 
     def __post_init__(self) -> None:
-        if not (0 <= self.resolution < 1 and self.patience >= 1):
-            raise ConfigError(
-                f"Rule {self.name!r}: expected 0 <= resolution < 1 and patience >= 1, but got "
-                f"resolution={self.resolution}, patience={self.patience}."
-            )
+        is_meant = 0 <= self.resolution < 1 and self.patience >= 1
+        check_settings(self, (is_meant, "0 <= resolution < 1 and patience >= 1"))
 
     def watcher(self) -> _CollapsedWatcher:
         """A new watcher."""
         return _CollapsedWatcher(self)
 
 
-class _CollapsedWatcher(Stateful):
+class _CollapsedWatcher(Memory):
     def __init__(self, rule: CollapsedRule) -> None:
         self.rule = rule
         self.told_apart = False

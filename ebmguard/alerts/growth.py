@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, EnergyBlowupError, Stateful, typed
+from ..errors import DivergenceError, EnergyBlowupError, typed
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
 from .alert import Level
 from .remedies import ABOVE_DATA_ERROR, ABOVE_DATA_WARN, BLOWUP_ERROR, BLOWUP_WARN, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
 
 __all__ = ["GrowthRule"]
 
@@ -27,32 +26,27 @@ _NAN = math.nan
 class GrowthRule:
     """WARN and ERROR when the energies outgrow the run's own past by factors.
 
-    The size of the energies is |gap| + ``f_pos/std``. A healthy run keeps to the range that it has
-    had; a blow-up multiplies it every few steps. Growth is log((size + unit) / (record + unit)),
-    where the record is the largest size of the last ``window`` steps but the last ``lag``.
+    The size of the energies is |gap| + ``f_pos/std``, and growth log((size + unit) / (record +
+    unit)), where the record is the largest size of the last ``window`` steps but the last ``lag``.
 
-    A start grows by factors as well, until the energies have found their scale: growth counts once
-    the run came within a factor e of its record for the first time at least ``settle`` steps ago.
-    Before that only a gap above ``start`` or under -``start_negative`` is an ERROR, times the size
-    of the first row or a tenth of its |f_pos/median| where above 1.
+    It counts once the run first came within a factor e of its record ``settle`` steps ago. Before
+    that only a gap above ``start`` or under -``start_negative`` is an ERROR, times the size of the
+    first row or a tenth of its |f_pos/median| where above 1.
 
-    A slow blow-up stays under these factors, since its own past grows with it. It is told by the
-    overlap P(f⁻ > f⁺): energies that touched (it was at least ``touch`` away from 0 and 1) on
-    ``window`` steps, have not for the last ``slow_steps``, and have outgrown all of the sizes at
-    which they did by ``slow``, are an ERROR too.
+    A slow blow-up, whose past grows with it, is told by the overlap P(f⁻ > f⁺): energies that
+    touched (it was at least ``touch`` away from 0 and 1) on ``window`` steps, have not for the last
+    ``slow_steps``, and have outgrown all of the sizes at which they did by ``slow``.
 
-    Where beta* > 0 takes the excess out of the loss, growth is a WARN at most: negatives far below
-    the rest get no weight, and the negative force rests on those that compete. The row tells: part
-    of the pairs have f⁻ > f⁺, and this part times the depth of the tail, beta* (q95 - min of f⁻),
-    is at least ``absorb_nats``. Growth of ``lost`` is an ERROR all the same.
+    Where beta* > 0 takes the excess out of the loss, growth short of ``lost`` is a WARN at most:
+    part of the pairs have f⁻ > f⁺, and this part times beta* (q95 - min of f⁻) is at least
+    ``absorb_nats``.
 
     Attributes:
         warn: growth over which a row is a WARN.
-        growth: over which it is an ERROR where one of two witnesses agrees: the energies are apart
-            (the overlap P(f⁻ > f⁺) is under ``apart`` or over 1 - ``apart``), or the sampler's
-            gradient norm has outgrown its own record by ``steeper``, in logarithms.
-        growth_alone: over which it is one without a witness.
-        lag, window, settle, slow_steps: in steps; these and the others see above.
+        growth: over which it is an ERROR where the overlap is under ``apart`` or over 1 -
+            ``apart``, or the sampler's gradient norm has outgrown its own record by ``steeper``, in
+            logarithms.
+        growth_alone: over which it is one without such a witness.
         unit: in units of f; what is far under it does not count as growth.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
@@ -85,7 +79,8 @@ class GrowthRule:
         growths = 0 < self.warn <= self.growth <= self.growth_alone <= 100
         starts = self.start > 0 and self.start_negative > 0 and self.unit > 0
         # e^100 is out of reach of any energy, and no overflow.
-        for is_kept, expected in (
+        check_settings(
+            self,
             (growths, "0 < warn <= growth <= growth_alone <= 100"),
             (0 < self.apart <= 0.5, "0 < apart <= 0.5"),
             (0 <= self.steeper <= 100, "0 <= steeper <= 100"),
@@ -94,31 +89,25 @@ class GrowthRule:
             (0 < self.touch < 0.5 and 0 < self.slow <= 100, "0 < touch < 0.5, 0 < slow <= 100"),
             (self.settle >= 0 and self.slow_steps >= 1, "settle >= 0, slow_steps >= 1"),
             (1 <= self.lag < self.window, "1 <= lag < window"),
-        ):
-            if not is_kept:
-                names = re.findall("[a-z_]+", expected)
-                got = ", ".join(f"{name}={getattr(self, name)}" for name in names)
-                raise ConfigError(f"Rule {self.name!r}: expected {expected}, but got {got}.")
+        )
 
     def watcher(self) -> _GrowthWatcher:
         """A new watcher."""
         return _GrowthWatcher(self)
 
 
-class _GrowthWatcher(Stateful):
+class _GrowthWatcher(Memory):
     def __init__(self, rule: GrowthRule) -> None:
         self.rule = rule
         self.sizes: list[float] = []
         self.norms: list[float] = []
         self.count = 0
-        # Each step at which the size was larger than ever before, by a part that keeps the list
-        # short where it grows for ever; and how large.
+        # The steps at which the size was larger than ever before, and how large.
         self.records: list[tuple[int, float]] = []
         self.start_unit = 0.0
-        # The last sizes at which the energies touched, and the steps since they did.
-        self.touching: list[float] = []
+        self.touching: list[float] = []  # the last sizes at which the energies did
         self.apart_for = 0
-        # What size makes a WARN and an ERROR, and the spread, of the row read last.
+        # Of the row read last: what size makes a WARN and an ERROR.
         self.warn_at = self.error_at = math.inf
         self.spread = 0.0
 
@@ -165,13 +154,11 @@ class _GrowthWatcher(Stateful):
         return Reading(level, False, tag, value, limit, window, remedies)
 
     def limits(self) -> dict[str, Limits]:
-        """Of the row read last."""
         error = max(0.0, self.error_at - self.spread)
         warn = min(max(0.0, self.warn_at - self.spread), error)
         return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
 
     def _record(self, past: Sequence[float]) -> float:
-        """The largest value but the newest; NaN where there is none."""
         return max(past[: max(0, len(past) - self.rule.lag + 1)], default=_NAN)
 
     def _push(self, past: list[float], value: float) -> None:
@@ -180,13 +167,12 @@ class _GrowthWatcher(Stateful):
             del past[: 1 - self.rule.window]
 
     def _absorbs(self, row: Mapping[str, float]) -> bool:
-        """Never at beta* <= 0, nor where one of the numbers is unknown."""
+        # Never at beta* <= 0, nor where one of the numbers is unknown.
         overlap, highest = row.get(_OVERLAP, _NAN), row.get("f_neg/q95", _NAN)
         depth = row.get(BETA_STAR, _NAN) * (highest - row.get("f_neg/min", _NAN))
         return overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
 
     def _slow_at(self, size: float, edge: float) -> float:
-        """The size from which energies that have been apart for long are lost; inf as a rule."""
         rule, touching = self.rule, self.touching
         if edge >= rule.touch:
             touching.append(size)
@@ -205,6 +191,7 @@ class _GrowthWatcher(Stateful):
 
     def _add(self, size: float, median: float) -> None:
         self._push(self.sizes, size)
+        # By a part, which keeps the list short where it grows for ever.
         if math.isfinite(size) and (not self.records or size > 1.01 * self.records[-1][1]):
             self.records.append((self.count, size))
         if not self.start_unit:
@@ -212,12 +199,6 @@ class _GrowthWatcher(Stateful):
         self.count += 1
 
     def _saved(self) -> dict[str, Any]:
-        return {
-            "sizes": list[float],
-            "norms": list[float],
-            "count": int,
-            "records": list[tuple[int, float]],
-            "start_unit": float,
-            "touching": list[float],
-            "apart_for": int,
-        }
+        lists = dict.fromkeys(("sizes", "norms", "touching"), list[float])
+        counts = {"count": int, "apart_for": int, "start_unit": float}
+        return lists | counts | {"records": list[tuple[int, float]]}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, Stateful
+from ..errors import ConfigError, DivergenceError, Stateful, undamaged
+from ..tags import SCALER_SKIPPED
 from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
-from .rule import Reading, Rule, Watcher, check_rule
+from .rule import Memory, Reading, Rule, Watcher, check_rule
 
 __all__ = ["Judge", "error_for"]
 
@@ -22,18 +23,13 @@ _REPLAYED = 32
 
 def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
     """The error class of the alert's rule; :class:`DivergenceError` where it names none."""
-    rule = next((rule for rule in rules if rule.name == alert.rule), None)
-    found: type[DivergenceError] = getattr(rule, "error", DivergenceError)
-    return found
+    errors = {rule.name: getattr(rule, "error", DivergenceError) for rule in rules}
+    return errors.get(alert.rule, DivergenceError)
 
 
 @dataclass
-class Latch(Stateful):
-    """Whether a rule is active, and whether its present level should be reported now.
-
-    The rules are those under "Episodes" in ``docs/alerts.md``. A WARN whose episode is still going
-    on when its ``cooldown`` is over is reported late rather than never.
-    """
+class Latch(Memory):
+    """What a rule has reported, by the rules under "Episodes" in ``docs/alerts.md``."""
 
     calm_steps: int
     cooldown: int
@@ -46,7 +42,7 @@ class Latch(Stateful):
     passed: bool = False  # whether it was over in an observation since
 
     def update(self, found: Reading) -> bool:
-        """Take a rule's reading of one observation; say whether its level is to be reported now."""
+        """Take one reading; say whether its level is to be reported now."""
         level, calm = found.level, found.calm
         if self.since_report is not None:
             self.since_report += 1
@@ -78,36 +74,45 @@ class Latch(Stateful):
         return True
 
     def _saved(self) -> dict[str, Any]:
-        return {
-            "active": Level | None,
-            "reported": Level | None,
-            "calm": int,
-            "since_report": int | None,
-            "informed": bool,
-            "worst": float,
-            "passed": bool,
-        }
+        levels = dict.fromkeys(("active", "reported"), Level | None)
+        counts = {"calm": int, "since_report": int | None}
+        return levels | counts | {"informed": bool, "worst": float, "passed": bool}
 
 
 class _Watch(Stateful):
-    """A rule at work."""
-
-    _owner = "a rule"
-
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
         self.watcher, self.latch = rule.watcher(), Latch(rule.calm_steps, rule.cooldown)
-        # The rule that was in ERROR when the trouble of this one began.
-        self.follows: str | None = None
+        self.follows: str | None = None  # the rule in ERROR when the trouble of this one began
 
     def _saved(self) -> dict[str, Any]:
         own = Stateful if isinstance(self.watcher, Stateful) else self._restored
         return {"watcher": own, "latch": Stateful, "follows": str | None}
 
+    def kept(self) -> tuple[Any, ...]:
+        own = self.watcher
+        memory = _copied(vars(own)) if isinstance(own, Memory) else own.state_dict()
+        return memory, _copied(vars(self.latch)), self.follows
+
+    def put_back(self, kept: tuple[Any, ...]) -> None:
+        memory, latch, self.follows = kept
+        if isinstance(self.watcher, Memory):
+            vars(self.watcher).update(_copied(memory))
+        else:
+            self.watcher.load_state_dict(memory)
+        vars(self.latch).update(latch)
+
     def _restored(self, saved: Mapping[str, Any]) -> Watcher:
         watcher = self.rule.watcher()
         watcher.load_state_dict(saved)
         return watcher
+
+
+def _copied(memory: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: [x[:] if type(x) is list else x for x in value] if type(value) is list else value
+        for name, value in memory.items()
+    }
 
 
 class _Memory:
@@ -120,39 +125,43 @@ class _Memory:
         self.row: Mapping[str, float] = {}
         self.said: dict[str, Level] = {}
         self.is_again = False
-        # A state, and copies of the rows read since.
-        self.before: dict[str, Any] = {}
+        # What they remembered, and copies of the rows read since.
+        self.before: list[tuple[Any, ...]] = []
         self.since: list[Mapping[str, float]] = []
 
     def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
         if step != self.step:
             # The state of every step costs more than the rules, and few need it.
             if self.is_again or len(self.since) % _REPLAYED == 0:
-                self.before, self.since = self.state_dict(), []
+                self.before, self.since = self._kept(), []
             self.step, self.said, self.is_again = step, {}, False
         elif row is self.row:
             return []
         else:
             self.is_again = True
-            self.load_state_dict(self.before)
+            for watch, kept in zip(self.watches.values(), self.before, strict=True):
+                watch.put_back(kept)
             for each in self.since[:-1]:
                 self._read(step, each, member, {})
             if self.since[1:]:
-                self.before = self.state_dict()
+                self.before = self._kept()
             self.since = []
         self.row = row
         self.since.append(dict(row))
         return self._read(step, row, member, self.said)
 
+    def _kept(self) -> list[tuple[Any, ...]]:
+        return [watch.kept() for watch in self.watches.values()]
+
     def _read(
         self, step: int, row: Mapping[str, float], member: int | None, said: dict[str, Level]
     ) -> list[Alert]:
         alerts = []
-        skipped = row.get("scaler/skipped", 0.0)
+        skipped = row.get(SCALER_SKIPPED, 0.0)
         if skipped and _AMP_SKIP not in said:
             said[_AMP_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
-            what = "scaler/skipped", skipped, 0.0, 0, remedies
+            what = SCALER_SKIPPED, skipped, 0.0, 0, remedies
             alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
         watches = self.watches.items()
         lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
@@ -182,29 +191,23 @@ class _Memory:
 
     def load_state_dict(self, state: Any) -> None:
         names = sorted(state) if isinstance(state, Mapping) else state
-        if names != sorted(self.watches):
-            raise ConfigError(
-                f"This state is of a judge with the rules {names}, but this one has "
-                f"{sorted(self.watches)}. Build it with the same rules."
-            )
+        if names != (own := sorted(self.watches)):
+            said = f"This state is of a judge with the rules {names}, but this one has {own}."
+            raise ConfigError(f"{said} Build it with the same rules.")
         for name, watch in self.watches.items():
             try:
                 watch._take(watch._read(state[name]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise _damaged(f"state of rule {name!r}", error) from error
-
-
-def _damaged(what: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"The judge's {what} is damaged: {type(error).__name__}: {error}. Pass what "
-        "Judge.state_dict() returned."
-    )
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"The judge's state of rule {name!r} is damaged: {type(error).__name__}: "
+                    f"{error}. Pass what Judge.state_dict() returned."
+                ) from error
 
 
 class Judge:
     """Reads one row per step and says which rules fire, by the rows alone: equal on equal ranks.
 
-    Time is counted in steps observed. A step that a GradScaler skipped is an INFO ``amp_skip``.
+    A step that a GradScaler skipped is an INFO ``amp_skip``.
 
     Args:
         rules: what to watch for; their names must differ.
@@ -215,12 +218,11 @@ class Judge:
     """
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
-        try:
-            self.rules = tuple(rules)
-        except TypeError as error:
+        if not isinstance(rules, Iterable):
             raise ConfigError(
-                f"Expected a sequence of rules, (rule,) for a single rule, but got {rules!r}."
-            ) from error
+                f"Expected a sequence of rules, not a single rule, but got {rules!r}."
+            )
+        self.rules = tuple(rules)
         for rule in self.rules:
             check_rule(rule)
         names = [rule.name for rule in self.rules]
@@ -234,17 +236,10 @@ class Judge:
 
     @property
     def active(self) -> dict[str, Level]:
-        """The rules whose episode (WARN or more) is not over, each with the highest level reached.
-
-        Those of an ensemble's members are not among them.
-        """
+        """The rules whose episode (WARN or more) is not over, but an ensemble's members', each with
+        the highest level reached."""
         levels = {name: watch.latch.active for name, watch in self._shared.watches.items()}
         return {name: level for name, level in levels.items() if level is not None}
-
-    @property
-    def level(self) -> Level | None:
-        """The highest level of the active rules, None while all is well."""
-        return max(self.active.values(), default=None)
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
@@ -253,15 +248,15 @@ class Judge:
 
         Called again with the step of the call before, as where losses are accumulated, the row is
         that of the step so far: it replaces the earlier one in the memory of the rules, and an
-        alert of this step comes again only at a higher level. A row, or a member's, that is the
-        same object as before is unchanged. What begins while another rule is in ERROR follows it.
+        alert of this step comes again only at a higher level. A row that is the same object as
+        before is unchanged. What begins while another rule is in ERROR follows it.
 
         Args:
             step: the step the row belongs to.
             row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
                 which only what no member has is judged.
-            members: the rows of an ensemble's members, all of them, else a ConfigError. Without any
-                all of the row is judged, and what the rules remember of the members stays.
+            members: the rows of all members, else a ConfigError; without any all of the row is
+                judged, and what the rules remember of the members stays.
         """
         if not members:
             return self._shared.observe(step, row, None)
@@ -289,21 +284,18 @@ class Judge:
             "members": [memory.state_dict() for memory in self._members],
         }
 
+    @undamaged("a judge")
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned. The step observed last is then over.
 
         Raises:
             ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
-        try:
-            parts = [state["shared"], *state["members"]]
-        except (KeyError, TypeError) as error:
-            raise _damaged("state", error) from error
+        parts = [state["shared"], *state["members"]]
         if len(parts) != 1 + len(self._members):
             raise ConfigError(
                 f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
-                f"has {len(self._members)} (0 for a single model). Build it with the same model "
-                "dimensions."
+                f"has {len(self._members)} (0 for a single model). Build it with as many."
             )
         memories = [_Memory(self.rules) for _ in parts]
         for memory, part in zip(memories, parts, strict=True):

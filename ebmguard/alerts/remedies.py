@@ -1,7 +1,7 @@
 """The remedies, in the field's words, and which of them make sense for a run as it is.
 
-What helps depends on the sign of beta*: at 0 the weights are uniform and absorb nothing; below 0
-the sampler over-shoots, and a vanishing GradScale means that negatives are *too* likely.
+At beta* = 0 the weights are uniform and absorb nothing; below 0 the sampler over-shoots, and a
+vanishing GradScale means that negatives are *too* likely.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["MOVES", "Remedies", "Remedy", "Situation", "contradict"]
 
 
 class Remedy(StrEnum):
-    """What helps; the value is the phrase. A rollback knows what to change by the same names."""
+    """What helps, by the phrase."""
 
     ROLL_BACK = "roll back to the last good snapshot"
     LOWER_LR = "lower the learning rate"
@@ -69,11 +69,9 @@ class Situation:
 
     Attributes:
         beta_star: the exponent; NaN where it is no single number.
-        least, most: between which it can be put: a raise goes to half of the output scale at most,
-            and a steered one stays within its bounds.
+        least, most: between which it can be put: a raise goes to half of the output scale at most.
         samples_above: whether samples lie above the data by more than its own spread.
-        sgld_steps: of a sampler call.
-        noise_std: of the sampler.
+        sgld_steps, noise_std: of a sampler call.
         learning_rate: the largest of the optimizer's.
         rolls_back: whether the guard does so by itself.
     """
@@ -116,7 +114,7 @@ class Situation:
 @typed
 @dataclass(frozen=True)
 class Remedies:
-    """What helps, likeliest first and as many as there are, by the sign of beta*."""
+    """What helps, likeliest first, by the sign of beta*."""
 
     zero: tuple[str, ...]
     positive: tuple[str, ...]

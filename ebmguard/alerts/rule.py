@@ -1,18 +1,17 @@
-"""What every rule is: data with a name, and a watcher that reads one row per step.
-
-A rule of one's own is any object with what :class:`Rule` asks for; it need not inherit from it.
-"""
+"""What every rule is: data with a name, and a watcher that reads one row per step."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from ..errors import ConfigError, DivergenceError
+from ..errors import ConfigError, DivergenceError, Stateful
 from .alert import Level
 
-__all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Limits", "Reading", "Rule", "Watcher", "check_rule"]
+__all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Limits", "Memory", "Reading", "Rule", "Watcher"]
+__all__ += ["check_rule", "check_settings"]
 
 
 class Reading(NamedTuple):
@@ -23,9 +22,8 @@ class Reading(NamedTuple):
         calm: whether the statistics are inside the tighter band that ends an episode; None where
             the row does not tell.
         tag, value, limit, window: as in :class:`~ebmguard.Alert`; only meaningful with a level.
-        remedies: what helps, likeliest first and as many as there are: of
-            :class:`~ebmguard.alerts.Remedy`, or words. An alert gets the first two that the run
-            allows, and a rollback tries their changes in this order.
+        remedies: all that helps, likeliest first: of :class:`~ebmguard.alerts.Remedy`, or words.
+            An alert gets two that the run allows, and a rollback tries them in this order.
     """
 
     level: Level | None
@@ -50,18 +48,21 @@ class Limits(NamedTuple):
 
     def within(self, other: Limits) -> Limits:
         """The range that keeps to both."""
-        low, high = max(self.low, other.low), min(self.high, other.high)
-        error_low = max(self.error_low, other.error_low)
-        return Limits(low, high, error_low, min(self.error_high, other.error_high))
+        pairs = zip((max, min, max, min), self, other, strict=True)
+        return Limits(*(narrower(a, b) for narrower, a, b in pairs))
+
+
+class Memory(Stateful):
+    """The memory of a rule in numbers and lists of them, of which a copy need not be checked."""
 
 
 @runtime_checkable
 class Watcher(Protocol):
     """The memory of one rule.
 
-    With ``limits() -> Mapping[str, Limits]`` it has a moving band drawn in reports: the limits by
-    tag that held for the row read last. With ``after_rollback()`` it is told that the run was taken
-    back, and its state with it: a count of steps out of range then starts anew.
+    It may have ``limits() -> Mapping[str, Limits]``, by tag those that held for the row read last,
+    which reports draw, and ``after_rollback()``, after which counts of steps out of range start
+    anew.
     """
 
     def read(self, row: Mapping[str, float]) -> Reading:
@@ -79,10 +80,10 @@ class Watcher(Protocol):
 
 
 class Rule(Protocol):
-    """Data that says what to watch for.
+    """Data that says what to watch for: any object that has these, without inheriting from it.
 
-    What a rule may have besides: ``error``, the class that ``action="raise"`` raises (otherwise
-    :class:`~ebmguard.DivergenceError`); for reports ``limits() -> Mapping[str, Limits]``, fixed
+    It may have ``error``, the class that ``action="raise"`` raises instead of
+    :class:`~ebmguard.DivergenceError`; for reports ``limits() -> Mapping[str, Limits]``, fixed
     limits by tag, and ``owed``, the tags where NaN is an alarm and not just unknown.
     """
 
@@ -100,6 +101,15 @@ class Rule(Protocol):
 
     def watcher(self) -> Watcher:
         """A new watcher, which remembers nothing yet."""
+
+
+def check_settings(rule: Any, *settings: tuple[bool, str]) -> None:
+    """Refuse, with a ``ConfigError``, a rule of which not all is as it is expected in words."""
+    for is_kept, expected in settings:
+        if not is_kept:
+            names = [x for x in dict.fromkeys(re.findall("[a-z_]+", expected)) if hasattr(rule, x)]
+            got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
+            raise ConfigError(f"Rule {rule.name!r}: expected {expected}, but got {got}.")
 
 
 def check_rule(rule: Any) -> None:

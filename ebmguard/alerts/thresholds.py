@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..errors import ConfigError, DivergenceError, SamplerFailingError, Stateful, typed
+from ..errors import ConfigError, DivergenceError, SamplerFailingError, typed
+from ..tags import BETA_STAR
 from .alert import Level
 from .remedies import SAMPLER, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Reading
+from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
 
 __all__ = ["Bound", "FloorRule", "MedianRule"]
 
@@ -19,13 +20,11 @@ __all__ = ["Bound", "FloorRule", "MedianRule"]
 @typed
 @dataclass(frozen=True)
 class Bound:
-    """A limit that the median of a diagnostic whose single values are noise should keep to.
+    """A limit, exclusive, that the median of the last ``window`` values should keep to.
 
     Attributes:
         side: on which side of the limit the median is out of range.
-        limit: exclusive.
         clear: where the median is calm again, on the other side of the limit.
-        window: values in the median; there is none before so many have come.
         level: what is reported: INFO or WARN.
     """
 
@@ -38,14 +37,14 @@ class Bound:
     level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        if self.beyond(self.limit, self.clear) or self.window < 1 or self.level is Level.ERROR:
+        if self.is_beyond(self.limit, self.clear) or self.window < 1 or self.level is Level.ERROR:
             raise ConfigError(
                 f"Bound of {self.tag!r}: expected clear on the other side of the limit than "
                 f"{self.side!r}, window >= 1 and level INFO or WARN, but got limit={self.limit}, "
                 f"clear={self.clear}, window={self.window}, level={self.level.name}."
             )
 
-    def beyond(self, limit: float, value: float) -> bool:
+    def is_beyond(self, limit: float, value: float) -> bool:
         """Whether a value lies on the wrong side of a limit."""
         return value > limit if self.side == "above" else value < limit
 
@@ -84,61 +83,45 @@ class MedianRule:
         return _MedianWatcher(self)
 
 
-class _Window:
-    """The last finite values of a bound's diagnostic, and how many of them are beyond ``clear``."""
-
-    def __init__(self, bound: Bound, values: Iterable[float] = ()) -> None:
-        self.bound = bound
-        self.values = deque(map(float, values), bound.window)
-        if not all(map(math.isfinite, self.values)):
-            raise ValueError(f"a window takes finite values, but got {[*self.values]}")
-        self.count = sum(bound.beyond(bound.clear, value) for value in self.values)
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(self.values)
-
-    def push(self, value: float) -> None:
-        bound, values = self.bound, self.values
-        if len(values) == bound.window:
-            self.count -= bound.beyond(bound.clear, values[0])
-        values.append(value)
-        self.count += bound.beyond(bound.clear, value)
-
-    def median(self) -> float:
-        ordered, half = sorted(self.values), len(self.values) // 2
-        # Halves first: the sum of two large floats may overflow.
-        return ordered[half] if len(ordered) % 2 else ordered[half - 1] / 2 + ordered[half] / 2
-
-
-class _MedianWatcher(Stateful):
+class _MedianWatcher(Memory):
     def __init__(self, rule: MedianRule) -> None:
         self.rule = rule
-        self.prefix = ""
-        self.windows = [_Window(bound) for bound in rule.bounds]
+        self.restart("")
+
+    def restart(self, prefix: str) -> None:
+        self.prefix = prefix
+        # The last finite values of each bound's diagnostic: as they came, and in order.
+        self.windows: list[list[float]] = [[] for _ in self.rule.bounds]
+        self.ordered: list[list[float]] = [[] for _ in self.rule.bounds]
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        bounds, beta_star = self.rule.bounds, row.get("beta_star", math.nan)
+        bounds, beta_star = self.rule.bounds, row.get(BETA_STAR, math.nan)
         prefix = self.rule.reference_prefix if beta_star == 0 else ""
         values = [row.get(prefix + bound.tag) for bound in bounds]
         if values.count(None) == len(values):
             return UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
-            self.prefix = prefix
-            self.windows = [_Window(bound) for bound in bounds]
+            self.restart(prefix)
         reading, broken = UNKNOWN, None
-        for bound, window, value in zip(bounds, self.windows, values, strict=True):
+        for bound, value, *window in zip(bounds, values, self.windows, self.ordered, strict=True):
+            past, ordered = window
             if value is not None and math.isfinite(value):
-                window.push(value)
-            if len(window.values) < bound.window:
+                if len(past) == bound.window:
+                    del ordered[bisect_left(ordered, past.pop(0))]
+                past.append(value)
+                insort(ordered, value)
+            if len(past) < bound.window:
                 continue
-            # The median is sorted out only where half of the values are not calm.
-            if 2 * window.count < bound.window or not bound.beyond(
-                bound.clear, median := window.median()
-            ):
+            half = bound.window // 2
+            median = ordered[half]
+            if bound.window % 2 == 0:  # halves first: the sum of two large floats may overflow
+                median = ordered[half - 1] / 2 + median / 2
+            if not bound.is_beyond(bound.clear, median):
                 reading = CALM if reading is UNKNOWN else reading
                 continue
             reading = NOT_CALM
-            if bound.beyond(bound.limit, median) and (not broken or bound.level > broken[0].level):
+            level = broken[0].level if broken else -1
+            if bound.is_beyond(bound.limit, median) and bound.level > level:
                 broken = bound, median
         if broken is None:
             return reading
@@ -147,10 +130,18 @@ class _MedianWatcher(Stateful):
         return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
 
     def _saved(self) -> dict[str, Any]:
-        return {"prefix": str, "windows": self._filled}
+        return {"prefix": str, "windows": list[list[float]]}
 
-    def _filled(self, saved: Sequence[Sequence[float]]) -> list[_Window]:
-        return [_Window(*pair) for pair in zip(self.rule.bounds, saved, strict=True)]
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        read = super()._read(state)
+        for bound, window in zip(self.rule.bounds, read["windows"], strict=True):
+            if len(window) > bound.window or not all(map(math.isfinite, window)):
+                raise ValueError(f"{window} is no window of {bound.window} finite values")
+        return read
+
+    def _take(self, read: Mapping[str, Any]) -> None:
+        super()._take(read)
+        self.ordered = [sorted(window) for window in self.windows]
 
 
 @typed
@@ -158,13 +149,12 @@ class _MedianWatcher(Stateful):
 class FloorRule:
     """WARN, then ERROR, while GradScale stays under its floor.
 
-    Steps between ``floor`` and ``clear`` neither count nor reset the count. ERROR is for beta*
-    other than 0 only: there GradScale multiplies the gradient, and an adaptive optimiser amplifies
-    what little is left of it (App. H). At beta* = 0 the reference exponent is read instead.
+    ERROR is for beta* other than 0 only: there GradScale multiplies the gradient, and an adaptive
+    optimiser amplifies what little is left of it (App. H).
 
     Attributes:
         tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
-        floor, clear: under the first it fails, above the second it is calm.
+        floor, clear: under the first a step counts, above the second it is calm and the count 0.
         warn_patience, error_patience: steps under the floor before WARN and before ERROR.
         name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
@@ -182,12 +172,12 @@ class FloorRule:
     error: type[DivergenceError] = SamplerFailingError
 
     def __post_init__(self) -> None:
-        if not (self.floor <= self.clear and 1 <= self.warn_patience <= self.error_patience):
-            raise ConfigError(
-                f"Rule {self.name!r}: expected floor <= clear and 1 <= warn_patience <= "
-                f"error_patience, but got floor={self.floor}, clear={self.clear}, "
-                f"warn_patience={self.warn_patience}, error_patience={self.error_patience}."
-            )
+        are_in_order = 1 <= self.warn_patience <= self.error_patience
+        check_settings(
+            self,
+            (self.floor <= self.clear, "floor <= clear"),
+            (are_in_order, "1 <= warn_patience <= error_patience"),
+        )
 
     def limits(self) -> dict[str, Limits]:
         """The floor; what makes an ERROR is its patience."""
@@ -198,7 +188,7 @@ class FloorRule:
         return _FloorWatcher(self)
 
 
-class _FloorWatcher(Stateful):
+class _FloorWatcher(Memory):
     def __init__(self, rule: FloorRule) -> None:
         self.rule = rule
         self.source = ""
@@ -206,7 +196,7 @@ class _FloorWatcher(Stateful):
 
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
-        beta_star = row.get("beta_star", math.nan)
+        beta_star = row.get(BETA_STAR, math.nan)
         tag = rule.reference_tag if beta_star == 0 else rule.tag
         value = row.get(tag, math.nan)
         if math.isnan(value):

@@ -1,7 +1,4 @@
-"""Every problem that can be seen before step 0, each with its fix: what ``g.check()`` lists.
-
-Pure functions of a :class:`Setup` to :class:`Problem`; nothing is raised and nothing is changed.
-"""
+"""Every problem that can be seen before step 0, each with its fix: what ``g.check()`` lists."""
 
 from .problem import Problem, Setup, in_order, show
 

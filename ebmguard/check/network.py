@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,17 +23,16 @@ __all__ = ["of_network", "of_outputs"]
 
 # What a model may raise at a batch that it was not made for.
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError)
-# Gradients of one sample's energy with respect to another sample, relative to its own, below which
-# they are rounding.
+# Of the gradient of an energy with respect to another sample than its own.
 _ROUNDING = 1e-4
 _DEGENERATE = 0.1
 
 
-def _of_module(level: Level) -> Callable[[str, str, str], Problem]:
-    return lambda name, what, fix: Problem(level, name, "the energy module", what, fix)
+def _error(name: str, what: str, fix: str, level: Level = Level.ERROR) -> Problem:
+    return Problem(level, name, "the energy module", what, fix)
 
 
-_error, _warn, _info = map(_of_module, (Level.ERROR, Level.WARN, Level.INFO))
+_warn, _info = partial(_error, level=Level.WARN), partial(_error, level=Level.INFO)
 
 
 def of_network(setup: Setup) -> Iterator[Problem]:
@@ -51,35 +51,32 @@ def of_network(setup: Setup) -> Iterator[Problem]:
 
 
 def _layers(model: nn.Module) -> Iterator[Problem]:
-    def looks_across(layer: nn.Module) -> bool:
-        return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
-
-    norms = _found(model, looks_across)
+    norms, drops, moody = (
+        _found(model, kinds, is_busy)
+        for kinds, is_busy in (
+            (_BatchNorm, lambda layer: layer.training or layer.running_mean is None),
+            (_DropoutNd, lambda layer: layer.training and layer.p > 0),
+            ((_BatchNorm, _DropoutNd), lambda _: True),
+        )
+    )
     if norms:
         yield _warn(
             "batch_norm",
-            f"Batch normalisation in train mode ({norms}): f(x) depends on the other samples of "
-            "its batch, and data and negatives, which are forwarded apart, are measured against "
-            "different statistics. The gap between them is then not an energy gap.",
-            "no normalisation, as JEM, or GroupNorm or LayerNorm; or keep these layers in eval "
-            "mode while energies are computed.",
+            f"Batch normalisation in train mode ({norms}): f(x) depends on the rest of its batch, "
+            "and data and negatives have different statistics: their gap is not an energy gap.",
+            "no normalisation, as JEM, or GroupNorm or LayerNorm; or eval mode for energies.",
         )
-    drops = _found(
-        model, lambda layer: isinstance(layer, _DropoutNd) and layer.training and layer.p > 0
-    )
     if drops:
         yield _warn(
             "dropout",
-            f"Dropout in train mode ({drops}): every call draws another energy function, and the "
-            "loss does not compare the negatives in the one that they came from.",
-            "p=0 in the energy, or keep these layers in eval mode while energies are computed.",
+            f"Dropout in train mode ({drops}): every call draws another energy function.",
+            "p=0 in the energy, or eval mode for energies.",
         )
-    moody = _found(model, lambda layer: isinstance(layer, _BatchNorm | _DropoutNd))
     if moody and not model.training:
         yield _info(
             "eval_mode",
-            f"In eval mode, with layers that care ({moody}): right for energies, but a classifier "
-            "trained beside them then trains without these layers' effect.",
+            f"In eval mode, with layers that care ({moody}): right for energies, not for a "
+            "classifier trained beside them.",
             "f.train() before the loop, if eval mode was left over from an evaluation.",
         )
 
@@ -104,7 +101,7 @@ def _parameters(model: nn.Module) -> Iterator[Problem]:
         yield _error(
             "nonfinite_parameters",
             f"{len(broken)} parameters hold NaN or infinity ({some(broken)}).",
-            "load another checkpoint; this one was written after the run was lost.",
+            "another checkpoint; this one was written after the run was lost.",
         )
     half = [name for name, p in parameters.items() if p.dtype is torch.float16]
     if half:
@@ -117,19 +114,14 @@ def _parameters(model: nn.Module) -> Iterator[Problem]:
     if spectral:
         yield _info(
             "spectral_norm",
-            f"Spectral normalisation ({spectral}): in train mode every call moves its power "
-            "iteration on, so that the same x has slightly different energies in two calls.",
-            "nothing; snapshots and rollbacks hold its buffers. eval mode keeps them still.",
+            f"Spectral normalisation ({spectral}): in train mode every call moves it slightly on.",
+            "nothing; snapshots and rollbacks hold its buffers.",
         )
 
 
-def _found(model: nn.Module, has: Callable[[nn.Module], bool]) -> str:
-    """Type and name of some of the layers, empty where there are none."""
-    return some(
-        f"{type(layer).__name__} {name}".strip()
-        for name, layer in model.named_modules()
-        if has(layer)
-    )
+def _found(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
+    layers = [x for x in model.named_modules() if isinstance(x[1], kinds) and has(x[1])]
+    return some(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
 
 
 def _has_spectral_norm(layer: nn.Module) -> bool:
@@ -167,7 +159,7 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
         yield from _values(f, slopes, setup)
         yield from _randomness(f, again)
         if not setup.models:
-            yield from _dependence(slopes)
+            yield from () if slopes is None else _dependence(slopes)
             yield from _single(single, f.ndim)
 
 
@@ -184,7 +176,7 @@ def _try(
     except _REFUSALS as refusal:
         return _error(
             "model_fails",
-            f"Called on the example of shape {tuple(example.shape)} it raises "
+            f"Of the example of shape {tuple(example.shape)} it raises "
             f"{type(refusal).__name__}: {refusal}",
             "pass what the loss passes, on its device; a conditional model in a form of x alone.",
         )
@@ -234,8 +226,8 @@ def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
             "heads",
             f"It returns {f.shape[1]} numbers per sample, whose sum is taken for the energy. Of "
             "class logits that is not log p(x).",
-            "logits.logsumexp(1) for a classifier, or energy= with the name of the method that "
-            "returns it; nothing for an energy with several heads.",
+            "logits.logsumexp(1) for a classifier, or energy=, the method that returns it; nothing "
+            "for an energy with several heads.",
         )
 
 
@@ -252,8 +244,7 @@ def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]
     if slopes is None:
         yield _error(
             "no_gradient",
-            "To autograd the energies do not depend on the input: a sampler has no gradient to "
-            "follow.",
+            "To autograd energies do not depend on the input: a sampler has no gradient to follow.",
             "remove .detach(), .data and no_grad from forward.",
         )
     if setup.models:
@@ -272,16 +263,14 @@ def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]
                 )
 
 
-def _dependence(slopes: Tensor | None) -> Iterator[Problem]:
-    if slopes is None:
-        return
+def _dependence(slopes: Tensor) -> Iterator[Problem]:
     norms = slopes.double().flatten(1).norm(dim=1)
     own, others = float(norms[0]), float(norms[1:].max())
     if others > _ROUNDING * own:
         yield _warn(
             "batch_dependence",
-            f"An energy changes with the other samples of its batch (gradient {others:.2g} against "
-            f"{own:.2g} of its own): chains of one batch pull at each other.",
+            "An energy changes with the other samples of its batch (gradient "
+            f"{others:.2g}, {own:.2g} of its own): chains of one batch pull at each other.",
             "remove what looks across the batch, such as batch norm in train mode.",
         )
 
@@ -319,7 +308,6 @@ def _single(f: object, dims: int) -> Iterator[Problem]:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Put back what a call in train mode changes: buffers and random generators."""
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=sorted(device.index or 0 for device in devices)):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..alerts import Level
 from ..errors import printable, typed
@@ -33,12 +33,10 @@ class Setup:
     """A guard and what :func:`ebmguard.guard` was told; None stands for what it was not.
 
     Attributes:
-        trainer: the rest of the training state, and the sampler's settings.
-        beta_star: the exponents of the first step, one for each member or entry of ``beta_stars``.
+        beta_star, factor: the exponents of the first step, one for each member, and what multiplies
+            the energy during sampling.
         tempers: whether the sampler's side is defined at all.
-        factor: what multiplies the energy during sampling at the first step.
         sign: 1 where f is high on data, -1 where it is low.
-        is_distributed: whether several ranks train, and whether the guard joins their samples.
         models: number of model dimensions of an ensemble.
         not_followed: in words, what a rollback would change but cannot in this run.
         example: a batch of inputs to try the model on.
@@ -85,7 +83,7 @@ error, warn, info = (partial(Problem, level) for level in (Level.ERROR, Level.WA
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
-    """The worst first; equally bad ones in the order in which they were found."""
+    """The worst first, else as they were found."""
     return sorted(problems, key=lambda problem: -problem.severity)
 
 
@@ -107,11 +105,11 @@ def show(problems: Sequence[Problem]) -> None:
     try:
         from rich.console import Console
         from rich.text import Text
+
+        console: Any = Console(highlight=False)
     except ImportError:
-        print(to_text(problems))
-        return
-    console = Console(highlight=False)
-    if not console.is_terminal:
+        console = None
+    if console is None or not console.is_terminal:
         print(to_text(problems))
         return
     for line, style in _lines(problems, min(console.width, _WIDTH)):
@@ -119,7 +117,6 @@ def show(problems: Sequence[Problem]) -> None:
 
 
 def _lines(problems: Sequence[Problem], width: int) -> Iterator[tuple[str, str]]:
-    """Lines, each with its style in rich."""
     if not problems:
         yield "no problems found", "green"
     fold = partial(textwrap.wrap, width=width - 4, break_long_words=False, break_on_hyphens=False)

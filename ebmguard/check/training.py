@@ -24,17 +24,12 @@ __all__ = [
 # Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2.
 TYPED_IN = 0.02
 _LITTLE = 0.05
-# Of the data's width, by which start points may miss it: noise on the data, or a few dark images.
-_SLACK = 0.1
-# Of the data's width: [-1, 1] for images in [0, 1] is 2.
-_WIDE = 1.8
+# Of the data: how far start points may miss its width, and exceed it ([-1, 1] is 2 of [0, 1]).
+_SLACK, _WIDE = 0.1, 1.8
 
 
 def implied_scale(step_size: float, noise_std: float) -> float:
-    """o = 2 step_size / noise_std**2, for x += step_size * df/dx + noise_std * randn.
-
-    Infinite for a sampler without noise.
-    """
+    """o of x += step_size * df/dx + noise_std * randn; infinite without noise."""
     return 2 * step_size / noise_std**2 if noise_std**2 else math.inf
 
 
@@ -59,8 +54,7 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
             Level.WARN if implied is not None else Level.INFO,
             "no_output_scale",
             "guard(output_scale=)",
-            "Without it the sampler stays as it is: the weights act, but the samples are not drawn "
-            "from the tempered energy that they belong to.",
+            "Without it the weights act, but the samples are not drawn from the tempered energy.",
             f"output_scale = 2 * step_size / noise_std**2{known}; nothing, without noise.",
         )
     lowest = min(setup.factor)
@@ -99,8 +93,7 @@ def of_training(setup: Setup) -> Iterator[Problem]:
                 "not_trained",
                 "the optimizer",
                 f"{len(missing)} parameters of the energy module are not its ({some(missing)}).",
-                "optimizer.add_param_group, or build it after the last layer; nothing, if another "
-                "optimizer has them.",
+                "optimizer.add_param_group; nothing, if another optimizer has them.",
             )
         decay = max((group.get("weight_decay", 0) for group in optimizer.param_groups), default=0)
         if decay:
@@ -124,8 +117,8 @@ def of_training(setup: Setup) -> Iterator[Problem]:
         yield warn(
             "no_scaler",
             "g.attach",
-            "Autocast to float16 is on, but no GradScaler is attached: steps that it skips look "
-            "broken, or small gradients vanish without one.",
+            "Autocast to float16 without a GradScaler: steps that it skips look broken, or small "
+            "gradients vanish.",
             "g.attach(optimizer=optim, scaler=scaler), or autocast to bfloat16.",
         )
 
@@ -189,7 +182,6 @@ def _range(x: Tensor) -> tuple[float, float]:
 
 
 def _misses(bounds: tuple[float, float], data: tuple[float, float]) -> bool:
-    """Whether there is data beyond the bounds."""
     slack = _SLACK * (data[1] - data[0])
     return bounds[0] > data[0] + slack or bounds[1] < data[1] - slack
 
@@ -210,13 +202,13 @@ def of_consequences(setup: Setup) -> Iterator[Problem]:
             "judge_in_loss",
             "guard(judge_in_loss=)",
             "judge_in_loss=True makes the host wait for the GPU once per step.",
-            "judge_in_loss=False, unless an ERROR must act in its own step instead of two later.",
+            "judge_in_loss=False, unless an ERROR must act in its own step.",
         )
     if setup.is_distributed and not setup.joins_ranks:
         yield warn(
             "ranks",
             "guard(process_group=)",
-            "Several ranks train, but each weighs its own samples alone and has its own alerts.",
+            "Several ranks train, but each weighs its own samples alone.",
             "process_group=torch.distributed.group.WORLD.",
         )
     if setup.action == "rollback":
@@ -253,15 +245,13 @@ def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
             "recovery_changes",
             "guard(recovery=)",
             f"A rollback cannot follow all of its changes here: {'; '.join(setup.not_followed)}.",
-            "g.attach(sgld_steps=20, steps_argument=...) where that is missing, or others by "
-            "Recovery(ladder=...): β* goes to half of the output scale at most.",
+            "g.attach(sgld_steps=20, steps_argument=...), or others by Recovery(ladder=...).",
         )
     if on_gpu and torch.backends.cudnn.benchmark:
         yield info(
             "nondeterministic",
             "torch.backends.cudnn.benchmark",
-            "cuDNN picks its algorithms by measurement: steps after a rollback, which restores "
-            "every bit, are not those of a second run.",
+            "cuDNN picks its algorithms by measurement: steps after a rollback may differ by bits.",
             "nothing, unless runs are to be compared bit by bit.",
         )
 

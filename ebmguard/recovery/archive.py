@@ -25,17 +25,11 @@ _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
 _KEYS = {"version", "step", "ranks", "state", "recovery"}
 _VERSION = 2
-# What a file that is not what was written may raise when it is read.
 _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, RuntimeError, ValueError)
 
 
 class Archive:
-    """The newest snapshots of a run, for the process that goes on with it.
-
-    Args:
-        folder: its path; each of several ranks has a folder of its own in it, ``rank0`` and so on.
-        every: steps from one snapshot to the next.
-    """
+    """The newest snapshots of a run, one in ``every`` steps; each rank has its own folder."""
 
     def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:
         self._folder = folder
@@ -46,13 +40,13 @@ class Archive:
         self._is_failing = False
 
     def is_due(self, step: int) -> bool:
-        """Whether a snapshot of this step is to be written."""
+        """Whether to write that of this step."""
         return self.saved is None or step - self.saved >= self._every
 
     def write(self, step: int, state: Mapping[str, Any], recovery: Mapping[str, Any]) -> None:
         """Write a snapshot, and remove what it replaces once every rank has written its own.
 
-        Where a rank cannot, as on a full disk, none keeps it: a warning says so, and one is due.
+        Where a rank cannot, none keeps it: a warning says so, and one is due.
         """
         file = self._own / f"snapshot-{step:08d}.pt"
         facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
@@ -71,12 +65,8 @@ class Archive:
             if not problem:
                 file.unlink()
             if not self._is_failing and self._ranks.is_first:
-                _log.warning(
-                    "No snapshot of step %d: %s. Training goes on; writing one is tried again at "
-                    "every snapshot that is certified.",
-                    step,
-                    "; ".join(problems),
-                )
+                said = "No snapshot of step %d: %s. Training goes on; the next one is tried again."
+                _log.warning(said, step, "; ".join(problems))
             self._is_failing = True
             return
         if self._is_failing and self._ranks.is_first:
@@ -156,9 +146,7 @@ def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
 
 
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values to a file that has its name only when all of it is there.
-
-    A process killed at any moment leaves the file before, or the new one.
+    """Write tensors and plain values to a file: killed at any moment, it is the old or the new one.
 
     Raises:
         DiskError: the disk does not take it; nothing of it is left there.

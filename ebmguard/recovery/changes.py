@@ -31,7 +31,7 @@ _FLOOR = 0.3
 
 
 def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
-    """The states of PyTorch's global generators, of Python's and NumPy's, and of those given."""
+    """Of PyTorch's global generators, of Python's and NumPy's, and of those given."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     state: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
@@ -60,9 +60,9 @@ def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Ge
 
 
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
-    """Give every generator a seed that follows from its state and the attempt; say how many.
+    """Seed every generator from its state and the attempt, so that ranks stay equal or different.
 
-    So the run is still a function of its seed, and what was equal on all ranks, or was not, stays.
+    Returns how many.
     """
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()
@@ -92,8 +92,7 @@ def _seed_after(state: bytes, attempt: int, i: int = 0) -> int:
 def poisoned_rows(samples: Tensor) -> Tensor:
     """Which rows of ``(rows, ...)`` are not finite, or far outside the others; bool ``(rows,)``.
 
-    Far is 10 robust standard deviations (1.4826 MAD, at least 0.3 of the median) above the
-    median of the rows' largest absolute entries.
+    Far is 10 robust standard deviations above the median of the rows' largest absolute entries.
     """
     largest = samples.reshape(len(samples), -1).abs().amax(-1).double()
     finite = torch.isfinite(largest)
@@ -106,10 +105,9 @@ def poisoned_rows(samples: Tensor) -> Tensor:
 
 
 def purge(samples: Tensor, generator: torch.Generator, classes: int = 1) -> int:
-    """Overwrite the poisoned rows with copies of healthy ones of their class, drawn at random.
+    """Overwrite poisoned rows of ``(rows, ...)`` by healthy ones of their class; say how many.
 
-    Of samples ``(rows, ...)``, in place, with a generator on the CPU. A class is one of ``classes``
-    equal blocks of rows; one without a healthy row stays. Returns how many rows were replaced.
+    The generator is on the CPU. Classes are equal blocks of rows; without a healthy row one stays.
     """
     poisoned = poisoned_rows(samples)
     count = 0
@@ -134,7 +132,7 @@ class LearningRate:
 
     def __init__(self) -> None:
         self.factor = 1.0
-        # Groups whose rate is scaled now, with the trainer's own rate and the one in its place.
+        # Groups whose rate is scaled now, with the trainer's own and the one in its place.
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []
         self._undo: list[Callable[[], None]] = []
 

@@ -20,10 +20,9 @@ class Change:
     """What one rollback changes in the run, or all of them so far, beside the random numbers.
 
     Attributes:
-        beta_star: β* from then on, wherever the run's is lower and not on the other side of 0, but
-            half of the output scale at most; None leaves it.
-        sgld_steps: factor on the number of SGLD steps.
-        lr: factor on the learning rate, on top of any scheduler.
+        beta_star: β* from then on, where the run's is lower and not on the other side of 0, up to
+            half of the output scale; None leaves it.
+        sgld_steps, lr: factors on the number of SGLD steps, and on the learning rate.
         beta_factor: factor on β*, before ``beta_star`` raises it.
     """
 
@@ -63,22 +62,21 @@ class Recovery:
     """Settings of ``action="rollback"``. The defaults are those measured in docs/recovery.md.
 
     Attributes:
-        ladder: None changes what the alert's cause asks for: of its remedies, the likeliest first,
-            and :data:`FALLBACK` after them, the one that has been tried least in this run and
-            changes something, but never the opposite of what alerts have named. Otherwise the n-th
-            rollback applies the n-th change, and the last one from then on. Changes add up; one
-            that this run cannot follow (as SGLD steps that are unknown) is passed over.
+        ladder: None changes what the alert's remedies name, the likeliest first, and
+            :data:`FALLBACK` after them: what has been tried least and changes something, but never
+            the opposite of what alerts have named. Otherwise the n-th rollback applies the n-th
+            change, and the last one from then on. Changes add up; one that this run cannot follow
+            is passed over.
         budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.
         reseed: go on with other random numbers.
         purge: replace rows of the replay buffer that are not finite, or lie far outside the others.
         every: steps between snapshots.
         certify_after: quiet steps after which a snapshot counts as good: more than rules need.
         relapse_within: an ERROR so few steps after a restore is a relapse, as is one within twice
-            the steps from where the run was taken back to where it had broken. Unless it has come
-            farther, the snapshot that was used is condemned, and the next restore goes deeper.
+            the steps from there to where the run had broken. Unless it has come farther, the
+            snapshot is condemned, and the next restore goes deeper.
         keep: certified snapshots that are kept, in ages that grow by factors.
-        folder: certified snapshots are also written there, for a run whose process dies; of several
-            ranks each into a folder of its own in it. None keeps them in memory alone.
+        folder: certified snapshots are also written there, for a run whose process dies.
         folder_every: steps between these.
     """
 
@@ -129,17 +127,13 @@ class Rollback:
 
     Attributes:
         alert: why.
-        step: the step at whose end it happened.
-        restored_step: the step that comes next.
-        attempt: how many rollbacks there were, with this one.
+        step, restored_step: the step at whose end it happened, and that which comes next.
+        attempt, budget_left: how many rollbacks there were, with this one, and how many may come.
         certified: whether the snapshot was; only the first of a run may not be.
-        relapse: whether the previous restore had not held.
-        condemned: steps of the snapshots that were given up for it.
-        budget_left: further rollbacks before the run ends.
+        relapse, condemned: whether the last restore had not held, and snapshots given up for it.
         changes: ``beta_star``, ``sgld_steps``, ``lr`` (of parameter groups that differ
             ``largest_lr``) to their values before and after.
-        reseeded: number of random generators that were.
-        purged_rows: rows of the replay buffer that were replaced.
+        reseeded, purged_rows: number of random generators, and of rows of the buffer replaced.
     """
 
     alert: Alert

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..errors import BudgetSpentError, ConfigError, Stateful, check_keys
+from ..errors import BudgetSpentError, ConfigError, Stateful
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -42,8 +42,8 @@ _SETTLED = 0.2
 class Recoverer(Stateful):
     """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
 
-    A rollback is :meth:`restore`, then :meth:`change`: what that starts from is known when the
-    caller has loaded its own part. Each rank takes its own part back, and all decide the same.
+    A rollback is :meth:`restore`, then, once the caller has loaded its own part, :meth:`change`.
+    Each rank takes its own part back, and all decide the same.
 
     Attributes:
         effect: what rollbacks have changed in the run so far.
@@ -94,10 +94,9 @@ class Recoverer(Stateful):
         self._rate.factor = self.effect.lr
 
     def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
-        """Certify what has been quiet for long enough; say whether one is due before ``step``.
+        """Certify what has been quiet before ``judged``; say whether one is due before ``step``.
 
-        All rows before ``judged`` have been. ``active`` has the highest level of each rule whose
-        episode is not over.
+        ``active`` is that of the judge.
         """
         settings, snapshots = self.settings, self._snapshots
         if any(
@@ -118,9 +117,7 @@ class Recoverer(Stateful):
         self._snapshots.waiting.append(Snapshot(step, state, settled=settled))
 
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
-        """Put the run back, before ``step``, to the newest snapshot that is to be trusted.
-
-        Returns the first half of a rollback, and the guard's own part of the snapshot.
+        """Put the run back; return the first half of a rollback, and the guard's own part.
 
         Raises:
             BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
@@ -159,10 +156,7 @@ class Recoverer(Stateful):
     def change(
         self, rollback: Rollback, trainer: Trainer, now: Situation, *, knows_steps: bool
     ) -> Rollback:
-        """Change the run that was put back, so that it does not take the same course again.
-
-        ``knows_steps`` says whether the guard can change the number of SGLD steps.
-        """
+        """Change the run that was put back, so that it does not take the same course again."""
         changes: dict[str, tuple[float, float]] = {}
         usual, own_rates = trainer.sgld_steps if knows_steps else None, rates(trainer.optimizer)
         for change in self._rungs(rollback.alert):
@@ -209,9 +203,11 @@ class Recoverer(Stateful):
         before, star, effect = self.effect, now.beta_star, self.effect
         if change.beta_factor != 1 and math.isfinite(star):
             star = max(star * change.beta_factor, now.least)
-            least = None if before.beta_star is None else before.beta_star * change.beta_factor
-            factor = before.beta_factor * change.beta_factor
-            effect = replace(effect, beta_star=least, beta_factor=factor)
+            effect = replace(
+                effect,
+                beta_star=before.beta_star and before.beta_star * change.beta_factor,
+                beta_factor=before.beta_factor * change.beta_factor,
+            )
         if change.beta_star is not None:
             raised = min(change.beta_star, now.most)
             # Never to the other side of 0, where all is reversed.
@@ -249,7 +245,7 @@ class Recoverer(Stateful):
         """Put the run back to the newest snapshot on the disk that all ranks can read, if any.
 
         Raises:
-            ConfigError: there are some, and none can be read; or no ``folder`` was given.
+            ConfigError: none of them can be read, or no ``folder`` was given.
         """
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
@@ -267,18 +263,6 @@ class Recoverer(Stateful):
     def _saved(self) -> dict[str, Any]:
         counts = {"attempt": int, "_rung": int, "_restored": int | None, "_broke": int}
         return counts | {"_tried": list[tuple[str, bool]], "effect": Change}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, as plain values. Snapshots in memory are not part of it."""
-        state = super().state_dict()
-        state.update(state.pop("effect"))
-        return state
-
-    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        check_keys("a recovery's state of this version", state, self.state_dict())
-        effect = {name: state[name] for name in vars(self.effect)}
-        own = {name: value for name, value in state.items() if name not in effect}
-        return super()._read(own | {"effect": effect})
 
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)

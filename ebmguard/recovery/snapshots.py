@@ -20,10 +20,8 @@ class Snapshot:
 
 @dataclass(eq=False)
 class Snapshots:
-    """``keep`` certified snapshots in ages that grow by factors, and those that may become so.
-
-    Quiet steps, ``certify_after`` of them, certify. The lists are oldest first.
-    """
+    """``keep`` certified snapshots in ages that grow by factors, and those that ``certify_after``
+    quiet steps make so; the oldest first."""
 
     keep: int
     certify_after: int
@@ -32,7 +30,7 @@ class Snapshots:
     _spare: dict[str, Any] | None = None
 
     def spare(self) -> dict[str, Any] | None:
-        """A state that is no longer needed, whose memory may be used again."""
+        """A state whose memory may be used again."""
         state, self._spare = self._spare, None
         return state
 

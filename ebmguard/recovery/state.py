@@ -44,10 +44,7 @@ def check_complete(trainer: Trainer) -> None:
 
 
 def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Copy everything that a step changes to the host: nested dicts of tensors and plain values.
-
-    The guard's own state is in plain values. Memory of an earlier capture, ``into``, is used again.
-    """
+    """Copy everything that a step changes to the host, into memory of an earlier capture."""
     parts = {
         name: part if _is_plain(name, part) else part.state_dict()
         for name, part in _attached(trainer).items()
@@ -62,10 +59,10 @@ def capture(trainer: Trainer, guard: Any, into: Mapping[str, Any] | None = None)
 
 @torch.no_grad()
 def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Put back what :func:`capture` copied, except the guard's part; the copy stays as it is.
+    """Put back what :func:`capture` copied, but the guard's part; the copy stays as it is.
 
     Raises:
-        ConfigError: something is attached that was not when the copy was made.
+        ConfigError: something else is attached than when the copy was made.
     """
     parts, generators = _attached(trainer), generators_of(trainer)
     unknown = [name for name in parts if name not in state]
@@ -128,8 +125,7 @@ def buffer_rows(trainer: Trainer) -> Tensor | None:
 def copied(tree: Any, into: Any = None) -> Any:
     """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
 
-    Of a GPU's tensors it is pinned, and complete when the stream has come so far. Memory of an
-    earlier copy is used again where shapes are the same.
+    Of a GPU's it is pinned, and complete when the stream has come so far. ``into`` is used again.
     """
     leaves, shape = tree_flatten(tree)
     old = tree_leaves(into)
@@ -153,10 +149,9 @@ def places_of(tree: Any) -> list[Place]:
 
 
 def fresh(tree: Any, places: Sequence[Place] = (), like: Sequence[Tensor] = ()) -> Any:
-    """What :func:`copied` returned, with leaves of its own: the original stays as it is.
+    """A copy of what :func:`copied` returned: tensors in ``places``, as :func:`places_of` has them.
 
-    Its tensors go to ``places``, as :func:`places_of` listed them, else to the host; the sharded
-    ones to the ranks of the run's, ``like``: a ``ConfigError`` where none is sharded in that way.
+    Sharded ones are sharded as one of ``like``, else a ``ConfigError``.
     """
     leaves, shape = tree_flatten(tree)
     remaining = iter(places)

@@ -1,8 +1,7 @@
 """How strong the weights should be: β* as large as the effective number of negatives allows.
 
-Proposed by the paper's discussion and Appendix I.1, "as long as it is fixed for all negative
-examples within each batch": a larger β* filters unreliable negatives and makes the likelihoods
-count, but leaves fewer effective negatives, and is of no use where none is competitive.
+A larger β* filters unreliable negatives and makes the likelihoods count, but leaves fewer effective
+negatives (the paper's discussion and Appendix I.1).
 """
 
 from __future__ import annotations
@@ -27,22 +26,17 @@ _SAME = 1e-5
 class SteerBeta:
     """Settings of the steered β*; all default values are those measured.
 
-    Medians of ``window`` rows decide, and each decision starts a new window: one step of a blow-up
-    moves nothing, and β* changes by at most ``rate`` in so many steps. A blow-up takes five steps,
-    and is left to the weights and to the alerts.
-
     Above its band of ESS β* is raised: the weights are nearly uniform and tell little apart. Below
-    it β* is lowered: few of the negatives that compete carry the gradient, and the others are
-    pushed nowhere, so that the sampler finds them again (Appendix J). Where GradScale is under
-    ``floor`` β* is held: no negative competes, which the sampler has to mend, see
-    :class:`AdaptiveSteps`. A lower β* would raise GradScale in this step, and the gap in the next
-    ones: measured (``docs/results/steering.md``), it grew with 1/β* until GradScale was 0 again.
+    it β* is lowered: few of the negatives that compete carry the gradient, and the sampler finds
+    the others again (Appendix J). Where GradScale is under ``floor`` β* is held: no negative
+    competes, which the sampler has to mend, and of a lower β* the gap grows with 1/β*
+    (``docs/results/steering.md``).
 
     Attributes:
         least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
         ess: the band of ESS, as a fraction of the negatives.
         floor: GradScale below which β* is held; its healthy value is M/(M+1) for M negatives.
-        window: rows whose medians decide.
+        window: rows whose medians decide, so that one step of a blow-up moves nothing.
         rate: factor of one change.
 
     Raises:
@@ -57,21 +51,19 @@ class SteerBeta:
     rate: float = 1.25
 
     def __post_init__(self) -> None:
-        for name, value in (("least", self.least), ("most", self.most)):
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"SteerBeta: {name}={value!r}; expected a positive number.")
-        if self.least is not None and self.most is not None and not self.least < self.most:
-            raise ConfigError(f"SteerBeta: least={self.least} is not below most={self.most}.")
-        if not 0 < self.ess[0] < self.ess[1] < 1:
-            raise ConfigError(
-                f"SteerBeta: ess={self.ess!r}; expected a band (low, high) with 0 < low < high < 1."
-            )
-        if not 0 < self.floor < 1:
-            raise ConfigError(f"SteerBeta: floor={self.floor!r}; expected a value between 0 and 1.")
-        if self.window < 1:
-            raise ConfigError(f"SteerBeta: window={self.window!r}; expected a number of rows.")
-        if not 1 < self.rate < math.inf:
-            raise ConfigError(f"SteerBeta: rate={self.rate!r}; expected a factor above 1.")
+        least, most, (low, high) = self.least, self.most, self.ess
+        are_apart = least is None or most is None or least < most
+        for is_kept, problem in (
+            (least is None or 0 < least < math.inf, f"{least=}; expected a positive number"),
+            (most is None or 0 < most < math.inf, f"{most=}; expected a positive number"),
+            (are_apart, f"{least=} is not below {most=}"),
+            (0 < low < high < 1, f"ess={self.ess}; expected (low, high) with 0 < low < high < 1"),
+            (0 < self.floor < 1, f"floor={self.floor}; expected a value between 0 and 1"),
+            (self.window >= 1, f"window={self.window}; expected a number of rows"),
+            (1 < self.rate < math.inf, f"rate={self.rate}; expected a factor above 1"),
+        ):
+            if not is_kept:
+                raise ConfigError(f"SteerBeta: {problem}.")
 
     def start(self, base: float) -> BetaController:
         """A controller that starts at β* = base, or at ``least`` where base is 0.
@@ -82,9 +74,8 @@ class SteerBeta:
         is_number = isinstance(base, float | int) and not isinstance(base, bool)
         if not is_number or not 0 <= base < math.inf:
             raise ConfigError(
-                f"SteerBeta: the starting beta_star is {base!r}; expected one positive number. "
-                "A schedule sets β* itself, an ensemble has several, and a negative one is for "
-                "samplers that over-shoot."
+                f"SteerBeta: the starting beta_star is {base!r}; expected one positive number, no "
+                "schedule and no ensemble's."
             )
         start = float(base or self.least or 0)
         if not start:
@@ -100,16 +91,13 @@ class SteerBeta:
 
     def direction(self, ess: float, grad_scale: float) -> int:
         """1 to raise β*, -1 to lower it, 0 to hold it."""
-        if grad_scale < self.floor:
-            return 0
-        return (ess > self.ess[1]) - (ess < self.ess[0])
+        return 0 if grad_scale < self.floor else (ess > self.ess[1]) - (ess < self.ess[0])
 
 
 class BetaController(Stateful):
     """The steered β* of one run.
 
     Attributes:
-        settings: what it was started with.
         bounds: the least and the largest β*.
         beta_star, value: β* of the steps from now on.
     """
@@ -127,11 +115,7 @@ class BetaController(Stateful):
         return self.beta_star
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row, whose ``ess``, ``grad_scale`` and ``beta_star`` are read.
-
-        One that lacks a number changes nothing, nor does one of another β*: rows of steps before
-        the last change reach the host later.
-        """
+        """Take one judged row; one that lacks ESS or GradScale, or is of an earlier β*, is late."""
         ess, scale = row.get(ESS, math.nan), row.get(GRAD_SCALE, math.nan)
         beta_star = row.get(BETA_STAR, self.beta_star)
         is_of_now = math.isclose(beta_star, self.beta_star, rel_tol=_SAME)
@@ -158,6 +142,6 @@ class BetaController(Stateful):
         if not least <= read["beta_star"] <= most:
             raise ConfigError(
                 f"The state of SteerBeta is at beta_star={read['beta_star']:g}, outside the bounds "
-                f"{least:g} to {most:g}; start the run with the settings of the saved one."
+                f"{least:g} to {most:g}; start with the settings of the saved run."
             )
         return read

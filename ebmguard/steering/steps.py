@@ -1,10 +1,9 @@
 """How many SGLD steps the sampler should run: more while no negative is competitive.
 
 Appendix H: where GradScale is near 0, "proactive measures should be taken. This involves adjusting
-the procedure for generating negative examples". The additional steps are finer ones. A sampler gets
-lost where its step has become too long for the energy, and more such steps change nothing. In r
-steps of a step size divided by r, and noise_std by the root of r, the same diffusion runs for the
-same time and with the same output scale, 2 step_size / noise_std**2.
+the procedure for generating negative examples". A sampler gets lost where its step has become too
+long for the energy. In r steps of a step size divided by r, and noise_std by the root of r, the
+same diffusion runs for the same time, with the same output scale, 2 step_size / noise_std**2.
 """
 
 from __future__ import annotations
@@ -25,26 +24,23 @@ __all__ = ["AdaptiveSteps", "StepsController"]
 class AdaptiveSteps:
     """Settings of the adaptive number of SGLD steps; all default values are those measured.
 
-    The number is base * 2**level, and 2**level the refinement by which each step is finer. It is
-    doubled after ``rise_after`` rows in a row under ``floor``, and halved after ``fall_after`` rows
-    over ``clear``. A halving that had to be taken back doubles the patience of the next, so that
-    the number settles. Rising has to be quick: an energy that is trained on with each level grows
-    as steep as that level just bears (``docs/results/steering.md``). Powers of two keep the CUDA
-    graphs of a captured sampler few.
+    The number is base * 2**level, and each step finer by 2**level: powers of two keep the CUDA
+    graphs of a captured sampler few. It rises fast, since an energy that is trained on grows as
+    steep as a level just bears (``docs/results/steering.md``). A halving that had to be taken back
+    doubles the patience of the next, so that the number settles.
 
-    What it reads is ``grad_scale``, and ``ref/grad_scale`` where β* = 0, whose weights say nothing.
-    At a negative β* nothing changes: a low GradScale there means negatives that are too likely.
+    It reads ``grad_scale``, or ``ref/grad_scale`` where β* = 0. At a negative β* nothing changes: a
+    low GradScale there means negatives that are too likely.
 
     Attributes:
         most: largest multiple of the base number of steps; a power of two.
-        floor: GradScale under which more steps are run.
-        clear: GradScale over which the sampler counts as healthy. One that is right has M/(M+1)
-            for M negatives: for fewer than 10, lower both by that factor.
+        floor, clear: GradScale under which more steps are run, and over which the sampler counts
+            as healthy. It is M/(M+1) for M negatives: below 10, lower both by that factor.
         rise_after: rows in a row under the floor that double the number.
         fall_after: rows over ``clear`` since the last change that halve it.
         longest: rows to which the patience may grow.
-        give_up_after: rows under the floor with the most steps, after which the base is run again,
-            until a row over ``clear``. Such a run needs a rollback.
+        give_up_after: rows under the floor with the most steps, after which the base is run until a
+            row over ``clear``: such a run needs a rollback.
 
     Raises:
         ConfigError: names a setting out of range and what was expected.
@@ -79,19 +75,14 @@ class AdaptiveSteps:
         """A controller at the base number of steps, 1 or more, else a ``ConfigError``."""
         if base < 1:
             raise ConfigError(
-                f"AdaptiveSteps: the base number of steps is {base!r}; expected a whole number of "
-                "1 or more (sgld_steps= of attach)."
+                f"AdaptiveSteps: the base number of steps (sgld_steps= of attach) is {base!r}; "
+                "expected a whole number of 1 or more."
             )
         return StepsController(self, base)
 
 
 class StepsController(Stateful):
-    """The adaptive number of steps of one run.
-
-    Attributes:
-        settings: what it was started with.
-        base: the number of steps that the trainer would run; recovery may change it.
-    """
+    """The adaptive number of steps of one run; recovery may change ``base``, its usual number."""
 
     _owner = "AdaptiveSteps"
 
@@ -161,8 +152,7 @@ class StepsController(Stateful):
         read = super()._read(state)
         if not 1 <= 2 ** read["_level"] <= self.settings.most:
             raise ConfigError(
-                f"The state of AdaptiveSteps runs {2 ** read['_level']} times the base number of "
-                f"steps, but most={self.settings.most}; start the run with the settings of the "
-                "saved one."
+                f"The state of AdaptiveSteps runs {2 ** read['_level']} times the base, but "
+                f"most={self.settings.most}; start with the settings of the saved run."
             )
         return read

@@ -297,7 +297,7 @@ def test_a_row_on_its_way_is_the_snapshots_own() -> None:
     run = Run(Recovery(**SAME, **settings), detector=Scripted([18]), judge_in_loss=False)
     run_until(run, 24)
     assert run.guard.rollbacks
-    recoverer = run.guard._actions.recoverer
+    recoverer = run.guard._loop.actions.recoverer
     assert recoverer is not None
     for each in recoverer._snapshots.certified:
         assert not any("alert_level" in row for _, row, *_ in each.state["guard"]["rows"])
@@ -364,7 +364,7 @@ def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -
     settings: dict[str, Any] = {"every": 4, "certify_after": 1}
     run = Run(Recovery(**SAME, **settings), detector=Scripted([], trouble))
     run_until(run, 15)
-    recoverer = run.guard._actions.recoverer
+    recoverer = run.guard._loop.actions.recoverer
     assert recoverer is not None
     assert [each.step for each in recoverer._snapshots.certified] == [1, 4, 8]
 

@@ -15,9 +15,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
+from ebmguard.ranks import copies, is_sharded, local
 from ebmguard.recovery import load_durably, save_durably
 from ebmguard.recovery.state import copied, fresh, places_of
-from ebmguard.ranks import copies, is_sharded, local
 
 
 @pytest.fixture
