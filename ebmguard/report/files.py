@@ -44,9 +44,9 @@ def opened(path: Path) -> BinaryIO | None:
 class GrowingFile:
     """The records of a file of JSON lines that may still be written, each of them once.
 
-    As with :func:`~ebmguard.sinks.read_jsonl` a last line that is only half written is left for
-    later. The file need not exist yet. Where what was read is no longer there, since a trainer that
-    resumes cuts its files back, reading begins anew.
+    A last line that is only half written is left for later. The file need not exist yet. Where what
+    was read is no longer there, since a trainer that resumes cuts its files back, reading begins
+    anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -94,18 +94,16 @@ class GrowingFile:
             # Of one text, in which keys are known again, in less than half of the time.
             records: list[Any] = _loads(b"[" + b",".join(lines) + b"]")
         except (ValueError, RecursionError):
-            records = []  # which one is not, is found below
-        are_objects = len(records) == len(lines) and all(type(own) is dict for own in records)
-        for i, line in enumerate(lines):
-            if are_objects:
-                if b'"NaN"' in line or b'Infinity"' in line:
-                    records[i] = from_json(records[i])
-            else:
-                record = parse_line(line)
-                if record is None:
-                    raise self._damage(line, "not a JSON object")
-                records[i : i + 1] = [record]
-        return records[: len(lines)]
+            records = []
+        if len(records) != len(lines) or not all(type(record) is dict for record in records):
+            records = [parse_line(line) for line in lines]
+            if None in records:
+                raise self._damage(lines[records.index(None)], "not a JSON object")
+            return records
+        return [
+            from_json(record) if b'"NaN"' in line or b'Infinity"' in line else record
+            for line, record in zip(lines, records, strict=True)
+        ]
 
     def _damage(self, line: bytes, what: str) -> ConfigError:
         return ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,10 +109,11 @@ class _Folder:
             for file in (self.path / "config.json", self.path / "results.json")
         )
         settings = config.pop("settings", None)
+        parts = config, settings if isinstance(settings, dict) else {}, results
         return {
-            **dict(_flat(config)),
-            **dict(_flat(settings if isinstance(settings, Mapping) else {})),
-            **dict(_flat(results)),
+            **{
+                name: own for each in parts for name, own in of.flat(each, "/").items() if own != {}
+            },
             "recorded_steps": int((~self.rows["abandoned"]).sum()),
             "error_count": sum(level == "ERROR" for level in self.alerts.get("level", ())),
             "rollback_count": len(self.rollbacks),
@@ -152,7 +153,7 @@ class _Folder:
         none = {"step": [], "abandoned": pd.array([], "bool")}
         return pd.DataFrame([found[key] for key in sorted(found)] or none)
 
-    def _records(self, name: str, fields: Mapping[str, of.Field]) -> list[dict[str, Any]]:
+    def _records(self, name: str, fields: of.Fields) -> list[dict[str, Any]]:
         path = self.path / f"{name}.jsonl"
         return [record for batch in _batches(path) for record in of.checked(batch, fields, path)]
 
@@ -160,11 +161,3 @@ class _Folder:
 def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
     file = GrowingFile(path)
     return iter(lambda: file.read()[1], [])
-
-
-def _flat(found: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}/")
-        else:
-            yield f"{outer}{name}", value

@@ -21,6 +21,7 @@ from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, unnamed, value_of
 from .files import GrowingFile, opened
 from .folder import RecordedRun
 from .plots import short_number
+from .records import flat
 
 __all__ = ["ReportConfig", "page", "report"]
 
@@ -171,17 +172,12 @@ def _title(chart: Tag, row: Mapping[str, float]) -> str:
     return f"reference {chart.title}" if own != chart.name and own in row else chart.title
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings by dotted names; long lists by their length."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and len(str(value)) > 60:
-            flat[prefix + key] = f"{len(value)} entries"
-        else:
-            flat[prefix + key] = value
-    return flat
+    return {
+        name: f"{len(own)} entries" if isinstance(own, list) and len(str(own)) > 60 else own
+        for name, own in flat(values, ".").items()
+    }
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, typed
 from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
+
+try:  # 26 µs less for a row of 55 numbers
+    from orjson import dumps as _dumps
+except ImportError:
+    _dumps = None  # type: ignore[assignment]
 
 __all__ = [
     "NON_FINITE",
@@ -52,10 +58,9 @@ class JsonlSink:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
-        self._lines = {name: AppendFile(self.folder / f"{name}.jsonl", _text) for name in names}
+        self._lines = {name: AppendFile(Path(folder, f"{name}.jsonl"), _line) for name in names}
         ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
         for lines, size, rest in ends:
             lines.rest = rest
@@ -89,46 +94,39 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         ConfigError: if a line before the last is not a JSON object.
         FileNotFoundError: if there is no such file.
     """
-    lines = Path(path).read_bytes().split(b"\n")
-    records = []
-    for number, line in enumerate(lines, start=1):
-        record = parse_line(line)
-        if record is not None:
-            records.append(record)
-        elif line and number < len(lines):
+    *lines, last = Path(path).read_bytes().split(b"\n")
+    records = [parse_line(line) for line in (*lines, last)]
+    for number, (line, record) in enumerate(zip(lines, records, strict=False), start=1):
+        if line and record is None:
             raise ConfigError(
                 f"Line {number} of {os.fspath(path)!r} is not a JSON object: {line[:80]!r}. "
                 "Expected a file written by JsonlSink. Remove the line or restore the file."
             )
-    return records
+    return [record for record in records if record is not None]
 
 
 def to_json(value: Any) -> Any:
     """Plain values and their containers, with floats that JSON cannot hold as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {key: to_json(item) for key, item in value.items()}
+        # Nearly all are finite floats, which a call each would make four times as dear.
+        return {
+            key: item if type(item) is float and item - item == 0 else to_json(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return next(name for name, of in NON_FINITE.items() if str(of) == str(value))
     return value
 
 
-def _text(records: Sequence[Record]) -> bytes:
-    """The lines of records, as ``json.dumps`` has them."""
-    lines = []
-    for record in records:
-        # Nearly all are finite floats, which a call each would make four times as dear.
-        values = [
-            value if type(value) is float and value - value == 0 else to_json(value)
-            for value in record.values()
-        ]
-        try:
-            lines.append(_blank(tuple(record)) % tuple(_dumps()(values)[1:-1].split(b",")))
-        except TypeError:  # a value that orjson refuses, or with a comma in it
-            plain = dict(zip(record, values, strict=True))
-            lines.append(json.dumps(plain, allow_nan=False).encode() + b"\n")
-    return b"".join(lines)
+def _line(record: Record) -> bytes:
+    """A record as ``json.dumps`` has it."""
+    plain = to_json(record)
+    if _dumps is not None:
+        with suppress(TypeError):  # a value that orjson refuses, or with a comma in it
+            return _blank(tuple(plain)) % tuple(_dumps([*plain.values()])[1:-1].split(b","))
+    return json.dumps(plain, allow_nan=False).encode() + b"\n"
 
 
 @lru_cache(8)
@@ -138,24 +136,13 @@ def _blank(names: tuple[str, ...]) -> bytes:
     return b"{" + b", ".join(key + b": %b" for key in keys) + b"}\n"
 
 
-@cache
-def _dumps() -> Callable[[Any], bytes]:
-    try:  # of numbers, twenty times as fast
-        from orjson import dumps
-    except ImportError:
-        return lambda value: json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-    return dumps
-
-
 def from_json(value: Any) -> Any:
     """A parsed value with its floats."""
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     if isinstance(value, dict):
         return {key: from_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [from_json(item) for item in value]
-    return value
+    return [from_json(item) for item in value] if isinstance(value, list) else value
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
@@ -168,11 +155,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _end(path: Path) -> tuple[int, bytes]:
-    """Bytes of a file of rows that are to stay, and what its last line lacks.
-
-    Raises:
-        ConfigError: it ends in something that this sink cannot have begun to write.
-    """
+    """Bytes of a file of rows that are to stay, and what its last line lacks."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, size - _LONGEST))
@@ -193,13 +176,9 @@ def _end(path: Path) -> tuple[int, bytes]:
 
 
 class AppendFile:
-    """Records kept in memory and appended to one file by :meth:`flush`.
+    """Records kept in memory and appended to one file, made if missing, by :meth:`flush`.
 
     The file is open only while it is written, so that a forked data loader inherits no handle.
-
-    Args:
-        path: the file; its folder is created if missing.
-        encode: records to the bytes that are appended: at a flush, all at once.
 
     Attributes:
         rest: bytes that come first at the next flush.
@@ -208,7 +187,7 @@ class AppendFile:
         ConfigError: at construction, if the file cannot be written, or is a link.
     """
 
-    def __init__(self, path: Path, encode: Callable[[Sequence[Any]], bytes]) -> None:
+    def __init__(self, path: Path, encode: Callable[[Any], bytes]) -> None:
         self.path = path
         self.rest = b""
         self._encode = encode
@@ -237,7 +216,7 @@ class AppendFile:
         """
         if not self._pending and not self.rest:
             return
-        data = memoryview(self.rest + self._encode(self._pending))
+        data = memoryview(self.rest + b"".join(map(self._encode, self._pending)))
         self._pending, written = [], 0
         try:
             # Unbuffered: a buffered file would not say how much of it arrived.
