@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +16,7 @@ try:  # four times as fast; of what it refuses, json has the last word
 except ImportError:
     from json import loads as _loads  # type: ignore[assignment]
 
-__all__ = ["GrowingFile", "opened", "read_object"]
+__all__ = ["GrowingFile", "batches", "opened", "read_object"]
 
 _CHUNK = 2 << 20
 _LONGEST = 8 << 20
@@ -115,6 +116,12 @@ class GrowingFile:
         had = self._offset > 0
         self._offset, self._before = 0, b""
         return had
+
+
+def batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The records that a file of JSON lines holds now."""
+    file = GrowingFile(path)
+    return iter(lambda: file.read()[1], [])
 
 
 def read_object(path: Path) -> dict[str, Any]:

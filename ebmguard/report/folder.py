@@ -73,8 +73,7 @@ class RecordedRun:
 
     Args:
         path: the folder, which need not exist yet.
-        tags: diagnostics to keep for charts, in bounded memory: the lowest and the highest value
-            of each of 600 stretches.
+        tags: diagnostics to keep for charts, as the extremes of each of 600 stretches.
         whole: tags to keep with every value, for :meth:`series`.
 
     Attributes:
@@ -134,11 +133,7 @@ class RecordedRun:
         return run
 
     def update(self) -> bool:
-        """Read what was written since the last time; say whether there was anything.
-
-        Raises:
-            ConfigError: a file does not hold what it should.
-        """
+        """Read what was written since the last time; say whether there was anything."""
         is_new = False
         for file, fields, take, forget in self._files:
             records = None
@@ -182,16 +177,13 @@ class RecordedRun:
         now.last = steps[-1]
         now.steps.extend(steps if self.whole else ())
         for tag in self.whole:
-            values = (row.get(tag) for row in rows)
-            now.columns[tag].extend(
-                math.nan if own is None else of.number(own, tag, where) for own in values
-            )
+            values = (math.nan if row.get(tag) is None else row[tag] for row in rows)
+            now.columns[tag].extend(of.number(value, tag, where) for value in values)
         if self.tags:
             names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
             self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
-        for tag in (*self.tags, *self.own):
-            self._draw(now, rows, tag)
-        if self.tags:
+            for tag in (*self.tags, *self.own):
+                self._draw(now, rows, tag)
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
                 numbers = of.numbers(row, where)
                 for tag, limits in self.bands.read(numbers).items():
@@ -258,8 +250,7 @@ class RecordedRun:
         if not self.results:
             return is_gone(read_object(self.path / LOCK))
         try:
-            rows = self._rows.stat().st_mtime
-            return (self.path / "results.json").stat().st_mtime >= rows
+            return (self.path / "results.json").stat().st_mtime >= self._rows.stat().st_mtime
         except OSError:
             return True
 
@@ -271,10 +262,7 @@ class RecordedRun:
 
     @property
     def answered(self) -> int:
-        """How many of the alerts, oldest first, a rollback has answered.
-
-        They are those up to the one that the audit log names last: steps may come again.
-        """
+        """How many alerts, oldest first, rollbacks have answered: up to the last that they name."""
         last = self.rollbacks[-1] if self.rollbacks else {"step": -1}
         for i, alert in enumerate(reversed(self.alerts)):
             # As text, in which NaN equals itself.
@@ -298,10 +286,7 @@ class RecordedRun:
         return [(own.step, own.low) for own in self.surviving(ACCURACY.name)]
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
-        """The series of every attempt in two: what counts, and what came again later.
-
-        A bin in which the latter begins is whole, and counts.
-        """
+        """The series of every attempt in two: what counts, and what came again in later bins."""
         if tag == ACCURACY.name:
             found = [
                 (

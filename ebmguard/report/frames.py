@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
 from . import records as of
-from .files import GrowingFile, read_object
+from .files import batches, read_object
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -124,12 +124,12 @@ class _Folder:
 
         path = self.path / "metrics.jsonl"
         # A batch at a time: as objects of Python they take ten times the memory.
-        batches = [pd.DataFrame({"step": [], "attempt": []})]
-        for records in _batches(path):
+        parts = [pd.DataFrame({"step": [], "attempt": []})]
+        for records in batches(path):
             for record in records:
                 of.check(record, of.ROW, path)
-            batches.append(pd.DataFrame([of.numbers(record, path) for record in records]))
-        found = pd.concat(batches, ignore_index=True)
+            parts.append(pd.DataFrame([of.numbers(record, path) for record in records]))
+        found = pd.concat(parts, ignore_index=True)
         attempt = found.pop("recovery/attempt") if "recovery/attempt" in found else found["attempt"]
         found["attempt"] = attempt.fillna(0).astype("int64")
         found["step"] = found["step"].astype("int64")
@@ -155,9 +155,4 @@ class _Folder:
 
     def _records(self, name: str, fields: of.Fields) -> list[dict[str, Any]]:
         path = self.path / f"{name}.jsonl"
-        return [record for batch in _batches(path) for record in of.checked(batch, fields, path)]
-
-
-def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
-    file = GrowingFile(path)
-    return iter(lambda: file.read()[1], [])
+        return [record for batch in batches(path) for record in of.checked(batch, fields, path)]

@@ -161,13 +161,9 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     for index, (run, of_run) in enumerate(zip(runs, pieces, strict=True)):
         kept = [own for piece, _ in of_run for own in piece]
         kept += _last_row(run, chart.name, kept)
-        plot.data["runs"].append(
-            {
-                "step": [own.step for own in kept],
-                "low": [None if own.is_gap else float(f"{own.low:.4g}") for own in kept],
-                "high": [None if own.is_gap else float(f"{own.high:.4g}") for own in kept],
-            }
-        )
+        low = [None if own.is_gap else float(f"{own.low:.4g}") for own in kept]
+        high = [None if own.is_gap else float(f"{own.high:.4g}") for own in kept]
+        plot.data["runs"].append({"step": [own.step for own in kept], "low": low, "high": high})
         # What rollbacks undid lies below the one line of what led to the present state.
         for undone, part in (*((True, piece) for _, piece in of_run), (False, kept)):
             path = _path(part, x, y)

@@ -147,11 +147,7 @@ class TensorBoardSink:
 
 
 def event_file_type() -> type[EventFile]:
-    """What writes an event file.
-
-    Raises:
-        ConfigError: the package tensorboard is missing.
-    """
+    """What writes an event file; a ``ConfigError`` where the package tensorboard is missing."""
     try:
         from .events import EventFile
     except ImportError as error:
@@ -168,11 +164,8 @@ class AddScalarSink:
 
     For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
     ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has
-    them. Tags and markers are those of :class:`TensorBoardSink`. Some 60 calls a step cost several
-    times as much as ``log_dir=``, which writes the row at once.
-
-    Args:
-        logger: the object. It stays the caller's to close.
+    them; closing it stays the caller's. Tags and markers are those of :class:`TensorBoardSink`.
+    Some 60 calls a step cost several times as much as ``log_dir=``, which writes the row at once.
     """
 
     def __init__(self, logger: Any) -> None:
@@ -183,9 +176,11 @@ class AddScalarSink:
         for tag, value in scalars.items():
             self.logger.add_scalar(prefixed(tag), value, step)
         add_histogram = getattr(self.logger, "add_histogram", None)
-        for tag, values in histograms.items() if add_histogram else ():
-            import torch  # only here: other sinks need none
+        if add_histogram is None or not histograms:
+            return
+        import torch  # only here: other sinks need none
 
+        for tag, values in histograms.items():
             # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
             drawn = [value for value in values if math.isfinite(value)]
             if drawn:

@@ -48,8 +48,8 @@ class WebhookSink:
     infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent.
 
     A daemon thread sends in order, and tries each message up to four times. What could not be
-    delivered is logged as an error and never raised into the training. At its end the process waits
-    up to ten seconds for what is left. Logs name only the host: such addresses hold a secret.
+    delivered is logged as an error, which names only the host: such addresses hold a secret. At its
+    end the process waits up to ten seconds for what is left.
 
     Args:
         url: an http or https address.
@@ -69,13 +69,10 @@ class WebhookSink:
         title: str = "ebmguard",
         timeout: float = 10.0,
     ) -> None:
-        self._host = _host(url)
+        self._host, self._url = _host(url), url
         if not timeout > 0:
             raise ConfigError(f"timeout={timeout!r}; expected seconds above 0, such as 10.")
-        self.min_level = min_level
-        self.title = title
-        self.timeout = timeout
-        self._url = url
+        self.min_level, self.title, self.timeout = min_level, title, timeout
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._pending: deque[tuple[str, bytes]] = deque()
         self._changed = threading.Condition()
