@@ -26,10 +26,7 @@ class Advice:
 
 
 def advice(run: RecordedRun) -> list[Advice]:
-    """One entry for each rule that fired, the most severe first, then the earliest.
-
-    Alerts that a rollback has answered are left out.
-    """
+    """One entry for each rule that fired unanswered, the most severe first, then the earliest."""
     by_rule: dict[str, list[dict[str, Any]]] = {}
     for alert in run.alerts[run.answered :]:
         by_rule.setdefault(alert["rule"], []).append(alert)

@@ -24,11 +24,7 @@ _REMEMBERED = 4096  # bytes, which tell whether what was read is still there
 
 
 def opened(path: Path) -> BinaryIO | None:
-    """A file to read; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be read, or is no file. Of a pipe, reading would wait for ever.
-    """
+    """A file to read; None where there is none. A pipe, which might wait for ever, is refused."""
     try:
         if stat.S_ISREG(path.stat().st_mode):
             return path.open("rb")
@@ -56,11 +52,7 @@ class GrowingFile:
         self._before = b""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """The next records, of about two megabytes; none where nothing is new.
-
-        Returns:
-            Whether the file began anew, so that all records of earlier calls are void; and the
-            records.
+        """Whether earlier records are void, and the next ones, of about two megabytes.
 
         Raises:
             ConfigError: the file cannot be read, or a line that is complete is not a JSON object,
@@ -125,11 +117,7 @@ def batches(path: Path) -> Iterator[list[dict[str, Any]]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds; empty where it is missing or half written.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a JSON object.
-    """
+    """The JSON object that a file holds; empty where it is missing or half written."""
     file = opened(path)
     if file is None:
         return {}

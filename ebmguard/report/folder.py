@@ -75,25 +75,15 @@ class RecordedRun:
         path: the folder, which need not exist yet.
         tags: diagnostics to keep for charts, as the extremes of each of 600 stretches.
         whole: tags to keep with every value, for :meth:`series`.
-
-    Attributes:
-        attempts: the rows, apart by rollback; a step may be in several of them.
-        name: the path, printable.
-        own: names of the trainer's own numbers, kept as ``tags`` are where there are any.
-        latest: the last row.
-        row_count: how many there were, in all attempts.
-        bands: the rules' limits, as they held for the last row; where the run has tags.
-        alerts, rollbacks: records, oldest first.
-        config, results: what the trainer wrote, empty where it wrote none.
     """
 
     def __init__(self, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> None:
         self.path = path
         self.name = printable(path)
         self.tags, self.whole = tuple(tags), tuple(whole)
-        self.alerts: list[dict[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []  # oldest first, as are rollbacks
         self.rollbacks: list[dict[str, Any]] = []
-        self.config: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}  # empty where the trainer wrote none, as are results
         self.results: dict[str, Any] = {}
         # By attempt and step: evaluations come late, and out of order.
         self._accuracy: dict[int, dict[int, float]] = {}
@@ -110,11 +100,11 @@ class RecordedRun:
         self._start()
 
     def _start(self) -> None:
-        self.attempts: list[Attempt] = []
-        self.own: list[str] = []
-        self.latest: dict[str, Any] = {}
+        self.attempts: list[Attempt] = []  # a step may be in several of them
+        self.own: list[str] = []  # the trainer's own numbers, kept as tags are where there are any
+        self.latest: dict[str, Any] = {}  # the last row
         self.row_count = 0
-        self.bands = Bands()
+        self.bands = Bands()  # as they held for the last row, where the run has tags
         self._held: dict[str, Limits] = {}
 
     @classmethod

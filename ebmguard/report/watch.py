@@ -205,7 +205,7 @@ def _band(low: float, high: float) -> str:
 def _records(
     title: str, records: Sequence[Mapping[str, Any]], room: int, width: int
 ) -> list[RenderableType]:
-    """The latest records, newest first, as many as there is room for, and one in any case."""
+    """The latest, newest first, as many as there is room for, and one in any case."""
     if not records:
         return []
     shown: list[Text] = []

@@ -67,14 +67,10 @@ def crc32c(record: bytes) -> int:
 
 
 class EventFile(AppendFile):
-    """One new event file in a folder; events are kept in memory until :meth:`flush`.
-
-    Attributes:
-        is_continued: whether the folder held files of this class before.
-    """
+    """One new event file in a folder; events are kept in memory until :meth:`flush`."""
 
     def __init__(self, folder: Path) -> None:
-        self.is_continued = any(folder.glob(f"*{_SUFFIX}"))
+        self.is_continued = any(folder.glob(f"*{_SUFFIX}"))  # it held such files before
         name = (
             f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
             f"{os.getpid()}.{next(_file_numbers)}{_SUFFIX}"

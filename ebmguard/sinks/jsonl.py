@@ -44,17 +44,15 @@ class JsonlSink:
     A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
     ``guard/`` prefix); one of the others is the full record of an alert or a rollback. NaN and
     infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :func:`read_jsonl`
-    turns them back. The raw values behind histograms are not written.
-
-    Lines are kept in memory until :meth:`flush`, and appended to files of an earlier run, of which
-    a last line that a kill tore in two is cut off first.
+    turns them back. Lines are appended to files of an earlier run, of which a last line that a
+    kill tore in two is cut off first.
 
     Args:
         folder: created if missing. It may be a link, but not a file in it.
 
     Raises:
-        ConfigError: if the folder cannot be written, or a file in it is a link, or ends in text
-            that is no row. What the files hold is then as it was.
+        ConfigError: the folder cannot be written, or a file in it is a link, or ends in text that
+            is no row. What the files hold is then as it was.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -86,9 +84,7 @@ class JsonlSink:
 
 @typed
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a file that :class:`JsonlSink` wrote, oldest first, with their floats.
-
-    A last line that is not complete, because the process was killed while writing it, is left out.
+    """The lines of a file that :class:`JsonlSink` wrote; one that a kill tore in two is left out.
 
     Raises:
         ConfigError: if a line before the last is not a JSON object.
@@ -178,18 +174,13 @@ def _end(path: Path) -> tuple[int, bytes]:
 class AppendFile:
     """Records kept in memory and appended to one file, made if missing, by :meth:`flush`.
 
-    The file is open only while it is written, so that a forked data loader inherits no handle.
-
-    Attributes:
-        rest: bytes that come first at the next flush.
-
-    Raises:
-        ConfigError: at construction, if the file cannot be written, or is a link.
+    The file is open only while it is written, so that a forked data loader inherits no handle. A
+    ``ConfigError`` says at once that it cannot be written, or is a link.
     """
 
     def __init__(self, path: Path, encode: Callable[[Any], bytes]) -> None:
         self.path = path
-        self.rest = b""
+        self.rest = b""  # comes first at the next flush
         self._encode = encode
         self._pending: list[Any] = []
         if path.is_symlink():
@@ -208,12 +199,7 @@ class AppendFile:
         self._pending.append(record)
 
     def flush(self) -> None:
-        """Append what is pending.
-
-        Raises:
-            OSError: if the disk does not take it. What was not written stays pending: a later
-                flush continues at the very byte.
-        """
+        """Append what is pending; after an ``OSError`` the next flush goes on at the very byte."""
         if not self._pending and not self.rest:
             return
         data = memoryview(self.rest + b"".join(map(self._encode, self._pending)))
