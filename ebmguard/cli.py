@@ -92,8 +92,8 @@ def _commands(table: str) -> Iterator[tuple[tuple[str, ...], Command]]:
     for line, summary in zip(lines, lines, strict=True):
         words, _, places = line.partition(" = ")
         package, *names = places.split()
-        places = (f"ebmguard.{package}.{name}" for name in names)
-        yield tuple(words.split()), Command(*places, summary.strip())
+        config, run = (f"ebmguard.{package}.{name}" for name in names)
+        yield tuple(words.split()), Command(config, run, summary.strip())
 
 
 COMMANDS = dict(_commands(_TABLE))
