@@ -15,7 +15,6 @@ from .protocol import (
     Histograms,
     Record,
     Scalars,
-    Sink,
     alert_markdown,
     marker_tag,
     prefixed,
@@ -160,14 +159,13 @@ def event_file_type() -> type[EventFile]:
     return EventFile
 
 
-class AddScalarSink(Sink):
+class AddScalarSink:
     """Writes to anything that has ``add_scalar(tag, value, step)``.
 
     For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
     ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has
     them; closing it stays the caller's. Tags and markers are those of :class:`TensorBoardSink`.
-    A rollback shows in the rows' ``recovery/attempt`` alone. Some 60 calls a step cost several
-    times as much as ``log_dir=``, which writes the row at once.
+    Some 60 calls a step cost several times as much as ``log_dir=``, which writes the row at once.
     """
 
     def __init__(self, logger: Any) -> None:
@@ -195,6 +193,9 @@ class AddScalarSink(Sink):
             self.logger.add_scalar(marker_tag(record), level, step)
         if add_text := getattr(self.logger, "add_text", None):
             add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
+
+    def write_recovery(self, record: Record) -> None:
+        """Nothing: a logger shows a rollback by the rows' ``recovery/attempt``."""
 
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""

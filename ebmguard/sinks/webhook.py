@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, typed
 from .jsonl import to_json
-from .protocol import LEVEL_NUMBERS, Record, Sink
+from .protocol import LEVEL_NUMBERS, Histograms, Record, Scalars
 
 __all__ = ["WebhookSink"]
 
@@ -40,13 +40,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 @typed
-class WebhookSink(Sink):
+class WebhookSink:
     """POSTs every alert from a level on, and every rollback, as JSON to an address.
 
     The body is an object with ``title``, ``text`` (what Slack, Mattermost and their like show),
     ``level``, ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, the full record. NaN and
-    infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent, and no
-    flush waits.
+    infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent.
 
     A daemon thread sends in order, and tries each message up to four times. What could not be
     delivered is logged as an error, which names only the host: such addresses hold a secret. At its
@@ -80,6 +79,9 @@ class WebhookSink(Sink):
         self._thread: threading.Thread | None = None
         atexit.register(self._deliver_rest)
 
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
+        """Nothing: a row comes every step."""
+
     def write_alert(self, record: Record) -> None:
         """Hand the alert to the thread, if it is of a level that is sent."""
         if LEVEL_NUMBERS[record["level"]] >= LEVEL_NUMBERS[self.min_level]:
@@ -88,6 +90,9 @@ class WebhookSink(Sink):
     def write_recovery(self, record: Record) -> None:
         """Hand the rollback to the thread, whatever the level of alerts that are sent."""
         self._send("recovery", "WARN", record)
+
+    def flush(self) -> None:
+        """Nothing: sending has begun, and training does not wait for it."""
 
     def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds until all is delivered or given up; say if it is."""

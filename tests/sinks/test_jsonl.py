@@ -59,7 +59,7 @@ def test_lines_read_and_look_as_those_of_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], with_orjson: bool
 ) -> None:
     if not with_orjson:
-        monkeypatch.setattr(jsonl, "_dumps", None)
+        monkeypatch.setattr(jsonl, "_orjson_dumps", lambda: None)
     sink = JsonlSink(tmp_path)
     sink.write_row(1, row, {})
     sink.flush()
