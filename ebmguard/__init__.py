@@ -46,15 +46,11 @@ __version__ = "0.1.0"
 
 # Where a name that is no room comes from.
 _HOMES = {
-    "Alert": "alerts",
-    "BudgetSpentError": "errors",
-    "DivergenceError": "errors",
-    "EbmguardError": "errors",
-    "Guard": "retrofit",
-    "Level": "alerts",
+    **dict.fromkeys(("Alert", "Level"), "alerts"),
+    **dict.fromkeys(("BudgetSpentError", "DivergenceError", "EbmguardError"), "errors"),
+    **dict.fromkeys(("Guard", "guard"), "retrofit"),
     "Recovery": "recovery",
     "contrastive_loss": "objective",
-    "guard": "retrofit",
 }
 
 if not TYPE_CHECKING:  # To a type checker it would make every misspelt name a good one.

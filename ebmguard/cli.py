@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import EbmguardError, printable
 
@@ -23,18 +22,11 @@ ALTERNATIVES = "|"
 COLUMN = 12
 
 
-@dataclass(frozen=True)
-class Command:
-    """Where a command lives.
+class Command(NamedTuple):
+    """Where a command lives, and one line for the list of commands."""
 
-    Attributes:
-        config: "module:name" of the settings, a dataclass whose docstrings are the help.
-        run: "module:name" of a function that takes the settings and returns the exit status.
-        summary: one line for the list of commands.
-    """
-
-    config: str
-    run: str
+    config: str  # "module:name" of the settings, a dataclass whose docstrings are the help
+    run: str  # "module:name" of a function that takes the settings and returns the exit status
     summary: str
 
 
@@ -108,10 +100,7 @@ COMMANDS = dict(_commands(_TABLE))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: words after the program's name; None takes those of the process.
+    """Run one command, of these words after the program's name or of those of the process.
 
     Returns:
         Exit status: 0, 2 for a command line or settings that cannot be meant, 130 after Ctrl-C, or
@@ -137,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     command = COMMANDS[name]
     try:
-        prog = " ".join(("ebmguard", *words[:taken]))
         options = _apart(words[taken:]) if name == ("trace",) else words[taken:]
+        prog = " ".join(("ebmguard", *words[:taken]))
         config = tyro.cli(load(command.config), prog=prog, args=options)
         return int(load(command.run)(config))
     except (EbmguardError, ImportError) as error:
@@ -165,10 +154,7 @@ def load(location: str) -> Any:
 
 
 def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
-    """The names of the commands that begin as the words do, and how many of the words they share.
-
-    All commands and 0 where the first word is none of theirs. A whole name stands alone.
-    """
+    """The commands that share the most words, and how many; a whole name stands alone."""
     names, taken = list(COMMANDS), 0
     for word in words:
         longer = [n for n in names if taken < len(n) and word in n[taken].split(ALTERNATIVES)]

@@ -14,31 +14,19 @@ __all__ = ["Advice", "advice", "outcome"]
 
 @dataclass(frozen=True)
 class Advice:
-    """What one rule has to say about a run.
+    """What one rule has to say about a run."""
 
-    Attributes:
-        rule: its name, which is that of its section in docs/alerts.md.
-        level: the worst level that it reported.
-        count: how often it reported.
-        first, last: steps of its first and its last report.
-        alert: the record of the first report of the worst level.
-        remedies: what it names, those of the worst level first, likeliest first.
-    """
-
-    rule: str
-    level: str
+    rule: str  # its name, which is that of its section in docs/alerts.md
+    level: str  # the worst that it reported
     count: int
-    first: int
+    first: int  # steps of its first and its last report
     last: int
-    alert: Mapping[str, Any]
-    remedies: tuple[str, ...]
+    alert: Mapping[str, Any]  # the first of the worst level
+    remedies: tuple[str, ...]  # those of the worst level first, likeliest first
 
 
 def advice(run: RecordedRun) -> list[Advice]:
-    """One entry for each rule that fired, the most severe first, then the earliest.
-
-    Alerts that a rollback has answered are left out.
-    """
+    """One entry for each rule that fired unanswered, the most severe first, then the earliest."""
     by_rule: dict[str, list[dict[str, Any]]] = {}
     for alert in run.alerts[run.answered :]:
         by_rule.setdefault(alert["rule"], []).append(alert)

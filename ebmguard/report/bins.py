@@ -12,46 +12,33 @@ __all__ = ["Bin", "BinnedSeries"]
 
 @dataclass(slots=True)
 class Bin:
-    """The extremes of a stretch of steps, and where they are.
+    """The extremes of a stretch of steps, and where they are; NaN where no value is finite."""
 
-    Attributes:
-        step: the first step with a value.
-        low, high: smallest and largest finite value; NaN where there is none.
-        low_at, high_at: their steps.
-        bad_at: the first step whose value is not finite, else None.
-        mean: of the finite values; NaN where there is none.
-        count: how many of them there are.
-    """
-
-    step: int
-    low: float = math.nan
+    step: int  # the first with a value
+    low: float = math.nan  # of the finite values, as are high, mean and count
     low_at: int = 0
     high: float = math.nan
     high_at: int = 0
-    bad_at: int | None = None
+    bad_at: int | None = None  # the first step whose value is not finite
     mean: float = math.nan
     count: int = 0
 
     @classmethod
-    def of(cls, step: int, value: float) -> Bin:
-        """The bin of a single step."""
-        if not math.isfinite(value):
-            return cls(step, bad_at=step)
-        return cls(step, value, step, value, step, None, value, 1)
-
-    @classmethod
     def over(cls, steps: Sequence[int], values: Sequence[float]) -> Bin:
         """The bin of one step or more."""
-        total = sum(values)
-        if math.isfinite(total):  # as nearly always: no value is anything but finite
-            low, high = min(values), max(values)
-            low_at, high_at = steps[values.index(low)], steps[values.index(high)]
-            mean = total / len(values)
-            return cls(steps[0], low, low_at, high, high_at, None, mean, len(values))
-        whole = cls.of(steps[0], values[0])
-        for step, value in zip(steps[1:], values[1:], strict=True):
-            whole.join(cls.of(step, value))
-        return whole
+        first, bad_at, total = steps[0], None, sum(values)
+        if not math.isfinite(total):
+            pairs = list(zip(steps, values, strict=True))
+            bad_at = next((step for step, value in pairs if not math.isfinite(value)), None)
+            pairs = [pair for pair in pairs if math.isfinite(pair[1])]
+            steps, values = [step for step, _ in pairs], [value for _, value in pairs]
+        if not values:
+            return cls(first, bad_at=bad_at)
+        low, high, count = min(values), max(values), len(values)
+        low_at, high_at = steps[values.index(low)], steps[values.index(high)]
+        # The sum may overflow, the mean does not.
+        mean = total / count if math.isfinite(total) else sum(value / count for value in values)
+        return cls(first, low, low_at, high, high_at, bad_at, mean, count)
 
     @property
     def is_gap(self) -> bool:
@@ -80,8 +67,8 @@ class Bin:
 class BinnedSeries:
     """Values by step, as at most ``capacity`` bins of equal width.
 
-    While there is room every step has a bin of its own. Then neighbours join, and bins are twice as
-    wide. So the points of all bins hold every extreme exactly, whatever the length of the run.
+    While there is room every step has a bin of its own. Then neighbours join, so that the points of
+    all bins hold every extreme exactly, whatever the length of the run.
     """
 
     def __init__(self, capacity: int = 600) -> None:

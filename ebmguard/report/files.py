@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +16,7 @@ try:  # four times as fast; of what it refuses, json has the last word
 except ImportError:
     from json import loads as _loads  # type: ignore[assignment]
 
-__all__ = ["GrowingFile", "opened", "read_object"]
+__all__ = ["GrowingFile", "batches", "opened", "read_object"]
 
 _CHUNK = 2 << 20
 _LONGEST = 8 << 20
@@ -23,11 +24,7 @@ _REMEMBERED = 4096  # bytes, which tell whether what was read is still there
 
 
 def opened(path: Path) -> BinaryIO | None:
-    """A file to read; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be read, or is no file. Of a pipe, reading would wait for ever.
-    """
+    """A file to read; None where there is none. A pipe, which might wait for ever, is refused."""
     try:
         if stat.S_ISREG(path.stat().st_mode):
             return path.open("rb")
@@ -44,9 +41,9 @@ def opened(path: Path) -> BinaryIO | None:
 class GrowingFile:
     """The records of a file of JSON lines that may still be written, each of them once.
 
-    As with :func:`~ebmguard.sinks.read_jsonl` a last line that is only half written is left for
-    later. The file need not exist yet. Where what was read is no longer there, since a trainer that
-    resumes cuts its files back, reading begins anew.
+    A last line that is only half written is left for later. The file need not exist yet. Where what
+    was read is no longer there, since a trainer that resumes cuts its files back, reading begins
+    anew.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,11 +52,7 @@ class GrowingFile:
         self._before = b""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """The next records, of about two megabytes; none where nothing is new.
-
-        Returns:
-            Whether the file began anew, so that all records of earlier calls are void; and the
-            records.
+        """Whether earlier records are void, and the next ones, of about two megabytes.
 
         Raises:
             ConfigError: the file cannot be read, or a line that is complete is not a JSON object,
@@ -94,18 +87,16 @@ class GrowingFile:
             # Of one text, in which keys are known again, in less than half of the time.
             records: list[Any] = _loads(b"[" + b",".join(lines) + b"]")
         except (ValueError, RecursionError):
-            records = []  # which one is not, is found below
-        are_objects = len(records) == len(lines) and all(type(own) is dict for own in records)
-        for i, line in enumerate(lines):
-            if are_objects:
-                if b'"NaN"' in line or b'Infinity"' in line:
-                    records[i] = from_json(records[i])
-            else:
-                record = parse_line(line)
-                if record is None:
-                    raise self._damage(line, "not a JSON object")
-                records[i : i + 1] = [record]
-        return records[: len(lines)]
+            records = []
+        if len(records) != len(lines) or not all(type(record) is dict for record in records):
+            records = [parse_line(line) for line in lines]
+            if None in records:
+                raise self._damage(lines[records.index(None)], "not a JSON object")
+            return records
+        return [
+            from_json(record) if b'"NaN"' in line or b'Infinity"' in line else record
+            for line, record in zip(lines, records, strict=True)
+        ]
 
     def _damage(self, line: bytes, what: str) -> ConfigError:
         return ConfigError(
@@ -119,12 +110,14 @@ class GrowingFile:
         return had
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds; empty where it is missing or half written.
+def batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+    """The records that a file of JSON lines holds now."""
+    file = GrowingFile(path)
+    return iter(lambda: file.read()[1], [])
 
-    Raises:
-        ConfigError: the file cannot be read, or is not a JSON object.
-    """
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; empty where it is missing or half written."""
     file = opened(path)
     if file is None:
         return {}

@@ -7,7 +7,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,40 +32,27 @@ _MOST_OWN = 200
 _ALL_FOLLOWED = 10_000
 _FOLLOWED = 100
 
-_Reading = tuple[
-    Mapping[str, of.Field] | None, Callable[[list[dict[str, Any]]], None], Callable[[], None]
-]
+_Reading = tuple[of.Fields | None, Callable[[list[dict[str, Any]]], None], Callable[[], None]]
 
 
 @dataclass
 class Attempt:
-    """The rows from one rollback or resume to the next, or to the end.
+    """The rows from one rollback or resume to the next, or to the end."""
 
-    Attributes:
-        number: how many rollbacks there were before.
-        first, last: its steps.
-        end: its rows count up to here: the first step that came again later, or infinity.
-        steps, columns: its steps, and the values by tag of what is kept whole; NaN where a row
-            lacks it.
-        series: values by tag, as bins.
-        bands: lower and upper edge of a moving band by tag; infinite where it is open.
-    """
-
-    number: int
-    first: int
+    number: int  # of rollbacks before
+    first: int  # its steps
     last: int
     capacity: int = _BINS
+    # Its rows count up to here: the first step that came again later.
     end: float = math.inf
+    # What is kept whole: its steps, and the values by tag; NaN where a row lacks it.
     steps: array[int] = field(default_factory=lambda: array("q"))
     columns: dict[str, array[float]] = field(
         default_factory=lambda: defaultdict(lambda: array("d"))
     )
-    series: dict[str, BinnedSeries] = field(default_factory=dict)
+    series: dict[str, BinnedSeries] = field(default_factory=dict)  # by tag
+    # Lower and upper edge of a moving band by tag; infinite where it is open.
     bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = field(default_factory=dict)
-
-    def add(self, steps: Sequence[int], tag: str, values: Sequence[float]) -> None:
-        """Add to the bins of a series."""
-        self.series.setdefault(tag, BinnedSeries(self.capacity)).extend(steps, values)
 
     def add_limits(self, step: int, tag: str, limits: Limits) -> None:
         """Add the limits of a diagnostic that held for a row."""
@@ -83,33 +69,21 @@ class RecordedRun:
     A trainer's ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used where they are. Of
     a step that came again, only the last time counts, and nothing after the earlier ones.
 
-    Files are read once, some megabytes at a time, and thinned as they are read: of the rows remain
-    the bins of the charts and whole columns of numbers, as asked for.
+    Files are read once, some megabytes at a time, and thinned as they are read.
 
     Args:
         path: the folder, which need not exist yet.
-        tags: diagnostics to keep for charts, in bounded memory: the lowest and the highest value
-            of each of 600 stretches.
+        tags: diagnostics to keep for charts, as the extremes of each of 600 stretches.
         whole: tags to keep with every value, for :meth:`series`.
-
-    Attributes:
-        attempts: the rows, apart by rollback; a step may be in several of them.
-        name: the path, printable.
-        own: names of the trainer's own numbers, kept as ``tags`` are where there are any.
-        latest: the last row.
-        row_count: how many there were, in all attempts.
-        bands: the rules' limits, as they held for the last row; where the run has tags.
-        alerts, rollbacks: records, oldest first.
-        config, results: what the trainer wrote, empty where it wrote none.
     """
 
     def __init__(self, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> None:
         self.path = path
         self.name = printable(path)
         self.tags, self.whole = tuple(tags), tuple(whole)
-        self.alerts: list[dict[str, Any]] = []
+        self.alerts: list[dict[str, Any]] = []  # oldest first, as are rollbacks
         self.rollbacks: list[dict[str, Any]] = []
-        self.config: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}  # empty where the trainer wrote none, as are results
         self.results: dict[str, Any] = {}
         # By attempt and step: evaluations come late, and out of order.
         self._accuracy: dict[int, dict[int, float]] = {}
@@ -126,11 +100,11 @@ class RecordedRun:
         self._start()
 
     def _start(self) -> None:
-        self.attempts: list[Attempt] = []
-        self.own: list[str] = []
-        self.latest: dict[str, Any] = {}
+        self.attempts: list[Attempt] = []  # a step may be in several of them
+        self.own: list[str] = []  # the trainer's own numbers, kept as tags are where there are any
+        self.latest: dict[str, Any] = {}  # the last row
         self.row_count = 0
-        self.bands = Bands()
+        self.bands = Bands()  # as they held for the last row, where the run has tags
         self._held: dict[str, Limits] = {}
 
     @classmethod
@@ -149,11 +123,7 @@ class RecordedRun:
         return run
 
     def update(self) -> bool:
-        """Read what was written since the last time; say whether there was anything.
-
-        Raises:
-            ConfigError: a file does not hold what it should.
-        """
+        """Read what was written since the last time; say whether there was anything."""
         is_new = False
         for file, fields, take, forget in self._files:
             records = None
@@ -164,14 +134,12 @@ class RecordedRun:
                 take(of.checked(records, fields, file.path) if fields else records)
                 is_new |= anew or bool(records)
         before = self.config, self.results
-        self.config, self.results = map(self._read_object, ("config.json", "results.json"))
+        self.config, self.results = (
+            of.plain(read_object(path), path)
+            for path in (self.path / "config.json", self.path / "results.json")
+        )
         of.check(self.results, of.RESULTS, self.path / "results.json")
         return is_new or before != (self.config, self.results)
-
-    def _read_object(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        found: dict[str, Any] = of.plain(read_object(path), path)
-        return found
 
     def _take_rows(self, rows: Sequence[dict[str, Any]]) -> None:
         """Take a batch apart where an attempt or the use of weights begins or ends."""
@@ -199,16 +167,13 @@ class RecordedRun:
         now.last = steps[-1]
         now.steps.extend(steps if self.whole else ())
         for tag in self.whole:
-            values = (row.get(tag) for row in rows)
-            now.columns[tag].extend(
-                math.nan if own is None else of.number(own, tag, where) for own in values
-            )
+            values = (math.nan if row.get(tag) is None else row[tag] for row in rows)
+            now.columns[tag].extend(of.number(value, tag, where) for value in values)
         if self.tags:
             names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
             self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
-        for tag in (*self.tags, *self.own):
-            self._draw(now, rows, steps, tag)
-        if self.tags:
+            for tag in (*self.tags, *self.own):
+                self._draw(now, rows, tag)
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
                 numbers = of.numbers(row, where)
                 for tag, limits in self.bands.read(numbers).items():
@@ -229,20 +194,13 @@ class RecordedRun:
         self._held[tag] = held
         return held
 
-    def _draw(
-        self, now: Attempt, rows: Sequence[dict[str, Any]], steps: Sequence[int], tag: str
-    ) -> None:
+    def _draw(self, now: Attempt, rows: Sequence[dict[str, Any]], tag: str) -> None:
         """Add rows to a series, all at β* = 0 or none; see :func:`.charts.value_of`."""
         own = weight_tag(tag, rows[0].get(BETA_STAR, math.nan))
-        try:
-            values: list[Any] = list(map(itemgetter(own), rows))
-        except KeyError:  # most runs lack some
-            values = [row.get(own) for row in rows]
+        values: list[Any] = [row.get(own) for row in rows]
         if own != tag:
-            values = [
-                row.get(tag) if value is None else value
-                for row, value in zip(rows, values, strict=True)
-            ]
+            values = [row.get(own, row.get(tag)) for row in rows]
+        steps = [row["step"] for row in rows]
         try:
             are_numbers = isinstance(sum(values), float)
         except (TypeError, OverflowError):
@@ -252,7 +210,7 @@ class RecordedRun:
             steps = [step for step, _ in known]
             values = [of.number(value, tag, self._rows) for _, value in known]
         if values:
-            now.add(steps, tag, values)
+            now.series.setdefault(tag, BinnedSeries(now.capacity)).extend(steps, values)
 
     def _begin(self, number: int, step: int) -> Attempt:
         if len(self.attempts) == _MOST_ATTEMPTS:
@@ -282,8 +240,7 @@ class RecordedRun:
         if not self.results:
             return is_gone(read_object(self.path / LOCK))
         try:
-            rows = self._rows.stat().st_mtime
-            return (self.path / "results.json").stat().st_mtime >= rows
+            return (self.path / "results.json").stat().st_mtime >= self._rows.stat().st_mtime
         except OSError:
             return True
 
@@ -291,23 +248,18 @@ class RecordedRun:
         """A number from the trainer's settings."""
         nested = self.config.get("settings")
         value = {**self.config, **(nested if isinstance(nested, dict) else {})}.get(name)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return value if type(value) in (int, float) else None
 
     @property
     def answered(self) -> int:
-        """How many of the alerts, oldest first, a rollback has answered.
-
-        They are those up to the one that the audit log names last: steps may come again.
-        """
+        """How many alerts, oldest first, rollbacks have answered: up to the last that they name."""
         last = self.rollbacks[-1] if self.rollbacks else {"step": -1}
-        named = [
-            i
-            for i, alert in enumerate(self.alerts, start=1)
-            if alert["step"] <= last["step"]
+        for i, alert in enumerate(reversed(self.alerts)):
             # As text, in which NaN equals itself.
-            and all(str(alert.get(k)) == str(last.get(k)) for k in ("rule", "tag", "value"))
-        ]
-        return named[-1] if named else 0
+            is_named = all(str(alert.get(k)) == str(last.get(k)) for k in ("rule", "tag", "value"))
+            if is_named and alert["step"] <= last["step"]:
+                return len(self.alerts) - i
+        return 0
 
     def series(self, tag: str) -> list[tuple[int, float]]:
         """Steps and values, but for NaN, of a tag in the rows that count; of those kept whole."""
@@ -324,14 +276,11 @@ class RecordedRun:
         return [(own.step, own.low) for own in self.surviving(ACCURACY.name)]
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
-        """The series of every attempt in two: what counts, and what came again later.
-
-        A bin in which the latter begins is whole, and counts.
-        """
+        """The series of every attempt in two: what counts, and what came again in later bins."""
         if tag == ACCURACY.name:
             found = [
                 (
-                    [Bin.of(*pair) for pair in sorted(values.items())],
+                    [Bin.over([at], [value]) for at, value in sorted(values.items())],
                     min((a.first for a in self.attempts if a.number > number), default=math.inf),
                 )
                 for number, values in sorted(self._accuracy.items())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
 from . import records as of
-from .files import GrowingFile, read_object
+from .files import batches, read_object
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -109,10 +109,11 @@ class _Folder:
             for file in (self.path / "config.json", self.path / "results.json")
         )
         settings = config.pop("settings", None)
+        parts = config, settings if isinstance(settings, dict) else {}, results
         return {
-            **dict(_flat(config)),
-            **dict(_flat(settings if isinstance(settings, Mapping) else {})),
-            **dict(_flat(results)),
+            **{
+                name: own for each in parts for name, own in of.flat(each, "/").items() if own != {}
+            },
             "recorded_steps": int((~self.rows["abandoned"]).sum()),
             "error_count": sum(level == "ERROR" for level in self.alerts.get("level", ())),
             "rollback_count": len(self.rollbacks),
@@ -123,12 +124,12 @@ class _Folder:
 
         path = self.path / "metrics.jsonl"
         # A batch at a time: as objects of Python they take ten times the memory.
-        batches = [pd.DataFrame({"step": [], "attempt": []})]
-        for records in _batches(path):
+        parts = [pd.DataFrame({"step": [], "attempt": []})]
+        for records in batches(path):
             for record in records:
                 of.check(record, of.ROW, path)
-            batches.append(pd.DataFrame([of.numbers(record, path) for record in records]))
-        found = pd.concat(batches, ignore_index=True)
+            parts.append(pd.DataFrame([of.numbers(record, path) for record in records]))
+        found = pd.concat(parts, ignore_index=True)
         attempt = found.pop("recovery/attempt") if "recovery/attempt" in found else found["attempt"]
         found["attempt"] = attempt.fillna(0).astype("int64")
         found["step"] = found["step"].astype("int64")
@@ -152,19 +153,6 @@ class _Folder:
         none = {"step": [], "abandoned": pd.array([], "bool")}
         return pd.DataFrame([found[key] for key in sorted(found)] or none)
 
-    def _records(self, name: str, fields: Mapping[str, of.Field]) -> list[dict[str, Any]]:
+    def _records(self, name: str, fields: of.Fields) -> list[dict[str, Any]]:
         path = self.path / f"{name}.jsonl"
-        return [record for batch in _batches(path) for record in of.checked(batch, fields, path)]
-
-
-def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:
-    file = GrowingFile(path)
-    return iter(lambda: file.read()[1], [])
-
-
-def _flat(found: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in found.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}/")
-        else:
-            yield f"{outer}{name}", value
+        return [record for batch in batches(path) for record in of.checked(batch, fields, path)]

@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, outcome
 from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, unnamed, value_of
-from .files import GrowingFile, opened
+from .files import batches, opened
 from .folder import RecordedRun
 from .plots import short_number
+from .records import flat
 
 __all__ = ["ReportConfig", "page", "report"]
 
@@ -40,32 +42,21 @@ class ReportConfig:
 
 
 def report(config: ReportConfig) -> int:
-    """`ebmguard report`; the exit status is 0.
-
-    Raises:
-        ConfigError: no folder or too many, one without rows, or the page cannot be written.
-        ImportError: jinja2 is not installed.
-    """
+    """`ebmguard report`; the exit status is 0."""
     if not 1 <= len(config.runs) <= _MOST_RUNS:
         raise ConfigError(f"A report takes 1 to {_MOST_RUNS} run folders; got {len(config.runs)}.")
     text = page(config.runs)
     try:
         config.out.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{config.out} cannot be written: {error}. Name another --out."
-        ) from error
+        why = f"{config.out} cannot be written: {error}. Name another --out."
+        raise ConfigError(why) from error
     print(f"report: {printable(config.out)}")
     return 0
 
 
 def page(folders: Sequence[Path]) -> str:
-    """The page about run folders as HTML.
-
-    Raises:
-        ConfigError: a folder has no rows, or a file in it is damaged.
-        ImportError: jinja2 is not installed.
-    """
+    """The page about run folders as HTML; a ``ConfigError`` where one has no rows or is damaged."""
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -105,19 +96,16 @@ def page(folders: Sequence[Path]) -> str:
 def _more_charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
     """The samplers of mixtures, which the first row names, and what only alerts name."""
     first: dict[str, Any] = {}
-    alerts: list[dict[str, Any]] = []
+    tags = [chart.name for chart in (*CHARTS, *MORE_CHARTS)]
+    others: dict[str, None] = {}
     for folder in folders:
-        _, rows = GrowingFile(folder / "metrics.jsonl").read()
-        first |= rows[0] if rows else {}
-        file = GrowingFile(folder / "alerts.jsonl")
-        while records := file.read()[1]:
-            alerts += [record for record in records if isinstance(record.get("tag"), str)]
+        first |= next((rows[0] for rows in batches(folder / "metrics.jsonl")), {})
+        for alert in chain.from_iterable(batches(folder / "alerts.jsonl")):
+            others |= {str(alert.get("tag", tags[0])).removeprefix(REFERENCE): None}
     weights = [match for tag in first if (match := re.fullmatch("mixture/(.*)/weight", tag))]
-    known = {chart.name for chart in (*CHARTS, *MORE_CHARTS)}
-    others = dict.fromkeys(alert["tag"].removeprefix(REFERENCE) for alert in alerts)
     return (
         [Tag(m[0], f"weight on {m[1]}", "share", "beside its share of samples") for m in weights],
-        [unnamed(tag) for tag in others if tag not in known],
+        [unnamed(tag) for tag in others if tag not in tags],
     )
 
 
@@ -171,17 +159,12 @@ def _title(chart: Tag, row: Mapping[str, float]) -> str:
     return f"reference {chart.title}" if own != chart.name and own in row else chart.title
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings by dotted names; long lists by their length."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and len(str(value)) > 60:
-            flat[prefix + key] = f"{len(value)} entries"
-        else:
-            flat[prefix + key] = value
-    return flat
+    return {
+        name: f"{len(own)} entries" if isinstance(own, list) and len(str(own)) > 60 else own
+        for name, own in flat(values, ".").items()
+    }
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

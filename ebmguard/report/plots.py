@@ -33,15 +33,10 @@ def short_number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis from its lowest value to its highest.
+    """An axis from its lowest value to its highest."""
 
-    Attributes:
-        scale: as of :class:`ebmguard.tags.Tag`; None is linear.
-        low, high: its ends; values outside are drawn at the end.
-    """
-
-    scale: Scale | None
-    low: float
+    scale: Scale | None  # None is linear
+    low: float  # values outside are drawn at the end
     high: float
 
     @classmethod
@@ -111,34 +106,24 @@ def _round_values(low: float, high: float) -> list[float]:
 
 @dataclass
 class Plot:
-    """One chart; coordinates are those of a viewBox of ``WIDTH`` by ``HEIGHT``.
-
-    Attributes:
-        chart: what is drawn.
-        x_ticks, y_ticks: position and label.
-        bands: outlines of the range in which no rule says WARN.
-        limits: heights of the rules' fixed limits, with their label.
-        owed: a value that is not finite is an alarm, and not just unknown.
-        data: the last step, and of each run the steps with the lowest and the highest value of
-            each bin, None where it has no finite value.
-        lines: of each run its number, whether a rollback has undone these steps, and the path.
-        gaps: of each value that is not finite the position and the step.
-        markers: alerts of this diagnostic: x, y, the numbers of run and alert, and the alert.
-        moments: position and kind of what happened elsewhere: alerts' levels, "diverged".
-        rollbacks: x of the step and of the restored one, and likewise.
-    """
+    """One chart; coordinates are those of a viewBox of ``WIDTH`` by ``HEIGHT``."""
 
     chart: Tag
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
-    bands: list[str]
-    limits: list[tuple[float, str]]
-    owed: bool
+    bands: list[str]  # outlines of the range in which no rule says WARN
+    limits: list[tuple[float, str]]  # heights of the rules' fixed limits
+    owed: bool  # a value that is not finite is an alarm, and not just unknown
+    # The last step, and of each run the steps with the lowest and the highest value of each bin.
     data: dict[str, Any]
+    # Of each run its number, whether a rollback has undone these steps, and the path.
     lines: list[tuple[int, bool, str]] = field(default_factory=list)
-    gaps: list[tuple[float, int]] = field(default_factory=list)
+    gaps: list[tuple[float, int]] = field(default_factory=list)  # not finite: position and step
+    # Alerts of this diagnostic: x, y, the numbers of run and alert, and the alert.
     markers: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
+    # What happened elsewhere, with its kind: alerts' levels, "diverged".
     moments: list[tuple[float, str]] = field(default_factory=list)
+    # x of the step and of the restored one, and as of markers.
     rollbacks: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
 
     @property
@@ -176,13 +161,9 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     for index, (run, of_run) in enumerate(zip(runs, pieces, strict=True)):
         kept = [own for piece, _ in of_run for own in piece]
         kept += _last_row(run, chart.name, kept)
-        plot.data["runs"].append(
-            {
-                "step": [own.step for own in kept],
-                "low": [None if own.is_gap else float(f"{own.low:.4g}") for own in kept],
-                "high": [None if own.is_gap else float(f"{own.high:.4g}") for own in kept],
-            }
-        )
+        low = [None if own.is_gap else float(f"{own.low:.4g}") for own in kept]
+        high = [None if own.is_gap else float(f"{own.high:.4g}") for own in kept]
+        plot.data["runs"].append({"step": [own.step for own in kept], "low": low, "high": high})
         # What rollbacks undid lies below the one line of what led to the present state.
         for undone, part in (*((True, piece) for _, piece in of_run), (False, kept)):
             path = _path(part, x, y)
@@ -197,7 +178,7 @@ def _last_row(run: RecordedRun, tag: str, kept: Sequence[Bin]) -> list[Bin]:
     value, step = value_of(run.latest, tag), run.step
     if not kept or value is None or step is None or not math.isfinite(value):
         return []
-    return [] if (step, value) in kept[-1].points() else [Bin.of(step, value)]
+    return [] if (step, value) in kept[-1].points() else [Bin.over([step], [value])]
 
 
 def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:

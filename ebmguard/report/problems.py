@@ -7,6 +7,7 @@ import statistics
 from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import tyro
@@ -125,9 +126,8 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
         if entry.level != "INFO":
             times = f"{entry.count} times" if entry.count > 1 else "once"
             value, limit = float(alert["value"]), float(alert["limit"])
-            text = (
-                f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g})."
-            )
+            text = f"The rule fired {times}; {alert['tag']} was {value:.4g} here "
+            text += f"(limit {limit:.4g})."
             fix = ("; ".join(entry.remedies) or f"that of {alert.get('follows', 'others')}") + "."
             yield Problem(Level[entry.level], entry.rule, f"step {alert['step']:,}", text, fix)
 
@@ -140,8 +140,8 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     said = ", ".join(f"{name} {after:g}" for name, (_, after) in changes.items())
     times = f"{count} rollback{'s' if count > 1 else ''}"
     text = f"{times}, the last one for {last['rule']}; {left} left."
-    said = said or "new random numbers were enough"
-    fix = f"keep what the last one changed from the start: {said}."
+    fix = "keep what the last one changed from the start: "
+    fix += f"{said or 'new random numbers were enough'}."
     level = Level.WARN if left == 0 or count > 1 else Level.INFO
     yield Problem(level, "rollbacks", f"step {last['step']:,}", text, fix)
     for record in run.rollbacks:
@@ -188,15 +188,12 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
     beta_star = _late(run, "beta_star", 1)
     for rule in _FLOORS:
         tag = rule.reference_tag if beta_star == 0 else rule.tag
-        stretches: list[list[int]] = [[]]
-        for step, value in _known(run, tag):
-            if value < rule.floor:
-                stretches[-1].append(step)
-            elif stretches[-1]:
-                stretches.append([])
-        long = [steps for steps in stretches if len(steps) >= rule.error_patience]
+        known = _known(run, tag)
+        groups = groupby(known, lambda pair, floor=rule.floor: pair[1] < floor)  # type: ignore[misc]
+        low = [[step for step, _ in pairs] for is_low, pairs in groups if is_low]
+        long = [steps for steps in low if len(steps) >= rule.error_patience]
         if long:
-            still = long[-1] is stretches[-1]
+            still = long[-1][-1] == known[-1][0]
             text = f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
             text += ", to the end" if still else ""
             text += ": no negative was competitive, and the generative part stood still."
@@ -220,14 +217,11 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     reinit = _known(run, "buffer/reinit")
     if len(reinit) >= _LONG and not any(value for _, value in reinit):
         text = "No chain has started afresh in the whole run."
-        yield info(
-            "stale_chains", "buffer/reinit", text, "a re-initialisation rate of 0.05, as JEM."
-        )
+        fix = "a re-initialisation rate of 0.05, as JEM."
+        yield info("stale_chains", "buffer/reinit", text, fix)
     if not _known(run, "sampler/drift_to_noise"):
-        text = (
-            "Step and noise of the sampler were not attached, so that drift, clamp and acceptance "
-        )
-        text += "are not known."
+        text = "Step and noise of the sampler were not attached, so that drift, clamp and "
+        text += "acceptance are not known."
         fix = "g.attach(step_size=..., noise_std=..., clamp=...)."
         yield info("unknown", "sampler/drift_to_noise", text, fix)
 

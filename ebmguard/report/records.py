@@ -21,9 +21,10 @@ __all__ = [
     "RESULTS",
     "ROLLBACK",
     "ROW",
-    "Field",
+    "Fields",
     "check",
     "checked",
+    "flat",
     "is_step",
     "number",
     "numbers",
@@ -47,72 +48,50 @@ def _is_changes(value: Any) -> bool:
     )
 
 
-Field = tuple[bool, str, Callable[[Any], bool]]  # whether it must be there, what, and the test
-_STEP: Field = (True, "a step", is_step)
-_NUMBER: Field = (True, "a number", lambda x: isinstance(x, int | float))
-_TEXT: Field = (True, "a text", lambda x: isinstance(x, str))
-_TEXTS: Field = (
-    True,
-    "texts",
-    lambda x: isinstance(x, list) and all(isinstance(own, str) for own in x),
+Field = tuple[str, Callable[[Any], bool]]  # what is expected, and the test
+_STEP: Field = "a step", is_step
+_NUMBER: Field = "a number", lambda x: isinstance(x, int | float)
+_TEXT: Field = "a text", lambda x: isinstance(x, str)
+_TEXTS: Field = "texts", lambda x: isinstance(x, list) and all(isinstance(own, str) for own in x)
+_COUNT: Field = "a whole number", lambda x: type(x) is int and abs(x) <= _MOST_STEPS
+_FLAG: Field = "true or false", lambda x: isinstance(x, bool)
+_MAYBE: Field = "a number or null", lambda x: x is None or isinstance(x, int | float)
+_LEVEL: Field = "one of INFO, WARN, ERROR", list(Level.__members__).__contains__
+
+# By names of fields; one that may be missing ends in "?".
+Fields = dict[str, Field]
+_CAUSE: Fields = {"step": _STEP, "rule": _TEXT, "tag": _TEXT, "value": _NUMBER, "message": _TEXT}
+ROW: Fields = {
+    "step": _STEP,
+    "recovery/attempt?": ("a count", lambda x: _NUMBER[1](x) and 0 <= x <= _MOST_STEPS),
+}
+ALERT = _CAUSE | {"level": _LEVEL, "limit": _NUMBER, "remedies": _TEXTS, "follows?": _TEXT}
+ROLLBACK = (
+    _CAUSE
+    | {"restored_step": _STEP, "attempt": _COUNT, "budget_left": _COUNT, "certified?": _FLAG}
+    | {"relapse": _FLAG, "changes": ("pairs of numbers by name", _is_changes)}
 )
-_COUNT: Field = (True, "a whole number", lambda x: type(x) is int and abs(x) <= _MOST_STEPS)
-_FLAG: Field = (True, "true or false", lambda x: isinstance(x, bool))
-_MAYBE: Field = (False, "a number or null", lambda x: x is None or isinstance(x, int | float))
-_ATTEMPT: Field = (
-    False,
-    "a count",
-    lambda x: isinstance(x, int | float) and 0 <= x <= _MOST_STEPS,
-)
-
-ROW: Mapping[str, Field] = {"step": _STEP, "recovery/attempt": _ATTEMPT}
-ALERT: Mapping[str, Field] = {
-    "step": _STEP,
-    "level": (True, "one of INFO, WARN, ERROR", list(Level.__members__).__contains__),
-    "rule": _TEXT,
-    "tag": _TEXT,
-    "value": _NUMBER,
-    "limit": _NUMBER,
-    "message": _TEXT,
-    "remedies": _TEXTS,
-    "follows": (False, *_TEXT[1:]),
-}
-ROLLBACK: Mapping[str, Field] = {
-    "step": _STEP,
-    "restored_step": _STEP,
-    "attempt": _COUNT,
-    "rule": _TEXT,
-    "tag": _TEXT,
-    "value": _NUMBER,
-    "message": _TEXT,
-    "budget_left": _COUNT,
-    "changes": (True, "pairs of numbers by name", _is_changes),
-    "certified": (False, *_FLAG[1:]),
-    "relapse": _FLAG,
-}
-ACCURACY: Mapping[str, Field] = {
-    "step": _STEP,
-    "test_accuracy": _NUMBER,
-    "attempt": (False, *_COUNT[1:]),
-}
-RESULTS: Mapping[str, Field] = {
-    "diverged_at": (False, "a step or null", lambda x: x is None or is_step(x)),
-    **dict.fromkeys(("wall_seconds", "accuracy", "best_accuracy"), _MAYBE),
-    **dict.fromkeys(("median_abs_gap_last_100", "grad_scale", "ess"), _MAYBE),
-    **dict.fromkeys(("reference_grad_scale", "reference_ess"), _MAYBE),
+ACCURACY: Fields = {"step": _STEP, "test_accuracy": _NUMBER, "attempt?": _COUNT}
+RESULTS: Fields = {
+    "diverged_at?": ("a step or null", lambda x: x is None or is_step(x)),
+    **dict.fromkeys(("wall_seconds?", "accuracy?", "best_accuracy?"), _MAYBE),
+    **dict.fromkeys(("median_abs_gap_last_100?", "grad_scale?", "ess?"), _MAYBE),
+    **dict.fromkeys(("reference_grad_scale?", "reference_ess?"), _MAYBE),
 }
 
 
-def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -> None:
+def check(record: Mapping[str, Any], fields: Fields, where: Path) -> None:
     """Refuse a record without what readers need."""
-    for name, (is_needed, expected, is_one) in fields.items():
-        if name not in record and not is_needed:
-            continue
-        problem = f"has no {name!r}"
+    for key, (expected, is_one) in fields.items():
+        name = key.removesuffix("?")
         if name in record:
             if is_one(record[name]):
                 continue
             problem = f"has {name}={str(record[name])[:40]!r}"
+        elif key == name:
+            problem = f"has no {name!r}"
+        else:
+            continue
         raise ConfigError(
             f"{where} {problem}, expected {expected}, in {str(record)[:80]}. It should be a file "
             "that the guard or its trainer wrote: restore or remove it."
@@ -120,7 +99,7 @@ def check(record: Mapping[str, Any], fields: Mapping[str, Field], where: Path) -
 
 
 def checked(
-    records: Iterable[Mapping[str, Any]], fields: Mapping[str, Field], where: Path
+    records: Iterable[Mapping[str, Any]], fields: Fields, where: Path
 ) -> list[dict[str, Any]]:
     """The records of a file, plain."""
     found = [plain(record, where) for record in records]
@@ -162,6 +141,17 @@ def number(value: Any, tag: str, where: Path) -> float:
         f"A row of {where} has {tag}={str(value)[:40]!r}, expected a number. Remove the line or "
         "restore the file."
     )
+
+
+def flat(found: Mapping[str, Any], between: str, outer: str = "") -> dict[str, Any]:
+    """Nested settings by joined names."""
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        if isinstance(value, Mapping) and value:
+            values |= flat(value, between, f"{outer}{name}{between}")
+        else:
+            values[outer + name] = value
+    return values
 
 
 def _as_float(value: float) -> float:

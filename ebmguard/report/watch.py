@@ -59,11 +59,7 @@ class WatchConfig:
 
 
 def watch(config: WatchConfig) -> int:
-    """`ebmguard watch`; the exit status is 0, also after Ctrl-C, which is the way out.
-
-    Raises:
-        ConfigError: with ``once``, there is nothing to show; or a file is damaged.
-    """
+    """`ebmguard watch`; the exit status is 0, also after Ctrl-C, which is the way out."""
     console = Console(highlight=False)
     tags = [chart.name for chart in CHARTS]
     run = RecordedRun(config.run, tags)
@@ -209,7 +205,7 @@ def _band(low: float, high: float) -> str:
 def _records(
     title: str, records: Sequence[Mapping[str, Any]], room: int, width: int
 ) -> list[RenderableType]:
-    """The latest records, newest first, as many as there is room for, and one in any case."""
+    """The latest, newest first, as many as there is room for, and one in any case."""
     if not records:
         return []
     shown: list[Text] = []
@@ -237,15 +233,10 @@ def _duration(seconds: float) -> str:
 
 
 def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int = 1) -> list[str]:
-    """Columns of blocks, one for each stretch of steps, that show where it went farthest.
+    """Lines of blocks, from top to bottom, that show where a series went farthest.
 
     A column's value is the one farthest from the median of the series, so that a spike of a single
     step is seen however long the run. A column with a value that is not finite is marked by ×.
-
-    Args:
-        bins: a series.
-        scale: of the heights; they span the values that are there, but for "share".
-        width, height: in characters, of the lines that are returned from top to bottom.
     """
     values = [value for own in bins for _, value in own.points()]
     if not bins:

@@ -14,11 +14,10 @@ from .protocol import (
     alert_markdown,
     marker_tag,
     prefixed,
-    recovery_markdown,
 )
 from .tensorboard import AddScalarSink, TensorBoardSink
 from .webhook import WebhookSink
-from .writer import PatientSink, Writer, as_sink, open_log_dir
+from .writer import PatientSink, Writer, as_sink
 
 __all__ = [
     "LEVEL_NUMBERS",
@@ -37,9 +36,7 @@ __all__ = [
     "is_gone",
     "lock_folder",
     "marker_tag",
-    "open_log_dir",
     "prefixed",
     "read_jsonl",
-    "recovery_markdown",
     "to_json",
 ]

@@ -52,11 +52,10 @@ class FolderLock:
                 "first alone writes (process_group=)."
             ) from None
         except OSError as error:
-            reason = error.strerror or error
             unsafe = (
                 "%s cannot be locked (%s): nothing keeps a second process from writing into it."
             )
-            _log.warning(unsafe, folder, reason)
+            _log.warning(unsafe, folder, error.strerror or error)
         else:
             since = datetime.now(UTC).isoformat(" ", "seconds")
             who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}

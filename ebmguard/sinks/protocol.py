@@ -19,7 +19,6 @@ __all__ = [
     "alert_markdown",
     "marker_tag",
     "prefixed",
-    "recovery_markdown",
 ]
 
 Scalars: TypeAlias = Mapping[str, float]
@@ -47,11 +46,10 @@ class Sink(Protocol):
 
         Args:
             step: the guard's step.
-            scalars: tag to value, the guard's without the ``guard/`` prefix that :func:`prefixed`
-                gives to them. Values may be NaN or infinite and must not be dropped: they are what
-                one looks for after a blow-up.
-            histograms: raw values of ``f_pos`` and ``f_neg`` on rows of the slower tier, empty on
-                all others.
+            scalars: tag to value, the guard's without the prefix that :func:`prefixed` gives to
+                them. NaN and infinities must be kept: one looks for them after a blow-up.
+            histograms: raw values of ``f_pos`` and ``f_neg`` on rows of the slower tier, else
+                empty.
         """
 
     def write_alert(self, record: Record) -> None:
@@ -60,8 +58,8 @@ class Sink(Protocol):
     def write_recovery(self, record: Record) -> None:
         """Take one rollback, as the plain dict of the audit log.
 
-        Rows of the steps from ``record["restored_step"]`` on come again afterwards. On a GPU, where
-        rows are read late, those of a few steps before it come again too.
+        Rows of the steps from ``record["restored_step"]`` on come again afterwards; on a GPU, where
+        rows are read late, those of a few steps before it, too.
         """
 
     def flush(self) -> None:
@@ -96,12 +94,3 @@ def alert_markdown(record: Record) -> str:
         f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
         f"| {record['window']} |\n\n{advice}"
     )
-
-
-def recovery_markdown(record: Record, abandoned: Sequence[Record]) -> str:
-    """Of a ``Rollback.record()`` a heading, what was done, and the alerts of abandoned steps."""
-    text = f"**Rollback {record['attempt']}**\n\n{record['message']}\n\n"
-    if abandoned:
-        lines = "\n".join(f"- {alert['message']}" for alert in abandoned)
-        text += f"Alerts of the abandoned steps:\n\n{lines}\n\n"
-    return text

@@ -48,8 +48,8 @@ class WebhookSink:
     infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent.
 
     A daemon thread sends in order, and tries each message up to four times. What could not be
-    delivered is logged as an error and never raised into the training. At its end the process waits
-    up to ten seconds for what is left. Logs name only the host: such addresses hold a secret.
+    delivered is logged as an error, which names only the host: such addresses hold a secret. At its
+    end the process waits up to ten seconds for what is left.
 
     Args:
         url: an http or https address.
@@ -69,17 +69,14 @@ class WebhookSink:
         title: str = "ebmguard",
         timeout: float = 10.0,
     ) -> None:
-        self._host = _host(url)
+        self._host, self._url = _host(url), url
         if not timeout > 0:
             raise ConfigError(f"timeout={timeout!r}; expected seconds above 0, such as 10.")
-        self.min_level = min_level
-        self.title = title
-        self.timeout = timeout
-        self._url = url
+        self.min_level, self.title, self.timeout = min_level, title, timeout
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._pending: deque[tuple[str, bytes]] = deque()
         self._changed = threading.Condition()
-        self._is_sending = False
+        self._thread: threading.Thread | None = None
         atexit.register(self._deliver_rest)
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
@@ -106,43 +103,41 @@ class WebhookSink:
         message = record["message"]
         body = {"title": self.title, "text": f"{self.title}: {message}", "level": level}
         body |= {"kind": kind, "record": to_json(record)}
-        data = json.dumps(body, allow_nan=False).encode()
         with self._changed:
             if len(self._pending) >= _CAPACITY:
                 self._report(f"is {_CAPACITY} messages behind", message)
                 return
-            if not self._is_sending:
+            if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._work, name="ebmguard-webhook", daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:  # no more threads, or the interpreter shuts down
                     self._report(f"cannot be called: {error}", message)
                     return
-                self._is_sending = True
-            self._pending.append((message, data))
+                self._thread = thread
+            self._pending.append((message, json.dumps(body, allow_nan=False).encode()))
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                if not self._pending:
-                    self._is_sending = False
-                    return
+                self._changed.wait_for(lambda: self._pending)
                 message, data = self._pending[0]
-            if (reason := self._deliver(data)) is not None:
+            if reason := self._refusal(data):
                 self._report(reason, message)
             with self._changed:
                 self._pending.popleft()
                 self._changed.notify_all()
 
-    def _deliver(self, data: bytes) -> str | None:
-        """Why it was given up; None if it was delivered."""
+    def _refusal(self, data: bytes) -> str:
+        """Why it was given up; empty if it was delivered."""
         reason = ""
         for pause in (0.0, *_PAUSES):
             time.sleep(pause)
             request = urllib.request.Request(self._url, data, {"Content-Type": "application/json"})
             try:
                 with self._opener.open(request, timeout=self.timeout):
-                    return None
+                    return ""
             except urllib.error.HTTPError as error:
                 error.close()
                 reason = f"answers {error.code} {error.reason}"
@@ -163,21 +158,21 @@ class WebhookSink:
 
 
 def _host(url: str) -> str:
-    host = None
-    if isinstance(url, str) and url.isascii() and url.isprintable() and " " not in url:
-        with suppress(ValueError):  # no number as the port, or a bracket too few
-            parts = urllib.parse.urlsplit(url)
-            if parts.scheme in ("http", "https") and (parts.port is None or parts.port > 0):
-                host = parts.hostname
+    host = wrong = None
+    with suppress(ValueError):  # no number as the port, or a bracket too few
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.port != 0 and url.isascii():
+            host = parts.hostname if url.isprintable() and " " not in url else None
     if not host:
-        raise ConfigError(
-            "url= of a WebhookSink is no web address. Pass https://host/path whole, as the "
-            "settings of an incoming webhook show it (not repeated here: it holds a secret)."
+        wrong = (
+            "is no web address. Pass https://host/path whole, as the settings of an incoming "
+            "webhook show it"
         )
-    if "@" in urllib.parse.urlsplit(url).netloc:
-        raise ConfigError(
-            "url= of a WebhookSink has a user name or a password before its host, which would "
-            "never be sent. Pass an address whose secret is in its path or query (not repeated "
-            "here)."
+    elif "@" in parts.netloc:
+        wrong = (
+            "has a user name or a password before its host, which would never be sent. Pass an "
+            "address whose secret is in its path or query"
         )
+    if host is None or wrong:
+        raise ConfigError(f"url= of a WebhookSink {wrong} (not repeated here: it holds a secret).")
     return host

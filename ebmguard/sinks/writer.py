@@ -6,18 +6,17 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError
 from .jsonl import JsonlSink
 from .lock import FolderLock, lock_folder
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 
-__all__ = ["PatientSink", "Writer", "as_sink", "open_log_dir"]
+__all__ = ["PatientSink", "Writer", "as_sink"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -39,22 +38,21 @@ class PatientSink:
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self._error: OSError | None = None  # set while the sink fails
-        self._kept: deque[tuple[Callable[[], None], bool]] = deque()  # calls; whether it is a row
+        self._kept: deque[tuple[str, tuple[Any, ...]]] = deque()  # methods and their arguments
         self._dropped = 0
         self._unflushed = 0  # taken by the sink since its last flush
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Pass the row on, or keep it."""
-        call = partial(self.sink.write_row, step, dict(scalars), dict(histograms))
-        self._pass_on(call, is_row=True)
+        self._pass_on("write_row", step, dict(scalars), dict(histograms))
 
     def write_alert(self, record: Record) -> None:
         """Pass the alert on, or keep it."""
-        self._pass_on(partial(self.sink.write_alert, record), is_row=False)
+        self._pass_on("write_alert", record)
 
     def write_recovery(self, record: Record) -> None:
         """Pass the rollback on, or keep it."""
-        self._pass_on(partial(self.sink.write_recovery, record), is_row=False)
+        self._pass_on("write_recovery", record)
 
     def flush(self) -> None:
         """Flush the sink, and pass on what has been kept.
@@ -66,50 +64,50 @@ class PatientSink:
         try:
             self.sink.flush()
             self._unflushed = 0
-            while self._kept:
-                self._kept[0][0]()
-                self._kept.popleft()
-                self._unflushed += 1
-            if self._unflushed:
+            if self._kept:
+                self._drain()
                 self.sink.flush()
         except OSError as error:
             self._fail(error)
             return
         self._unflushed = 0
         if self._error is not None:
-            self._error = None
             lost = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
             name = type(self.sink).__name__
             _log.warning("%s takes its rows again: %s was written.", name, lost)
-            self._dropped = 0
+            self._error, self._dropped = None, 0
 
     def close(self) -> None:
         """Flush, and say what is lost if nothing more is tried."""
         self.flush()
         if self._error is not None:
-            alerts = sum(not is_row for _, is_row in self._kept)
             _log.error(
                 "%s has not taken up to %d rows and alerts until the end, among them %d alerts and "
                 "rollbacks that were kept: %s. Unless it takes them later, they are lost.",
                 type(self.sink).__name__,
                 self._unflushed + len(self._kept) + self._dropped,
-                alerts,
+                sum(method != "write_row" for method, _ in self._kept),
                 self._error,
             )
 
-    def _pass_on(self, call: Callable[[], None], *, is_row: bool) -> None:
+    def _pass_on(self, method: str, *args: Any) -> None:
+        self._kept.append((method, args))
         if self._error is None:
             try:
-                call()
-                self._unflushed += 1
-                return
+                self._drain()
             except OSError as error:
                 self._fail(error)
-        self._kept.append((call, is_row))
         if len(self._kept) > _KEPT:
-            oldest = next((i for i, (_, is_row) in enumerate(self._kept) if is_row), 0)
+            oldest = next((i for i, kept in enumerate(self._kept) if kept[0] == "write_row"), 0)
             del self._kept[oldest]
             self._dropped += 1
+
+    def _drain(self) -> None:
+        while self._kept:
+            method, args = self._kept[0]
+            getattr(self.sink, method)(*args)
+            self._kept.popleft()
+            self._unflushed += 1
 
     def _fail(self, error: OSError) -> None:
         if self._error is None:
@@ -130,12 +128,12 @@ class Writer:
         sinks: where rows, alerts and rollbacks go.
         flush_every: rows between flushes, and so what a killed run loses. An alert or a rollback is
             flushed at once.
-        folder: that of ``log_dir=``, whose sinks come first, and which this writer alone may use
-            until it is closed; or None.
+        folder: that of ``log_dir=``, made if missing: JSON lines and an event file in it come
+            first, and this writer alone may use it until it is closed.
 
     Raises:
-        ConfigError: another writer is using the folder, in this process or in another; or its sinks
-            cannot be opened.
+        ConfigError: another writer is using the folder, in this process or in another; it cannot be
+            written, or the package tensorboard is missing.
     """
 
     def __init__(
@@ -154,9 +152,9 @@ class Writer:
                     "Close that one (g.close()), use one guard for both losses, or name another "
                     "folder."
                 )
-            event_file_type()  # as open_log_dir does, before there is a lock
+            event_file_type()  # where its package is missing, nothing is created
             self._lock = lock_folder(self._folder)
-            sinks = [*open_log_dir(self._folder), *sinks]
+            sinks = [JsonlSink(self._folder), TensorBoardSink(self._folder), *sinks]
             _OWNERS[self._folder] = self
         self.sinks = tuple(PatientSink(sink) for sink in sinks)
         self._flush_every = flush_every
@@ -165,8 +163,7 @@ class Writer:
 
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
         """Write the row of a step, with the raw values of its histograms."""
-        for sink in self._own_sinks:
-            sink.write_row(step, row, samples)
+        self._all("write_row", step, row, samples)
         self._since_flush += 1
         if self._since_flush >= self._flush_every:
             self.flush()
@@ -174,22 +171,19 @@ class Writer:
     def write_alerts(self, records: Sequence[Record]) -> None:
         """Write alerts, as ``Alert.record()`` has them, and flush."""
         for record in records:
-            for sink in self._own_sinks:
-                sink.write_alert(record)
+            self._all("write_alert", record)
         if records:
             self.flush()
 
     def write_recovery(self, record: Record) -> None:
         """Write a rollback, as ``Rollback.record()`` has it, and flush."""
-        for sink in self._own_sinks:
-            sink.write_recovery(record)
+        self._all("write_recovery", record)
         self.flush()
 
     def flush(self) -> None:
         """Flush every sink."""
         self._since_flush = 0
-        for sink in self._own_sinks:
-            sink.flush()
+        self._all("flush")
 
     def release(self) -> None:
         """Let another writer use the folder."""
@@ -199,13 +193,13 @@ class Writer:
 
     def close(self) -> None:
         """Flush every sink for the last time, and say what those that fail have not taken."""
-        for sink in self._own_sinks:
-            sink.close()
+        self._all("close")
         self.release()
 
-    @property
-    def _own_sinks(self) -> tuple[PatientSink, ...]:
-        return self.sinks if os.getpid() == self._process else ()
+    def _all(self, method: str, *args: Any) -> None:
+        if os.getpid() == self._process:
+            for sink in self.sinks:
+                getattr(sink, method)(*args)
 
 
 def as_sink(obj: Any) -> Sink:
@@ -218,8 +212,9 @@ def as_sink(obj: Any) -> Sink:
         name = obj.__name__
         raise ConfigError(f"sinks= holds the class {name}, not an object. Pass {name}(...).")
     missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
-    if not missing and isinstance(obj, Sink):
-        return obj
+    if not missing:
+        sink: Sink = obj
+        return sink
     if callable(getattr(obj, "add_scalar", None)):
         return AddScalarSink(obj)
     if isinstance(obj, str | os.PathLike):
@@ -232,14 +227,3 @@ def as_sink(obj: Any) -> Sink:
         f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
         f"the methods {', '.join(_METHODS)}, or a logger with add_scalar(tag, value, step)."
     )
-
-
-@typed
-def open_log_dir(path: str | os.PathLike[str]) -> list[Sink]:
-    """The sinks behind ``log_dir=``: JSON lines and TensorBoard in one folder, made if missing.
-
-    Raises:
-        ConfigError: if it cannot be written, or the package tensorboard is missing.
-    """
-    event_file_type()  # where its package is missing, nothing is created
-    return [JsonlSink(path), TensorBoardSink(path)]

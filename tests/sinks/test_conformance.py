@@ -21,8 +21,8 @@ from ebmguard.sinks import (
     Sink,
     TensorBoardSink,
     WebhookSink,
+    Writer,
     as_sink,
-    open_log_dir,
     read_jsonl,
 )
 from tests import forks
@@ -222,13 +222,10 @@ def test_a_folder_that_vanishes_and_comes_back(
 def test_a_killed_process_loses_only_what_came_after_its_last_flush(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
-        "from ebmguard.sinks import open_log_dir\n"
-        "sinks = open_log_dir(sys.argv[1])\n"
+        "from ebmguard.sinks import Writer\n"
+        "writer = Writer([], flush_every=10, folder=sys.argv[1])\n"
         "for step in range(25):\n"
-        "    for sink in sinks:\n"
-        "        sink.write_row(step, {'a': float(step)}, {})\n"
-        "        if step % 10 == 9:\n"
-        "            sink.flush()\n"
+        "    writer.write(step, {'a': float(step)}, {})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = forks.run("-c", script, str(tmp_path))
@@ -237,7 +234,13 @@ def test_a_killed_process_loses_only_what_came_after_its_last_flush(tmp_path: Pa
         assert read(tmp_path).rows == [(step, {"a": float(step)}) for step in range(20)]
 
 
-@pytest.mark.parametrize("make", [*(kind.make for kind in FILES.values()), open_log_dir])
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(kind.make for kind in FILES.values()),
+        lambda folder: Writer([], flush_every=1, folder=folder),
+    ],
+)
 def test_a_folder_that_cannot_be_written_is_refused_at_construction(
     make: Callable[[Path], Any], tmp_path: Path
 ) -> None:
