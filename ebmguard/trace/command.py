@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,21 +128,20 @@ def _text(found: Trace) -> Iterator[str]:
 
 
 def _sampler(each: Sampler) -> Iterator[str]:
-    measured = each.best
-    counts = sorted(set(each.lengths))
-    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    measured = each.measured
+    steps = " to ".join(map(str, sorted({min(each.lengths), max(each.lengths)})))
     yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
     if each.is_inline:
         yield f"  its loop stands beside the loss: {each.loop}"
     for entry in each.entries:
         yield f"  called at {entry}: {entry.text}"
     kind = type(each.energy)
-    names = list(dict.fromkeys(n for group in each.names.values() for n in group))
+    names = [*dict.fromkeys(itertools.chain(*each.names.values()))]
     called = f", called {', '.join(names[:3])}" if names else ""
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
     yield f"  at {each.site}: {each.site.text}"
     heads = "" if each.is_scalar else ": not one number per sample is differentiated"
-    if not each.is_linear and each.is_scalar:
+    if each.is_scalar and not each.is_linear:
         heads = ": of its heads a function such as logsumexp is the energy, which a factor on the"
         heads += " heads does not temper"
     yield f"  input {each.shape}, output {each.output_shape}{heads}"

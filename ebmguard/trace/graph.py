@@ -23,11 +23,6 @@ _SELECT = ("Unbind", "Split", "Slice", "Select", "Index")  # nodes that take som
 _NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", "Mse", "SmoothL1")
 
 
-def _as_data(x: Tensor) -> list[str]:
-    """Rows of which no sampler is known."""
-    return [DATA] * len(x)
-
-
 @dataclass(eq=False)
 class Output:
     """A tensor that the outermost call of a module has returned."""
@@ -35,8 +30,8 @@ class Output:
     module: Any
     x: Tensor  # its input, detached
     shape: tuple[int, ...]
-    calls: Stack  # the user's frames at the call, and what they were doing
-    label_rows: Callable[[Tensor], list[str]] = _as_data
+    calls: Stack  # at the call
+    label_rows: Callable[[Tensor], list[str]] = lambda x: [DATA] * len(x)
     method: str = ""  # that has returned it; empty for the module's own call
     cotangent: Tensor | None = None  # the gradient of the loss by it, once there is one
 
@@ -48,7 +43,7 @@ class Output:
     @property
     def place(self) -> Place | None:
         """The innermost expression of the user's that called the module."""
-        return Place.at(self.calls[0]) if self.calls else None
+        return self.calls[0][1] if self.calls else None
 
     def keep_cotangent(self, gradient: Tensor) -> None:
         """The hook of the tensor itself."""

@@ -111,7 +111,7 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     """The sampler of the negatives, and the labels of the positives and the negatives."""
     by_name = {each.name: each for each in found.samplers}
     samplers = [by_name[label] for label in difference.sides if label in by_name]
-    known = [each.best.convention for each in samplers if each.best.convention is not None]
+    known = [each.measured.convention for each in samplers if each.measured.convention is not None]
     if len(set(known)) > 1:
         raise Unclear("the samplers of this difference go up and down: " + ", ".join(known))
     for sampler in samplers:
@@ -128,7 +128,7 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
 
 
 def _options(sampler: Sampler, *, is_energy: bool) -> str:
-    words, best = [BETA_STAR], sampler.best
+    words, best = [BETA_STAR], sampler.measured
     if best.is_exact and best.noise > 0 and sampler.is_linear:
         scale = best.output_scale  # the shortest number within its error
         is_whole = scale == int(scale)

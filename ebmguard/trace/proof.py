@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import itertools
 import json
 import subprocess
 import sys
@@ -13,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Any
-
-from torch.optim import Optimizer
 
 from .script import run
 
@@ -50,30 +49,19 @@ def _main(task: Path) -> None:
     facade: Any = importlib.import_module("ebmguard")
     script, arguments, steps, texts, told = json.loads(task.read_text())
     guards: list[Any] = []
-    make, taken = facade.guard, 0
+    make, count = facade.guard, itertools.count(1)
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         guards.append(make(*args, **kwargs))
         return guards[-1]
 
-    def is_enough(_: Optimizer) -> bool:
-        nonlocal taken
-        taken += 1
-        enough: bool = taken >= steps
-        return enough
-
     facade.guard = guard
     _replace_sources(texts)
-    state, error = run(Path(script), arguments, is_enough, texts.get(str(Path(script).resolve())))
+    text = texts.get(str(Path(script).resolve()))
+    state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
     states = [each.state_dict() for each in guards]
-    seen = Replay(
-        state,
-        error,
-        len(guards),
-        sum(each["sampler_calls"] for each in states),
-        sum(each["losses"] for each in states),
-    )
-    Path(told).write_text(json.dumps(asdict(seen)))
+    seen = {name: sum(each[name] for each in states) for name in ("sampler_calls", "losses")}
+    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), **seen))))
 
 
 def _replace_sources(texts: Mapping[str, str]) -> None:

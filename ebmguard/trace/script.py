@@ -17,10 +17,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["Seen", "run"]
+__all__ = ["run"]
 
 
-class Seen(BaseException):
+class _Seen(BaseException):
     """Enough has been seen: no error, and nothing that ``except Exception`` may catch."""
 
 
@@ -37,17 +37,17 @@ def run(
         empty where the script ended before; and the error that ended it, empty where none did.
     """
     optimizers: list[Optimizer] = []
-    states: list[str] = []
+    state = error = ""
 
     def after_step(optimizer: Optimizer, *_: Any) -> None:
+        nonlocal state
         if not any(optimizer is each for each in optimizers):
             optimizers.append(optimizer)
-        if states or is_enough(optimizer):
-            states.append(_state(optimizers))
-            raise Seen
+        if state or is_enough(optimizer):
+            state = state or _state(optimizers)
+            raise _Seen
 
     hook = register_optimizer_step_post_hook(after_step)
-    error = ""
     try:
         with _as_main(script, arguments) as main:
             torch.manual_seed(0)
@@ -56,15 +56,17 @@ def run(
                 numpy.random.seed(0)
             text = script.read_text() if text is None else text
             exec(compile(text, main.__file__ or "", "exec", dont_inherit=True), vars(main))
-    except Seen:
+    except _Seen:
         pass
     except SystemExit as left:
         error = f"SystemExit: {left}" if left.code else ""
     except Exception as failed:  # noqa: BLE001  Of the user's code: it is told, with its place.
-        error = _told(failed, script)
+        frames = traceback.extract_tb(failed.__traceback__)
+        lines = [each.lineno for each in frames if each.filename == str(script.resolve())]
+        error = f"{type(failed).__name__}: {failed}" + (f" ({script}:{lines[-1]})" if lines else "")
     finally:
         hook.remove()
-    return (states[0] if states else ""), ("" if states else error)
+    return state, ("" if state else error)
 
 
 @contextmanager
@@ -81,7 +83,6 @@ def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
-    """A hash of parameters and random states."""
     tensors = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     tensors.append(torch.get_rng_state())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -94,9 +95,3 @@ def _state(optimizers: Sequence[Optimizer]) -> str:
         _, keys, *rest = numpy.random.get_state()
         found.update(keys.tobytes() + repr(rest).encode())
     return found.hexdigest()
-
-
-def _told(error: Exception, script: Path) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [each.lineno for each in frames if each.filename == str(script.resolve())]
-    return f"{type(error).__name__}: {error}" + (f" ({script}:{lines[-1]})" if lines else "")
