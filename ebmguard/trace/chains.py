@@ -122,8 +122,8 @@ class Chains:
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
             # The last gradient may be taken where the one before it was.
-            steps = [float(_lengths(b - a).square().mean()) for a, b in pairwise(ends)]
-            limit = _NEAR * math.sqrt(max(steps))
+            squares = [float(_lengths(b - a).square().mean()) for a, b in pairwise(ends)]
+            limit = _NEAR * math.sqrt(max(squares))
             count = len(last)
             for at in {*range(0, len(x) - count + 1, count), max(0, len(x) - count)}:
                 rows = x.detach()[at : at + count]

@@ -159,7 +159,8 @@ class _Tracer(TorchFunctionMode):
             if x is None or not isinstance(each, Tensor) or each.grad_fn is None:
                 continue
             if each.shape[:1] == x.shape[:1] and calls and self.chains.is_energy(module):
-                seen = Output(module, x.detach(), tuple(each.shape), calls, self.chains.labels)
+                shape, place = tuple(each.shape), calls[0][1]
+                seen = Output(module, x.detach(), shape, place, self.chains.labels)
                 remember(each, seen)
                 each.register_hook(seen.keep_cotangent)  # type: ignore[no-untyped-call]
         return calls

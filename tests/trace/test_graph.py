@@ -32,7 +32,7 @@ TAKEN = {
 def test_rows(name: str, shape: tuple[int, ...]) -> None:
     take, expected = TAKEN[name]
     f = torch.randn(shape, requires_grad=True) * 1
-    output = Output(None, torch.randn(6, 4), shape, ())
+    output = Output(None, torch.randn(6, 4), shape, None)
     remember(f, output)
     value = take(f)
     rows = behind(value.grad_fn, value.output_nr, {})
@@ -42,7 +42,7 @@ def test_rows(name: str, shape: tuple[int, ...]) -> None:
 
 def test_of_columns_every_row_is_behind() -> None:
     f = torch.randn(6, 2, requires_grad=True) * 1
-    remember(f, Output(None, torch.randn(6, 4), (6, 2), ()))
+    remember(f, Output(None, torch.randn(6, 4), (6, 2), None))
     value = f[:, 0]
     ((_, chosen),) = behind(value.grad_fn, value.output_nr, {})
     assert chosen == (0, 1, 2, 3, 4, 5)
