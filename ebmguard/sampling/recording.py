@@ -62,20 +62,15 @@ class Draws(TorchFunctionMode):
 
 @dataclass(eq=False)
 class Evaluation:
-    """One differentiated call of an energy, in copies.
-
-    ``cotangent`` is the gradient of what was differentiated by the output: 1 where that was the sum
-    over samples, 1/B where it was their mean, -1 where it was negated. ``leaf`` is the one tensor
-    that ``x`` was computed from; ``x`` itself where there is none, or several.
-    """
+    """One differentiated call of an energy, in copies."""
 
     energy: Any  # the module, or the callable
     x: Tensor  # the input, (B, ...)
     draws_before: int  # that the recording had when the call began
-    leaf: Tensor
+    leaf: Tensor  # the one that x was computed from; x itself where there is none, or several
     output: Tensor | None = None  # as the sampler saw it; None where it is not one tensor
     gradient: Tensor | None = None  # by x, other terms included
-    cotangent: Tensor | None = None
+    cotangent: Tensor | None = None  # by the output: 1 for a sum over samples, 1/B for their mean
     leaf_gradient: Tensor | None = None
     is_joint: bool = False  # the gradient has come through several calls: it is that of no one
     follows_gap: bool = False  # evaluations before it were dropped

@@ -67,8 +67,11 @@ def solve(
     known = partial(Step, moved=float(moves.double().mean()), clamp=clamp)
     if not all(bool(each.isfinite().all()) for each in (start, g, y)):
         return known(why="values that are not finite")
-    move = dx[free]
-    noises = _noises(pick, draws, x, move, g[free], free)
+    noises, move, by = _noises(pick, draws, x), dx[free], g[free]
+    # Those that are likest to what the gradient leaves of the move.
+    left = move - by * (by @ move) / (by @ by).clamp(min=1e-300)
+    noises.sort(key=lambda n: -abs(float(n[free] @ left)) / max(float(n[free].norm()), 1e-300))
+    noises = noises[:_MOST_DRAWS]
     # The rounding of x + a g + s n.
     eps = torch.finfo(x.dtype).eps
     tolerance = 4 * eps * (start.abs() + y.abs() + dx.abs()) + torch.finfo(x.dtype).tiny
@@ -121,15 +124,8 @@ def _picker(x: Tensor) -> Callable[[Tensor], Tensor]:
     return pick
 
 
-def _noises(
-    pick: Callable[[Tensor], Tensor],
-    draws: Sequence[Draw],
-    x: Tensor,
-    moves: Tensor,
-    by: Tensor,
-    free: Tensor,
-) -> list[Tensor]:
-    """The draws that fit the samples, of variance 1: those likest to what the gradient leaves."""
+def _noises(pick: Callable[[Tensor], Tensor], draws: Sequence[Draw], x: Tensor) -> list[Tensor]:
+    """The draws that fit the samples, of variance 1."""
     found: list[Tensor] = []
     for draw in draws:
         values, each = draw.values, []
@@ -143,13 +139,7 @@ def _noises(
             std = float(column.std()) if draw.std is None else draw.std
             if std > 0 and not any(torch.equal(column / std, other) for other in found):
                 found.append(column / std)
-    rest = moves - by * (by @ moves) / (by @ by).clamp(min=1e-300)
-
-    def likeness(column: Tensor) -> float:
-        numbers = column[free]
-        return abs(float(numbers @ rest)) / max(float(numbers.norm()), 1e-300)
-
-    return sorted(found, key=likeness, reverse=True)[:_MOST_DRAWS]
+    return found
 
 
 def _at_ends(y: Tensor) -> tuple[Tensor, tuple[float | None, float | None]]:

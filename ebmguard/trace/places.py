@@ -42,7 +42,6 @@ class Source:
     def __init__(self, file: str) -> None:
         self.file = file
         self.text = Path(file).read_text()
-        self._lines = self.text.splitlines(keepends=True)
         self.tree = ast.parse(self.text)
         self._parents = {
             child: parent
@@ -63,7 +62,10 @@ class Source:
 
     def offset(self, line: int, column: int) -> int:
         """Bytes before a place: its line from 1, its column in bytes."""
-        return sum(len(each.encode()) for each in self._lines[: line - 1]) + column
+        return (
+            sum(len(each.encode()) for each in self.text.splitlines(keepends=True)[: line - 1])
+            + column
+        )
 
     def segment(self, node: ast.AST) -> str:
         """The text of a node."""

@@ -13,11 +13,10 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -55,38 +54,31 @@ def run(
             raise _Seen
 
     hook = register_optimizer_step_post_hook(after_step)
+    before = sys.modules["__main__"], sys.argv, list(sys.path)
+    main = ModuleType("__main__")
+    main.__file__ = str(script.resolve())
     try:
-        with _as_main(script, arguments) as main:
-            torch.manual_seed(0)
-            random.seed(0)
-            if (numpy := sys.modules.get("numpy")) is not None:
-                numpy.random.seed(0)
-            text = script.read_text() if text is None else text
-            exec(compile(text, main.__file__ or "", "exec", dont_inherit=True), vars(main))
+        sys.modules["__main__"] = main
+        sys.argv = [str(script), *arguments]
+        sys.path.insert(0, str(script.resolve().parent))
+        torch.manual_seed(0)
+        random.seed(0)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(0)
+        text = script.read_text() if text is None else text
+        exec(compile(text, main.__file__, "exec", dont_inherit=True), vars(main))
     except _Seen:
         pass
     except SystemExit as left:
         error = f"SystemExit: {left}" if left.code else ""
     except Exception as failed:  # noqa: BLE001  Of the user's code: it is told, with its place.
         frames = traceback.extract_tb(failed.__traceback__)
-        lines = [each.lineno for each in frames if each.filename == str(script.resolve())]
+        lines = [each.lineno for each in frames if each.filename == main.__file__]
         error = f"{type(failed).__name__}: {failed}" + (f" ({script}:{lines[-1]})" if lines else "")
     finally:
         hook.remove()
+        sys.modules["__main__"], sys.argv, sys.path[:] = before
     return state, ("" if state else error)
-
-
-@contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
-    before, argv, path = sys.modules["__main__"], sys.argv, list(sys.path)
-    main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__file__ = str(script.resolve())
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        yield main
-    finally:
-        sys.modules["__main__"], sys.argv, sys.path[:] = before, argv, path
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
@@ -134,31 +126,25 @@ def _main(task: Path) -> None:
     script, arguments, steps, texts, told = json.loads(task.read_text())
     guards: list[Any] = []
     make, count = facade.guard, itertools.count(1)
+    loader: Any = importlib.machinery.SourceFileLoader
+    original = loader.get_code
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         guards.append(make(*args, **kwargs))
         return guards[-1]
 
-    facade.guard = guard
-    _replace_sources(texts)
-    text = texts.get(str(Path(script).resolve()))
-    state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
-    states = [each.state_dict() for each in guards]
-    seen = {name: sum(each[name] for each in states) for name in ("sampler_calls", "losses")}
-    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), **seen))))
-
-
-def _replace_sources(texts: Mapping[str, str]) -> None:
-    loader = importlib.machinery.SourceFileLoader
-    original = loader.get_code
-
-    def get_code(self: Any, name: str) -> CodeType | None:
+    def get_code(self: Any, name: str) -> Any:
         path = self.get_filename(name)
         if path in texts:
             return compile(texts[path], path, "exec", dont_inherit=True)
         return original(self, name)
 
-    loader.get_code = get_code  # type: ignore[method-assign, assignment]
+    facade.guard, loader.get_code = guard, get_code
+    text = texts.get(str(Path(script).resolve()))
+    state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
+    states = [each.state_dict() for each in guards]
+    seen = {name: sum(each[name] for each in states) for name in ("sampler_calls", "losses")}
+    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), **seen))))
 
 
 if __name__ == "__main__":

@@ -264,6 +264,7 @@ def test_norms_are_those_of_the_gradient_before_samplers_overwrite_it(overwrite,
             else:
                 create_graph = way == "create_graph"
                 (gradient,) = torch.autograd.grad(f(point).sum(), point, create_graph=create_graph)
+            assert gradient is not None
             with torch.no_grad():
                 overwrite(gradient.detach() if way == "create_graph" else gradient)
 
@@ -271,6 +272,7 @@ def test_norms_are_those_of_the_gradient_before_samplers_overwrite_it(overwrite,
     tempering.run(sample, (f,), {}, 0.25)
     expected = 0.25 * steps * x.reshape(len(x), -1).norm(dim=1)
     torch.testing.assert_close(tempering.seen.norm, expected, rtol=1e-12, atol=0)
+    assert tempering.seen.norm is not None
     assert not tempering.seen.norm.requires_grad
     assert tempering.evaluations == steps
     assert tempering.seen.entries == math.prod(shape[1:])
