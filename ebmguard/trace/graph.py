@@ -31,7 +31,7 @@ class Output:
     x: Tensor  # its input, detached
     shape: tuple[int, ...]
     place: Place | None  # the innermost expression of the user's that called the module
-    label_rows: Callable[[Tensor], list[str]] = lambda x: [DATA] * len(x)
+    label_rows: Callable[[Tensor], list[str]]
     method: str = ""  # that has returned it; empty for the module's own call
     cotangent: Tensor | None = None  # the gradient of the loss by it, once there is one
 
