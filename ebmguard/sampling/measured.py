@@ -82,12 +82,10 @@ class Measured:
         if momenta:
             is_free = all(math.isclose(each, 1, rel_tol=_ALIKE) for each in momenta)
             return cls("HMC" if is_free else f"momentum ({momenta[-1]:.4g})")
-        told = [(seen, step) for seen, step in pairs if not step.why]
+        told = [pair for pair in pairs if not pair[1].why]
         if len(told) < max(2, _MOST * len(pairs)):
-            why = Counter(step.why or "one step alone was told" for _, step in pairs)
-            if len(why) > 1:
-                del why[""]
-            return cls(why.most_common(1)[0][0])
+            why = Counter(step.why for _, step in pairs if step.why)
+            return cls(why.most_common(1)[0][0] if why else "one step alone was told")
         return _pooled(told)
 
     @property
@@ -110,7 +108,6 @@ class Measured:
 def _steps(
     evaluations: Sequence[Evaluation], draws: Sequence[Draw | None]
 ) -> Iterator[tuple[Evaluation, Step]]:
-    """Each step between neighbours, with the evaluation that it starts from."""
     first = evaluations[0].draws_before
     start = max(0, first - _FEW)
     earlier: Evaluation | None = None
@@ -118,9 +115,8 @@ def _steps(
         (x, gradient), (end, _) = seen.point, after.point
         if x.numel() and not after.follows_gap and x.shape == end.shape and x.dtype == end.dtype:
             begin = start if earlier is None else earlier.draws_before
-            near = draws[begin : after.draws_before]
             # The noise of all steps may have been drawn before the first one.
-            near = [*near, *(each for each in draws[start:first] if earlier is not None)]
+            near = (*draws[begin : after.draws_before], *draws[start:first])
             before = None
             if earlier is not None and not seen.follows_gap and earlier.leaf.shape == x.shape:
                 before = earlier.point[0]
@@ -133,30 +129,37 @@ def _steps(
 
 
 def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
-    """Steps that are the gradient and known noise, as one."""
     steps = [step for _, step in told]
     clamp, decay = steps[-1].clamp, statistics.median(step.decay for step in steps)
     clip = next((step.clip for step in steps if step.clip), "")
-    notes = tuple(_notes(clamp, clip, decay, moved=min(step.moved for step in steps)))
+    ends = " and ".join(f"{end:.4g}" for end in clamp if end is not None)
+    stays = 1 - min(step.moved for step in steps)
+    said = {
+        f"clamped at {ends}": ends,
+        f"gradient clipped ({clip})": clip,
+        f"decay {decay:.4g}": decay,
+        f"{stays:.0%} of the samples stay (a rejection?)": stays > 0,
+    }
+    notes = tuple(note for note, holds in said.items() if holds)
     factors = [_factor(seen) for seen, _ in told]
     if not any(step.noise for step in steps):
         return Measured("gradient steps without noise", notes=notes)
-    if not all(math.isclose(factor, factors[0], rel_tol=_ALIKE) for factor in factors):
-        return Measured("the output is not differentiated as it is, and alike for all samples")
     factor = factors[0]
+    if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in factors):
+        return Measured("the output is not differentiated as it is, and alike for all samples")
     sizes = [(step.step * factor, step.noise) for step in steps]
-    size, size_error = _mean([(step.step, step.step_error) for step in steps])
-    size, size_error = size * factor, size_error * abs(factor)
+    size, size_error = _mean(
+        [(step.step * factor, step.step_error * abs(factor)) for step in steps]
+    )
     noise, noise_error = _mean([(step.noise, step.noise_error) for step in steps])
     moved = [a * float(seen.point[1].norm()) for (a, _), (seen, _) in zip(sizes, told, strict=True)]
-    is_sure = abs(size) > _SURE * size_error
     # A step that rounding blurs says nothing of a change.
     blurred = any(_SURE * step.step_error > _SAME * abs(step.step) for step in steps)
     varies = 0.0 if blurred else _spread([a for a, _ in sizes])
     changes = max(varies, _spread([s for _, s in sizes])) > _SAME
     scales = [_scale(*each) for each in sizes]
     verdict = EXACT
-    if not is_sure:
+    if abs(size) <= _SURE * size_error:
         verdict = "not identifiable yet: the gradient is lost in rounding"
     elif varies > _ALIKE and _spread(moved) < 0.1 * varies:
         verdict = "gradient clipped by the norm of the batch"
@@ -166,11 +169,14 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
         size, noise = sizes[0]
     scale = _scale(size, noise)
     error = scale * math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
+    # The shortest number in reach is what its author would have typed.
+    tolerance = max(_SURE * error, _ROUNDING * scale)
+    near = (float(f"{scale:.{digits}g}") for digits in range(1, 17))
     return Measured(
         verdict,
         step=size,
         noise=noise,
-        output_scale=_typed(scale, max(_SURE * error, _ROUNDING * scale)),
+        output_scale=next((each for each in near if abs(each - scale) <= tolerance), scale),
         step_error=size_error,
         noise_error=noise_error,
         output_scale_error=error,
@@ -184,14 +190,8 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
     )
 
 
-def _typed(value: float, tolerance: float) -> float:
-    """The shortest number in reach of the value: what its author would have typed."""
-    near = (float(f"{value:.{digits}g}") for digits in range(1, 17))
-    return next((each for each in near if abs(each - value) <= tolerance), value)
-
-
 def _spread(values: Sequence[float]) -> float:
-    """By how much the largest of some numbers of one sign exceeds the smallest, as a share."""
+    """By how much the largest of numbers of one sign exceeds the smallest, as a share."""
     low, high = sorted((min(values), max(values)), key=abs)
     return abs(high / low - 1) if low else math.inf
 
@@ -221,16 +221,3 @@ def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
     total = sum(weights)
     mean = sum(w * value for w, (value, _) in zip(weights, values, strict=True)) / total
     return mean, total**-0.5
-
-
-def _notes(
-    clamp: tuple[float | None, float | None], clip: str, decay: float, *, moved: float
-) -> Iterator[str]:
-    if clamp != (None, None):
-        yield f"clamped at {' and '.join(f'{end:.4g}' for end in clamp if end is not None)}"
-    if clip:
-        yield f"gradient clipped ({clip})"
-    if decay:
-        yield f"decay {decay:.4g}"
-    if moved < 1:
-        yield f"{1 - moved:.0%} of the samples stay (a rejection?)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,9 +51,8 @@ class Draws(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
             position = _GAUSSIAN[name]
-            std: Any = 1.0
-            if position is not None:
-                std = kwargs.get("std", args[position] if len(args) > position else 1.0)
+            given = args[position] if position is not None and len(args) > position else 1.0
+            std = kwargs.get("std", given)
             if isinstance(std, Tensor):
                 first = std.flatten()[0]
                 std = float(first) if bool((std == first).all()) else None
@@ -62,20 +62,15 @@ class Draws(TorchFunctionMode):
 
 @dataclass(eq=False)
 class Evaluation:
-    """One differentiated call of an energy, in copies.
-
-    ``cotangent`` is the gradient of what was differentiated with respect to the output: 1 where
-    that was the sum over samples, 1/B where it was their mean, -1 where it was negated. ``leaf`` is
-    the one tensor that ``x`` was computed from; ``x`` itself where there is none, or several.
-    """
+    """One differentiated call of an energy, in copies."""
 
     energy: Any  # the module, or the callable
     x: Tensor  # the input, (B, ...)
     draws_before: int  # that the recording had when the call began
-    leaf: Tensor
+    leaf: Tensor  # the one that x was computed from; x itself where there is none, or several
     output: Tensor | None = None  # as the sampler saw it; None where it is not one tensor
-    gradient: Tensor | None = None  # with respect to x, other terms included
-    cotangent: Tensor | None = None
+    gradient: Tensor | None = None  # by x, other terms included
+    cotangent: Tensor | None = None  # by the output: 1 for a sum over samples, 1/B for their mean
     leaf_gradient: Tensor | None = None
     is_joint: bool = False  # the gradient has come through several calls: it is that of no one
     follows_gap: bool = False  # evaluations before it were dropped
@@ -96,14 +91,13 @@ class Evaluation:
 
 
 class Recording:
-    """Records energies while it is active: ``with Recording(f) as seen: sample_q(f)``.
+    """Records energies while it is active: ``with Recording() as seen: sample_q(f)``.
 
-    As a context manager it sees calls of modules by itself, through ``nn.Module.__call__``. Where
-    calls pass through another's hands anyway, that one hands them to :meth:`call` instead, inside
-    of :meth:`listening`, and nothing is patched.
+    It then sees calls of all modules, but for those inside of a recorded one, through
+    ``nn.Module.__call__``. Where calls pass through another's hands anyway, that one hands them to
+    :meth:`call` instead, inside of :meth:`listening`, and nothing is patched.
 
     Args:
-        module: the energy; None records all that are differentiated, not what is inside.
         on_evaluation: called with each evaluation, once it has been differentiated.
         on_call: called with ``(energy, args, kwargs, output)`` after each of these calls; what it
             returns is the ``noted`` of the evaluation.
@@ -113,7 +107,6 @@ class Recording:
 
     def __init__(
         self,
-        module: nn.Module | None = None,
         *,
         on_evaluation: Callable[[Evaluation], object] | None = None,
         on_call: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object] | None = None,
@@ -122,7 +115,7 @@ class Recording:
     ) -> None:
         self.draws = Draws()
         self.evaluations: list[Evaluation] = []  # in the order in which they were differentiated
-        self._module, self._on_evaluation, self._on_call = module, on_evaluation, on_call
+        self._on_evaluation, self._on_call = on_evaluation, on_call
         self._ends, self._has_draws = ends, has_draws
         self._is_inside = False
         self._known: set[int] = set()
@@ -131,12 +124,9 @@ class Recording:
 
     def __enter__(self) -> Recording:
         original = nn.Module.__call__
-        seen = self
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if seen._module is not None and module is not seen._module:
-                return original(module, *args, **kwargs)
-            return seen.call(module, lambda *a, **k: original(module, *a, **k), args, kwargs)
+            return self.call(module, partial(original, module), args, kwargs)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         self._patched.callback(setattr, nn.Module, "__call__", original)
@@ -153,16 +143,7 @@ class Recording:
             with self.draws if self._has_draws else nullcontext():
                 yield
         finally:
-            self._unhook()
-
-    def _unhook(self, *, differentiated: bool = False) -> None:
-        """Remove the hooks; of evaluations that have been differentiated alone, if so asked."""
-        hooks, self._hooks = self._hooks, []
-        for seen, handle in hooks:
-            if differentiated and seen.gradient is None:
-                self._hooks.append((seen, handle))
-            else:
-                handle.remove()
+            self._unhook(list(self._hooks))
 
     def call(
         self,
@@ -174,9 +155,7 @@ class Recording:
         """``function(*args, **kwargs)``, recorded as a call of the energy unless inside of one."""
         if self._is_inside:
             return function(*args, **kwargs)
-        seen = self._begin(energy, args, kwargs)
-        if seen is not None:
-            self._known.add(id(energy))
+        seen = self._begin(energy, (*args, *kwargs.values()))
         # What is no energy, such as a loss that is a module, may call one.
         self._is_inside = id(energy) in self._known
         try:
@@ -186,62 +165,52 @@ class Recording:
         is_node = isinstance(output, Tensor) and output.grad_fn is not None
         if seen is not None and is_node and not is_functorch_wrapped_tensor(output):
             seen.output = output.detach().clone()  # compiled networks may reuse its memory
-
-            def arrive(cotangent: Tensor) -> None:
-                if seen.cotangent is None and _is_plain(cotangent):
-                    seen.cotangent = cotangent.detach().clone()
-
-            self._hook(seen, output, arrive)
-        if self._on_call is not None:
-            noted = self._on_call(energy, args, kwargs, output)
-            if seen is not None:
-                seen.noted = noted
+            self._hook(seen, output, "cotangent")
+        noted = self._on_call and self._on_call(energy, args, kwargs, output)
+        if seen is not None:
+            seen.noted = noted
         return output
 
-    def _begin(
-        self, energy: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Evaluation | None:
-        if not torch.is_grad_enabled():
-            return None
-        for x in (*args, *kwargs.values()):
+    def _begin(self, energy: Any, given: Sequence[Any]) -> Evaluation | None:
+        for x in given if torch.is_grad_enabled() else ():
             if isinstance(x, Tensor) and x.requires_grad and x.is_floating_point() and x.ndim:
-                if not _is_plain(x):
-                    continue
-                leaf, has_parameters = _leaf_behind(x)
-                if has_parameters:
+                leaf = _leaf_behind(x) if _is_plain(x) else None
+                if leaf is None:
                     continue
                 # A sampler may move one leaf in place: hooks must not pile up on it.
-                self._unhook(differentiated=True)
-                leaf = x if leaf is None else leaf
+                self._unhook([each for each in self._hooks if each[0].gradient is not None])
+                self._known.add(id(energy))
                 copy = x.detach().clone()
                 kept = copy if leaf is x else leaf.detach().clone()
                 seen = Evaluation(energy, copy, len(self.draws.log), kept)
-                self._watch(seen, x, leaf)
+                self._hook(seen, x, "gradient")
+                if leaf is not x:
+                    self._hook(seen, leaf, "leaf_gradient")
                 return seen
         return None
 
-    def _watch(self, seen: Evaluation, x: Tensor, leaf: Tensor) -> None:
-        def at_input(gradient: Tensor) -> None:
+    def _hook(self, seen: Evaluation, x: Tensor, name: str) -> None:
+        def look(gradient: Tensor) -> None:
+            is_input = name == "gradient"
             # What comes by another way than through the output is that of another call.
-            is_own = seen.cotangent is not None or seen.output is None
-            if is_own and seen.gradient is None and _is_plain(gradient):
-                reached = {e for e, _ in self._hooks if e.cotangent is not None and not e.is_joint}
-                waiting = [each for each in reached if each.gradient is None]
-                for each in waiting if len(waiting) > 1 else ():
-                    each.is_joint = True
-                seen.gradient = gradient.detach().clone()
-                self._keep(seen)
+            if is_input and seen.cotangent is None and seen.output is not None:
+                return
+            if getattr(seen, name) is None and _is_plain(gradient):
+                if is_input:
+                    reached = {e for e, _ in self._hooks if e.cotangent is not None}
+                    waiting = [e for e in reached if e.gradient is None and not e.is_joint]
+                    for each in waiting if len(waiting) > 1 else ():
+                        each.is_joint = True
+                setattr(seen, name, gradient.detach().clone())
+                if is_input:
+                    self._keep(seen)
 
-        def at_leaf(gradient: Tensor) -> None:
-            if seen.leaf_gradient is None and _is_plain(gradient):
-                seen.leaf_gradient = gradient.detach().clone()
-
-        self._hook(seen, x, at_input)
-        if leaf is not x:
-            self._hook(seen, leaf, at_leaf)
-
-    def _hook(self, seen: Evaluation, x: Tensor, look: Callable[[Tensor], None]) -> None:
         self._hooks.append((seen, x.register_hook(look)))  # type: ignore[no-untyped-call]
+
+    def _unhook(self, hooks: list[tuple[Evaluation, RemovableHandle]]) -> None:
+        for each in hooks:
+            each[1].remove()
+            self._hooks.remove(each)
 
     def _keep(self, seen: Evaluation) -> None:
         kept, ends = self.evaluations, self._ends
@@ -267,12 +236,11 @@ def _is_plain(x: Tensor) -> bool:
     return not (is_functorch_wrapped_tensor(x) or is_capturing() or torch.compiler.is_compiling())
 
 
-def _leaf_behind(x: Tensor) -> tuple[Tensor | None, bool]:
-    """The one leaf that x was computed from, or None; and whether parameters are behind x."""
+def _leaf_behind(x: Tensor) -> Tensor | None:
+    """The one leaf that x was computed from, else x itself; None where parameters are behind x."""
     if x.is_leaf:
-        return x, False
+        return x
     found: dict[int, Tensor] = {}
-    has_parameters = False
     seen: set[Any] = set()
     todo: list[Any] = [x.grad_fn]
     while todo and len(seen) < _MOST_NODES:
@@ -282,8 +250,8 @@ def _leaf_behind(x: Tensor) -> tuple[Tensor | None, bool]:
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, nn.Parameter):
-            has_parameters = True
-        elif leaf is not None:
+            return None
+        if leaf is not None:
             found[id(leaf)] = leaf
         todo += [following for following, _ in node.next_functions]
-    return (next(iter(found.values())) if len(found) == 1 else None), has_parameters
+    return found.popitem()[1] if len(found) == 1 else x

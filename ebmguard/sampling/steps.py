@@ -6,9 +6,9 @@ Noise that is known is taken off to the last bit, so that few entries tell a and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def solve(
             first dimension, or with that of the steps in front.
         before: the samples of one step earlier, for momentum.
     """
-    pick = _Pick(x)
+    pick = _picker(x)
     start, g, y = pick(x), pick(gradient), pick(end)
     dx = y - start
     back = None if before is None else pick(before)
@@ -64,79 +64,69 @@ def solve(
         moves &= (y != back).any(1)  # a rejected proposal is left again
     at_end, clamp = _at_ends(y)
     free = ~at_end & moves[:, None]
-    known: dict[str, Any] = {"moved": float(moves.double().mean()), "clamp": clamp}
+    known = partial(Step, moved=float(moves.double().mean()), clamp=clamp)
     if not all(bool(each.isfinite().all()) for each in (start, g, y)):
-        return Step(why="values that are not finite", **known)
-    if not bool(moves.any()):
-        return Step(why="nothing moved", **known)
-    if not bool(free.any()):
-        return Step(why="too few entries are free", **known)
-    noises, stds = _noises(pick, draws, x, dx, g, free)
+        return known(why="values that are not finite")
+    noises, move, by = _noises(pick, draws, x), dx[free], g[free]
+    # Those that are likest to what the gradient leaves of the move.
+    left = move - by * (by @ move) / (by @ by).clamp(min=1e-300)
+    noises.sort(key=lambda n: -abs(float(n[free] @ left)) / max(float(n[free].norm()), 1e-300))
+    noises = noises[:_MOST_DRAWS]
     # The rounding of x + a g + s n.
     eps = torch.finfo(x.dtype).eps
     tolerance = 4 * eps * (start.abs() + y.abs() + dx.abs()) + torch.finfo(x.dtype).tiny
-    data = _Data(dx, free, tolerance)
-    if data.count < 4 * (len(noises) + 1) or not bool(g.any()):
-        return Step(why="too few entries are free", **known)
-    if tolerance[free].mean() > 0.05 * dx[free].square().mean().sqrt():
-        return Step(why="rounding hides the step", **known)
-    models: dict[str, list[Tensor]] = {"": [], "decay": [-start]}
+    limit = tolerance[free]
+    if len(move) < 4 * (len(noises) + 1) or not bool(g.any()):
+        return known(why="too few entries are free")
+    if limit.mean() > 0.05 * move.square().mean().sqrt():
+        return known(why="rounding hides the step")
+    models: dict[tuple[str, ...], list[Tensor]] = {(): [], ("decay",): [-start]}
     if back is not None:
-        models |= {"momentum": [start - back], "both": [start - back, -start]}
-    best, name = _Fit(), ""
+        models |= {("momentum",): [start - back], ("momentum", "decay"): [start - back, -start]}
+    best, names = _Fit(), tuple[str, ...]()
     for further, columns in models.items():
-        fit = data.fit([g, *noises, *columns])
+        fit = _fit(torch.stack([g, *noises, *columns], -1)[free], move, limit)
         # Where the gradient does not count, a move may repeat itself for another reason.
-        counts = further in ("", "decay") or abs(fit.values[0]) > 4 * fit.errors[0]
+        counts = "momentum" not in further or abs(fit.values[0]) > 4 * fit.errors[0]
         if fit.share > best.share + 0.1 and counts:
-            best, name = fit, further
+            best, names = fit, further
         if best.share > _ALL:
             break
     if best.share < _SHARE:
-        return Step(exact=best.share, why=_why(data, g, noises), **known)
-    values, errors = best.values, best.errors
-    last = len(noises) + 1
-    parts = [v * std for v, std in zip(values[1:last], stds, strict=True)]
-    noise = math.hypot(*parts)
-    if noise <= 1e-6 * float(dx[free].abs().mean()):
-        noise = 0.0
-    names = {"both": ("momentum", "decay")}.get(name, (name,))
-    rest = dict(zip(names, values[last:], strict=False))
-    drift = dx - sum(v * n for v, n in zip(values[1:], [*noises, *models[name]], strict=True))
-    return Step(
+        return known(exact=best.share, why=_why(g, noises, dx, free, tolerance))
+    values, last = best.values, len(noises) + 1
+    noise = math.hypot(*values[1:last])
+    drift = dx - sum(v * n for v, n in zip(values[1:], [*noises, *models[names]], strict=True))
+    rest = dict(zip(names, values[last:], strict=True))
+    return known(
         step=values[0],
-        noise=noise,
-        step_error=errors[0],
-        noise_error=math.hypot(*(e * std for e, std in zip(errors[1:last], stds, strict=True))),
+        noise=noise if noise > 1e-6 * float(move.abs().mean()) else 0.0,
+        step_error=best.errors[0],
+        noise_error=math.hypot(*best.errors[1:last]),
         exact=best.share,
         clip=_clip(drift / values[0], free, best.obeys) if best.share < _ALL else "",
         momentum=rest.get("momentum", 0.0),
         decay=rest.get("decay", 0.0),
-        **known,
     )
 
 
-class _Pick:
+def _picker(x: Tensor) -> Callable[[Tensor], Tensor]:
     """Chooses the same entries of every tensor: ``(rows, columns)``, in double precision."""
+    size = max(x[0].numel(), 1)
+    rows = min(len(x), max(_ENTRIES // size, _ROWS))
+    chance = torch.Generator("cpu").manual_seed(0)
+    columns = torch.randperm(size, generator=chance, device="cpu")[: max(_ENTRIES // rows, 1)]
 
-    def __init__(self, x: Tensor) -> None:
-        self.shape = x.shape
-        size = max(x[0].numel(), 1)
-        self.rows = min(len(x), max(_ENTRIES // size, _ROWS))
-        width = max(min(size, _ENTRIES // self.rows), 1)
-        chance = torch.Generator("cpu").manual_seed(0)
-        self.columns = torch.randperm(size, generator=chance, device="cpu")[:width]
+    def pick(values: Tensor) -> Tensor:
+        flat = values.reshape(x.shape)[:rows].reshape(rows, -1)
+        return flat[:, columns.to(values.device)].cpu().double()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        flat = x.reshape(self.shape)[: self.rows].reshape(self.rows, -1)
-        return flat[:, self.columns.to(x.device)].cpu().double()
+    return pick
 
 
-def _noises(
-    pick: _Pick, draws: Sequence[Draw], x: Tensor, dx: Tensor, g: Tensor, free: Tensor
-) -> tuple[list[Tensor], list[float]]:
-    """The draws that fit the samples, and their standard deviations: those likest to the move."""
-    found: list[tuple[Tensor, float]] = []
+def _noises(pick: Callable[[Tensor], Tensor], draws: Sequence[Draw], x: Tensor) -> list[Tensor]:
+    """The draws that fit the samples, of variance 1."""
+    found: list[Tensor] = []
     for draw in draws:
         values, each = draw.values, []
         if values.numel() == x.numel():
@@ -145,20 +135,11 @@ def _noises(
             each = list(values)  # of all steps
         elif values.shape in (x.shape[1:], (1, *x.shape[1:])):
             each = [values.expand(x.shape)]  # shared by the members of an ensemble
-        for one in each:
-            column = pick(one)
+        for column in map(pick, each):
             std = float(column.std()) if draw.std is None else draw.std
-            if std > 0 and not any(torch.equal(column, other) for other, _ in found):
-                found.append((column, std))
-    rest, by = dx[free], g[free]
-    rest = rest - by * (by @ rest) / (by @ by).clamp(min=1e-300)
-
-    def likeness(one: tuple[Tensor, float]) -> float:
-        column = one[0][free]
-        return abs(float(column @ rest)) / max(float(column.norm()), 1e-300)
-
-    found.sort(key=likeness, reverse=True)
-    return [n for n, _ in found[:_MOST_DRAWS]], [std for _, std in found[:_MOST_DRAWS]]
+            if std > 0 and not any(torch.equal(column / std, other) for other in found):
+                found.append(column / std)
+    return found
 
 
 def _at_ends(y: Tensor) -> tuple[Tensor, tuple[float | None, float | None]]:
@@ -180,46 +161,29 @@ class _Fit:
     errors: Sequence[float] = (math.nan,)
 
 
-class _Data:
-    """What is to be explained: the moves of the free entries, to within rounding."""
-
-    def __init__(self, dx: Tensor, free: Tensor, tolerance: Tensor) -> None:
-        self.dx, self.free, self.tolerance = dx, free, tolerance
-        self.y, self.limit = dx[free], tolerance[free]
-        self.count = len(self.y)
-
-    def fit(self, columns: Sequence[Tensor]) -> _Fit:
-        """Coefficients that most entries obey to rounding, by consensus of small subsets."""
-        a = torch.stack([column[self.free] for column in columns], 1)
-        size = a.square().mean(0).sqrt().clamp(min=1e-300)
-        a, y, k = a / size, self.y, len(columns)
-        chance = torch.Generator("cpu").manual_seed(0)
-        chosen = torch.randint(self.count, (_TRIALS, k), generator=chance, device="cpu")
-        judges = torch.randint(self.count, (min(self.count, 4096),), generator=chance, device="cpu")
-        tried = torch.linalg.lstsq(a[chosen], y[chosen].unsqueeze(-1)).solution.squeeze(-1)
-        loose = 1e-3 * y.abs().mean() + self.limit.mean()
-        misses = (y[judges] - tried @ a[judges].T).abs()
-        values = tried[(misses < loose).sum(1).argmax()]
-        # From what nearly obeys to what obeys to rounding.
-        for halving in range(0, 16, 2):
-            obeys = (y - a @ values).abs() <= torch.maximum(self.limit, loose * 0.5**halving)
-            if int(obeys.sum()) < k + 4:
-                return _Fit()
-            values = _least_squares(a[obeys], y[obeys])
-        obeys = (y - a @ values).abs() <= self.limit
-        inverse = torch.linalg.pinv(a[obeys].T @ a[obeys], hermitian=True)
-        spread = (y - a @ values)[obeys].square().mean()
-        errors = (inverse.diagonal().clamp(min=0) * spread).sqrt() / size
-        return _Fit(float(obeys.double().mean()), obeys, (values / size).tolist(), errors.tolist())
-
-    def by_rows(self, columns: list[Tensor]) -> tuple[float, Tensor]:
-        """The share of entries that obey coefficients of their row, and these, ``(rows, k)``."""
-        a = torch.stack(columns, -1) * self.free.unsqueeze(-1)
-        y = (self.dx * self.free).unsqueeze(-1)
-        values = torch.linalg.pinv(a) @ y
-        miss = (y - a @ values).squeeze(-1).abs()
-        obeys = (miss <= self.tolerance) & (self.free.sum(1, keepdim=True) >= 4 * len(columns))
-        return float((obeys & self.free).sum() / self.count), values.squeeze(-1)
+def _fit(columns: Tensor, y: Tensor, limit: Tensor) -> _Fit:
+    """Coefficients that most entries obey to rounding, by consensus of small subsets."""
+    size = columns.square().mean(0).sqrt().clamp(min=1e-300)
+    a, (count, k) = columns / size, columns.shape
+    chance = torch.Generator("cpu").manual_seed(0)
+    chosen = torch.randint(count, (_TRIALS, k), generator=chance, device="cpu")
+    judges = torch.randint(count, (min(count, 4096),), generator=chance, device="cpu")
+    tried = torch.linalg.lstsq(a[chosen], y[chosen].unsqueeze(-1)).solution.squeeze(-1)
+    loose = 1e-3 * y.abs().mean() + limit.mean()
+    misses = (y[judges] - tried @ a[judges].T).abs()
+    values = tried[(misses < loose).sum(1).argmax()]
+    # From what nearly obeys to what obeys to rounding.
+    for halving in range(0, 16, 2):
+        obeys = (y - a @ values).abs() <= torch.maximum(limit, loose * 0.5**halving)
+        if int(obeys.sum()) < k + 4:
+            return _Fit()
+        values = _least_squares(a[obeys], y[obeys])
+    misses = (y - a @ values).abs()
+    obeys = misses <= limit
+    inverse = torch.linalg.pinv(a[obeys].T @ a[obeys], hermitian=True)
+    spread = misses[obeys].square().mean()
+    errors = (inverse.diagonal().clamp(min=0) * spread).sqrt() / size
+    return _Fit(float(obeys.double().mean()), obeys, (values / size).tolist(), errors.tolist())
 
 
 def _least_squares(a: Tensor, y: Tensor) -> Tensor:
@@ -247,24 +211,31 @@ def _clip(drift: Tensor, free: Tensor, obeys: Tensor) -> str:
     return ""
 
 
-def _why(data: _Data, g: Tensor, noises: Sequence[Tensor]) -> str:
+def _why(g: Tensor, noises: Sequence[Tensor], dx: Tensor, free: Tensor, tolerance: Tensor) -> str:
     """Why the move is not a constant times the gradient plus known noise."""
-    if data.fit([g.sign(), *noises]).share > _SHARE:
+    y, columns = dx[free], torch.stack([g, *noises], -1)
+    signs = torch.stack([g.sign(), *noises], -1)
+    if _fit(signs[free], y, tolerance[free]).share > _SHARE:
         return "sign of the gradient alone"
-    share, values = data.by_rows([g, *noises])
-    if share > _SHARE:
-        moving = values[:, 0].abs() * g.norm(dim=1)
+    # The same with coefficients of each row.
+    of_rows = columns * free.unsqueeze(-1)
+    moves = (dx * free).unsqueeze(-1)
+    values = torch.linalg.pinv(of_rows) @ moves
+    obeys = (moves - of_rows @ values).squeeze(-1).abs() <= tolerance
+    obeys &= free & (free.sum(1, keepdim=True) >= 4 * columns.shape[-1])
+    if int(obeys.sum()) > _SHARE * len(y):
+        moving = values[:, 0, 0].abs() * g.norm(dim=1)
         if _is_one_number(moving[moving > 0]):
             return "gradient clipped by norm in every sample"
         return "step sizes differ between samples"
-    a = torch.stack([column[data.free] for column in (g, *noises)], 1)
-    values = _least_squares(a, data.y)
-    drift = data.y - a[:, 1:] @ values[1:]
+    a = columns[free]
+    values = _least_squares(a, y)
+    drift = y - a[:, 1:] @ values[1:]
     slope = a[:, 0] * values[0]
     alike = (drift * slope > 0)[drift.abs() > drift.abs().median()].double().mean()
     if noises and alike > 0.9 and torch.corrcoef(torch.stack([drift, slope]))[0, 1] < 0.99:
         return "preconditioned gradient"
-    without = data.y - a[:, 0] * (a[:, 0] @ data.y) / (a[:, 0] @ a[:, 0])
+    without = y - a[:, 0] * (a[:, 0] @ y) / (a[:, 0] @ a[:, 0])
     if noises and (drift - slope).square().mean() < 0.5 * without.square().mean():
         return "more than the gradient and the noise"
     z = without / without.square().mean().sqrt()

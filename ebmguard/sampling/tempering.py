@@ -1,20 +1,21 @@
 """Run a callable while an energy module, by ``forward`` or another method, returns ``factor * f``.
 
-The sampler of the robust objective targets exp((1 - β) f) (Eq. 7): noise and step size stay, so the
-drift is scaled and nothing else. The method is overridden on the instance for the time of the call,
-since a wrapper module would break closures, hooks, ``state_dict`` and compiled modules. Limits:
-another thread that calls the module meanwhile sees the tempered energy, and
-``torch.nn.DataParallel`` must be the module that the sampler is given, not one inside it.
+The sampler of the robust objective targets exp((1 - β) f) (Eq. 7): noise and step size stay, and
+the drift alone is scaled. The method is overridden on the instance for the time of the call, since
+a wrapper module would break closures, hooks, ``state_dict`` and compiled modules. Limits: another
+thread that calls the module meanwhile sees the tempered energy, and ``torch.nn.DataParallel`` must
+be the module that the sampler is given, not one inside it.
 
-CUDA graphs that a sampler replays in later calls do not call the module: they read the factor from
-one tensor, refilled at every call, and write gradient norms to others. Limit: a capture is not
-noticed inside a function that ``torch.compile`` has compiled around the module.
+CUDA graphs that a sampler replays later do not call the module: they read the factor from one
+tensor, refilled at every call, and write gradient norms to others. Limit: a capture is not noticed
+inside a function that ``torch.compile`` has compiled around the module.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,9 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils.hooks import RemovableHandle
 
 from ..errors import SamplerError
-from .gradients import GradientWatcher
 from .recording import Recording, is_capturing
 
 __all__ = ["Tempering", "find_module", "scale"]
@@ -72,29 +74,137 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
     raise SamplerError(f"{what} Name the one that the sampler calls: guard(..., model=f).")
 
 
+class _Gradients:
+    """Norms of the gradients that a sampler computes of one module, by a hook without a pass.
+
+    They are taken inside the hook, since samplers clip and zero gradients in place, by ``.data``.
+    A replayed CUDA graph runs none of this. Each one writes its norm and its number on the device,
+    where the norm of the call that came last is chosen without waiting for it.
+
+    Attributes:
+        norm: gradient norm per sample, of the shape of the output up to ``batch_dim``, of the
+            latest differentiated call, or None where it cannot be told. From the sampler call after
+            the first capture on, replays count as calls (but for what ``torch.func`` computes), and
+            NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
+            are filled up with their mean, which changes neither mean nor maximum.
+    """
+
+    def __init__(self, batch_dim: int) -> None:
+        self.norm: Tensor | None = None
+        self.count = 0  # of the differentiated calls, without replays
+        self.output_shape = torch.Size()  # of the latest call: who makes it writes this
+        self.is_capturing = False  # as a CUDA graph: likewise
+        self._batch_dim = batch_dim
+        self._shape: tuple[int, ...] = ()  # of the samples whose norm it is
+        self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
+        self._ran: Tensor | None = None  # the number of the one replayed last; 0 is none of them
+        self._chooses = False
+        self._is_new = False  # the latest call has not been differentiated yet
+        self._handle: RemovableHandle | None = None
+        self._leaf: Tensor | None = None
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of one sample; 0 where it is unknown, or graphs differ in it."""
+        shapes = {*self._graphs, self._shape} if self._chooses else {self._shape}
+        found = {math.prod(each[self._batch_dim + 1 :]) for each in shapes if each}
+        return found.pop() if len(found) == 1 else 0
+
+    def start(self) -> None:
+        self.norm, self._shape, self.count = None, (), 0
+        self._chooses = self._ran is not None
+        self._mark(0)
+
+    def stop(self) -> None:
+        """The sampler call is over: the norm becomes that of the eager call or graph run last."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._leaf = None
+        if self._ran is None or not self._chooses:  # before the first replay nothing is written
+            return
+        ran = list(enumerate(self._graphs.values(), 1))
+        if self.norm is not None:
+            ran.append((0, self.norm.to(self._ran.device)))
+        width = max(norm.shape[-1] for _, norm in ran)
+        chosen = torch.full((), torch.nan, device=self._ran.device)
+        for number, norm in ran:
+            if short := width - norm.shape[-1]:
+                rest = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
+                norm = torch.cat([norm, rest], -1)
+            chosen = torch.where(self._ran == number, norm, chosen)
+        self.norm = chosen
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module is called: the first argument that may be differentiated is watched."""
+        if not torch.is_grad_enabled():
+            return
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(x, Tensor) and x.requires_grad and x.ndim:
+                self._is_new = True
+                # A sampler may move one leaf in place: its hook stays, and must not pile up.
+                if x is not self._leaf:
+                    if self._handle is not None:
+                        self._handle.remove()
+                    self._leaf = x if x.is_leaf else None
+                    self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
+                return
+
+    def _record(self, grad: Tensor) -> None:
+        if self._is_new:
+            self._is_new = False
+            self.count += 1
+        if is_functorch_wrapped_tensor(grad):
+            # One sample inside vmap: no norm can be told, nor marked from inside a transform.
+            self.norm, self._chooses = None, False
+            return
+        if grad.requires_grad:
+            grad = grad.detach()
+        norm, shape, at = None, grad.shape, self._batch_dim
+        # Otherwise the members of an ensemble share their samples.
+        if not at or (len(shape) > at and shape[:at] == self.output_shape[:at]):
+            inner = tuple(range(at + 1, len(shape)))
+            norm = torch.linalg.vector_norm(grad, 2, inner) if inner else grad.abs()
+        number = 0
+        if not self.is_capturing:
+            self.norm, self._shape = norm, shape
+        elif norm is None:
+            number = -1
+        else:
+            graph = self._graphs.setdefault(shape, norm)
+            if graph is not norm:
+                graph.copy_(norm)
+            if self._ran is None:
+                self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
+            number = 1 + list(self._graphs).index(shape)
+        self._mark(number)
+
+    def _mark(self, number: int) -> None:
+        if self._ran is not None:
+            self._ran.fill_(number)
+
+
 class Tempering:
     """Overrides one energy module's ``forward``, or another method, during sampler calls.
 
-    One object serves all calls on a module, so that ``torch.compile`` recompiles for neither a call
-    nor a new β. It does not keep the module alive. It must live as long as CUDA graphs are
-    replayed, since their factor is its own; outside of :meth:`active` that factor is 1.
+    One object serves all calls on a module, which it does not keep alive: ``torch.compile`` then
+    recompiles for neither a call nor a new β, and CUDA graphs read its factor, which is 1 outside
+    of :meth:`active`.
 
     Attributes:
         energy: the method that returns the energies; ``batch_dim`` of these counts samples.
-        given: the factor of the latest block.
-        seen: the gradients of the tempered f, which drive the sampler, in the latest block.
-        reached: whether that method was called during the latest :meth:`active` block, or has been
-            captured in a CUDA graph whose replays cannot be seen.
+        given: the factor of the latest :meth:`active` block.
+        seen: the gradients of the tempered f, which drive the sampler, in that block.
+        reached: whether that method was called there, or has been captured in a CUDA graph whose
+            replays cannot be seen.
     """
 
-    _inner: Callable[..., Any]  # the module's own method, inside of `active`
-    _function: Callable[..., Any]  # the same unbound, and what it is bound to
+    _function: Callable[..., Any]  # the module's own method, unbound, and what it is bound to
     _owner: tuple[Any, ...]
 
     def __init__(self, module: nn.Module, energy: str = "forward", *, batch_dim: int = 0) -> None:
         self.reached = False
         self.energy = energy
-        self.seen = GradientWatcher(batch_dim)
+        self.seen = _Gradients(batch_dim)
         self._module = weakref.ref(module)
         self.given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
@@ -126,14 +236,13 @@ class Tempering:
 
         An argument such as ``module.forward`` was bound before the override, and is bound anew.
         """
-        with self.active(factor, recording):
-            return call(
-                *map(self._rebound, args),
-                **{name: self._rebound(value) for name, value in kwargs.items()},
-            )
+        inner = getattr(self.module, self.energy)
 
-    def _rebound(self, value: Any) -> Any:
-        return self._forward if callable(value) and value == self._inner else value
+        def rebound(value: Any) -> Any:
+            return self._forward if callable(value) and value == inner else value
+
+        with self.active(factor, recording):
+            return call(*map(rebound, args), **{name: rebound(x) for name, x in kwargs.items()})
 
     @contextmanager
     def active(self, factor: float | Tensor, recording: Recording | None = None) -> Iterator[None]:
@@ -155,7 +264,7 @@ class Tempering:
             )
         compiled = attributes.get("_compiled_call_impl") if name == "forward" else None
         self._set(factor, is_compiled=compiled is not None)
-        self._inner = inner = getattr(module, name)
+        inner = getattr(module, name)
         # Compiled code is kept while what it calls lives; a bound method is a new object each time.
         self._owner = (inner.__self__,) if inspect.ismethod(inner) else ()
         self._function = inner.__func__ if self._owner else inner
@@ -176,7 +285,7 @@ class Tempering:
                 attributes[name] = existing
             if compiled is not None:
                 attributes["_compiled_call_impl"] = compiled
-            del self._inner, self._function, self._owner
+            del self._function, self._owner
             self._recording = None
             self.seen.stop()
             if self._captured is not None:
@@ -195,15 +304,13 @@ class Tempering:
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self.reached, seen = True, self.seen
-        if is_capturing():
-            seen.is_capturing = True
+        seen.is_capturing = is_capturing()
+        if seen.is_capturing:
             if self._captured is None:
                 self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
             assert self._captured is not None
             # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
             self._factor = self._captured
-        else:
-            seen.is_capturing = False
         seen.enter(args, kwargs)
         if self._recording is None:
             output = call(*args, **kwargs)
@@ -236,7 +343,5 @@ class Tempering:
                 f"{tuple(captured.shape)}, and now that of β* has the shape {tuple(factor.shape)}. "
                 "Capture the graph under a new guard whose β* is of this shape from the first step."
             )
-        if isinstance(self._factor, Tensor):
+        if isinstance(self._factor, Tensor):  # else it is the 1 that the latest block has left
             captured.copy_(self._factor)
-        else:
-            captured.fill_(1.0)

@@ -26,7 +26,7 @@ class Chain:
     """One call of a sampler; its loop and whose it is are known from the second evaluation on."""
 
     evaluations: list[Evaluation]
-    calls: Stack  # the user's frames at the first evaluation, innermost first
+    calls: Stack  # at the first evaluation
     last_calls: Stack
     loop: Any = None  # the innermost frame that the evaluations share
     sampler: Sampler | None = None
@@ -52,13 +52,8 @@ class Sampler:
     entries: tuple[Place, ...] = ()
     is_inline: bool = False  # the loop stands where the loss does
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
-    measured: list[Measured] = field(default_factory=list)  # of the first calls
+    measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     buffer: str = ""  # the name of a larger tensor into which samples are written
-
-    @property
-    def best(self) -> Measured:
-        """The most that any call has told."""
-        return next((each for each in self.measured if each.is_exact), self.measured[-1])
 
 
 class Chains:
@@ -82,11 +77,7 @@ class Chains:
         """Whether a sampler differentiates one number per sample of this module."""
         known = self.samplers.values()
         energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
-        return any(
-            any(module is part for part in energy.modules())
-            or any(energy is part for part in module.modules())
-            for energy in energies
-        )
+        return any(each in module.modules() or module in each.modules() for each in energies)
 
     def replace(self, sampler: Sampler, energy: object, method: str) -> None:
         """A sampler of parts is one of ``energy`` by ``method``, which is called from here on."""
@@ -104,7 +95,7 @@ class Chains:
             before = [frame for frame, _ in chain.last_calls]
             shared = next((frame for frame, _ in calls if frame in before), None)
             # Of two places that no function shares, one is no part of the loop: a penalty's.
-            is_one = calls[0][0] is before[0] or Place.at(calls[0]) == Place.at(chain.calls[0])
+            is_one = calls[0][0] is before[0] or calls[0][1] == chain.calls[0][1]
             if shared is not None and (is_one if chain.loop is None else chain.loop is shared):
                 chain.loop = shared
                 chain.evaluations.append(evaluation)
@@ -131,8 +122,8 @@ class Chains:
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
             # The last gradient may be taken where the one before it was.
-            steps = [float(_lengths(b - a).square().mean()) for a, b in pairwise(ends)]
-            limit = _NEAR * math.sqrt(max(steps))
+            squares = [float(_lengths(b - a).square().mean()) for a, b in pairwise(ends)]
+            limit = _NEAR * math.sqrt(max(squares))
             count = len(last)
             for at in {*range(0, len(x) - count + 1, count), max(0, len(x) - count)}:
                 rows = x.detach()[at : at + count]
@@ -151,14 +142,14 @@ class Chains:
             return
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
-        if len(sampler.measured) < _MEASURED and not any(m.is_exact for m in sampler.measured):
-            sampler.measured.append(Measured.of(chain.evaluations, self._draws))
+        if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
+            sampler.measured = Measured.of(chain.evaluations, self._draws)
         chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 
     def _sampler_of(self, chain: Chain) -> Sampler:
         first = chain.evaluations[0]
-        place = next(Place.at(call) for call in chain.calls if call[0] is chain.loop)
+        place = next(place for frame, place in chain.calls if frame is chain.loop)
         key = (place.code, id(first.energy), first.x.shape[1:])
         if key not in self.samplers:
             taken = {each.name for each in self.samplers.values()}
@@ -166,12 +157,17 @@ class Chains:
             names = _names(first.energy, chain.calls)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"
-            shapes = tuple(first.x.shape), first.output_shape
-            kind = _is_scalar(first.cotangent), _is_linear(first.cotangent)
-            method = self._methods.get(id(first.energy), "")
-            site = Place.at(chain.calls[0])
             self.samplers[key] = Sampler(
-                name, first.energy, place, site, *shapes, *kind, names, method
+                name,
+                first.energy,
+                loop=place,
+                site=chain.calls[0][1],
+                shape=tuple(first.x.shape),
+                output_shape=first.output_shape,
+                is_scalar=_is_scalar(first.cotangent),
+                is_linear=_is_linear(first.cotangent),
+                names=names,
+                method=self._methods.get(id(first.energy), ""),
             )
         return self.samplers[key]
 
@@ -197,15 +193,14 @@ def _is_linear(cotangent: Tensor | None) -> bool:
 
 
 def _names(module: object, calls: Stack) -> dict[Any, list[str]]:
-    """What a module is called in the code of each of the user's frames, and in their files."""
     found: dict[Any, list[str]] = {}
     for frame, _ in calls:
         code, me = frame.f_code, frame.f_locals.get("self")
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
         if me is not None:
-            spaces.append((code, "self.", _attributes(me)))
-            for name, part in _attributes(me).items():
-                spaces.append((code, f"self.{name}.", _attributes(part)))
+            mine = _attributes(me)
+            spaces.append((code, "self.", mine))
+            spaces += [(code, f"self.{name}.", _attributes(part)) for name, part in mine.items()]
         for where, prefix, space in spaces:
             names = [prefix + name for name, each in space.items() if each is module]
             found[where] = [*found.get(where, []), *names]

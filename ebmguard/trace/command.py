@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ import tyro
 from ..errors import ConfigError
 from .chains import Sampler
 from .graph import DATA
-from .lines import BETA_STAR, Plan, Unclear, plans
+from .lines import BETA_STAR, NO_SAMPLER, Plan, Unclear, plans
 from .places import Source, shown
-from .proof import Replay, replay
-from .tracer import Difference, Trace, trace_script
+from .script import replay
+from .tracer import Trace, trace_script
 
 __all__ = ["TraceConfig", "trace"]
 
@@ -68,22 +69,28 @@ def trace(config: TraceConfig) -> int:
 def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     outcomes = []
     for plan in tried:
-        at_zero = {
-            file: text.replace(BETA_STAR, "beta_star=0.0") for file, text in plan.texts().items()
-        }
+        texts = plan.texts()
+        at_zero = {file: text.replace(BETA_STAR, "beta_star=0.0") for file, text in texts.items()}
         done = replay(config.script, config.arguments, found.steps, at_zero)
-        why = _objection(found, done, plan)
-        if not why:
+        seen = f"saw {done.sampler_calls} sampler calls and {done.losses} losses"
+        sees_all = done.guards == 1 and done.losses and (done.sampler_calls or plan.is_inline)
+        if done.error or not done.state:
+            stopped = done.error or "it ended before as many steps"
+            outcomes.append(f"the guarded run stopped: {stopped}")
+        elif not sees_all:
+            outcomes.append(f"{done.guards} guards were made, which {seen}")
+        elif done.state != found.state:
+            outcomes.append("parameters or random states differ from those of the run without them")
+        else:
             if "output_scale" not in plan.options:
                 print("\nno output scale could be told: beta_star acts through the weights alone")
             print("\nto guard it:\n" + "\n".join(_diff(plan)))
             print(
                 f"\nproven: with these lines at beta_star=0 it ran again for {found.steps} "
                 "optimizer steps; parameters and random states are the same bit for bit, and the "
-                f"guard saw {done.sampler_calls} sampler calls and {done.losses} losses."
+                f"guard {seen}."
             )
             return 0
-        outcomes.append(why)
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
     print(f"\nbut {outcomes[0]}")
     if not outcomes[0].startswith("the guarded run stopped"):
@@ -93,55 +100,41 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     return UNPROVEN
 
 
-def _objection(found: Trace, done: Replay, plan: Plan) -> str:
-    """Why a guarded run proves nothing; empty where it proves."""
-    if done.error or not done.state:
-        return f"the guarded run stopped: {done.error or 'it ended before as many steps'}"
-    sees_sampler = done.sampler_calls > 0 or plan.is_inline
-    if done.guards != 1 or not (done.losses and sees_sampler):
-        return (
-            f"{done.guards} guards were made, which saw {done.sampler_calls} sampler calls and "
-            f"{done.losses} losses"
-        )
-    if done.state != found.state:
-        return "parameters or random states differ from those of the run without them"
-    return ""
-
-
 def _text(found: Trace) -> Iterator[str]:
     trained = ", ".join(found.optimizers) or "none"
     yield f"traced {found.steps} optimizer steps ({trained}) in {found.seconds:.1f} s"
     if found.error:
         yield f"  the script stopped: {found.error}"
-    for each in found.samplers:
-        yield from _sampler(each)
+    for sampler in found.samplers:
+        yield from _sampler(sampler)
     if not found.samplers:
-        yield (
-            "no sampler: no module with an output per sample was differentiated by its input in "
-            "a loop"
-        )
-    for difference in found.differences:
-        yield from _difference(difference)
+        yield f"no sampler: {NO_SAMPLER}"
+    for each in found.differences:
+        yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
+        for side in each.sides.values():
+            of = "data" if side.label == DATA else f"samples of `{side.label}`"
+            way = "raises" if side.cotangent < 0 else "lowers"
+            what = f"`{side.expression}` {side.shape}" if side.expression else "no expression found"
+            yield f"  {of}: {what}; the loss {way} the output there ({side.cotangent:+.4g})"
     if found.samplers and not found.differences:
         yield "no difference of energies of samples and of data in what backward() was called on"
 
 
 def _sampler(each: Sampler) -> Iterator[str]:
-    measured = each.best
-    counts = sorted(set(each.lengths))
-    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    measured = each.measured
+    steps = " to ".join(map(str, sorted({min(each.lengths), max(each.lengths)})))
     yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
     if each.is_inline:
         yield f"  its loop stands beside the loss: {each.loop}"
     for entry in each.entries:
         yield f"  called at {entry}: {entry.text}"
     kind = type(each.energy)
-    names = list(dict.fromkeys(n for group in each.names.values() for n in group))
+    names = [*dict.fromkeys(itertools.chain(*each.names.values()))]
     called = f", called {', '.join(names[:3])}" if names else ""
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
     yield f"  at {each.site}: {each.site.text}"
     heads = "" if each.is_scalar else ": not one number per sample is differentiated"
-    if not each.is_linear and each.is_scalar:
+    if each.is_scalar and not each.is_linear:
         heads = ": of its heads a function such as logsumexp is the energy, which a factor on the"
         heads += " heads does not temper"
     yield f"  input {each.shape}, output {each.output_shape}{heads}"
@@ -150,15 +143,6 @@ def _sampler(each: Sampler) -> Iterator[str]:
     yield f"  {measured}"
     if "discrete" in measured.verdict:
         yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"
-
-
-def _difference(each: Difference) -> Iterator[str]:
-    yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
-    for side in each.sides.values():
-        of = "data" if side.label == DATA else f"samples of `{side.label}`"
-        way = "raises" if side.cotangent < 0 else "lowers"
-        what = f"`{side.expression}` {side.shape}" if side.expression else "no expression found"
-        yield f"  {of}: {what}; the loss {way} the output there ({side.cotangent:+.4g})"
 
 
 def _diff(plan: Plan) -> Iterator[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .places import Place, Stack
+from .places import Place
 
 __all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "place_of", "remember"]
 
@@ -23,11 +23,6 @@ _SELECT = ("Unbind", "Split", "Slice", "Select", "Index")  # nodes that take som
 _NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", "Mse", "SmoothL1")
 
 
-def _as_data(x: Tensor) -> list[str]:
-    """Rows of which no sampler is known."""
-    return [DATA] * len(x)
-
-
 @dataclass(eq=False)
 class Output:
     """A tensor that the outermost call of a module has returned."""
@@ -35,8 +30,8 @@ class Output:
     module: Any
     x: Tensor  # its input, detached
     shape: tuple[int, ...]
-    calls: Stack  # the user's frames at the call, and what they were doing
-    label_rows: Callable[[Tensor], list[str]] = _as_data
+    place: Place | None  # the innermost expression of the user's that called the module
+    label_rows: Callable[[Tensor], list[str]]
     method: str = ""  # that has returned it; empty for the module's own call
     cotangent: Tensor | None = None  # the gradient of the loss by it, once there is one
 
@@ -44,11 +39,6 @@ class Output:
     def labels(self) -> list[str]:
         """Where each row of x comes from, as is known when somebody asks."""
         return self.label_rows(self.x)
-
-    @property
-    def place(self) -> Place | None:
-        """The innermost expression of the user's that called the module."""
-        return Place.at(self.calls[0]) if self.calls else None
 
     def keep_cotangent(self, gradient: Tensor) -> None:
         """The hook of the tensor itself."""
@@ -93,13 +83,11 @@ def kinds(rows: Rows) -> set[str]:
 def behind(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
     """The rows that output ``number`` of a node was computed from. ``known`` is filled."""
     for each in _inside_out(node, known):
-        found: set[tuple[Output, tuple[int, ...]]] = set()
-        differentiable = _children(each)
-        is_product = each.name().startswith("MulBackward") and len(differentiable) > 1
-        if not is_product and not any(part in each.name() for part in _NONLINEAR):
-            for child, nr in differentiable:
-                found |= _value(child, nr, known)
-        known[each] = frozenset(found)
+        parts = _children(each)
+        is_product = each.name().startswith("MulBackward") and len(parts) > 1
+        if is_product or any(name in each.name() for name in _NONLINEAR):
+            parts = []
+        known[each] = Rows().union(*(_value(child, nr, known) for child, nr in parts))
     return _value(node, number, known)
 
 

@@ -6,17 +6,18 @@ import ast
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
 
 from .chains import Sampler
 from .places import Place, Source, shown
 from .tracer import Difference, Trace
 
-__all__ = ["BETA_STAR", "Edit", "Plan", "Unclear", "plans"]
+__all__ = ["BETA_STAR", "NO_SAMPLER", "Edit", "Plan", "Unclear", "plans"]
 
 BETA_STAR = "beta_star=0.5"
+NO_SAMPLER = "no module with an output per sample was differentiated by its input in a loop"
 _SURE = 1e-3
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SCOPES = (*_FUNCTIONS, ast.Module)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
@@ -58,28 +59,27 @@ def plans(found: Trace) -> list[Plan]:
         Unclear: none could be made, and why.
     """
     if not found.samplers:
-        raise Unclear(
-            "no module with an output per sample was differentiated by its input in a loop"
-        )
+        raise Unclear(NO_SAMPLER)
     sided = [each for each in found.differences if _is_contrastive(each)]
     if not sided:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
-    for each in (each for each in found.samplers if each.method and each.name in sided[0].sides):
-        if any(s.energy != (each.energy, each.method) for s in sided[0].sides.values()):
+    sides = sided[0].sides
+    for each in found.samplers:
+        energy = (each.energy, each.method)
+        if each.method and each.name in sides and any(s.energy != energy for s in sides.values()):
             called = f"{type(each.energy).__name__}.{each.method}"
             raise Unclear(f"the sampler differentiates {called}, and the loss has another output")
     sampler, positive, negative = _sides(found, sided[0])
     if not sampler.is_scalar:
         made_by = sampler.site.code.co_qualname
         raise Unclear(f"the module called at {sampler.site} gives no energies; {made_by} does")
-    is_energy = sided[0].sides[negative].cotangent < 0
+    is_energy = sides[negative].cotangent < 0
     losses = [each for each in sided if negative in each.sides]
     of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
-    are_alike = all(
-        positive in each.sides and (each.sides[negative].cotangent < 0) == is_energy
+    if not of_one_call or any(
+        positive not in each.sides or (each.sides[negative].cotangent < 0) != is_energy
         for each in losses
-    )
-    if not (of_one_call and are_alike):
+    ):
         places = " and ".join(str(each.place) for each in losses)
         raise Unclear(f"`{negative}` draws for losses at {places}: a guard and a call for each")
     options = _options(sampler, is_energy=is_energy)
@@ -89,7 +89,7 @@ def plans(found: Trace) -> list[Plan]:
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
-                first, loss = _around(sampler, entry, losses[0], options)
+                first, loss = _around(sampler, entry, losses[0].place, options)
             ways = [list(_losses(each, positive, negative, loss, is_energy)) for each in losses]
             tried += [
                 Plan((*first, *itertools.chain(*way)), options, is_inline=entry is None)
@@ -111,16 +111,14 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     """The sampler of the negatives, and the labels of the positives and the negatives."""
     by_name = {each.name: each for each in found.samplers}
     samplers = [by_name[label] for label in difference.sides if label in by_name]
-    known = [each.best.convention for each in samplers if each.best.convention is not None]
+    known = [each.measured.convention for each in samplers if each.measured.convention is not None]
     if len(set(known)) > 1:
         raise Unclear("the samplers of this difference go up and down: " + ", ".join(known))
     for sampler in samplers:
         pull = difference.sides[sampler.name].cotangent
-        others = [s for s in difference.sides.values() if s.cotangent * pull < 0]
-        if not known and len(samplers) == 1:
-            return sampler, others[0].label, sampler.name
-        if known and (pull > 0) == (known[0] == "log_density"):
-            return sampler, others[0].label, sampler.name
+        if (pull > 0) == (known[0] == "log_density") if known else len(samplers) == 1:
+            others = [s.label for s in difference.sides.values() if s.cotangent * pull < 0]
+            return sampler, others[0], sampler.name
     if not known:
         raise Unclear("which of the samplers draws the negatives: none of them has told its sign")
     way, word = ("up", "raises") if known[0] == "log_density" else ("down", "lowers")
@@ -128,11 +126,10 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
 
 
 def _options(sampler: Sampler, *, is_energy: bool) -> str:
-    words, best = [BETA_STAR], sampler.best
-    if best.is_exact and best.noise > 0 and sampler.is_linear:
-        scale = best.output_scale  # the shortest number within its error
-        is_whole = scale == int(scale)
-        words.append(f"output_scale={f'{scale:_.0f}' if is_whole else f'{scale:g}'}")
+    words, found = [BETA_STAR], sampler.measured
+    if found.is_exact and found.noise > 0 and sampler.is_linear:
+        scale = found.output_scale  # the shortest number within its error
+        words.append(f"output_scale={scale:{'_.0f' if scale == int(scale) else 'g'}}")
     if is_energy:
         words.append('convention="energy"')
     return ", ".join(words)
@@ -141,67 +138,64 @@ def _options(sampler: Sampler, *, is_energy: bool) -> str:
 _Placed = tuple[list[Edit], str]  # where the guard is made, and the name of its loss
 
 
-def _around(sampler: Sampler, entry: Place, difference: Difference, options: str) -> _Placed:
+def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Placed:
     """The sampler wrapped where it is called, beside the loss."""
-    call, source, loss = entry.node, entry.source, difference.place
+    call, source = entry.node, entry.source
     if not isinstance(call, ast.Call):
         raise Unclear(f"the sampler is no call of a function at {entry}")
-    base = call.func
-    name = source.segment(call.func)
+    name, base = source.segment(call.func), call.func
     while isinstance(base, ast.Attribute):
         base = base.value
     if not isinstance(base, ast.Name):
         raise Unclear(f"`{name}` is no name that could be bound again")
-    place: CodeType | str = entry.code
-    prefix, above, moved = "", source.around(call), list[Edit]()
+    elsewhere = Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
+    above = source.around(call)
+    loops = [each for each in above if isinstance(each, _LOOPS)]
     owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
-    mine = [each for each in sampler.names.get(place, []) if each.startswith("self.")]
-    if base.id != "self" and call.func is base and mine and owner and _has(owner, loss):
+    has_loss = owner is not None and _has(owner, loss)
+    energies = sampler.names.get(entry.code, [])
+    mine = [each for each in energies if each.startswith("self.")]
+    prefix, moved = "", list[Edit]()
+    if base.id != "self" and call.func is base and mine and has_loss:
         moved = [_spliced(source, call.func, f"self.{name}")]
     if base.id == "self" or moved:
-        if owner is None or not _has(owner, loss):
-            raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
+        if owner is None or not has_loss:
+            raise elsewhere
         named = {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)}
         init = named.get("__init__")
         if init is None:
             raise Unclear(f"the class {owner.name} has no __init__, where a guard could be made")
-        prefix, (line, indent) = "self.", _after(init.body[-1])
-        loops = [each for each in above if isinstance(each, _LOOPS)]
+        prefix, energies, (line, indent) = "self.", mine, _after(init.body[-1])
         if loops and mine and f"{mine[0]} =" not in source.segment(init):
             line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
     else:
         scope: ast.AST = source.tree
         if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
-            scopes = [each for each in above if isinstance(each, (*_FUNCTIONS, ast.Module))]
+            scopes = [each for each in above if isinstance(each, _SCOPES)]
             scope = next((each for each in scopes if base.id in _bound(each)), source.tree)
         if not _has(scope, loss) or loss.file != entry.file:
-            raise Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
-        loops = [
-            each for each in above if isinstance(each, _LOOPS) and _owner(source, each) is scope
-        ]
+            raise elsewhere
         bound = _bound(scope)
         binds = bound.get(base.id) or bound.get("*")
         if binds is None:
             raise Unclear(f"where `{name}` is bound in {shown(entry.file)}")
+        loops = [each for each in loops if _owner(source, each) is scope]
+        of_file = sampler.names.get(entry.file, [])
+        energies = energies or of_file
         if loops:
             line, indent = loops[-1].lineno, loops[-1].col_offset
         elif binds is not scope and scope is not _owner(source, call):
             line, indent = _after(binds)
-            place = entry.file
+            made = _bound(source.tree).get(of_file[0]) if of_file else None
+            energies = of_file if made is not None and made.lineno < line else []
         else:
             raise Unclear(f"`{name}` is known only inside of the function that takes a step")
-    energies = sampler.names.get(place, []) or (
-        sampler.names.get(entry.file, []) if place is entry.code else []
-    )
-    model = [f"model={each}" for each in energies if not prefix or each.startswith("self.")][:1]
-    if isinstance(place, str) and energies:
-        binds = _bound(source.tree).get(energies[0])
-        model = model if binds is not None and binds.lineno < line else []
+    model = [f"model={each}" for each in energies[:1]]
     method = [f'energy="{sampler.method}"'] if sampler.method else []
     words = ", ".join(["None", name, *model, *method, options])
     new = f"self.{name}" if moved else name
-    made = f"{' ' * indent}{prefix}cd_loss, {new} = ebmguard.guard({words})"
-    return [_import(source), _line(source, line, made), *moved], f"{prefix}cd_loss"
+    text = f"{' ' * indent}{prefix}cd_loss, {new} = ebmguard.guard({words})"
+    return [_import(source), _line(source, line, text), *moved], f"{prefix}cd_loss"
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
@@ -226,7 +220,7 @@ def _has(scope: ast.AST, place: Place) -> bool:
 
 
 def _owner(source: Source, node: ast.AST) -> ast.AST:
-    return next(e for e in source.around(node) if isinstance(e, (*_FUNCTIONS, ast.Module)))
+    return next(each for each in source.around(node) if isinstance(each, _SCOPES))
 
 
 def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
@@ -235,20 +229,19 @@ def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
     if isinstance(scope, _FUNCTIONS):
         found |= {each.arg: scope for each in ast.walk(scope.args) if isinstance(each, ast.arg)}  # type: ignore[misc]
     for statement in _statements(getattr(scope, "body", [])):
-        names: list[str] = []
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             names = [statement.name]
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             names = [(a.asname or a.name).partition(".")[0] for a in statement.names]
-        elif not isinstance(statement, _LOOPS):
-            names = _names_in(statement, context=ast.Store)
+        else:
+            names = _names_in(statement)
         found |= dict.fromkeys(names, statement)
     return found
 
 
-def _names_in(*nodes: ast.AST, context: type[ast.expr_context] = ast.expr_context) -> list[str]:
-    found = [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)]
-    return [each.id for each in found if isinstance(each.ctx, context)]
+def _names_in(statement: ast.AST) -> list[str]:
+    found = [each for each in ast.walk(statement) if isinstance(each, ast.Name)]
+    return [each.id for each in found if isinstance(each.ctx, ast.Store)]
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -287,31 +280,31 @@ def _import(source: Source) -> Edit:
 
 def _imports(source: Source) -> list[ast.stmt]:
     found = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
-    if not (found := [each for each in found if getattr(each, "module", "") != "__future__"]):
+    found = [each for each in found if getattr(each, "module", "") != "__future__"]
+    if not found:
         raise Unclear(f"{source.file} imports nothing")
-    return list(found)
+    return [*found]
 
 
 def _losses(
     difference: Difference, positive: str, negative: str, loss: str, is_energy: bool
 ) -> Iterator[list[Edit]]:
     """The expression replaced by the guarded loss; or its energies reweighted before it."""
-    place, source = difference.place, difference.place.source
+    place, source, node = difference.place, difference.place.source, difference.place.node
     named: list[Edit] = []
     words = []
     for label, new in ((positive, "pos_all"), (negative, "neg_all")):
         side = difference.sides[label]
         words.append(side.expression or new)
-        call = side.site.node if side.site is not None and side.site.code is place.code else None
-        if not side.expression and call is None:
-            raise Unclear(f"no name for the energies of {label} where they meet, at {place}")
-        if not side.expression and call is not None:
+        if not side.expression:
+            call = side.site.node if side.site and side.site.code is place.code else None
+            if call is None:
+                raise Unclear(f"no name for the energies of {label} where they meet, at {place}")
             named.append(_spliced(source, call, f"({new} := {source.segment(call)})"))
     pos, neg = words
-    node = place.node
-    factor = difference.sides[negative].weight * (-1 if is_energy else 1)
-    other = difference.sides[positive].weight * (1 if is_energy else -1)
-    if node is not None and abs(abs(factor) - 1) < _SURE and abs(factor - other) < _SURE:
+    sign = -1 if is_energy else 1
+    factor, other = (sign * difference.sides[label].weight for label in (negative, positive))
+    if node is not None and abs(abs(factor) - 1) < _SURE and abs(factor + other) < _SURE:
         for above in source.around(node):
             if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
                 node, factor = above, -factor
@@ -327,18 +320,17 @@ def _losses(
             each
             for each in ast.walk(_owner(source, statement))
             if isinstance(each, ast.Assign) and each.lineno < statement.lineno
-            if {pos, neg} & {*_names_in(*each.targets)}
+            if {pos, neg} & {*_names_in(each)}
         ]
         if bound:
             line, indent = _after(max(bound, key=lambda each: each.lineno))
             guard = "g" if loss == "g.loss" else f"{loss}.guard"
-            yield [
-                _line(source, line, f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})")
-            ]
+            text = f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})"
+            yield [_line(source, line, text)]
 
 
 def _is_mean(above: ast.AST, node: ast.expr) -> bool:
     """Whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
     if not isinstance(above, ast.Call) or not isinstance(above.func, ast.Attribute):
         return False
-    return above.func.attr == "mean" and (above.func.value is node or node in above.args[:1])
+    return above.func.attr == "mean" and node in (above.func.value, *above.args[:1])

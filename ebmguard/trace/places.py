@@ -12,39 +12,28 @@ from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["Place", "Source", "Stack", "is_users", "shown", "stack", "users_frame"]
+__all__ = ["Place", "Source", "Stack", "shown", "stack", "users_frame"]
 
-# A frame, and the instruction at which it stood then.
-Stack = tuple[tuple[FrameType, int], ...]
+# Neither Python's own, nor torch's, nor this package's is the user's; what is installed is.
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
-_NOT_USERS = tuple(str(Path(f).parent) + os.sep for f in (torch.__file__, __file__))
-_ENDS = ("lineno", "end_lineno", "col_offset", "end_col_offset")
-_OURS = str(Path(__file__).parents[1])
+_OURS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
 
 
 @functools.cache
-def is_users(file: str) -> bool:
-    """Whether a file is neither Python's own, nor torch's, nor that of this package."""
-    if file.startswith(("<", _OURS + os.sep, *_NOT_USERS)):
+def _is_users(file: str) -> bool:
+    if file.startswith(("<", *_OURS)):
         return False
     return not file.startswith(_LIBRARY) or any(part in file for part in _INSTALLED)
 
 
 def users_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame, from this one outwards, that is the user's."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
+    while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
-
-
-def stack(frame: FrameType | None) -> Stack:
-    """The user's frames from this one outwards."""
-    found = []
-    while (frame := users_frame(frame)) is not None:
-        found.append((frame, frame.f_lasti))
-        frame = frame.f_back
-    return tuple(found)
 
 
 class Source:
@@ -53,7 +42,6 @@ class Source:
     def __init__(self, file: str) -> None:
         self.file = file
         self.text = Path(file).read_text()
-        self._lines = self.text.splitlines(keepends=True)
         self.tree = ast.parse(self.text)
         self._parents = {
             child: parent
@@ -69,15 +57,15 @@ class Source:
 
     def around(self, node: ast.AST) -> list[ast.AST]:
         """What the node is part of, from the inside out."""
-        found = []
-        while (above := self._parents.get(node)) is not None:
-            found.append(above)
-            node = above
-        return found
+        above = self._parents.get(node)
+        return [] if above is None else [above, *self.around(above)]
 
     def offset(self, line: int, column: int) -> int:
         """Bytes before a place: its line from 1, its column in bytes."""
-        return sum(len(each.encode()) for each in self._lines[: line - 1]) + column
+        return (
+            sum(len(each.encode()) for each in self.text.splitlines(keepends=True)[: line - 1])
+            + column
+        )
 
     def segment(self, node: ast.AST) -> str:
         """The text of a node."""
@@ -95,11 +83,6 @@ class Place:
         return hash((id(self.code), self.instruction))  # A code object would hash all of itself.
 
     @staticmethod
-    def at(call: tuple[FrameType, int]) -> Place:
-        """Of one entry of a stack."""
-        return Place(call[0].f_code, call[1])
-
-    @staticmethod
     def of(frame: FrameType) -> Place:
         """Where a frame stands now."""
         return Place(frame.f_code, frame.f_lasti)
@@ -110,10 +93,9 @@ class Place:
         return self.code.co_filename
 
     @property
-    def span(self) -> tuple[int, int, int, int]:
+    def _span(self) -> tuple[int, ...]:
         """First and last line from 1, first and last column in bytes; zeros where unknown."""
-        found = _spans(self.code)[self.instruction // 2]
-        return tuple(each or 0 for each in found)  # type: ignore[return-value]
+        return tuple(each or 0 for each in _spans(self.code)[self.instruction // 2])
 
     @property
     def source(self) -> Source:
@@ -124,23 +106,22 @@ class Place:
     def node(self) -> ast.expr | None:
         """The expression that is being evaluated there; None where it is a statement."""
         for each in ast.walk(self.source.tree):
-            ends = (getattr(each, name, None) for name in _ENDS)
-            if isinstance(each, ast.expr) and tuple(ends) == self.span:
-                return each
+            if isinstance(each, ast.expr):
+                ends = (each.lineno, each.end_lineno, each.col_offset, each.end_col_offset)
+                if ends == self._span:
+                    return each
         return None
 
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
-        line = self.span[0]
+        line = self._span[0]
         found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
-        return min(
-            (each for each in found if each.lineno <= line <= (each.end_lineno or line)),
-            key=lambda each: ((each.end_lineno or each.lineno) - each.lineno, -each.col_offset),
-        )
+        around = [each for each in found if each.lineno <= line <= _end(each)]
+        return min(around, key=lambda each: (_end(each) - each.lineno, -each.col_offset))
 
     def __str__(self) -> str:
-        return f"{shown(self.file)}:{self.span[0]}"
+        return f"{shown(self.file)}:{self._span[0]}"
 
     @property
     def text(self) -> str:
@@ -152,10 +133,24 @@ class Place:
         return line if len(line) <= 100 else line[:97] + "..."
 
 
+# The user's frames, the innermost first, each with where it stood then.
+Stack = tuple[tuple[FrameType, Place], ...]
+
+
+def stack(frame: FrameType | None) -> Stack:
+    """The user's frames from this one outwards."""
+    frame = users_frame(frame)
+    return () if frame is None else ((frame, Place.of(frame)), *stack(frame.f_back))
+
+
 def shown(file: str) -> str:
     """A path as short as it can be said from here."""
     short = os.path.relpath(file)
     return file if short.startswith(".." + os.sep + "..") else short
+
+
+def _end(statement: ast.stmt) -> int:
+    return statement.end_lineno or statement.lineno
 
 
 _spans = functools.cache(lambda code: list(code.co_positions()))

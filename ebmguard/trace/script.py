@@ -1,14 +1,20 @@
-"""A user's script, run as `python script.py` runs it, until somebody has seen enough."""
+"""A user's script, run as ``python script.py`` runs it; or once more, with the lines of a plan."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib
+import importlib.machinery
+import itertools
+import json
 import random
+import subprocess
 import sys
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,10 +23,10 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["Seen", "run"]
+__all__ = ["Replay", "replay", "run"]
 
 
-class Seen(BaseException):
+class _Seen(BaseException):
     """Enough has been seen: no error, and nothing that ``except Exception`` may catch."""
 
 
@@ -37,51 +43,45 @@ def run(
         empty where the script ended before; and the error that ended it, empty where none did.
     """
     optimizers: list[Optimizer] = []
-    states: list[str] = []
+    state = error = ""
 
     def after_step(optimizer: Optimizer, *_: Any) -> None:
+        nonlocal state
         if not any(optimizer is each for each in optimizers):
             optimizers.append(optimizer)
-        if states or is_enough(optimizer):
-            states.append(_state(optimizers))
-            raise Seen
+        if state or is_enough(optimizer):
+            state = state or _state(optimizers)
+            raise _Seen
 
     hook = register_optimizer_step_post_hook(after_step)
-    error = ""
+    before = sys.modules["__main__"], sys.argv, list(sys.path)
+    main = ModuleType("__main__")
+    main.__file__ = str(script.resolve())
     try:
-        with _as_main(script, arguments) as main:
-            torch.manual_seed(0)
-            random.seed(0)
-            if (numpy := sys.modules.get("numpy")) is not None:
-                numpy.random.seed(0)
-            text = script.read_text() if text is None else text
-            exec(compile(text, main.__file__ or "", "exec", dont_inherit=True), vars(main))
-    except Seen:
+        sys.modules["__main__"] = main
+        sys.argv = [str(script), *arguments]
+        sys.path.insert(0, str(script.resolve().parent))
+        torch.manual_seed(0)
+        random.seed(0)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(0)
+        text = script.read_text() if text is None else text
+        exec(compile(text, main.__file__, "exec", dont_inherit=True), vars(main))
+    except _Seen:
         pass
     except SystemExit as left:
         error = f"SystemExit: {left}" if left.code else ""
     except Exception as failed:  # noqa: BLE001  Of the user's code: it is told, with its place.
-        error = _told(failed, script)
+        frames = traceback.extract_tb(failed.__traceback__)
+        lines = [each.lineno for each in frames if each.filename == main.__file__]
+        error = f"{type(failed).__name__}: {failed}" + (f" ({script}:{lines[-1]})" if lines else "")
     finally:
         hook.remove()
-    return (states[0] if states else ""), ("" if states else error)
-
-
-@contextmanager
-def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[ModuleType]:
-    before, argv, path = sys.modules["__main__"], sys.argv, list(sys.path)
-    main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__file__ = str(script.resolve())
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        yield main
-    finally:
-        sys.modules["__main__"], sys.argv, sys.path[:] = before, argv, path
+        sys.modules["__main__"], sys.argv, sys.path[:] = before
+    return state, ("" if state else error)
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
-    """A hash of parameters and random states."""
     tensors = [p for each in optimizers for group in each.param_groups for p in group["params"]]
     tensors.append(torch.get_rng_state())
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -96,7 +96,56 @@ def _state(optimizers: Sequence[Optimizer]) -> str:
     return found.hexdigest()
 
 
-def _told(error: Exception, script: Path) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [each.lineno for each in frames if each.filename == str(script.resolve())]
-    return f"{type(error).__name__}: {error}" + (f" ({script}:{lines[-1]})" if lines else "")
+@dataclass(frozen=True)
+class Replay:
+    """How a run has ended, and the number of guards, and of calls and losses that they saw."""
+
+    state: str  # hash of parameters and random states after the given number of optimizer steps
+    error: str = ""  # that ended the script before
+    guards: int = 0
+    sampler_calls: int = 0
+    losses: int = 0
+
+
+def replay(script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str]) -> Replay:
+    """Run a script for a number of optimizer steps, some of its files with another text."""
+    with tempfile.TemporaryDirectory() as folder:
+        task, told = Path(folder) / "task.json", Path(folder) / "told.json"
+        task.write_text(json.dumps([str(script), list(arguments), steps, dict(texts), str(told)]))
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, str(task)], capture_output=True, text=True, check=False
+        )
+        if not told.exists():
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            return Replay("", lines[-1] if lines else f"exit status {done.returncode}")
+        return Replay(**json.loads(told.read_text()))
+
+
+def _main(task: Path) -> None:
+    facade: Any = importlib.import_module("ebmguard")
+    script, arguments, steps, texts, told = json.loads(task.read_text())
+    guards: list[Any] = []
+    make, count = facade.guard, itertools.count(1)
+    loader: Any = importlib.machinery.SourceFileLoader
+    original = loader.get_code
+
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        guards.append(make(*args, **kwargs))
+        return guards[-1]
+
+    def get_code(self: Any, name: str) -> Any:
+        path = self.get_filename(name)
+        if path in texts:
+            return compile(texts[path], path, "exec", dont_inherit=True)
+        return original(self, name)
+
+    facade.guard, loader.get_code = guard, get_code
+    text = texts.get(str(Path(script).resolve()))
+    state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
+    states = [each.state_dict() for each in guards]
+    seen = {name: sum(each[name] for each in states) for name in ("sampler_calls", "losses")}
+    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), **seen))))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

@@ -7,9 +7,10 @@ import functools
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -62,60 +63,38 @@ class Difference:
 class Trace:
     """What was seen, in the order in which it was met."""
 
-    samplers: list[Sampler] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-    optimizers: list[str] = field(default_factory=list)  # classes of those that train
-    steps: int = 0  # of these
-    seconds: float = 0.0
-    state: str = ""  # hash of parameters and random states; empty where the script ended itself
-    error: str = ""  # that ended the script
+    samplers: list[Sampler]
+    differences: list[Difference]
+    optimizers: list[str]  # classes of those that train
+    steps: int  # of these
+    seconds: float
+    state: str  # hash of parameters and random states; empty where the script ended itself
+    error: str  # that ended the script
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     """Run a script until ``steps`` optimizer steps have had a difference in their loss."""
-    tracer = _Tracer(steps)
-    found, began = tracer.found, time.perf_counter()
+    tracer, began = _Tracer(steps), time.perf_counter()
     with tracer.watching():
-        found.state, found.error = run(script, arguments, tracer.end_step)
-    found.seconds = time.perf_counter() - began
+        state, error = run(script, arguments, tracer.end_step)
+    seconds = time.perf_counter() - began
     tracer.chains.end()
-    found.samplers = list(tracer.chains.samplers.values())
-    return found
+    samplers, differences = tracer.chains.samplers.values(), tracer.differences.values()
+    optimizers = [*dict.fromkeys(tracer.optimizers)]
+    taken = len(tracer.optimizers)
+    return Trace([*samplers], [*differences], optimizers, taken, seconds, state, error)
 
 
-class _Places(TorchFunctionMode):
-    """Writes on each node of the graph which of the user's expressions has made it."""
+class _Tracer(TorchFunctionMode):
+    """As a mode, it writes on each node of the graph which of the user's expressions made it."""
 
-    def __init__(self, see: Callable[[Any, tuple[Any, ...], Any, FrameType], None]) -> None:
-        super().__init__()
-        self._see = see
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if not torch.compiler.is_compiling():
-            frame = users_frame(sys._getframe(1))
-            if frame is not None:
-                for each in result if isinstance(result, tuple | list) else (result,):
-                    if isinstance(each, Tensor) and each.grad_fn is not None:
-                        remember(each, Place.of(frame))
-                self._see(func, args, result, frame)
-        return result
-
-
-class _Tracer:
     def __init__(self, steps: int) -> None:
-        self.found = Trace()
+        super().__init__()
         self._recording = Recording(on_evaluation=self._evaluated, on_call=self._called)
         self.chains = Chains(self._recording.draws.log)
-        self._steps, self._with_difference = steps, 0
-        self._meets_here: dict[Place, Difference] = {}
-        self._in_this_step: set[Place] = set()
+        self.differences: dict[Place, Difference] = {}
+        self.optimizers: list[str] = []  # the class of each step's
+        self._steps, self._with_difference, self._has_difference = steps, 0, False
         self._patched = ExitStack()
 
     @contextmanager
@@ -132,7 +111,7 @@ class _Tracer:
                 _add_cotangents(difference, outputs)
 
         torch.autograd.backward = watched
-        with self._patched, self._recording, _Places(self._computed):
+        with self._patched, self._recording, self:
             yield
 
     def end_step(self, optimizer: Optimizer) -> bool:
@@ -142,13 +121,34 @@ class _Tracer:
         if len(owned) == 1 and owned[0].shape in moving and not isinstance(owned[0], nn.Parameter):
             return False  # It is the sampler's own.
         self.chains.end()
-        name = type(optimizer).__name__
-        if name not in self.found.optimizers:
-            self.found.optimizers.append(name)
-        self.found.steps += 1
-        self._with_difference += bool(self._in_this_step)
-        self._in_this_step.clear()
-        return self._with_difference >= self._steps or self.found.steps >= _PATIENCE * self._steps
+        self.optimizers.append(type(optimizer).__name__)
+        self._with_difference += self._has_difference
+        self._has_difference = False
+        return self._steps <= max(self._with_difference, len(self.optimizers) // _PATIENCE)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        frame = None if torch.compiler.is_compiling() else users_frame(sys._getframe(1))
+        if frame is None:
+            return result
+        place = Place.of(frame)
+        for each in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(each, Tensor) and each.grad_fn is not None:
+                remember(each, place)
+        if getattr(func, "__name__", "") == "__setitem__":
+            self._see_buffer(args, frame)
+        # Before the first `backward` nothing is known; later, a known difference is read.
+        difference = self.differences.get(place)
+        if difference is not None and isinstance(result, Tensor) and result.grad_fn is not None:
+            self._see_entries(stack(frame))
+            _read(difference, args, result, frame)
+        return result
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> Stack:
         calls = stack(sys._getframe(1))
@@ -159,15 +159,15 @@ class _Tracer:
             if x is None or not isinstance(each, Tensor) or each.grad_fn is None:
                 continue
             if each.shape[:1] == x.shape[:1] and calls and self.chains.is_energy(module):
-                seen = Output(module, x.detach(), tuple(each.shape), calls, self.chains.labels)
+                shape, place = tuple(each.shape), calls[0][1]
+                seen = Output(module, x.detach(), shape, place, self.chains.labels)
                 remember(each, seen)
                 each.register_hook(seen.keep_cotangent)  # type: ignore[no-untyped-call]
         return calls
 
     def _evaluated(self, evaluation: Evaluation) -> None:
         self._recording.evaluations.clear()
-        is_energy = evaluation.output_shape[:1] == evaluation.x.shape[:1]
-        if is_energy and evaluation.noted:
+        if evaluation.output_shape[:1] == evaluation.x.shape[:1] and evaluation.noted:
             chain = self.chains.add(evaluation, evaluation.noted)
             if chain.sampler is not None:
                 self._find_method(chain, chain.sampler)
@@ -187,20 +187,11 @@ class _Tracer:
                 continue
             kind: Any = next((k for k in type(owner).__mro__ if name in vars(k)), nn.Module)
             original: Any = vars(kind).get(name)
-            is_its = getattr(original, "__code__", None) is code
-            if is_its and any(part is sampler.energy for part in owner.modules()):
+            if getattr(original, "__code__", None) is code and sampler.energy in owner.modules():
                 setattr(kind, name, _recorded(original, self._recording))
                 self._patched.callback(setattr, kind, name, original)
                 self.chains.replace(sampler, owner, "" if name == "forward" else name)
                 return
-
-    def _computed(self, func: Any, args: tuple[Any, ...], result: Any, frame: FrameType) -> None:
-        """Before the first ``backward`` nothing is known; later, a known difference is read."""
-        if getattr(func, "__name__", "") == "__setitem__":
-            self._see_buffer(args, frame)
-        difference = self._meets_here.get(Place.of(frame))
-        if difference is not None and isinstance(result, Tensor) and result.grad_fn is not None:
-            self._read(difference, args, result, frame)
 
     def _see_buffer(self, args: tuple[Any, ...], frame: FrameType) -> None:
         into, _, value = args
@@ -210,73 +201,65 @@ class _Tracer:
                 names = [name for name, each in frame.f_locals.items() if each is into]
                 sampler.buffer = f"{names[0] if names else 'a tensor'} {tuple(into.shape)}"
 
-    def _read(
-        self, difference: Difference, args: tuple[Any, ...], result: Tensor, frame: FrameType
-    ) -> None:
-        """What the two sides are called where they meet, and who called the samplers."""
-        self._see_entries(stack(frame))
-        found, known = edges(result.grad_fn), dict[Any, Rows]()
-        counts = [sum(each.labels.count(label) for each in found) for label in difference.sides]
-        is_batch = result.ndim > 0 and len(result) in counts
-        total = result.sum() / (len(result) if is_batch else 1)
-        here, source = difference.place.node, difference.place.source
-        inner = [] if here is None else list(ast.walk(here))
-        for output, edge in found.items():
-            (label, *others) = set(output.labels)
-            side = difference.sides.get(label)
-            if side is not None and not others:
-                side.site, side.shape, side.expression = output.place, output.shape, ""
-                side.energy = output.module, output.method
-                side.weight = _weight(total, edge, output.shape)
-                node = output.place.node if output.place is not None else None
-                if any(node is each for each in inner):
-                    side.expression = source.segment(node)  # type: ignore[arg-type]
-        operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
-        named = [(source.segment(each), v) for each, v in zip(operands, args, strict=False)]
-        for text, value in [*named, *frame.f_locals.items()]:
-            if not isinstance(value, Tensor) or value.grad_fn is None or value.ndim == 0:
-                continue
-            rows = behind(value.grad_fn, value.output_nr, known)
-            if len(rows) != 1:
-                continue
-            ((output, chosen),) = rows
-            side = difference.sides.get(next(iter(kinds(rows)), ""))
-            if side is None or output not in found or len(value) != len(chosen):
-                continue
-            weight = _weight(total, GradientEdge(value.grad_fn, value.output_nr), value.shape)
-            sign = _sign(value, found[output], chosen)
-            if sign and not math.isnan(weight):
-                side.expression = text if sign > 0 else f"-{text}"
-                side.weight, side.shape = sign * weight, tuple(value.shape)
-
     def _see_entries(self, now: Stack) -> None:
         alive = {id(frame) for frame, _ in now}
         for chain, sampler in self.chains.recent:
-            shared = [i for i, (frame, _) in enumerate(chain.calls) if id(frame) in alive]
-            if shared:
-                loop = next(i for i, (frame, _) in enumerate(chain.calls) if frame is chain.loop)
-                calls = chain.calls[loop + 1 : shared[0] + 1]
-                sampler.entries = tuple(map(Place.at, reversed(calls)))
+            frames = [frame for frame, _ in chain.calls]
+            shared = next((i for i, frame in enumerate(frames) if id(frame) in alive), None)
+            if shared is not None:
+                calls = chain.calls[frames.index(chain.loop) + 1 : shared + 1]
+                sampler.entries = tuple(place for _, place in reversed(calls))
                 sampler.is_inline = not calls
 
-    def _before_backward(self, root: Tensor) -> list[tuple[Difference, list[Output]]]:
-        if root.grad_fn is None or not self.chains.recent:
-            return []
-        found = []
+    def _before_backward(self, root: Tensor) -> Iterator[tuple[Difference, list[Output]]]:
         known: dict[Any, Rows] = {}
+        if root.grad_fn is None or not self.chains.recent:
+            return
         for node in meetings(root.grad_fn, known):
             place = place_of(node)
-            if place is None:
-                continue
-            difference = self._meets_here.get(place)
-            if difference is None:
+            if place is not None:
                 sides = {label: Side(label) for label in sorted(kinds(known[node]))}
-                difference = self._meets_here[place] = Difference(place, sides)
-                self.found.differences.append(difference)
-            difference.times += 1
-            self._in_this_step.add(place)
-            found.append((difference, [output for output, _ in known[node]]))
-        return found
+                difference = self.differences.setdefault(place, Difference(place, sides))
+                difference.times += 1
+                self._has_difference = True
+                yield difference, [output for output, _ in known[node]]
+
+
+def _read(difference: Difference, args: tuple[Any, ...], result: Tensor, frame: FrameType) -> None:
+    """What the two sides are called where they meet."""
+    found, known = edges(result.grad_fn), dict[Any, Rows]()
+    counts = [sum(each.labels.count(label) for each in found) for label in difference.sides]
+    is_batch = result.ndim > 0 and len(result) in counts
+    total = result.sum() / (len(result) if is_batch else 1)
+    here, source = difference.place.node, difference.place.source
+    inner = [] if here is None else list(ast.walk(here))
+    for output, edge in found.items():
+        (label, *others) = set(output.labels)
+        side = difference.sides.get(label)
+        if side is not None and not others:
+            side.site, side.shape, side.expression = output.place, output.shape, ""
+            side.energy = output.module, output.method
+            side.weight = _weight(total, edge, output.shape)
+            node = None if output.place is None else output.place.node
+            if node is not None and node in inner:
+                side.expression = source.segment(node)
+    operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
+    named = [(source.segment(each), v) for each, v in zip(operands, args, strict=False)]
+    for text, value in [*named, *frame.f_locals.items()]:
+        if not isinstance(value, Tensor) or value.grad_fn is None or value.ndim == 0:
+            continue
+        rows = behind(value.grad_fn, value.output_nr, known)
+        if len(rows) != 1:
+            continue
+        ((output, chosen),) = rows
+        side = difference.sides.get(next(iter(kinds(rows)), ""))
+        if side is None or output not in found or len(value) != len(chosen):
+            continue
+        weight = _weight(total, GradientEdge(value.grad_fn, value.output_nr), value.shape)
+        sign = _sign(value, found[output], chosen)
+        if sign and not math.isnan(weight):
+            side.expression = text if sign > 0 else f"-{text}"
+            side.weight, side.shape = sign * weight, tuple(value.shape)
 
 
 def _recorded(original: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
@@ -316,12 +299,11 @@ def _sign(value: Tensor, output: GradientEdge, rows: Sequence[int]) -> int:
 
 def _add_cotangents(difference: Difference, outputs: Sequence[Output]) -> None:
     """The gradient of the loss on each side, of rows that have one label."""
-    totals: dict[str, float] = {}
+    totals = defaultdict[str, float](float)
     for output in outputs:
         if output.cotangent is not None:
             rows = output.cotangent.double().reshape(len(output.labels), -1).sum(1).tolist()
             for label, row in zip(output.labels, rows, strict=True):
-                totals[label] = totals.get(label, 0.0) + row
-    for label, total in totals.items():
-        if label in difference.sides:
-            difference.sides[label].cotangent = total
+                totals[label] += row
+    for label in totals.keys() & difference.sides.keys():
+        difference.sides[label].cotangent = totals[label]

@@ -46,7 +46,7 @@ def measure(loop: Loop) -> Measured:
     """A small sampler, on a small network."""
     torch.manual_seed(0)
     f, x = network(loop), starts(loop)
-    with Recording(f, ends=4) as seen:
+    with Recording(ends=4) as seen:
         assert loop.sample is not None
         loop.sample(f, x)
     return Measured.of(seen.evaluations, seen.draws.log)

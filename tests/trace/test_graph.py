@@ -8,6 +8,12 @@ import torch
 from ebmguard.trace.graph import Output, behind, edges, remember
 
 ROWS = torch.arange(6)
+
+
+def labelled(x: torch.Tensor) -> list[str]:
+    return ["data"] * len(x)
+
+
 TAKEN = {
     "chunk": (lambda f: f.chunk(2)[1], [3, 4, 5]),
     "split": (lambda f: f.split([2, 4])[1], [2, 3, 4, 5]),
@@ -32,7 +38,7 @@ TAKEN = {
 def test_rows(name: str, shape: tuple[int, ...]) -> None:
     take, expected = TAKEN[name]
     f = torch.randn(shape, requires_grad=True) * 1
-    output = Output(None, torch.randn(6, 4), shape, ())
+    output = Output(None, torch.randn(6, 4), shape, None, labelled)
     remember(f, output)
     value = take(f)
     rows = behind(value.grad_fn, value.output_nr, {})
@@ -42,7 +48,7 @@ def test_rows(name: str, shape: tuple[int, ...]) -> None:
 
 def test_of_columns_every_row_is_behind() -> None:
     f = torch.randn(6, 2, requires_grad=True) * 1
-    remember(f, Output(None, torch.randn(6, 4), (6, 2), ()))
+    remember(f, Output(None, torch.randn(6, 4), (6, 2), None, labelled))
     value = f[:, 0]
     ((_, chosen),) = behind(value.grad_fn, value.output_nr, {})
     assert chosen == (0, 1, 2, 3, 4, 5)

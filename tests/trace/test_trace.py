@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ebmguard import cli
-from ebmguard.trace import proof, tracer
+from ebmguard.trace import script, tracer
 from tests import forks
 from tests.trace import structures, trainers
 
@@ -120,7 +120,7 @@ def _forks(monkeypatch):
     def run(command, **_):
         return forks.run(*command[1:], cwd=Path.cwd())
 
-    monkeypatch.setattr(proof, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.mark.usefixtures("_forks")
@@ -157,7 +157,7 @@ def test_a_discrete_sampler_gets_no_output_scale(tmp_path, monkeypatch, capsys):
 def test_a_traced_run_ends_as_a_plain_one(name, tmp_path, monkeypatch):
     path = written(tmp_path, name, monkeypatch)
     found = tracer.trace_script(path, [], 3)
-    plain = proof.replay(path, [], found.steps, {})
+    plain = script.replay(path, [], found.steps, {})
     assert not found.error
     assert found.state
     assert plain.state == found.state
