@@ -52,7 +52,9 @@ class Exponent(NamedTuple):
         most = 1e-4 * torch.finfo(dtype).max
         if isinstance(beta, Tensor):
             size = beta.to(dtype).abs()
-            return cls(beta, (_LARGEST / size).clamp(max=most), size < SMALLEST)
+            is_zero = size < SMALLEST
+            size = torch.where(is_zero, 1.0, size)  # at which such a loss is computed
+            return cls(beta, (_LARGEST / size).clamp(max=most), is_zero)
         return cls(beta, min(_LARGEST / abs(beta), most) if beta else most, abs(beta) < SMALLEST)
 
 

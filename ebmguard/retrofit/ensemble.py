@@ -81,8 +81,9 @@ def of_loss(
     """The loss of one model at β*, None without a variant, and the sums of its diagnostics.
 
     Loss and weights are made of the same terms, at β* and at the reference exponent. ``log_q`` is
-    divided out at β* only. The sums are :func:`~ebmguard.diagnostics.weight_sums` at both, then
-    ``energy_sums``, and ``mixture_sums`` where there are parts.
+    divided out at β* only. The sums are the loss, where there is one,
+    :func:`~ebmguard.diagnostics.weight_sums` at both, ``energy_sums``, and ``mixture_sums`` where
+    there are parts.
     """
     if isinstance(beta_star, Tensor):
         column = torch.stack((beta_star, beta_star.new_full((), reference))).unsqueeze(-1)
@@ -97,6 +98,7 @@ def of_loss(
         loss = None if variant is None else terms.loss(variant)[0]
     with torch.no_grad():
         sums = [weight_sums(terms).flatten(), energy_sums(f_pos.detach(), f_neg.detach())]
+        sums = [*([] if loss is None else [loss.detach().reshape(1)]), *sums]
         if parts is not None:
             sums.append(mixture_sums(terms, f_neg.detach(), parts))
         return loss, torch.cat(sums)

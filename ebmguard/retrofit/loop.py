@@ -87,7 +87,7 @@ class Loop:
 
     def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
-        asked = step, *self.actions.beta_star
+        asked = step if self.strength.is_scheduled else 0, *self.actions.beta_star
         if self._now is None or self._now[0] != asked:
             self._now = asked, self.strength.at(*asked)
         return self._now[1]
@@ -242,11 +242,14 @@ class Loop:
             assert found is not None
             loss = found if weight is None else weight * found
         if not self.is_paused:
-            numbers = self._measure.loss(self.trainer, own, strength, sums, slow=slow)
+            tier = {"slow": slow, "is_pooled": self.rows.is_pooled}
+            numbers = self._measure.loss(self.trainer, own, strength, sums, **tier)
             parts, known, samples = numbers
-            shown = {"loss": loss.detach()} if is_shown else {}
-            shown |= {} if weight is None else {"loss_weight": weight.detach()}
+            shown = {} if weight is None else {"loss": loss, "loss_weight": weight}
+            if strength.is_off and is_shown:
+                shown["loss"] = loss
             if shown:
+                shown = {name: x.detach() for name, x in shown.items()}
                 parts.append(Part.of(shown, settings.models))
             self.follow(self.rows.add(parts, known, samples))
         return loss

@@ -28,14 +28,11 @@ from ..tags import REFERENCE
 from ..trainer import Trainer
 from .ensemble import WEIGHT_SUMS, over_models
 from .optimizer import Update
-from .rows import Part, Row
+from .rows import POOLED_STEPS, Part, Row
 from .settings import Settings
 from .strength import StrengthAt
 
 __all__ = ["Measure"]
-
-# The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
-_POOLED_STEPS = 16
 
 
 class Measure(Stateful):
@@ -53,7 +50,7 @@ class Measure(Stateful):
         self._update: dict[str, Tensor] = {}
         self._grad_scale: Callable[[], float | Tensor] = lambda: math.nan
         # Energies of the negatives of each step, and log q where it was given.
-        self._recent: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=_POOLED_STEPS)
+        self._recent: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=POOLED_STEPS)
 
     def _saved(self) -> Mapping[str, Any]:
         return {"_recent": _read_recent, "_update": _read_tensors, "_known_by": _read_known}
@@ -139,12 +136,20 @@ class Measure(Stateful):
         return found
 
     def loss(
-        self, trainer: Trainer, own: Batch, strength: StrengthAt, sums: Tensor, *, slow: bool
+        self,
+        trainer: Trainer,
+        own: Batch,
+        strength: StrengthAt,
+        sums: Tensor,
+        *,
+        slow: bool,
+        is_pooled: bool = True,
     ) -> tuple[list[Part], Row, dict[str, Tensor]]:
         """All numbers of a loss call whose sums are given: see :meth:`computed`.
 
         Args:
             slow: include the tier that is not taken at every step.
+            is_pooled: whether the next slow tier pools these weights.
 
         Returns:
             parts of the row, numbers of it that the host knows, and energies by tag for histograms.
@@ -153,20 +158,9 @@ class Measure(Stateful):
         settings, star = self._settings, strength.beta_star
         pos, neg, groups, log_q = own[:4]
         n, m = pos.shape[-1], neg.shape[-1]
-        parts = [
-            Part(
-                sums,
-                partial(
-                    _named,
-                    n=n,
-                    m=m,
-                    is_grouped=groups is not None,
-                    names=tuple(self._parts),
-                    has_parts=bool(own.of_neg),
-                    output_scale=strength.output_scale,
-                ),
-            )
-        ]
+        has_loss, names = not strength.is_off, tuple(self._parts)
+        options = has_loss, groups is not None, names, bool(own.of_neg), strength.output_scale
+        parts = [Part(sums, partial(_named, n, m, *options))]
         known: Row = {}
         if isinstance(star, Tensor):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
@@ -183,9 +177,10 @@ class Measure(Stateful):
             parts.append(self._joined(rest, of_sampler, own.sizes, neg))
         samples: dict[str, Tensor] = {}
         with torch.no_grad():
-            # A copy: a compiled network may write its next output into the same memory.
-            q = None if log_q is None else log_q[1].detach().clone()
-            self._recent.append((neg.detach().clone(), q))
+            if is_pooled:
+                # A copy: a compiled network may write its next output into the same memory.
+                q = None if log_q is None else log_q[1].detach().clone()
+                self._recent.append((neg.detach().clone(), q))
             if slow:
                 parts.append(Part.of(self._pareto(star, neg), settings.models))
                 rank = settings.ranks.index
@@ -200,7 +195,8 @@ class Measure(Stateful):
         """The factor that the loss has put on the contrastive gradient."""
         if strength.is_off or self._settings.variant == "no_pos":
             return 1.0
-        named = named_weights(sums[..., :WEIGHT_SUMS].unbind(-1), n, m, is_grouped=False)
+        of_weights = sums[..., 1 : 1 + WEIGHT_SUMS]
+        named = named_weights(of_weights.unbind(-1), n, m, is_grouped=False)
         if isinstance(strength.beta_star, Tensor):
             return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, named["grad_scale"])
         return named["grad_scale"]
@@ -270,17 +266,18 @@ def _of_buffer(buffer: object) -> list[Part]:
 
 
 def _named(
-    values: Sequence[float],
-    *,
     n: int,
     m: int,
+    has_loss: bool,
     is_grouped: bool,
     names: Sequence[str],
     has_parts: bool,
     output_scale: float | None,
+    values: Sequence[float],
 ) -> Row:
     """The numbers of a loss, from the sums of :func:`.ensemble.of_loss` that the host has read."""
-    k = WEIGHT_SUMS
+    k, loss = WEIGHT_SUMS, values[0]
+    values = values[has_loss:]
     row = named_weights(values[:k], n, m, is_grouped=is_grouped)
     reference = named_weights(values[k : 2 * k], n, m, is_grouped=is_grouped)
     energies = named_energies(values[2 * k : 2 * k + 26], n, m)
@@ -291,6 +288,8 @@ def _named(
         reference |= other
     row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
     row |= energies | named_nonfinite(*values[k - 2 : k], n, m)
+    if has_loss:
+        row["loss"] = loss
     if output_scale is not None:
         row["energy_gap_scaled"] = row["energy_gap"] * output_scale
     return row
@@ -307,7 +306,7 @@ def _lists(x: Any) -> Any:
 
 def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:
     read = ((_restored(f), None if q is None else _restored(q)) for f, q in pairs)
-    return deque(read, maxlen=_POOLED_STEPS)
+    return deque(read, maxlen=POOLED_STEPS)
 
 
 def _read_tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:

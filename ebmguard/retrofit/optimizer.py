@@ -120,7 +120,9 @@ class OptimizerHooks:
         if self._scaled or not has_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [_dense(p.grad) for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if any(x.is_sparse or type(x) is not Tensor for x in gradients):
+            gradients = [_dense(x) for x in gradients]
         not_finite = self._of_any_rank(_not_finite(gradients, parameters[0].device))
         if _honours_found_inf(optimizer):
             self._skipped = optimizer.found_inf = not_finite  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-__all__ = ["Part", "Row", "Rows", "StepRow"]
+__all__ = ["POOLED_STEPS", "Part", "Row", "Rows", "StepRow"]
 
 Row: TypeAlias = dict[str, float]
 _Values: TypeAlias = "Tensor | list[float]"
@@ -29,6 +29,8 @@ _LAG = 2
 # Histograms, the Pareto shape and what needs copies of samples or parameters come once in so many
 # steps.
 _SLOW_EVERY = 50
+# The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
+POOLED_STEPS = 16
 # Losses in one step, beyond any gradient accumulation.
 _ENDLESS_STEP = 1000
 
@@ -128,6 +130,11 @@ class Rows:
     def is_slow(self) -> bool:
         """Whether the present step has the tier that is not taken at every step."""
         return self.step % _SLOW_EVERY == 0
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the present step is one of those that the next slow tier pools."""
+        return self.step % _SLOW_EVERY > _SLOW_EVERY - POOLED_STEPS or self.is_slow
 
     def begin_loss(self, *, is_on_host: bool) -> bool:
         """A loss is measured next, on a CPU or not; say whether it has the slow tier."""

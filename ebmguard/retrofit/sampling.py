@@ -145,6 +145,8 @@ def sampled(
             if by is None:
                 named = partial(named, factor=abs(tempering.given))
             parts.append(Part(compute(_norms, _by_model(drift, models), by), named))
+            for name in ("grad_norm", "grad_norm_max", "drift_to_noise"):
+                known.pop(f"sampler/{name}", None)
     if slow and steps is not None:
         known["sampler/acceptance"] = math.nan
         # A CUDA graph may have others than those that were recorded.
@@ -153,8 +155,7 @@ def sampled(
             acceptance = _acceptance(evaluations, steps, models, settings.sign)
             if acceptance is not None:
                 parts.append(Part.of({"sampler/acceptance": acceptance}, models))
-    found = {name for part in parts for name in part.named([0.0] * part.values.shape[-1])}
-    known = {name: x for name, x in known.items() if name not in found}
+                del known["sampler/acceptance"]
     if (x := _first_tensor(samples)) is None:
         return (parts, known), None
     rows = _rows(x.detach(), models)

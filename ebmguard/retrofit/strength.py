@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -118,6 +119,12 @@ class Strength:
         """Whether the sampler's side is defined at all (otherwise it is left as it is)."""
         known = self.output_scale is not None or self.sampler_scale is not None
         return known or self.is_measured
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a value may change from step to step: a tensor's, too."""
+        values = self.given, self.sampler_scale
+        return not all(x is None or isinstance(x, Real) for x in values)
 
     @property
     def awaits_scale(self) -> bool:
