@@ -45,6 +45,9 @@ class Call:
     heads: tuple[int, ...] = ()
     options: frozenset[str] = frozenset()
 
+    def __str__(self) -> str:
+        return ", ".join(map(str, (self.n, self.m, self.beta, *self.heads, *sorted(self.options))))
+
     def keywords(self) -> dict[str, Any]:
         groups = (*LABELS, SCALES) if "scales" in self.options else LABELS
         return {

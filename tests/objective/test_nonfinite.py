@@ -203,6 +203,16 @@ def test_the_largest_energies_that_count_give_finite_results(variant):
             assert weights(neg, beta).tolist() == ([0, 1, 0] if beta > 0 else [1, 0, 0])
 
 
+def test_the_output_scale_of_a_class_counts_for_how_far_its_positives_may_go():
+    pos = torch.tensor([5e29, 1.0], dtype=torch.float64, requires_grad=True)
+    neg = torch.tensor([0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    y = torch.zeros(2)
+    found = contrastive_loss(pos, neg, 1.0, groups=(y, y, torch.full((2,), 4.0)))
+    alone = contrastive_loss(pos[1:], neg, 1.0, groups=(y[1:], y, torch.full((1,), 4.0)))
+    torch.testing.assert_close(found, alone, rtol=1e-14, atol=0)
+    assert slopes(found, pos)[0][0] == 0
+
+
 def test_energies_near_the_end_of_float32_are_left_out_where_their_sums_would_overflow():
     pos = torch.tensor([3e38, 1.0], requires_grad=True)
     neg = torch.tensor([-3e38, 0.0], requires_grad=True)
