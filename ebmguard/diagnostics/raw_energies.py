@@ -41,18 +41,16 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     how many pairs have f⁺ < f⁻ and f⁻ < f⁺.
     """
     n, m = f_pos.shape[-1], f_neg.shape[-1]
-    if n == m:
-        ranked = torch.stack((f_pos, f_neg)).sort(-1).values
-        parts = [ranked.index_select(-1, _places(n, ranked.device))]
-        parts += torch.var_mean(ranked, -1, correction=0)
-        parts.append(torch.searchsorted(ranked, ranked.flip(0)).sum(-1, dtype=ranked.dtype))
-        return torch.cat([x.flatten() for x in parts])
-    sides = [f.sort(-1).values for f in (f_pos, f_neg)]
-    places = [x.index_select(-1, _places(len(x), x.device)) for x in sides]
-    spreads = zip(*(torch.var_mean(x, -1, correction=0) for x in sides), strict=True)
-    pairs = [torch.searchsorted(*two).sum(-1, dtype=f_pos.dtype) for two in (sides, sides[::-1])]
-    rest = [x for both in spreads for x in both] + pairs
-    return torch.cat([*places, torch.stack(rest)])
+    # Sides of the same length are two rows of one tensor: half the kernels.
+    sides = [torch.stack((f_pos, f_neg))] if n == m else [f_pos, f_neg]
+    ranked = [f.sort(-1).values for f in sides]
+    others = [ranked[0].flip(0)] if n == m else ranked[::-1]
+    sums = [x.index_select(-1, _places(x.shape[-1], x.device)) for x in ranked]
+    sums += [x.var(-1, correction=0) for x in ranked]
+    sums += [x.mean(-1) for x in ranked]  # not by var_mean, which knows no infinite mean
+    pairs = zip(ranked, others, strict=True)
+    sums += [torch.searchsorted(*both).sum(-1, dtype=f_pos.dtype) for both in pairs]
+    return torch.cat([x.flatten() for x in sums])
 
 
 def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:

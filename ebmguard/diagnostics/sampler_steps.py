@@ -70,7 +70,7 @@ def sample_shares(
     return torch.stack(found, -1), known_by
 
 
-def named_samples(shares: Sequence[T], *, is_clamped: bool) -> dict[str, T]:
+def named_samples(shares: Sequence[float], *, is_clamped: bool) -> dict[str, float]:
     """The shares by tag."""
     finite, same, at_an_end = shares
     found = {"nonfinite/samples": 1.0 - finite, "sampler/repeated": same}
