@@ -33,7 +33,16 @@ ROOMS = (alerts, check, faults, objective, recovery, samplers, sinks, steering)
 # What these hand out to be read, and what only the guard calls.
 NOT_CALLED = {
     *("Alert", "Limits", "Reading", "Situation", "Judge", "Bands", "error_for"),
-    *("Problem", "Setup", "find_problems", "in_order", "Injected", "Terms", "usable"),
+    *(
+        "Problem",
+        "Setup",
+        "find_problems",
+        "in_order",
+        "Injected",
+        "Terms",
+        "usable",
+        "mean_difference",
+    ),
     *("Recoverer", "Rollback", "load_durably", "save_durably", "Chains", "Proposal"),
     *("PatientSink", "Writer", "alert_markdown", "is_gone", "marker_tag", "recovery_markdown"),
     *("to_json", "prefixed", "BetaController", "StepsController"),

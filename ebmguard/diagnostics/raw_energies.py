@@ -55,24 +55,24 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
 
 def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
+    k = 2 * len(_LEVELS)
+    var_pos, var_neg, mean_pos, mean_neg, below, above = sums[2 * k :]
+    found = _named_side("f_pos", sums[:k], var_pos, mean_pos, n)
+    found |= _named_side("f_neg", sums[k : 2 * k], var_neg, mean_neg, m)
+    pos, neg = found["f_pos/max"], found["f_neg/max"]
+    share = known((pos == pos) & (neg == neg), lambda: [0.5 + (below - above) / (2 * n * m)], 1)
+    return {"energy_gap": mean_pos - mean_neg, "energy_overlap": share[0], **found}
+
+
+def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> dict[str, T]:
+    found: dict[str, T] = {"mean": mean, "std": var**0.5}
     k = len(_LEVELS)
-    variances, means, (below, above) = sums[4 * k : 4 * k + 2], sums[-4:-2], sums[-2:]
-    found: dict[str, T] = {}
-    ends = []
-    for i, (side, count) in enumerate((("f_pos", n), ("f_neg", m))):
-        low, high = sums[2 * k * i : 2 * k * i + k], sums[2 * k * i + k : 2 * k * i + 2 * k]
-        of_side = {"mean": means[i], "std": variances[i] ** 0.5}
-        for name, a, b in zip(_LEVELS, low, high, strict=True):
-            part = _LEVELS[name] * (count - 1) % 1
-            of_side[name] = a + part * (b - a) if part else a
-        # A NaN is sorted to the end and would leave the lower quantiles as they are.
-        last = of_side["max"]
-        values = known(last == last, lambda of=of_side: [*of.values()], len(of_side))
-        found |= {f"{side}/{name}": x for name, x in zip(of_side, values, strict=True)}
-        ends.append(last == last)
-    overlap = known(ends[0] & ends[1], lambda: [0.5 + (below - above) / (2 * n * m)], 1)
-    gap = found["f_pos/mean"] - found["f_neg/mean"]
-    return {"energy_gap": gap, "energy_overlap": overlap[0], **found}
+    for (name, level), a, b in zip(_LEVELS.items(), ranked[:k], ranked[k:], strict=True):
+        part = level * (count - 1) % 1
+        found[name] = a + part * (b - a) if part else a
+    # A NaN is sorted to the end and would leave the lower quantiles as they are.
+    values: list[T] = known(found["max"] == found["max"], lambda: [*found.values()], len(found))
+    return {f"{side}/{name}": x for name, x in zip(found, values, strict=True)}
 
 
 @lru_cache

@@ -21,7 +21,7 @@ from ebmguard.diagnostics import (
     named_nonfinite,
     named_samples,
     named_weights,
-    sample_sums,
+    sample_shares,
     weight_sums,
 )
 from ebmguard.objective import Terms
@@ -33,7 +33,8 @@ PARTS = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0] * 5]).bool()
 
 
 def nonfinite(sums: Any) -> Any:
-    return named_nonfinite(*sums, n=5, m=5)
+    pos, neg = sums
+    return named_nonfinite(pos, neg, 5, 5)
 
 
 def mixture(sums: Any) -> Any:
@@ -48,7 +49,7 @@ NAMED: dict[str, tuple[Callable[[Any], Any], int]] = {
     "energies": (partial(named_energies, n=5, m=5), 26),
     "not finite": (nonfinite, 2),
     "mixture": (mixture, 12),
-    "samples": (partial(named_samples, count=5, entries=2, is_clamped=True), 3),
+    "samples": (partial(named_samples, is_clamped=True), 3),
 }
 WITH_TENSORS = "weights", "of classes", "energies", "not finite"
 
@@ -60,7 +61,7 @@ def sums_of(name: str, x: Tensor, beta_star: float) -> Tensor:
     if name == "energies":
         return energy_sums(pos, neg)
     if name == "samples":
-        return sample_sums(x[:10].view(5, 2), sample_sums(x[5:].view(5, 2))[1], (-1.0, 1.0))[0]
+        return sample_shares(x[:10].view(5, 2), sample_shares(x[5:].view(5, 2))[1], (-1.0, 1.0))[0]
     groups, log_q = labels if name == "of classes" else None, (q, q.flip(0))
     terms = Terms.of(pos, neg, torch.tensor([[beta_star], [0.5]], dtype=x.dtype), groups, log_q)
     if name == "mixture":
@@ -96,7 +97,7 @@ def test_sums_of_nothing_known_raise_nothing(name, value):
 
 
 def test_of_no_samples_nothing_is_known():
-    sums, _ = sample_sums(torch.empty(0, 3), None, (0.0, 1.0))
-    found = named_samples(sums.tolist(), 0, 3, is_clamped=True)
+    shares, _ = sample_shares(torch.empty(0, 3), None, (0.0, 1.0))
+    found = named_samples(shares.tolist(), is_clamped=True)
     assert len(found) == 3
     assert all(math.isnan(x) for x in found.values())

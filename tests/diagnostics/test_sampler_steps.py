@@ -17,7 +17,7 @@ from ebmguard.diagnostics import (
     metropolis_acceptance,
     named_samples,
     oriented,
-    sample_sums,
+    sample_shares,
 )
 
 Clamp = tuple[float, float]
@@ -25,9 +25,9 @@ Clamp = tuple[float, float]
 
 def shown(x: Tensor, before: Tensor | None = None, clamp: Clamp | None = None) -> dict[str, float]:
     """The numbers of samples, after those of the call before."""
-    known_by = None if before is None else sample_sums(before)[1]
-    sums, _ = sample_sums(x, known_by, clamp)
-    found = named_samples(sums.tolist(), *x.shape, is_clamped=clamp is not None)
+    known_by = None if before is None else sample_shares(before)[1]
+    shares, _ = sample_shares(x, known_by, clamp)
+    found = named_samples(shares.tolist(), is_clamped=clamp is not None)
     return {tag.split("/")[1]: value for tag, value in found.items()}
 
 
@@ -104,9 +104,9 @@ def test_repeats_that_cannot_be_told():
 def test_models_are_as_if_alone():
     x, before = torch.randn(2, 4, 5, 3)
     before[2, 1] = x[2, 1]
-    sums, known_by = sample_sums(x, sample_sums(before)[1], (-1.0, 1.0))
+    sums, known_by = sample_shares(x, sample_shares(before)[1], (-1.0, 1.0))
     for k in range(4):
-        alone = sample_sums(x[k], sample_sums(before[k])[1], (-1.0, 1.0))
+        alone = sample_shares(x[k], sample_shares(before[k])[1], (-1.0, 1.0))
         torch.testing.assert_close((sums[k], known_by[k]), alone, rtol=0, atol=0)
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_read_by_the_host():
     assert metropolis_acceptance(state(), state(), step_size=1.0, noise_std=0.1).shape == (4,)
     x, output = torch.empty(4, 2, device="meta"), torch.empty(4, 1, device="meta")
     assert oriented(x, output, output, x, sign=1).h.shape == (4,)
-    sums, known_by = sample_sums(x, sample_sums(x)[1], (0.0, 1.0))
+    sums, known_by = sample_shares(x, sample_shares(x)[1], (0.0, 1.0))
     assert (sums.shape, known_by.shape) == ((3,), (3, 4))
 
 
