@@ -107,10 +107,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "mala_step": (samplers.mala_step, {"f": f, "chains": chains, **steps}),
         "hmc": (samplers.hmc, {"f": f, "x0": x, "steps": 2, "leapfrog_steps": 2, **steps}),
         "hmc_step": (samplers.hmc_step, {"f": f, "chains": chains, "leapfrog_steps": 2, **steps}),
-        "leapfrog": (
-            samplers.leapfrog,
-            {"f": f, "chains": chains, "momentum": x, "steps": 2, **steps, "generator": ...},
-        ),
         "start_chains": (samplers.start_chains, {"f": f, "x0": x}),
         "annealed": (samplers.annealed, {"first": 1.0, "last": 0.1, "steps": 3}),
         "random_steps": (samplers.random_steps, {"low": 1, "high": 3, "generator": rng}),

@@ -14,18 +14,12 @@ __all__ = ["mixture_sums", "named_mixture"]
 
 
 def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
-    """What :func:`named_mixture` makes numbers of.
+    """What :func:`named_mixture` makes numbers of, ``((exponents + 2) * samplers,)``.
 
-    Args:
-        terms: at several exponents, a column of them.
-        f_neg: ``(M,)``.
-        parts: ``(samplers, M)``, which negatives are whose.
-
-    Returns:
-        ``((exponents + 2) * samplers,)``: at each exponent the share of the whole weight that each
-        sampler's negatives carry (Eq. 5), with classes of the weights within each positive's,
-        averaged over the positives that have a negative; the sums of their energies; and how many
-        they are.
+    At each exponent of the terms, a column of them, the share of the whole weight that each
+    sampler's negatives carry (Eq. 5), with classes of the weights within each positive's, averaged
+    over the positives that have a negative; the sums of their energies; and how many they are.
+    ``parts``, ``(samplers, M)``, says which negatives are whose.
     """
     if terms.is_grouped:
         rows = torch.exp(terms.exponent - terms.log_sum.unsqueeze(-1))

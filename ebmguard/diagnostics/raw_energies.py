@@ -71,7 +71,7 @@ def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> 
         part = level * (count - 1) % 1
         found[name] = a + part * (b - a) if part else a
     # A NaN is sorted to the end and would leave the lower quantiles as they are.
-    values: list[T] = known(found["max"] == found["max"], lambda: [*found.values()], len(found))
+    values: list[T] = known(found["max"] == found["max"], lambda: list(found.values()), len(found))
     return {f"{side}/{name}": x for name, x in zip(found, values, strict=True)}
 
 
@@ -86,10 +86,7 @@ def _places(n: int, device: torch.device) -> Tensor:
 def nonfinite_diagnostics(
     f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, log_q: LogQ | None = None
 ) -> dict[str, Tensor]:
-    """Samples that the objective leaves out: f or log q not finite, or |β* f| > 1e30.
-
-    0-dim tensors: counts of both sides, and their share of all.
-    """
+    """Counts of the samples that the objective leaves out, see :func:`usable`; share of all."""
     q_pos, q_neg = log_q or (None, None)
     sides = (f_pos, q_pos), (f_neg, q_neg)
     pos, neg = (usable(f, beta_star, q).sum(-1, dtype=f.dtype) for f, q in sides)
