@@ -126,7 +126,8 @@ def _summary(ranked: Array) -> Row:
     for name, level in _QUANTILES.items():
         exact = level * (ranked.size - 1)
         low, high = ranked[math.floor(exact)], ranked[math.ceil(exact)]
-        found[name] = low + (exact - math.floor(exact)) * (high - low) + spoiler
+        part = exact % 1  # 0 must not multiply an infinite difference
+        found[name] = (low + part * (high - low) if part else low) + spoiler
     return found
 
 

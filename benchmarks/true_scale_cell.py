@@ -307,7 +307,7 @@ def converged(g: Callable[[Tensor], Tensor], beta: float, data: Data) -> dict[st
     ends = mala(whole(lambda u: (1 - beta) * g(u)), u, generator=rng, **own)
     with torch.no_grad():
         f_pos, f_neg = (g(x).view(-1, BATCH) for x in (u, ends))
-    seen = weight_diagnostics(f_pos, f_neg, beta)
+    seen = torch.vmap(lambda p, n: weight_diagnostics(p, n, beta))(f_pos, f_neg)
     found = {name: seen[name] for name in ("grad_scale", "ess")}
     found["energy_gap"] = f_pos.mean(1) - f_neg.mean(1)
     return {name: float(value.mean()) for name, value in found.items()}

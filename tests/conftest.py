@@ -9,6 +9,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from typeguard import install_import_hook
+
+# What runs in every step checks no types; here every call of it is held to its annotations.
+install_import_hook(["ebmguard.diagnostics"])
 
 # Reproducible anywhere, and never failing because a machine is slow.
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)

@@ -4,7 +4,6 @@ What is taken in every step comes in two halves: sums in one tensor, which nothi
 the names and the arithmetic that make numbers of them when the host has them.
 """
 
-from .arithmetic import T
 from .buffer import buffer_diagnostics
 from .joined_row import joined_row
 from .mixture_parts import mixture_sums, named_mixture
@@ -24,13 +23,11 @@ from .sampler_steps import (
     oriented,
     sample_shares,
 )
-from .update_size import amplification, total_norm
+from .update_size import total_norm
 from .weights import named_weights, weight_diagnostics, weight_sums
 
 __all__ = [
     "ChainState",
-    "T",
-    "amplification",
     "buffer_diagnostics",
     "drift_to_noise",
     "energy_diagnostics",

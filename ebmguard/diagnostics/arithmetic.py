@@ -21,6 +21,9 @@ def exp(x: T) -> T:
 
 def known(condition: Any, values: Callable[[], list[T]], count: int) -> list[T]:
     """The values where the condition holds, else NaN, which arithmetic of floats would refuse."""
+    found: list[Any] = (
+        values() if isinstance(condition, Tensor) or condition else [math.nan] * count
+    )
     if isinstance(condition, Tensor):
-        return [torch.where(condition, x, math.nan) for x in values()]
-    return values() if condition else [math.nan] * count
+        found = [torch.where(condition, x, math.nan) for x in found]
+    return found

@@ -13,13 +13,10 @@ __all__ = ["buffer_diagnostics"]
 
 
 def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
-    """What a buffer's method ``diagnostics()`` returns, detached 0-dim tensors, under ``buffer/``.
+    """What ``buffer.diagnostics()`` returns, detached 0-dim tensors, under ``buffer/``.
 
-    :meth:`ebmguard.samplers.ReplayBuffer.diagnostics` is an example. Objects without that method
-    have no diagnostics.
-
-    Raises:
-        ConfigError: ``diagnostics()`` returned something else.
+    :meth:`ebmguard.samplers.ReplayBuffer.diagnostics` is an example. ConfigError if it returned
+    something else; nothing of objects without that method.
     """
     ask = getattr(buffer, "diagnostics", None)
     if isinstance(buffer, Tensor) or not callable(ask):

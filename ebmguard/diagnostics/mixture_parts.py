@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..objective import Terms
-from .arithmetic import T, known
 
 __all__ = ["mixture_sums", "named_mixture"]
 
 
 def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
-    """What :func:`named_mixture` makes numbers of.
+    """What :func:`named_mixture` makes numbers of, ``((exponents + 2) * samplers,)``.
 
-    Args:
-        terms: at several exponents, a column of them.
-        f_neg: ``(M,)``.
-        parts: ``(samplers, M)``, which negatives are whose.
-
-    Returns:
-        ``((exponents + 2) * samplers,)``: at each exponent the share of the whole weight that each
-        sampler's negatives carry (Eq. 5), with classes of the weights within each positive's,
-        averaged over the positives that have a negative; the sums of their energies; and how many
-        they are.
+    At each exponent of the terms, a column of them, the share of the whole weight that each
+    sampler's negatives carry (Eq. 5), with classes of the weights within each positive's, averaged
+    over the positives that have a negative; the sums of their energies; and how many they are.
+    ``parts``, ``(samplers, M)``, says which negatives are whose.
     """
     if terms.is_grouped:
         weight = (terms.share(terms.is_paired).unsqueeze(-1) * terms.log_w.exp()).sum(-2)
@@ -37,7 +31,9 @@ def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
     return torch.cat((shares / shares.sum(-1, keepdim=True), sums[None], counts[None])).flatten()
 
 
-def named_mixture(sums: Sequence[T], names: Sequence[str], f_pos: T) -> list[dict[str, T]]:
+def named_mixture(
+    sums: Sequence[float], names: Sequence[str], f_pos: float
+) -> list[dict[str, float]]:
     """Of each exponent ``mixture/<name>/weight``, and of the first also ``.../energy_gap``.
 
     The gap is how far a sampler's negatives lie below the positives, whose mean is ``f_pos``; NaN
@@ -49,6 +45,6 @@ def named_mixture(sums: Sequence[T], names: Sequence[str], f_pos: T) -> list[dic
         {f"mixture/{name}/weight": x for name, x in zip(names, row, strict=True)} for row in weights
     ]
     for name, total, count in zip(names, totals, counts, strict=True):
-        (gap,) = known(count > 0, lambda x=total, n=count: [f_pos - x / n], 1)  # type: ignore[misc]
+        gap = f_pos - total / count if count > 0 else math.nan
         found[0][f"mixture/{name}/energy_gap"] = gap
     return found

@@ -30,19 +30,18 @@ def pareto_k(log_weights: Tensor) -> Tensor:
     """Shape k of the generalised Pareto distribution fitted to the upper tail of the weights.
 
     The fit is to the largest ``min(n / 5, 3 sqrt(n))`` weights, rounded down as arviz-stats does
-    (arviz before 1.0 rounds up: at n = 64 single k differ by up to 0.7, at 16 times 64 none), with
-    the next largest as threshold. The prior draws k towards 0.5, so that even a bounded tail gives
-    about 0.2. Below 0.7 the weights have a variance to trust; above, averages do not settle; above
-    1 they have no mean. At n = 64 the standard deviation of k is 0.2 to 0.4: pool several steps.
+    (arviz before 1.0 rounds up), with the next largest as threshold. The prior draws k towards 0.5,
+    so that even a bounded tail gives about 0.2. Below 0.7 the weights have a variance to trust;
+    above, averages do not settle; above 1 they have no mean. At n = 64 the standard deviation of k
+    is 0.2 to 0.4: pool several steps.
 
     Args:
-        log_weights: unnormalised log weights, β* f of the negatives, ``(n,)`` or ``(*models, n)``.
+        log_weights: unnormalised log weights, β* f of the negatives, ``(*models, n)``.
 
     Returns:
-        float64 tensor (float32 on MPS), 0-dim or ``(*models,)``. NaN where k is undefined: when
-        n < 25, when any log weight is NaN or infinite, when all entries of the tail are equal, and
-        when a quarter of it cannot be told from its threshold (tied weights, or weights more than
-        745 below the largest in log, which underflow).
+        ``(*models,)``, float64 (float32 on MPS). NaN if n < 25, if a log weight is not finite, and
+        if a quarter of the tail cannot be told from its threshold: tied weights, or weights more
+        than 745 below the largest in log, which underflow.
     """
     n = log_weights.shape[-1]
     tail_length = math.floor(3 * math.sqrt(n)) if n > 225 else n // 5

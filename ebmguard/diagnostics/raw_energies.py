@@ -41,40 +41,38 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     how many pairs have f⁺ < f⁻ and f⁻ < f⁺.
     """
     n, m = f_pos.shape[-1], f_neg.shape[-1]
-    if n == m:
-        ranked = torch.stack((f_pos, f_neg)).sort(-1).values
-        parts = [ranked.index_select(-1, _places(n, ranked.device))]
-        parts += torch.var_mean(ranked, -1, correction=0)
-        parts.append(torch.searchsorted(ranked, ranked.flip(0)).sum(-1, dtype=ranked.dtype))
-        return torch.cat([x.flatten() for x in parts])
-    sides = [f.sort(-1).values for f in (f_pos, f_neg)]
-    places = [x.index_select(-1, _places(len(x), x.device)) for x in sides]
-    spreads = zip(*(torch.var_mean(x, -1, correction=0) for x in sides), strict=True)
-    pairs = [torch.searchsorted(*two).sum(-1, dtype=f_pos.dtype) for two in (sides, sides[::-1])]
-    rest = [x for both in spreads for x in both] + pairs
-    return torch.cat([*places, torch.stack(rest)])
+    # Sides of the same length are two rows of one tensor: half the kernels.
+    sides = [torch.stack((f_pos, f_neg))] if n == m else [f_pos, f_neg]
+    ranked = [f.sort(-1).values for f in sides]
+    others = [ranked[0].flip(0)] if n == m else ranked[::-1]
+    sums = [x.index_select(-1, _places(x.shape[-1], x.device)) for x in ranked]
+    sums += [x.var(-1, correction=0) for x in ranked]
+    sums += [x.mean(-1) for x in ranked]  # not by var_mean, which knows no infinite mean
+    pairs = zip(ranked, others, strict=True)
+    sums += [torch.searchsorted(*both).sum(-1, dtype=f_pos.dtype) for both in pairs]
+    return torch.cat([x.flatten() for x in sums])
 
 
 def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
+    k = 2 * len(_LEVELS)
+    var_pos, var_neg, mean_pos, mean_neg, below, above = sums[2 * k :]
+    found = _named_side("f_pos", sums[:k], var_pos, mean_pos, n)
+    found |= _named_side("f_neg", sums[k : 2 * k], var_neg, mean_neg, m)
+    pos, neg = found["f_pos/max"], found["f_neg/max"]
+    share = known((pos == pos) & (neg == neg), lambda: [0.5 + (below - above) / (2 * n * m)], 1)
+    return {"energy_gap": mean_pos - mean_neg, "energy_overlap": share[0], **found}
+
+
+def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> dict[str, T]:
+    found: dict[str, T] = {"mean": mean, "std": var**0.5}
     k = len(_LEVELS)
-    variances, means, (below, above) = sums[4 * k : 4 * k + 2], sums[-4:-2], sums[-2:]
-    found: dict[str, T] = {}
-    ends = []
-    for i, (side, count) in enumerate((("f_pos", n), ("f_neg", m))):
-        low, high = sums[2 * k * i : 2 * k * i + k], sums[2 * k * i + k : 2 * k * i + 2 * k]
-        of_side = {"mean": means[i], "std": variances[i] ** 0.5}
-        for name, a, b in zip(_LEVELS, low, high, strict=True):
-            part = _LEVELS[name] * (count - 1) % 1
-            of_side[name] = a + part * (b - a) if part else a
-        # A NaN is sorted to the end and would leave the lower quantiles as they are.
-        last = of_side["max"]
-        values = known(last == last, lambda of=of_side: [*of.values()], len(of_side))
-        found |= {f"{side}/{name}": x for name, x in zip(of_side, values, strict=True)}
-        ends.append(last == last)
-    overlap = known(ends[0] & ends[1], lambda: [0.5 + (below - above) / (2 * n * m)], 1)
-    gap = found["f_pos/mean"] - found["f_neg/mean"]
-    return {"energy_gap": gap, "energy_overlap": overlap[0], **found}
+    for (name, level), a, b in zip(_LEVELS.items(), ranked[:k], ranked[k:], strict=True):
+        part = level * (count - 1) % 1
+        found[name] = a + part * (b - a) if part else a
+    # A NaN is sorted to the end and would leave the lower quantiles as they are.
+    values: list[T] = known(found["max"] == found["max"], lambda: list(found.values()), len(found))
+    return {f"{side}/{name}": x for name, x in zip(found, values, strict=True)}
 
 
 @lru_cache
@@ -88,10 +86,7 @@ def _places(n: int, device: torch.device) -> Tensor:
 def nonfinite_diagnostics(
     f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, log_q: LogQ | None = None
 ) -> dict[str, Tensor]:
-    """Samples that the objective leaves out: f or log q not finite, or |β* f| > 1e30.
-
-    0-dim tensors: counts of both sides, and their share of all.
-    """
+    """Counts of the samples that the objective leaves out, see :func:`usable`; share of all."""
     q_pos, q_neg = log_q or (None, None)
     sides = (f_pos, q_pos), (f_neg, q_neg)
     pos, neg = (usable(f, beta_star, q).sum(-1, dtype=f.dtype) for f, q in sides)

@@ -77,7 +77,7 @@ def _projection(entries: int, dtype: torch.dtype, device: torch.device) -> Tenso
     return made.frac() + 0.5
 
 
-def named_samples(shares: Sequence[T], *, is_clamped: bool) -> dict[str, T]:
+def named_samples(shares: Sequence[float], *, is_clamped: bool) -> dict[str, float]:
     """The shares by tag."""
     finite, same, at_an_end = shares
     found = {"nonfinite/samples": 1.0 - finite, "sampler/repeated": same}
@@ -104,13 +104,11 @@ def metropolis_acceptance(
 
         h(x') - h(x) - ½ (x' - x)·(∇h(x) + ∇h(x')) - ¼ s (‖∇h(x')‖² - ‖∇h(x)‖²)
 
-    which keeps its digits where both densities of the proposal are tiny. Near 1 the chain follows
-    the density; near 0 its steps are too long. Only drift and noise may have moved the samples from
-    x (start) to x' (end): the effect of a clamp counts as noise.
+    which keeps its digits where both densities of the proposal are tiny. Only drift and noise may
+    have moved the samples from x (start) to x' (end): the effect of a clamp counts as noise.
 
     Returns:
-        float64 tensor (float32 on MPS), ``(...,)``. NaN if there is no noise, or if inputs that
-        are not finite leave it undefined.
+        ``(...,)``, float64 (float32 on MPS); NaN without noise, or where inputs leave it undefined.
     """
     if noise_std == 0:
         return torch.full_like(start.h, torch.nan, dtype=_wide(start.h))
@@ -129,15 +127,12 @@ def oriented(
     """A point of a chain with h and ∇h high on data, from what the sampler differentiated there.
 
     Samplers differentiate sums or means over the batch, of f or of an energy, negated or not. The
-    cotangent tells which: it must be the same number c for all samples and heads.
+    cotangent tells which: h is |c| times the output if all of it is one number c, else NaN.
 
     Args:
         x, gradient: samples ``(..., d)``, and the gradient of what was differentiated there.
         output, cotangent: the same for what the network returned, ``(..., heads)``.
         sign: 1 where the network's output is high on data, -1 where it is low.
-
-    Returns:
-        x, |c| times the output, high on data, and its gradient; NaN where c differs.
     """
     c = cotangent.flatten()[0]
     c = torch.where((cotangent == c).all(), c, torch.nan)

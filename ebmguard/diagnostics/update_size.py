@@ -1,9 +1,4 @@
-"""How large the optimizer's update is where GradScale has made the gradient small.
-
-If no negative is competitive, GradScale → 0 and the contrastive gradient fades. Adaptive optimizers
-divide by the gradient's recent size and undo that (Appendix H of the paper), so that the network
-keeps moving on next to no evidence.
-"""
+"""How large gradients and updates are."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["amplification", "total_norm"]
+__all__ = ["total_norm"]
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
@@ -29,17 +24,3 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     ]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
-
-
-def amplification(relative_update: Tensor, grad_scale: float | Tensor) -> Tensor:
-    """‖update‖ / (lr · GradScale): the size of a step relative to the evidence for it.
-
-    With plain gradient descent it is ‖gradient‖ / GradScale, the size that the contrastive gradient
-    would have with a competitive negative. It rises where the optimizer undoes GradScale.
-
-    Args:
-        relative_update: ‖update / lr‖, 0-dim.
-        grad_scale: GradScale of the loss; 1 if it does not scale the gradient (β* = 0). Infinite or
-            NaN results if it is 0.
-    """
-    return relative_update / grad_scale

@@ -26,12 +26,10 @@ def weight_diagnostics(
     """Diagnostics of the weights at exponent β* (which may be 0: uniform weights).
 
     Args:
-        f_pos, f_neg: detached negative energies, ``(N,)`` and ``(M,)``.
-        beta_star: number or 0-dim tensor.
-        groups: class labels ``(y_pos, y_neg)``, or these and output scales, as in the objective: w
-            is then each negative's share of the gradient, and positives without a negative of their
-            class are left out.
-        log_q: log-densities of the proposal, as in the objective.
+        f_pos, f_neg: negative energies, ``(N,)`` and ``(M,)``.
+        beta_star, log_q: as in the objective.
+        groups: as in the objective; w is then each negative's share of the gradient, and positives
+            without a negative of their class are left out.
 
     Returns:
         0-dim tensors, by the tags whose lines in :mod:`ebmguard.tags` define them; ``unpaired``

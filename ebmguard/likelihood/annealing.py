@@ -84,9 +84,9 @@ def pilot(
     """Choose temperatures and step sizes, with chains that are thrown away.
 
     Every step of β costs the same conditional effective sample size (Zhou, Johansen and Aston
-    2016), first in coarse steps, which are then divided into `temperatures`, at least 1. Step sizes
-    follow the acceptance: to 0.574 for MALA (Roberts and Rosenthal 1998), 0.651 for HMC (Beskos et
-    al. 2013). Chains that adapt are biased, so that a schedule is then run as it is.
+    2016), first in coarse steps, which are then divided into `temperatures`. Step sizes follow the
+    acceptance: to 0.574 for MALA (Roberts and Rosenthal 1998), 0.651 for HMC (Beskos et al. 2013).
+    Chains that adapt are biased, so that a schedule is then run as it is.
 
     Raises:
         ConfigError: fewer than 2 chains, or no temperature.
@@ -143,8 +143,8 @@ def reverse(
 
     From exact samples of the model the estimate of 1 / Z is unbiased, and that of log Z too high in
     expectation (bidirectional Monte Carlo: Grosse, Ghahramani and Adams 2015). From anything else,
-    *data included*, it is no bound: it may lie below log Z. Where exact samples are not to be had,
-    run long chains at β = 1 first. Arguments and errors are otherwise those of :func:`forward`.
+    *data included*, it is no bound: run long chains at β = 1 first. Arguments and errors are
+    otherwise those of :func:`forward`.
     """
     check_count("len(x)", len(x), 1)
     steps = _steps(path, schedule)
@@ -155,34 +155,11 @@ def reverse(
 
 
 def _steps(path: Path, schedule: Schedule) -> list[tuple[float, float, float]]:
-    """Each β, the next one, and the size there."""
     moving = [1.0] * (len(schedule.betas) - 1)  # what no transition of its own looks at
     sizes = schedule.sizes if path.transition is None else moving
     if not sizes:
         raise ConfigError("the schedule has no step sizes, which HMC needs; make one with pilot()")
     return [(a, b, size) for (a, b), size in zip(pairwise(schedule.betas), sizes, strict=True)]
-
-
-class _At:
-    """(1 - β) log q + β f as a function of x, and f - log q of its first call."""
-
-    gap: Tensor
-
-    def __init__(self, path: Path, beta: float) -> None:
-        self.path, self.beta = path, beta
-
-    def __call__(self, x: Tensor) -> Tensor:
-        f, log_q = self.path.f(x), self.path.base.log_prob(x)
-        for name, values in (("f", f), ("base.log_prob", log_q)):
-            if values.shape != x.shape[:1]:
-                raise ShapeError(
-                    f"{name} returned shape {tuple(values.shape)} for samples of shape "
-                    f"{tuple(x.shape)}; expected one number for each: {tuple(x.shape[:1])}"
-                )
-        if not hasattr(self, "gap"):
-            wide = torch.float32 if x.device.type == "mps" else torch.float64
-            self.gap = f.detach().to(wide) - log_q.detach().to(wide)
-        return (1 - self.beta) * log_q + self.beta * f
 
 
 def _anneal(
@@ -193,7 +170,6 @@ def _anneal(
     *,
     is_reverse: bool = False,
 ) -> Estimate:
-    """Weigh a step to each β from the one before, and move there."""
     start, acceptances, gains = x, [], []
     for step, beta, size in stages:
         x, acceptance, gap = _moved(path, beta, x, size, generator)
@@ -211,17 +187,30 @@ def _moved(
     path: Path, beta: float, x: Tensor, size: float, generator: Generator | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Where the chains go, the mean acceptance, and f - log q where they were."""
-    at = _At(path, beta)
+    gaps, accepted = list[Tensor](), list[Tensor]()
+
+    def between(x: Tensor) -> Tensor:
+        f, log_q = path.f(x), path.base.log_prob(x)
+        for name, values in (("f", f), ("base.log_prob", log_q)):
+            if values.shape != x.shape[:1]:
+                raise ShapeError(
+                    f"{name} returned shape {tuple(values.shape)} for samples of shape "
+                    f"{tuple(x.shape)}; expected one number for each: {tuple(x.shape[:1])}"
+                )
+        if not gaps:
+            wide = torch.float32 if x.device.type == "mps" else torch.float64
+            gaps.append(f.detach().to(wide) - log_q.detach().to(wide))
+        return (1 - beta) * log_q + beta * f
+
     if path.transition is not None or size == _STILL:
         with torch.no_grad():
-            at(x)
+            between(x)
             for _ in range(path.moves):
                 if path.transition is not None and size != _STILL:
                     x = path.transition(x, beta, generator)
-        return x, at.gap.new_tensor(math.nan), at.gap
-    accepted = list[Tensor]()
+        return x, gaps[0].new_tensor(math.nan), gaps[0]
     x = hmc(
-        at,
+        between,
         x,
         steps=path.moves,
         leapfrog_steps=path.leapfrog_steps,
@@ -230,16 +219,15 @@ def _moved(
         generator=generator,
         on_step=lambda step: accepted.append(step.acceptance.mean()),
     )
-    return x, torch.stack(accepted).mean(), at.gap
+    return x, torch.stack(accepted).mean(), gaps[0]
 
 
 def _share(gain: Tensor) -> Tensor:
-    """Effective sample size of the last dimension's log weights, as a share of the chains."""
+    """Effective sample size of log weights along the last dimension, as a share."""
     return (2 * gain.logsumexp(-1) - (2 * gain).logsumexp(-1)).exp() / gain.shape[-1]
 
 
 def _coarse_step(gap: Tensor, most: float) -> float:
-    """The largest step of β, up to `most`, that leaves so many of the chains."""
     steps = [0.0, most]
     if float(_share(most * gap)) >= _COARSE_ESS:
         return most

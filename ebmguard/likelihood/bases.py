@@ -48,16 +48,12 @@ class Gaussian:
     def fit(cls, x: Tensor, *, noise: float, independent: bool) -> Gaussian:
         """The Gaussian of largest likelihood for samples with noise, in expectation over it.
 
-        Its covariance is that of the samples plus noise² on the diagonal, which also keeps it from
-        being singular where an entry is the same in all samples, or samples are few.
+        Its covariance is that of the samples plus noise² on the diagonal, and never singular.
 
         Args:
-            x: samples, ``(N, ...)``.
-            noise: standard deviation of the noise, in units of the samples.
+            x: samples, ``(N, ...)``; ConfigError of none.
+            noise: its standard deviation, in units of the samples, or ConfigError.
             independent: entries each on their own, without covariances.
-
-        Raises:
-            ConfigError: no samples, or no positive noise.
         """
         if not len(x):
             raise ConfigError("there are no samples to fit a Gaussian to; expected at least one")
@@ -106,8 +102,7 @@ class Bernoulli:
     def fit(cls, x: Tensor) -> Bernoulli:
         """The means of bits ``(N, ...)``, as if one more 0 and one more 1 had been seen of each.
 
-        Raises:
-            ConfigError: there are no samples, or they are not bits.
+        ConfigError of no samples, or of others.
         """
         if not len(x) or not ((x == 0) | (x == 1)).all():
             raise ConfigError("x holds no bits to fit a Bernoulli to; expected samples of 0 and 1")

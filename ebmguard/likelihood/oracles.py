@@ -21,8 +21,7 @@ def enumerated_log_z(
     """log Σ exp f(h) over all h in {0, 1}^bits, up to 20 bits.
 
     Args:
-        f: negative energy, ``(M, bits)`` to ``(M, ...)``: a number for each state, or several, such
-            as one for each of some visible states whose latents these bits are.
+        f: negative energy, ``(M, bits)`` to ``(M, ...)``: a number for each state, or several.
         bits: of a state; ConfigError of none, or too many.
         like: a tensor with the dtype and device of the states; None is float64 on the CPU.
 

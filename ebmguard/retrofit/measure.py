@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import (
-    amplification,
     buffer_diagnostics,
     joined_row,
     named_energies,
@@ -91,7 +90,9 @@ class Measure(Stateful):
         found = {
             "optim/grad_norm": update.gradient_norm,
             "optim/update_norm": update.norm,
-            "optim/amplification": amplification(update.relative_norm, self._grad_scale()),
+            # Adaptive optimizers divide by the gradient's recent size, which undoes GradScale
+            # (Appendix H): the network keeps moving on next to no evidence.
+            "optim/amplification": update.relative_norm / self._grad_scale(),
         }
         # In float32, as a state that is loaded has them.
         self._update = {name: x.float() for name, x in found.items()}

@@ -11,7 +11,7 @@ Parameters' gradients and the inputs stay untouched. Everything works on any dev
 """
 
 from .chains import Chains, Proposal, start_chains
-from .hmc import hmc, hmc_step, leapfrog, mala, mala_step
+from .hmc import hmc, hmc_step, mala, mala_step
 from .mixture import Mixture
 from .replay_buffer import ReplayBuffer
 from .sgld import annealed, random_steps, sgld, sgld_step
@@ -24,7 +24,6 @@ __all__ = [
     "annealed",
     "hmc",
     "hmc_step",
-    "leapfrog",
     "mala",
     "mala_step",
     "random_steps",

@@ -11,15 +11,8 @@ from torch import Generator, Tensor
 from ..errors import ConfigError, ShapeError, typed
 
 __all__ = [
-    "Chains",
-    "Energy",
-    "Proposal",
-    "check_count",
-    "check_noise",
-    "check_start",
-    "evaluated",
-    "slope",
-    "start_chains",
+    *("Chains", "Energy", "Proposal", "start_chains"),
+    *("check_count", "check_noise", "check_start", "evaluated", "slope"),
 ]
 
 Energy: TypeAlias = Callable[[Tensor], Tensor]
@@ -28,10 +21,8 @@ Energy: TypeAlias = Callable[[Tensor], Tensor]
 class Chains(NamedTuple):
     """Where chains are, and f there. Of one f: when its parameters or β change, start anew.
 
-    Attributes:
-        x: the samples, ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble.
-        f: their negative energy, ``(B,)`` or ``(*models, B)``.
-        grad: its gradient, in the shape of ``x``.
+    The samples x ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble, their negative energy f,
+    ``(B,)`` or ``(*models, B)``, and its gradient, in the shape of x.
     """
 
     x: Tensor
@@ -40,19 +31,12 @@ class Chains(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What a step proposed to each chain, and what became of it.
+    """What a step proposed to each chain, and what became of it: ``(B,)`` or ``(*models, B)``."""
 
-    Attributes:
-        chains: where the proposals are, accepted or not.
-        acceptance: probability of being accepted, ``(B,)`` or ``(*models, B)``; 1 for SGLD.
-        accepted: whether they were, in the same shape.
-        divergent: whether an energy was not finite on the way. MALA and HMC never accept those.
-    """
-
-    chains: Chains
-    acceptance: Tensor
-    accepted: Tensor
-    divergent: Tensor
+    chains: Chains  # where the proposals are, accepted or not
+    acceptance: Tensor  # probability of being accepted; 1 for SGLD
+    accepted: Tensor  # whether they were
+    divergent: Tensor  # an energy was not finite on the way: MALA and HMC do not accept it
 
 
 @typed
@@ -60,19 +44,16 @@ def start_chains(f: Energy, x0: Tensor, *, dim: int = 0) -> Chains:
     """Evaluate f and its gradient at the start points.
 
     Args:
-        f: negative energy: ``(B, ...)`` to ``(B,)``, or ``(*models, B, ...)`` to ``(*models, B)``.
+        f: negative energy: ``(B, ...)`` to ``(B,)``, or ``(*models, B, ...)`` to ``(*models, B)``;
+            ShapeError of anything else, since each chain has one energy.
         x0: start points.
         dim: the batch dimension; 1 for ``(models, B, ...)``.
-
-    Raises:
-        ShapeError: what f returns. Each chain has one energy, so heads have to be joined first.
     """
     check_start(x0)
     return evaluated(f, x0, dim)
 
 
 def evaluated(f: Energy, x: Tensor, dim: int) -> Chains:
-    """:func:`start_chains` inside of loops, where its arguments have been looked at."""
     values, grad = slope(f, x)
     if values.shape != x.shape[: dim + 1]:
         raise ShapeError(
@@ -98,19 +79,16 @@ def slope(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_count(name: str, count: int, least: int) -> None:
-    """Refuse a number of steps that is too small."""
     if count < least:
         raise ConfigError(f"{name} is {count}, expected a whole number, {least} or more")
 
 
 def check_start(x0: Tensor) -> None:
-    """Refuse start points that have no gradient."""
     if not x0.is_floating_point():
         raise ConfigError(f"x0 has dtype {x0.dtype}, expected floating-point start points")
 
 
 def check_noise(noise: Tensor | None, shape: Sequence[int], generator: Generator | None) -> None:
-    """Refuse noise that cannot be broadcast to `shape`, and a generator beside it."""
     if noise is None:
         return
     if generator is not None:

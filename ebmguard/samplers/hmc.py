@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypedDict
 
 import torch
 from torch import Generator, Tensor
@@ -14,7 +15,12 @@ from .chains import Chains, Energy, Proposal, check_count, check_noise, evaluate
 __all__ = ["hmc", "hmc_step", "leapfrog", "mala", "mala_step"]
 
 
-@typed
+class _Settings(TypedDict):
+    steps: int
+    step_size: float
+    noise_std: float
+
+
 def leapfrog(
     f: Energy,
     chains: Chains,
@@ -27,19 +33,9 @@ def leapfrog(
     """Follow Hamilton's equations for `steps` leapfrog steps.
 
     Of H(x, p) = -o f(x) + |p|²/2 with o = 2 step_size / noise_std**2, in steps of length noise_std
-    (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30), from momenta p in the shape of
-    the samples. The other arguments are as in :func:`hmc_step`. Returns the ends, the momenta
+    (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30). Returns the ends, the momenta
     there, and H(start) - H(end) for each chain, float64 (float32 on MPS).
     """
-    _check_settings(steps, step_size, noise_std)
-    check_noise(momentum, chains.x.shape, None)
-    return _leapfrog(f, chains, momentum, (steps, step_size, noise_std))
-
-
-def _leapfrog(
-    f: Energy, chains: Chains, momentum: Tensor, settings: tuple[int, float, float]
-) -> tuple[Chains, Tensor, Tensor]:
-    steps, step_size, noise_std = settings
     # Positions and momenta are as wide as the energies: they lose what f itself has lost, o eps f,
     # and eps √(steps entries). Where that is wider than the samples, f gets those they round to.
     wide = torch.promote_types(chains.x.dtype, chains.f.dtype)
@@ -83,8 +79,7 @@ def hmc_step(
     tested by itself. One that starts where the energy is not finite stays there.
 
     Args:
-        f: negative energy, as in :func:`start_chains`.
-        chains: the present state, from :func:`start_chains` or from the step before.
+        f, chains: as :func:`start_chains` takes and returns them, or the step before.
         leapfrog_steps: length of the trajectory, at least 1.
         step_size, noise_std, generator: one step's, as in :func:`ebmguard.samplers.sgld`.
         noise: z ~ N(0, I), the momenta, and u ~ U(0, 1), instead of a generator; they are
@@ -94,16 +89,16 @@ def hmc_step(
         ConfigError: settings that are not above 0, or both `noise` and `generator`.
         ShapeError: what f returns, see :func:`start_chains`.
     """
-    _check_settings(leapfrog_steps, step_size, noise_std)
+    settings = _settings(leapfrog_steps, step_size, noise_std)
     for each, like in zip(noise or (), (chains.x, chains.f), strict=False):
         check_noise(each, like.shape, generator)
-    return _step(f, chains, (leapfrog_steps, step_size, noise_std), generator, noise)
+    return _step(f, chains, settings, generator, noise)
 
 
 def _step(
     f: Energy,
     chains: Chains,
-    settings: tuple[int, float, float],
+    settings: _Settings,
     generator: Generator | None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
@@ -114,7 +109,7 @@ def _step(
         wide = torch.promote_types(x.dtype, torch.float32)
         noise = z, torch.rand(chains.f.shape, generator=generator, device=device, dtype=wide)
     z, u = noise
-    end, _, log_ratio = _leapfrog(f, chains, z, settings)
+    end, _, log_ratio = leapfrog(f, chains, z, **settings)
     divergent = ~torch.isfinite(log_ratio)
     acceptance = torch.where(divergent, 0.0, log_ratio.clamp(max=0.0).exp())
     accepted = u < acceptance
@@ -138,8 +133,7 @@ def mala_step(
 ) -> tuple[Chains, Proposal]:
     """:func:`hmc_step` with one leapfrog step (Neal 2011, Section 5.2): a tested Langevin step.
 
-    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996): the proposal of
-    :func:`ebmguard.samplers.sgld_step`, accepted with min(1, p(x') q(x | x') / (p(x) q(x' | x))).
+    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996).
     """
     return hmc_step(
         f,
@@ -167,16 +161,15 @@ def hmc(
 ) -> Tensor:
     """Run `steps` steps of :func:`hmc_step` from `x0`.
 
-    f is evaluated ``1 + steps * leapfrog_steps`` times. `on_step` is called with each proposal:
-    keep its numbers rather than the proposal, which holds samples and gradients. The other
-    arguments, and the errors, are those of :func:`start_chains` and :func:`hmc_step`. Returns
-    detached samples, in the shape of `x0`.
+    f is evaluated ``1 + steps * leapfrog_steps`` times. `on_step` is called with each proposal,
+    which holds samples and gradients: keep its numbers. The other arguments, and the errors, are
+    those of :func:`start_chains` and :func:`hmc_step`. Returns detached samples like `x0`.
     """
     check_count("steps", steps, 0)
-    _check_settings(leapfrog_steps, step_size, noise_std)
+    settings = _settings(leapfrog_steps, step_size, noise_std)
     chains = start_chains(f, x0, dim=dim)
     for _ in range(steps):
-        chains, proposal = _step(f, chains, (leapfrog_steps, step_size, noise_std), generator)
+        chains, proposal = _step(f, chains, settings, generator)
         if on_step is not None:
             on_step(proposal)
     return chains.x
@@ -207,7 +200,7 @@ def mala(
     )
 
 
-def _check_settings(leapfrog_steps: int, step_size: float, noise_std: float) -> None:
+def _settings(leapfrog_steps: int, step_size: float, noise_std: float) -> _Settings:
     check_count("leapfrog_steps", leapfrog_steps, 1)
     for name, value in (("step_size", step_size), ("noise_std", noise_std)):
         if not (math.isfinite(value) and value > 0):
@@ -215,3 +208,4 @@ def _check_settings(leapfrog_steps: int, step_size: float, noise_std: float) -> 
                 f"{name} is {value}, expected a finite number above 0: the density that the chains "
                 "are tested on is exp(o f) with o = 2 step_size / noise_std**2"
             )
+    return {"steps": leapfrog_steps, "step_size": step_size, "noise_std": noise_std}

@@ -17,9 +17,9 @@ __all__ = ["Mixture"]
 class Mixture:
     """A sampler that asks several samplers, and puts their samples side by side.
 
-    The weights of the robust objective go to the negatives that are likely under the model, whoever
-    drew them: one sampler that delivers is enough. At β* = 0 all negatives weigh the same. Every
-    sampler gets the arguments of the call, and returns as many samples as it likes. ::
+    The weights of the robust objective go to the negatives that are likely under the model: one
+    sampler that delivers is enough. At β* = 0 all negatives weigh the same. Every sampler gets the
+    arguments of the call, and returns as many samples as it likes. ::
 
         sample_q = Mixture({
             "buffer": lambda f: mala(f, from_buffer(64), ...),

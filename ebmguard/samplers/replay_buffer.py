@@ -20,8 +20,8 @@ class ReplayBuffer(Stateful):
 
     Args:
         size: number of chains.
-        sample_shape: shape of one sample, such as (1, 8, 8).
-        reinit_rate: probability that a drawn start point is replaced by a fresh one; JEM uses 0.05.
+        sample_shape: of one sample, such as (1, 8, 8).
+        reinit_rate: probability that a start point is a fresh one instead; JEM uses 0.05.
         generator: the only source of randomness; the buffer lives on its device.
         low, high: ends of the uniform density that fresh chains start from.
         dtype: floating-point type of the samples.
@@ -87,8 +87,7 @@ class ReplayBuffer(Stateful):
             Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
 
         Raises:
-            ConfigError: n is not positive, the labels have another shape or type, or the buffer
-                does not tell classes apart.
+            ConfigError: n below 1, labels that do not fit, or none expected.
         """
         if n < 1:
             raise ConfigError(f"n is {n}, expected at least 1")
@@ -142,11 +141,9 @@ class ReplayBuffer(Stateful):
         self.ages[indices] = ages[last] + 1
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Of the latest draw, without waiting for the device.
+        """Of the latest draw ``age``, ``duplicates`` and ``reinit``, see :mod:`ebmguard.tags`.
 
-        Returns:
-            0-dim float32 tensors ``age``, ``duplicates`` and ``reinit``, see :mod:`ebmguard.tags`;
-            none before the first draw and after a restored state.
+        0-dim float32; none before the first draw and after a restored state.
         """
         if self._draw is None:
             return {}
@@ -163,9 +160,7 @@ class ReplayBuffer(Stateful):
         return {
             "samples": torch.as_tensor,
             "ages": torch.as_tensor,
-            "generator": lambda state: torch.Generator(self.generator.device).set_state(
-                state.cpu()
-            ),
+            "generator": lambda x: torch.Generator(self.generator.device).set_state(x.cpu()),
         }
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,16 +43,8 @@ def sgld_step(
     The update of JEM's sampler: a correct Langevin step for p(x) ∝ exp(o f(x)) with
     o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4, without minibatching). Every move
     is accepted, and f evaluated where it ends. A rule of your own for the gradient goes between two
-    steps: ``chains._replace(grad=...)``.
-
-    Args:
-        f, chains: as in :func:`ebmguard.samplers.hmc_step`.
-        step_size, noise_std, generator, clamp, grad_clip: as in :func:`sgld`, of this one step.
-        noise: z itself, instead of a generator; broadcast to the shape of `x`.
-
-    Raises:
-        ShapeError: the shapes differ.
-        ConfigError: as for :func:`sgld`.
+    steps: ``chains._replace(grad=...)``, or ShapeError of another shape. `noise` is broadcast to
+    that of x; other arguments and errors are as in :func:`start_chains` and :func:`sgld`.
     """
     move = _update(1, step_size, noise_std, generator, clamp, grad_clip)
     check_noise(noise, chains.x.shape, generator)
@@ -82,10 +74,10 @@ def sgld(
     """Run `steps` Langevin steps from `x0` towards high `f`; its parameters' gradients stay.
 
     Args:
-        f: negative energy, one value for each sample, in any shape: (B, ...) -> (B,), or
-            (models, B, ...) -> (models, B) of an ensemble.
+        f: negative energy, one value for each sample: (B, ...) -> (B,), or (models, B, ...) ->
+            (models, B) of an ensemble.
         x0: start points, of any shape that f takes.
-        steps: number of steps, at least 0.
+        steps: at least 0.
         step_size: factor of the gradient; one number, or one for each step (see :func:`annealed`).
         noise_std: standard deviation of the noise, in units of `x0`; likewise. 0 draws nothing.
         generator: source of the noise, on the device of `x0`; None is PyTorch's global one.
@@ -127,9 +119,9 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
     noise annealed, o grows along the chain, and its output scale is that of the last steps.
 
     Args:
-        first, last: numbers of the first and of the last step; an only step has the last.
+        first, last: of the first and of the last step; an only step has the last.
         steps: how many, at least 0.
-        shape: "linear"; "geometric", by the same factor at every step; "cosine", flat at both ends.
+        shape: "geometric", by the same factor at every step; "linear"; "cosine", flat at both ends.
 
     Raises:
         ConfigError: an unknown shape, negative steps, ends that are not finite, or not above 0

@@ -16,11 +16,8 @@ LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 
 
 def summary(f: np.ndarray) -> dict[str, float]:
-    return {
-        "mean": f.mean(),
-        "std": f.std(),
-        **{name: np.quantile(f, level) for name, level in LEVELS.items()},
-    }
+    quantiles = {name: np.quantile(f, level) for name, level in LEVELS.items()}
+    return {"mean": f.mean(), "std": f.std(), **quantiles}
 
 
 def overlap(pos: np.ndarray, neg: np.ndarray) -> float:
@@ -79,9 +76,10 @@ def test_nan_spoils_its_own_side_and_what_needs_both(m):
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_infinities_show_in_extremes_and_spare_the_median(value):
-    pos, neg = torch.randn(41), torch.randn(41)
-    neg[3] = value
+@pytest.mark.parametrize("m", [41, 61])
+def test_infinities_show_in_extremes_and_spare_the_median(value, m):
+    pos, neg = torch.randn(41), torch.randn(m)
+    neg[3] = neg[7] = value
     found = {tag: x.item() for tag, x in energy_diagnostics(pos, neg).items()}
     assert found["f_neg/max" if value > 0 else "f_neg/min"] == value
     assert found["f_neg/mean"] == value
@@ -118,16 +116,7 @@ def test_products_beyond_all_bounds_count_as_lost():
     assert nonfinite_diagnostics(g, f, 100.0)["nonfinite/neg"].item() == 3
 
 
-def test_lost_samples_of_members():
-    pos = torch.tensor([[0.0, math.nan], [1.0, 1.0]])
-    neg = torch.tensor([[0.0, 0.0, 1e20], [1e20, math.inf, 1e20]])
-    found = nonfinite_diagnostics(pos, neg, torch.tensor([1.0, 1e15]))
-    assert found["nonfinite/pos"].tolist() == [1.0, 0.0]
-    assert found["nonfinite/neg"].tolist() == [0.0, 3.0]
-    assert found["nonfinite/energies"].tolist() == pytest.approx([0.2, 0.6])
-
-
-@pytest.mark.parametrize("shapes", [((4,), (4,)), ((4,), (5,)), ((2, 4), (2, 5))])
+@pytest.mark.parametrize("shapes", [((4,), (4,)), ((4,), (5,))])
 def test_nothing_waits_for_the_device(shapes):
     """On the device `meta` any read by the host raises."""
     pos, neg = (torch.empty(shape, device="meta") for shape in shapes)

@@ -13,13 +13,23 @@ from torch.distributions import Normal
 
 from ebmguard.diagnostics import (
     ChainState,
-    clamped,
     drift_to_noise,
-    fingerprint,
     metropolis_acceptance,
+    named_samples,
     oriented,
-    repeated,
+    sample_shares,
 )
+
+Clamp = tuple[float, float]
+
+
+def shown(x: Tensor, before: Tensor | None = None, clamp: Clamp | None = None) -> dict[str, float]:
+    """The numbers of samples, after those of the call before."""
+    known_by = None if before is None else sample_shares(before)[1]
+    shares, _ = sample_shares(x, known_by, clamp)
+    found = named_samples(shares.tolist(), is_clamped=clamp is not None)
+    return {tag.split("/")[1]: value for tag, value in found.items()}
+
 
 # -- drift to noise ----------------------------------------------------------------------------
 
@@ -46,21 +56,59 @@ def test_ratio_of_a_still_energy_is_zero():
     assert drift_to_noise(torch.zeros(()), entries=4, step_size=1.0, noise_std=0.1) == 0
 
 
-# -- the clamp ---------------------------------------------------------------------------------
+# -- the samples themselves --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_share_of_entries_at_the_ends(dtype):
+def test_share_of_entries_at_the_ends_or_beyond(dtype):
     # 0.1 and 0.7 are no numbers of any of these types.
     x = torch.tensor([[-5.0, 0.3, 9.0], [0.4, 0.5, 0.6]], dtype=dtype).clamp(0.1, 0.7)
-    share = clamped(x, (0.1, 0.7))
-    assert share.dtype == torch.float32
-    assert share.item() == pytest.approx(2 / 6)
+    assert shown(x, None, (0.1, 0.7))["clamped"] == pytest.approx(2 / 6)
+    x = torch.tensor([[-2.0, 0.0, torch.nan, torch.inf]], dtype=dtype)
+    assert shown(x, None, (-1.0, 1.0))["clamped"] == 0.5
 
 
-def test_beyond_the_ends_counts_and_nan_does_not():
-    x = torch.tensor([[-2.0, 0.0, torch.nan, torch.inf]])
-    assert clamped(x, (-1.0, 1.0)).item() == 0.5
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_share_of_samples_that_are_not_finite(dtype):
+    x = torch.zeros(5, 3, dtype=dtype)
+    assert shown(x)["samples"] == 0
+    x[0, 1], x[1, 2], x[2, 0], x[3, 0] = torch.nan, torch.inf, -torch.inf, torch.finfo(dtype).max
+    assert shown(x)["samples"] == pytest.approx(3 / 5)
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.integers(0, 2**31))
+def test_repeated_is_the_share_of_equal_samples(n, d, seed):
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(n, d, generator=generator)
+    keep = torch.rand(n, 1, generator=generator) < 0.5
+    now = torch.where(keep, before, torch.randn(n, d, generator=generator))
+    expected = (now == before).all(-1).float().mean().item()
+    assert shown(now, before)["repeated"] == pytest.approx(expected)
+
+
+def test_the_smallest_move_counts_as_one():
+    x = torch.ones(1, 3)
+    moved = x.clone()
+    moved[0, 1] = torch.nextafter(x[0, 1], torch.tensor(2.0))
+    assert shown(moved, x)["repeated"] == 0
+    assert shown(x.clone(), x)["repeated"] == 1
+
+
+def test_repeats_that_cannot_be_told():
+    assert math.isnan(shown(torch.ones(2, 3), torch.ones(3, 3))["repeated"])
+    assert math.isnan(shown(torch.ones(2, 3))["repeated"])
+    lost = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
+    assert shown(lost, lost)["repeated"] == 0.5
+
+
+def test_models_are_as_if_alone():
+    x, before = torch.randn(2, 4, 5, 3)
+    before[2, 1] = x[2, 1]
+    sums, known_by = sample_shares(x, sample_shares(before)[1], (-1.0, 1.0))
+    for k in range(4):
+        alone = sample_shares(x[k], sample_shares(before[k])[1], (-1.0, 1.0))
+        torch.testing.assert_close(sums[k], alone[0], rtol=0, atol=0)
+        torch.testing.assert_close(known_by[k], alone[1])
 
 
 # -- Metropolis acceptance -----------------------------------------------------------------------
@@ -146,43 +194,6 @@ def test_detailed_balance_by_quadrature():
     assert (unadjusted - unadjusted.T).abs().max() > 1e-6
 
 
-def test_chain_that_uses_it_has_the_right_variance():
-    """Unadjusted, the variance of the chains is off by 1 / (1 - s/2)."""
-    rng = torch.Generator().manual_seed(0)
-    step_size, noise_std = 0.8, 1.0
-    scale = 2 * step_size / noise_std**2
-    n = 40_000
-    x = torch.randn(n, 1, generator=rng, dtype=torch.float64)
-    plain = x.clone()
-    for _ in range(60):
-        noise = noise_std * torch.randn(n, 1, generator=rng, dtype=torch.float64)
-        plain = plain + step_size * bowl(plain).gradient + noise
-        start = bowl(x)
-        end = bowl(x + step_size * start.gradient + noise)
-        accepted = metropolis_acceptance(start, end, step_size=step_size, noise_std=noise_std)
-        moves = torch.rand(n, generator=rng, dtype=torch.float64) < accepted
-        x = torch.where(moves.unsqueeze(-1), end.x, x)
-    error = math.sqrt(2 / n)  # of a variance, relative
-    assert x.var() * scale == pytest.approx(1.0, abs=5 * error)
-    assert plain.var() * scale == pytest.approx(1 / (1 - step_size / 2), rel=5 * error)
-
-
-def test_short_steps_are_accepted_and_long_ones_are_not():
-    rng = torch.Generator().manual_seed(0)
-    x = torch.randn(500, 5, generator=rng, dtype=torch.float64)
-    shares = []
-    for step_size in (1e-6, 0.1, 1.0, 8.0):
-        noise_std = math.sqrt(2 * step_size)  # o = 1: the density stays the same
-        noise = noise_std * torch.randn(500, 5, generator=rng, dtype=torch.float64)
-        start = wells(x)
-        end = wells(x + step_size * start.gradient + noise)
-        found = metropolis_acceptance(start, end, step_size=step_size, noise_std=noise_std)
-        shares.append(found.mean().item())
-    assert shares[0] == pytest.approx(1.0, abs=1e-3)
-    assert shares == sorted(shares, reverse=True)
-    assert shares[-1] < 1e-3
-
-
 def test_a_jem_step_in_float32_keeps_its_digits():
     """At o = 20,000 the terms of the textbook's sum are a thousand times their result."""
     rng = torch.Generator().manual_seed(0)
@@ -220,9 +231,10 @@ def test_nothing_is_read_by_the_host():
         return ChainState(*(torch.empty(shape, device="meta") for shape in ((4, 2), (4,), (4, 2))))
 
     assert metropolis_acceptance(state(), state(), step_size=1.0, noise_std=0.1).shape == (4,)
-    assert clamped(torch.empty(4, 2, device="meta"), (0.0, 1.0)).shape == ()
     x, output = torch.empty(4, 2, device="meta"), torch.empty(4, 1, device="meta")
     assert oriented(x, output, output, x, sign=1).h.shape == (4,)
+    sums, known_by = sample_shares(x, sample_shares(x)[1], (0.0, 1.0))
+    assert (sums.shape, known_by.shape) == ((3,), (4,))
 
 
 # -- what the sampler differentiated ---------------------------------------------------------------
@@ -260,35 +272,3 @@ def test_energy_is_unknown_where_samples_were_weighted():
         state = oriented(x.detach(), f.detach(), cotangent, gradient, sign=1)
         assert state.h.isnan().all()
         assert state.gradient.isnan().all()
-
-
-# -- repeats ------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 6), st.integers(1, 20), st.integers(0, 2**31))
-def test_repeated_is_the_share_of_equal_samples(n, d, seed):
-    generator = torch.Generator().manual_seed(seed)
-    before = torch.randn(n, d, generator=generator)
-    keep = torch.rand(n, 1, generator=generator) < 0.5
-    now = torch.where(keep, before, torch.randn(n, d, generator=generator))
-    found = repeated(fingerprint(now), fingerprint(before))
-    assert torch.equal(found, (now == before).all(-1).float().mean())
-
-
-def test_the_smallest_move_counts_as_one():
-    x = torch.ones(1, 3)
-    moved = x.clone()
-    moved[0, 1] = torch.nextafter(x[0, 1], torch.tensor(2.0))
-    assert repeated(fingerprint(moved), fingerprint(x)).item() == 0
-    assert repeated(fingerprint(x.clone()), fingerprint(x)).item() == 1
-
-
-def test_repeats_that_cannot_be_told():
-    assert repeated(fingerprint(torch.ones(2, 3)), fingerprint(torch.ones(3, 3))).isnan()
-    lost = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
-    assert repeated(fingerprint(lost), fingerprint(lost)).item() == 0.5
-
-
-def test_the_search_for_repeats_waits_for_nothing():
-    x = torch.ones(4, 2, device="meta")
-    assert repeated(fingerprint(x), fingerprint(x)).device.type == "meta"

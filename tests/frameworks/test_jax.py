@@ -22,11 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import ebmguard
 from ebmguard import Level
 from ebmguard.adapters.jax import Recorder, contrastive_loss, diagnostics, temper
-from ebmguard.diagnostics import (
-    energy_diagnostics,
-    nonfinite_diagnostics,
-    weight_diagnostics_at,
-)
+from ebmguard.diagnostics import energy_diagnostics, nonfinite_diagnostics, weight_diagnostics
 from ebmguard.errors import ConfigError, EnergyTypeError, NonFiniteError, ShapeError
 from ebmguard.report import RecordedRun
 from ebmguard.sinks import read_jsonl
@@ -270,9 +266,8 @@ def test_an_ensemble_is_a_vmap_over_beta_star():
     pos, neg = rng.normal(0, 2, (3, 8)), rng.normal(0, 2, (3, 6))
     stars = [0.0, 0.5, 2.0]
     found = jax.vmap(contrastive_loss)(jnp.asarray(pos), jnp.asarray(neg), jnp.asarray(stars))
-    expected = ebmguard.contrastive_loss(
-        torch.tensor(pos), torch.tensor(neg), torch.tensor(stars, dtype=torch.float64)
-    )
+    theirs = map(torch.tensor, (pos, neg, np.array(stars)))
+    expected = torch.vmap(ebmguard.contrastive_loss)(*theirs)
     assert_same(found, expected, rtol=1e-12, atol=0)
     rows = jax.vmap(diagnostics)(jnp.asarray(pos), jnp.asarray(neg), jnp.asarray(stars))
     alone = diagnostics(jnp.asarray(pos[2]), jnp.asarray(neg[2]), 2.0)
@@ -304,9 +299,9 @@ def test_the_tempered_function_and_its_gradient():
 
 def torch_row(sides: Sides, beta_star: float, groups: Any = None) -> dict[str, torch.Tensor]:
     f_pos, f_neg = (torch.tensor(x) for x in sides)
-    weights, reference = weight_diagnostics_at(f_pos, f_neg, (beta_star, 0.5), groups)
+    reference = weight_diagnostics(f_pos, f_neg, 0.5, groups)
     return {
-        **weights,
+        **weight_diagnostics(f_pos, f_neg, beta_star, groups),
         **{f"ref/{name}": value for name, value in reference.items()},
         **energy_diagnostics(f_pos, f_neg),
         **nonfinite_diagnostics(f_pos, f_neg, beta_star),

@@ -15,16 +15,8 @@ from torch.distributions import Normal
 
 from ebmguard.diagnostics import ChainState, metropolis_acceptance
 from ebmguard.errors import ConfigError, ShapeError
-from ebmguard.samplers import (
-    Proposal,
-    hmc,
-    hmc_step,
-    leapfrog,
-    mala,
-    mala_step,
-    sgld_step,
-    start_chains,
-)
+from ebmguard.samplers import Proposal, hmc, hmc_step, mala, mala_step, sgld_step, start_chains
+from ebmguard.samplers.hmc import leapfrog
 from tests.samplers.parts import PRECISION, bowl, normals, scale_of, seeded, wells
 
 # -- exact: detailed balance, reversibility, energy ------------------------------------------------
