@@ -140,7 +140,7 @@ def launches(
             g = guard(None, sample_q, beta_star=0.5, output_scale=20_000)
             loss_fn, sample_q = g.attach(**told)
             # The first sampler calls are measured, which reads values.
-            known = {"measured": asdict(Measured("it is not measured here"))}
+            known = {"measured": {"exact": asdict(Measured("it is not measured here"))}}
             g.load_state_dict(g.state_dict() | known | {"step": 0 if slow else 1})
             if compiled is not None:
                 g.compute = Compiled(gpu, compiled)

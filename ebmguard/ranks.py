@@ -96,7 +96,7 @@ class _Everyone(torch.autograd.Function):
         return everyone.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return gradient[ctx.place] * ctx.ranks, None, None, None
 
@@ -152,7 +152,7 @@ def whole_batch(
     numbers = iter(joined(*sides))
     rank = dist.get_rank(process_group)
     pos, neg = (
-        _Everyone.apply(f, next(numbers), sum(size[:rank]), len(checks))
+        _Everyone.apply(f, next(numbers), sum(size[:rank]), len(checks))  # type: ignore[no-untyped-call]
         for f, size in ((f_pos, n), (f_neg, m))
     )
     log_q = None if log_q is None else (next(numbers), next(numbers))

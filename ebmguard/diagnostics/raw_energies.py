@@ -89,11 +89,10 @@ def nonfinite_diagnostics(
     """Counts of the samples that the objective leaves out, see :func:`usable`; share of all."""
     q_pos, q_neg = log_q or (None, None)
     sides = (f_pos, q_pos), (f_neg, q_neg)
-    pos, neg = (usable(f, beta_star, q).sum(-1, dtype=f.dtype) for f, q in sides)
+    pos, neg = ((~usable(f, beta_star, q)).sum(-1, dtype=f.dtype) for f, q in sides)
     return named_nonfinite(pos, neg, len(f_pos), len(f_neg))
 
 
 def named_nonfinite(pos: T, neg: T, n: int, m: int) -> dict[str, T]:
-    """Of how many of n positives and m negatives are usable; see :func:`nonfinite_diagnostics`."""
-    of_both = (n + m - pos - neg) / (n + m)
-    return {"nonfinite/pos": n - pos, "nonfinite/neg": m - neg, "nonfinite/energies": of_both}
+    """Of how many of n positives and m negatives are left out; see above."""
+    return {"nonfinite/pos": pos, "nonfinite/neg": neg, "nonfinite/energies": (pos + neg) / (n + m)}

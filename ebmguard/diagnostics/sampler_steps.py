@@ -72,9 +72,10 @@ def sample_shares(
 @lru_cache(maxsize=16)
 def _projection(entries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Weights of entries by whose sum samples are told apart, also those of the same entries."""
-    # Multiples of the golden ratio; positive, so that infinities stay what they are.
+    # Multiples of the golden ratio; positive, so that infinities stay what they are, and so small
+    # that the largest finite numbers have a finite sum.
     made = torch.arange(1, entries + 1, dtype=dtype, device=device) * 0.6180339887498949
-    return made.frac() + 0.5
+    return (made.frac() + 0.5) / (1.5 * entries)
 
 
 def named_samples(shares: Sequence[float], *, is_clamped: bool) -> dict[str, float]:

@@ -45,8 +45,8 @@ def weight_sums(terms: Terms) -> Tensor:
     """The sums of which :func:`named_weights` makes numbers: ``(..., 10)``, as the terms' shapes.
 
     Over the negatives' weights w and the positives' shares v of the gradient: Σw², Σv², Σ w log w,
-    Σ v log v, the largest log w and log v; log Σ (1 - w⁺); how many positives have a usable
-    negative; and how many samples of each side are usable.
+    Σ v log v, the largest log w and log v; log Σ (1 - w⁺); how many positives have no usable
+    negative; and how many samples of each side are not usable.
     """
     low = torch.finfo(terms.logit.dtype).min / 16
     # Normalised as logarithms: GradScale may underflow where the shares in it do not.
@@ -68,14 +68,18 @@ def weight_sums(terms: Terms) -> Tensor:
     logs = torch.stack((log_w, log_v), -2)
     p = logs.exp()
     squares, entropies, largest = (p * p).sum(-1), (p * logs).sum(-1), logs.amax(-1)
-    counts = terms.count_paired, terms.count_pos, terms.count_neg
+    unpaired = out_pos = terms.is_pos.shape[-1] - terms.count
+    if terms.is_grouped:
+        out_pos = (~terms.is_pos).sum(-1, keepdim=True, dtype=unpaired.dtype)
+    out_neg = (~terms.is_neg).sum(-1, keepdim=True, dtype=unpaired.dtype)
+    counts = unpaired, out_pos, out_neg
     return torch.cat((squares, entropies, largest, log_total, *counts), -1)
 
 
 def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
-    w_square, v_square, w_log, v_log, top, _, log_total, paired, pos, neg = sums
-    is_known = (pos == n) & (neg == m)
+    w_square, v_square, w_log, v_log, top, _, log_total, unpaired, out_pos, out_neg = sums
+    is_known, paired = out_pos + out_neg == 0, n - unpaired
     names = ["grad_scale", "weight_entropy", "ess", "max_weight"]
     names += ["positive_weight_entropy", "reweighting_angle"]
 
@@ -90,9 +94,10 @@ def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dic
             (w_square + v_square) ** -0.5 * (1 / paired + 1 / m) ** 0.5,
         ]
 
-    found = dict(zip(names, known(is_known & (paired > 0), values, len(names)), strict=True))
+    are_known = is_known & (paired > 0) & (w_square > 0)
+    found = dict(zip(names, known(are_known, values, len(names)), strict=True))
     if is_grouped:
-        (found["unpaired"],) = known(is_known, lambda: [n - paired], 1)
+        (found["unpaired"],) = known(is_known, lambda: [unpaired], 1)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -33,8 +32,8 @@ def _usable(f: Tensor, at: Exponent, log_q: Tensor | None) -> Tensor:
     if log_q is None:
         return found
     # The loss divides by β*, so log q / β* must be within the limit as well.
-    size = abs(at.beta) * (1e-4 * torch.finfo(f.dtype).max)
-    largest = size.clamp(max=_LARGEST) if isinstance(size, Tensor) else min(size, _LARGEST)
+    size = torch.as_tensor(at.beta, dtype=f.dtype, device=f.device).abs()
+    largest = (1e-4 * torch.finfo(f.dtype).max * size).clamp(max=_LARGEST)
     return found & (_log_q_at(log_q, at.beta).abs() <= largest)
 
 
@@ -81,6 +80,7 @@ class Terms:
     exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (M,), or (N, M) with groups; very low where unusable
     log_sum: Tensor  # S = logsumexp r⁻, (1,), or (N, 1) with groups
     logit: Tensor  # r⁺ - S, (N,): w⁺ is its sigmoid; 0 where there is no pair
+    count: Tensor  # (1,), how many positives are paired; without groups, are usable
 
     @classmethod
     def of(
@@ -121,37 +121,20 @@ class Terms:
             of_row = log_sum.squeeze(-1)
         logit = torch.where(is_paired, _exponent(f_pos, f0, q_pos, q0, at) - of_row, 0.0)
         masks, grouped = (is_pos, is_neg, is_paired), groups is not None
-        return cls(f_pos, f_neg, *masks, at, of_neg.is_zero, grouped, exponent, log_sum, logit)
+        of_logit = exponent, log_sum, logit
+        count = (is_paired if grouped else is_pos).sum(-1, keepdim=True, dtype=logit.dtype)
+        return cls(f_pos, f_neg, *masks, at, of_neg.is_zero, grouped, *of_logit, count)
 
     @property
     def log_w(self) -> Tensor:
         """Logarithms of the weights, ``(M,)``, or ``(N, M)`` with groups."""
         return self.exponent - self.log_sum
 
-    @cached_property
-    def count_pos(self) -> Tensor:
-        """How many positives are usable, ``(1,)``."""
-        return self.is_pos.sum(-1, keepdim=True, dtype=self.logit.dtype)
-
-    @cached_property
-    def count_neg(self) -> Tensor:
-        """How many negatives are usable, ``(1,)``."""
-        return self.is_neg.sum(-1, keepdim=True, dtype=self.logit.dtype)
-
-    @cached_property
-    def count_paired(self) -> Tensor:
-        """How many positives have a usable negative, ``(1,)``; without groups all, or none."""
-        if not self.is_grouped:
-            return self.count_pos
-        return self.is_paired.sum(-1, keepdim=True, dtype=self.logit.dtype)
-
     def share(self, of: Tensor) -> Tensor:
         """1/n on each of n samples, 0 on the others."""
         if of is self.is_paired:
-            count = self.count_paired
-        else:
-            count = of.sum(-1, keepdim=True, dtype=self.logit.dtype)
-        return of / count.clamp(min=1.0)
+            return of / self.count.clamp(min=1.0)
+        return of / of.sum(-1, keepdim=True, dtype=self.logit.dtype).clamp(min=1.0)
 
     @property
     def grad_scale(self) -> Tensor:

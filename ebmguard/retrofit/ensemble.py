@@ -145,9 +145,11 @@ def check_models(
                 "per sample: log q(x), summed over the dimensions of x."
             )
     of_first = [x[first] if isinstance(x, Tensor) else x for x in (f_pos, f_neg, *(log_q or ()))]
-    pos, neg, *q = of_first
+    pos, neg, *own = of_first
     for name in {variant} if isinstance(variant, str) else {*variant}:
-        check_energies(pos, neg, variant=name, groups=groups, log_q=tuple(q) if q else None)  # type: ignore[arg-type]
+        check_energies(
+            pos, neg, variant=name, groups=groups, log_q=(own[0], own[1]) if own else None
+        )
 
 
 def check_variants(variant: object, models: torch.Size) -> None:

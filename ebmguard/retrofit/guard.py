@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Unpack
@@ -75,6 +75,18 @@ class Guard:
         In the order of the flattened model dimensions.
         """
         return self._loop.members
+
+    @property
+    def compute(self) -> Callable[..., Any]:
+        """Calls pure functions of tensors, ``compute(function, *args, **kwargs)``; may be replaced.
+
+        By what captures CUDA graphs, say; ``guard(compile=True)`` puts ``torch.compile`` here.
+        """
+        return self._loop.compute
+
+    @compute.setter
+    def compute(self, compute: Callable[..., Any]) -> None:
+        self._loop.compute = compute
 
     @property
     def measured(self) -> Measured | None:

@@ -157,16 +157,17 @@ class Loop:
         with self._one_thread():
             strength = self._begin_loss(f_pos, f_neg, groups, log_q)
             # In float32 at least: the factors have digits that half precision would lose.
-            sides = [_widened(f.detach()).requires_grad_() for f in (f_pos, f_neg)]
+            pos, neg = (_widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
             with torch.enable_grad():
                 off = torch.zeros(()) if strength.is_off else None
-                loss = self._take_loss(*sides, groups, log_q, strength, off, None, is_shown=False)
+                beside = groups, log_q, strength
+                loss = self._take_loss(pos, neg, *beside, off, None, is_shown=False)
             if self.actions.is_pending:
                 zero = f_pos.new_zeros(())
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
             if strength.is_off:
                 return f_pos, f_neg
-            to_pos, to_neg = torch.autograd.grad(loss.sum(), sides)
+            to_pos, to_neg = torch.autograd.grad(loss.sum(), (pos, neg))
             sign, n = self.settings.sign, self.settings.sample_dim
             return (
                 scaled_gradient(f_pos, to_pos * (-sign * f_pos.shape[n])),

@@ -235,7 +235,8 @@ class Measure(Stateful):
             rows: list[Row] = []
             per_rank = len(values) // len(sizes[0])
             for start in range(0, len(values), per_rank):
-                row, place = {}, start
+                row: Row = {}
+                place = start
                 for part, length in zip(own, ends, strict=True):
                     row |= part.named(values[place : place + length])
                     place += length
@@ -288,7 +289,7 @@ def _named(
         row |= own
         reference |= other
     row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
-    row |= energies | named_nonfinite(*values[k - 2 : k], n, m)
+    row |= energies | named_nonfinite(values[k - 2], values[k - 1], n, m)
     if has_loss:
         row["loss"] = loss
     if output_scale is not None:

@@ -118,7 +118,7 @@ class ShortRun(Task):
             x0 = self.draws.starts(count)
         else:
             x0, rows = self.buffer.sample(count)
-        x_neg = self.sample_q(self.network, x0, self.draws.noise(count, steps))
+        x_neg: Tensor = self.sample_q(self.network, x0, self.draws.noise(count, steps))
         if self.buffer is not None:
             self.buffer.write(rows, x_neg)
         f_pos, f_neg = self.energies(torch.cat((x_pos, x_neg))).split(count)

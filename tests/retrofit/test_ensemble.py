@@ -59,10 +59,11 @@ def test_equals_a_loop_over_the_models(models, options):
     alone = []
     for i, name in enumerate(names):
         p, n, b, *own = (x[i] for x in flat)
-        numbers = sums.reshape(count, -1)[i].unbind()
+        loss, *numbers = sums.reshape(count, -1)[i].unbind()
         alone.append(
             contrastive_loss(p, n, b, variant=name, groups=groups, log_q=tuple(own) or None)
         )
+        close(loss, alone[-1])
         # log q belongs to the exponent in force alone.
         for k, (at, of) in enumerate(((b, tuple(own) or None), (REFERENCE, None))):
             found = named_weights(

@@ -71,7 +71,9 @@ class Ring(Task):  # type: ignore[misc]
         x_pos = torch.stack((angle.cos(), angle.sin()), 1)
         if step == self.spoiled:
             x_pos, self.spoiled = x_pos * torch.nan, -1
-        x_neg = self.sample_q(self.f, 2 * torch.rand(16, 2, generator=self.points) - 1)
+        x_neg: torch.Tensor = self.sample_q(
+            self.f, 2 * torch.rand(16, 2, generator=self.points) - 1
+        )
         f_pos, f_neg = self.energies(torch.cat((x_pos, x_neg))).split(16)
         loss = self.loss_fn(f_pos, f_neg)
         self.optimizer.zero_grad()
