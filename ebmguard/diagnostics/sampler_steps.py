@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -49,15 +48,17 @@ def sample_shares(
     Returns:
         ``(..., 3)``, float32: the share of the samples that are finite, of those that equal the one
         at the same place of the previous call, NaN where that had others, and of the entries at an
-        end of the clamp or beyond, NaN without one; and ``(..., B)``, what identifies the samples.
+        end of the clamp or beyond, NaN without one; and ``(..., 3, B)``, their sums and extremes.
     """
-    wide = samples.to(torch.promote_types(samples.dtype, torch.float32))
-    known_by = wide @ _projection(samples.shape[-1], wide.dtype, wide.device)
-    # NaN and the infinities leave no number that differs from itself by 0.
-    found = [(known_by - known_by == 0).mean(-1, dtype=torch.float32)]
+    lowest, highest = samples.aminmax(dim=-1)
+    known_by = torch.stack((samples.sum(-1), lowest, highest), -2)
+    # NaN and the infinities show in the extremes, without a mask of the samples' size.
+    largest = torch.finfo(samples.dtype).max
+    finite = (lowest >= -largest) & (highest <= largest)
+    found = [finite.mean(-1, dtype=torch.float32)]
     if before is not None and before.shape == known_by.shape:
         # A chain that moves or restarts never repeats itself to the last bit; one that hangs does.
-        same = known_by == before.to(known_by)
+        same = (known_by == before.to(known_by)).all(-2)
         found.append(same.mean(-1, dtype=torch.float32))
     else:
         found.append(torch.full_like(found[0], math.nan))
@@ -67,15 +68,6 @@ def sample_shares(
         at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
         found.append(at_an_end.mean((-2, -1), dtype=torch.float32))
     return torch.stack(found, -1), known_by
-
-
-@lru_cache(maxsize=16)
-def _projection(entries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Weights of entries by whose sum samples are told apart, also those of the same entries."""
-    # Multiples of the golden ratio; positive, so that infinities stay what they are, and so small
-    # that the largest finite numbers have a finite sum.
-    made = torch.arange(1, entries + 1, dtype=dtype, device=device) * 0.6180339887498949
-    return (made.frac() + 0.5) / (1.5 * entries)
 
 
 def named_samples(shares: Sequence[float], *, is_clamped: bool) -> dict[str, float]:
