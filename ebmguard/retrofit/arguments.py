@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
+from types import NoneType
 from typing import Any, Literal, Unpack, get_args
 
 import torch.distributed as dist
@@ -24,6 +25,7 @@ from .ensemble import check_variants
 from .guard import Guard
 from .loop import Loop
 from .loss_fn import CallerLoss, Convention, LossFn
+from .losses import Losses
 from .settings import Action, Settings, check_told
 from .strength import Schedulable, Strength
 
@@ -147,8 +149,8 @@ def guard(
         value = arguments[name]
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}= is a {type(value).__name__}; expected {wanted}.")
-    for name in ("sinks", "methods"):
-        if not isinstance(arguments[name], list | tuple):
+    for name in ("sinks", "methods", "rules"):
+        if not isinstance(arguments[name], list | tuple | (NoneType if name == "rules" else list)):
             kind = type(arguments[name]).__name__
             raise ConfigError(f"{name}= is a {kind}; expected a list of {name}.")
     for name, choices in (("convention", Convention), ("action", Action)):
@@ -229,14 +231,14 @@ def guard(
     loop = Loop(
         settings=settings,
         strength=strength,
-        caller_loss=CallerLoss(loss_fn, convention),
         has_sampler=sampler is not None,
         judge=judge,
         actions=actions,
         writer=Writer(opened, flush_every=flush_every, folder=log_dir),
         compiles=compile,
     )
-    return Guard(loop, sampler, methods).attach(**told)
+    losses = Losses(loop, CallerLoss(loss_fn, convention))
+    return Guard(loop, losses, sampler, methods).attach(**told)
 
 
 class _Terminal(logging.Handler):

@@ -19,7 +19,8 @@ from ..trainer import Told, Trainer
 from .actions import SgldSteps
 from .callables import GuardedLoss, wrap_sampler
 from .loop import Loop
-from .rows import Row
+from .losses import Losses
+from .parts import Row
 
 __all__ = ["Guard"]
 
@@ -34,8 +35,11 @@ class Guard:
         rollbacks: all rollbacks of this process so far, oldest first: the audit log.
     """
 
-    def __init__(self, loop: Loop, sampler: object | None, methods: Sequence[str]) -> None:
+    def __init__(
+        self, loop: Loop, losses: Losses, sampler: object | None, methods: Sequence[str]
+    ) -> None:
         self._loop = loop
+        self._losses = losses
         self.loss_fn = GuardedLoss(self)
         self.sampler: Any = None if sampler is None else wrap_sampler(loop.sample, sampler, methods)
         self.alerts = loop.actions.alerts
@@ -153,7 +157,7 @@ class Guard:
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
-        return self._loop.loss(f_pos, f_neg, groups, log_q)
+        return self._losses.loss(f_pos, f_neg, groups, log_q)
 
     def reweight(
         self,
@@ -170,7 +174,7 @@ class Guard:
 
         Args, Raises: as for :meth:`loss`.
         """
-        return self._loop.reweight(f_pos, f_neg, groups, log_q)
+        return self._losses.reweight(f_pos, f_neg, groups, log_q)
 
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,20 +13,17 @@ import torch
 from torch import Tensor
 
 from ..alerts import Alert, Judge, Level, Situation, error_for
-from ..energies import Groups, LogQ, per_sample
-from ..errors import ConfigError, LossError, SamplerError, undamaged
-from ..ranks import Batch, whole_batch
+from ..errors import ConfigError, SamplerError, undamaged
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..trainer import Told, Trainer
 from .actions import Actions, single_number
-from .ensemble import check_models
-from .loss_fn import CallerLoss, no_gradient, scaled_gradient
 from .measure import Measure
 from .optimizer import OptimizerHooks
-from .rows import Part, Row, Rows, StepRow
+from .parts import Row
+from .rows import Rows, StepRow
 from .sampler_checks import FirstCalls, Unused
 from .sampling import Sampling, sampled
 from .settings import Settings, check_told
@@ -54,7 +50,6 @@ class Loop:
         *,
         settings: Settings,
         strength: Strength,
-        caller_loss: CallerLoss,
         has_sampler: bool,
         judge: Judge,
         actions: Actions,
@@ -74,14 +69,12 @@ class Loop:
         self.first_calls = FirstCalls(settings)
         self.writer = writer
         self.hooks: OptimizerHooks | None = None
-        self._has_sampler = has_sampler
+        self.has_sampler = has_sampler
         self._now: tuple[object, StrengthAt] | None = None
-        self._caller_loss = caller_loss
         self.sampling = Sampling(settings.models, tempers=strength.tempers)
-        self._measure = Measure(settings)
+        self.measure = Measure(settings)
         self._judge = judge
-        self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
-        self._unused = Unused()
+        self.unused = Unused()
         # Runs at exit too, and so must hold no reference to the guard.
         weakref.finalize(self, _finish, self.rows, writer)
 
@@ -117,144 +110,6 @@ class Loop:
         now = self.actions.situation(self.trainer, beta_star, most, numbers)
         return self.actions.advised(alert, now)
 
-    @contextmanager
-    def _one_thread(self) -> Iterator[None]:
-        try:
-            turn = self._turn.pop()
-        except IndexError:
-            raise LossError(
-                "The guarded loss was called while another call of it was under way: from a second "
-                "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
-                "loop; give every thread a guard of its own."
-            ) from None
-        try:
-            yield
-        finally:
-            self._turn.append(turn)
-
-    def loss(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> Tensor:
-        """See :meth:`ebmguard.Guard.loss`."""
-        with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
-            loss = weight = None
-            if strength.is_off:
-                loss = self._caller_loss.plain(f_pos, f_neg)
-            else:
-                weight = self._caller_loss.weight(f_pos, f_neg, self.settings.models)
-            loss = self._take_loss(f_pos, f_neg, groups, log_q, strength, loss, weight)
-            if self.actions.is_pending:
-                return no_gradient(f_pos) + no_gradient(f_neg)
-            loss = loss.sum() if loss.ndim else loss
-            self.first_calls.watch(loss, self.trainer.optimizer)
-            return loss
-
-    def reweight(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> tuple[Tensor, Tensor]:
-        """See :meth:`ebmguard.Guard.reweight`."""
-        with self._one_thread():
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
-            # In float32 at least: the factors have digits that half precision would lose.
-            pos, neg = (_widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
-            with torch.enable_grad():
-                off = torch.zeros(()) if strength.is_off else None
-                beside = groups, log_q, strength
-                loss = self._take_loss(pos, neg, *beside, off, None, is_shown=False)
-            if self.actions.is_pending:
-                zero = f_pos.new_zeros(())
-                return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
-            if strength.is_off:
-                return f_pos, f_neg
-            to_pos, to_neg = torch.autograd.grad(loss.sum(), (pos, neg))
-            sign, n = self.settings.sign, self.settings.sample_dim
-            return (
-                scaled_gradient(f_pos, to_pos * (-sign * f_pos.shape[n])),
-                scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
-            )
-
-    def _begin_loss(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> StrengthAt:
-        """Refuse what cannot be meant before anything changes; then end the step before."""
-        if is_capturing():
-            raise LossError(
-                "The guarded loss was called while a CUDA graph is captured; the guard would miss "
-                "every replay, and β would stay that of now. Capture the sampler and the network, "
-                "and call the guarded loss outside of them at every step."
-            )
-        alone = not self._has_sampler and self.hooks is None and not self.is_inline
-        if alone:
-            self._raise_pending()  # this loop has no other safe point
-        self.actions.check_ready(self.trainer)
-        # Where nothing else tells that a step is over, the next loss does.
-        begins = alone and self.rows.losses_in_step > 0 and not self.is_paused
-        strength = self.strength_at(self.rows.step + begins)
-        told = self.settings.models, self.settings.variant
-        check_models(*told, f_pos, f_neg, strength.beta_star, groups, log_q)
-        if self._has_sampler and not self.sampling.calls and not self.is_paused:
-            raise SamplerError(
-                "The loss was called, but the guarded sampler never was: the negatives come from "
-                "elsewhere. Draw them with the sampler that guard() returned (is the name still "
-                "bound to the original one?), or pass sampler=None."
-            )
-        self._caller_loss.check(f_pos, f_neg)
-        self.first_calls.check_direction(f_neg)
-        if begins:
-            self.follow(self.rows.end_step())
-            return self.strength_at(self.rows.step)  # which that row may have steered
-        return strength
-
-    def _take_loss(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None,
-        log_q: LogQ | None,
-        strength: StrengthAt,
-        loss: Tensor | None,
-        weight: Tensor | None,
-        *,
-        is_shown: bool = True,
-    ) -> Tensor:
-        """The loss of a call, measured; where one is given, β* = 0, that one.
-
-        Args:
-            weight: factor on it.
-            is_shown: whether the row has the loss.
-        """
-        if not self.is_paused:
-            self._unused.loss()
-            self.rows.note(self.actions.notes())
-        slow = not self.is_paused and self.rows.begin_loss(is_on_host=not f_pos.is_cuda)
-        settings, sides = self.settings, (f_pos, f_neg)
-        if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
-            sides = f_pos.detach(), f_neg.detach()
-        pos, neg = map(_widened if settings.models else per_sample, sides)
-        if settings.sign < 0:
-            pos, neg = -pos, -neg
-        own = Batch(pos, neg, groups, log_q, self._measure.parts_of(neg))
-        if settings.process_group is not None:
-            star = "off" if strength.is_off else strength.beta_star
-            own = whole_batch(settings.process_group, own, same=(star, settings.variant))
-        found, sums = self._measure.computed(own, strength, self.compute)
-        if loss is None:
-            assert found is not None
-            loss = found if weight is None else weight * found
-        if not self.is_paused:
-            tier = {"slow": slow, "is_pooled": self.rows.is_pooled}
-            numbers = self._measure.loss(self.trainer, own, strength, sums, **tier)
-            parts, known, samples = numbers
-            shown = {} if weight is None else {"loss": loss, "loss_weight": weight}
-            if strength.is_off and is_shown:
-                shown["loss"] = loss
-            if shown:
-                shown = {name: x.detach() for name, x in shown.items()}
-                parts.append(Part.of(shown, settings.models))
-            self.follow(self.rows.add(parts, known, samples))
-        return loss
-
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
         if self.is_paused or self.sampling.is_running:
@@ -285,16 +140,16 @@ class Loop:
             self.trainer,
             self.settings,
             self.compute,
-            self._measure.known_by(),
+            self.measure.known_by(),
             () if seen is None else seen.evaluations[-2:],
             refinement=self.actions.refined_by,
             slow=slow,
         )
         parts = call.parts if isinstance(call, Mixture) else None
-        self._measure.samples(self.trainer, found, known_by, parts)
+        self.measure.samples(self.trainer, found, known_by, parts)
         tempers = isinstance(strength.factor, Tensor) or strength.factor != 1.0
         module = None if tempering is None else tempering.module
-        self._unused.sample(module, acts=not strength.is_off, tempers=tempers)
+        self.unused.sample(module, acts=not strength.is_off, tempers=tempers)
         return result
 
     def _compare(self) -> None:
@@ -325,7 +180,7 @@ class Loop:
                 "replay inside that, and call the guarded one at every step."
             )
         self.end_step_before()
-        self._raise_pending()
+        self.raise_pending()
 
     def end_step_before(self) -> None:
         """Where no optimizer tells that a step is over, the next sampler call does."""
@@ -339,11 +194,11 @@ class Loop:
             self.rows.note({"recovery/attempt": float(recoverer.attempt)})
         self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
         self.follow(self.rows.end_step())
-        self._raise_pending()
+        self.raise_pending()
         if recoverer is not None:
             self._keep_or_roll_back(recoverer)
 
-    def _raise_pending(self) -> None:
+    def raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""
         if self.settings.action == "raise":
             alert = self.actions.take_pending()
@@ -388,7 +243,7 @@ class Loop:
                 self._end_step,
                 # What the optimizer does to the members of an ensemble cannot be told apart.
                 is_watched=lambda: self.rows.is_slow and not self.settings.models,
-                on_update=self._measure.update,
+                on_update=self.measure.update,
                 process_group=self.settings.process_group,
             )
         self.trainer = trainer
@@ -451,7 +306,7 @@ class Loop:
         """What a rollback takes back of the guard; ``is_over``: the present step ends here."""
         return {
             **self.rows.state_dict(is_over=is_over),
-            "measure": self._measure.state_dict(),
+            "measure": self.measure.state_dict(),
             "measured": self.first_calls.state_dict(),
             "judge": self._judge.state_dict(),
             **self.actions.steering_state(),
@@ -460,7 +315,7 @@ class Loop:
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`own_state` returned."""
         self._judge.load_state_dict(state["judge"])  # which may refuse it
-        self._measure.load_state_dict(state["measure"])
+        self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
         self.first_calls.load_state_dict(state["measured"])
         if self.strength.awaits_scale and self.first_calls.result is not None:
@@ -469,10 +324,6 @@ class Loop:
             )
         self.actions.load_steering(state)
         self._now = None
-
-
-def _widened(f: Tensor) -> Tensor:
-    return f.to(torch.promote_types(f.dtype, torch.float32))
 
 
 @cache

@@ -27,7 +27,8 @@ from ..tags import REFERENCE
 from ..trainer import Trainer
 from .ensemble import WEIGHT_SUMS, over_models
 from .optimizer import Update
-from .rows import POOLED_STEPS, Part, Row
+from .parts import Part, Row
+from .rows import POOLED_STEPS
 from .settings import Settings
 from .strength import StrengthAt
 

@@ -262,12 +262,13 @@ def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     gradients = [x for x in gradients if x.numel()]
     if not gradients:
         return torch.zeros((), device=device)
-    on_host = device.type == "cpu" and {x.dtype for x in gradients} == {torch.float32}
-    # Here the host looks anyway, and this norm's kernel is vectorised; its squares may overflow.
-    if on_host and math.isfinite(float(torch.stack(torch._foreach_norm(gradients)).sum())):
-        return torch.zeros(())
-    # The largest entry is finite only if all are.
-    largest = torch._foreach_norm(gradients, torch.inf)
+    # The largest entry is finite only if all are; a sum of squares may overflow, but not that of
+    # single floats in double precision, for which a CPU has the quicker kernel.
+    single = torch.float32, torch.float16, torch.bfloat16
+    if device.type == "cpu" and all(x.dtype in single for x in gradients):
+        largest = torch._foreach_norm(gradients, 2, dtype=torch.float64)
+    else:
+        largest = torch._foreach_norm(gradients, torch.inf)
     dtype = functools.reduce(torch.promote_types, {x.dtype for x in largest})
     each = torch.stack([x.to(device, dtype) for x in largest])
     # 0 of what is finite, NaN of what is not: fewer kernels than isfinite has.

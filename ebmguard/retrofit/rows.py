@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["POOLED_STEPS", "Part", "Row", "Rows", "StepRow"]
+from .parts import Part, Row, pooled, read_parts
 
-Row: TypeAlias = dict[str, float]
+__all__ = ["POOLED_STEPS", "Rows", "StepRow"]
+
 _Values: TypeAlias = "Tensor | list[float]"
 
 _log = logging.getLogger("ebmguard")
@@ -33,52 +33,6 @@ _SLOW_EVERY = 50
 POOLED_STEPS = 16
 # Losses in one step, beyond any gradient accumulation.
 _ENDLESS_STEP = 1000
-
-
-class Part(NamedTuple):
-    """Numbers of a row that were measured together.
-
-    Attributes:
-        values: ``(n,)``, or ``(models, n)`` where each member of an ensemble has its own.
-        named: makes numbers by tag of n that the host has read.
-    """
-
-    values: Tensor
-    named: Callable[[Sequence[float]], Row]
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether they are those of every member."""
-        return self.values.ndim < 2
-
-    @classmethod
-    def of(cls, numbers: Mapping[str, Tensor], models: Sequence[int] = ()) -> Part:
-        """Of 0-dim tensors by tag, or of ``(*models,)`` where one has the models' dimensions."""
-        values = list(numbers.values())
-        if models and any(x.ndim for x in values):
-            values = [x.expand(*models).flatten() for x in values]
-        return cls(_stack(values).movedim(0, -1), partial(_by_name, tuple(numbers)))
-
-    @classmethod
-    def mean(cls, calls: Sequence[tuple[Sequence[Part], Row]]) -> Part:
-        """Of several calls that make one step, which may differ in what they have."""
-        parts = [part for own, _ in calls for part in own]
-        most = max((len(part.values) for part in parts if not part.is_shared), default=0)
-        flat = [part.values.expand(most, -1) if most else part.values for part in parts]
-
-        def named(values: Sequence[float]) -> Row:
-            rows, start = [], 0
-            for own, known in calls:
-                row = dict(known)
-                for part in own:
-                    end = start + part.values.shape[-1]
-                    row |= part.named(values[start:end])
-                    start = end
-                rows.append(row)
-            return _pooled(rows)
-
-        like = torch.zeros(0)
-        return cls(torch.cat(flat, -1) if flat else like, named)
 
 
 @dataclass
@@ -172,7 +126,7 @@ class Rows:
             self._open.calls.append((parts, known or {}))
             self._open.samples.update(flat)
             return []
-        row, members = _read(parts, known or {}, [part.values.tolist() for part in parts])
+        row, members = read_parts(parts, known or {}, [part.values.tolist() for part in parts])
         self._open.rows.append(row)
         self._open.members.append(members)
         self._open.samples.update({name: x.tolist() for name, x in flat.items()})
@@ -291,11 +245,11 @@ class _OpenRow:
 
     def on_host(self, step: int) -> StepRow:
         """What the host has read already, averaged by name. Computed without a tensor."""
-        members = [_pooled(own) for own in zip(*self.members, strict=True)]
+        members = [pooled(own) for own in zip(*self.members, strict=True)]
         # What is read late has not been judged yet.
         is_news = self.has_news or (not self.rows and bool(self.calls or self.notes))
         logged = {name: x for name, x in self.logged.items() if not isinstance(x, Tensor)}
-        numbers = _pooled(self.rows) | self.notes
+        numbers = pooled(self.rows) | self.notes
         return StepRow(step, numbers, {}, members, is_news=is_news, logged=logged)
 
     def on_its_way(self, step: int) -> _Pending:
@@ -344,32 +298,13 @@ class _Pending:
         parts = iter(cut[place] for place in sorted(cut))
         rows, members = [], []
         for own, known in self.calls:
-            row, each = _read(own, known, [_rows(part.values, next(parts)) for part in own])
+            row, each = read_parts(own, known, [_rows(part.values, next(parts)) for part in own])
             rows.append(row)
             members += [each] if each else []
-        numbers = _pooled(rows) | self.row.numbers
+        numbers = pooled(rows) | self.row.numbers
         logged = self.row.logged | {name: next(parts)[0] for name in self.late}
-        pooled = [_pooled(each) for each in zip(*members, strict=True)] or self.row.members
-        return replace(self.row, numbers=numbers, samples=samples, members=pooled, logged=logged)
-
-
-def _read(parts: Sequence[Part], known: Row, values: Sequence[list[Any]]) -> tuple[Row, list[Row]]:
-    """The row of a call, and those of the members, from the values of its parts on the host."""
-    # A zero loses its sign, which says nothing and would be read as less than nothing.
-    shared = known | {
-        name: x + 0.0
-        for part, own in zip(parts, values, strict=True)
-        if part.is_shared
-        for name, x in part.named(own).items()
-    }
-    each = [(part, own) for part, own in zip(parts, values, strict=True) if not part.is_shared]
-    if not each:
-        return shared, []
-    members = [
-        shared | {name: x + 0.0 for part, own in each for name, x in part.named(own[i]).items()}
-        for i in range(len(each[0][1]))
-    ]
-    return _pooled(members), members
+        means = [pooled(each) for each in zip(*members, strict=True)] or self.row.members
+        return replace(self.row, numbers=numbers, samples=samples, members=means, logged=logged)
 
 
 def _rows(like: Tensor, values: list[float]) -> list[Any]:
@@ -378,31 +313,6 @@ def _rows(like: Tensor, values: list[float]) -> list[Any]:
         return values
     n = like.shape[-1]
     return [values[start : start + n] for start in range(0, len(values), n)]
-
-
-def _by_name(names: Sequence[str], values: Sequence[float]) -> Row:
-    return dict(zip(names, values, strict=True))
-
-
-def _pooled(rows: Sequence[Row]) -> Row:
-    """Their means by name, each over the rows that have it."""
-    if len(rows) < 2:
-        return dict(rows[0]) if rows else {}
-    pools: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            pools.setdefault(name, []).append(value)
-    return {name: sum(pool) / len(pool) for name, pool in pools.items()}
-
-
-def _stack(values: Sequence[Tensor]) -> Tensor:
-    dtypes = {x.dtype for x in values}
-    if dtypes == {torch.float32}:
-        return torch.stack([*values]).detach()
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    table = values[0].new_empty((len(values), *values[0].shape), dtype=dtype)
-    torch._foreach_copy_(list(table.unbind()), [x.detach() for x in values])
-    return table
 
 
 def _to_host(x: Tensor) -> Tensor:

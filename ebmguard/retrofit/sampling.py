@@ -22,7 +22,7 @@ from ..diagnostics import (
 from ..errors import SamplerError
 from ..sampling import Evaluation, Recording, Tempering, find_module
 from ..trainer import Trainer, find_energy, refuse_deferred
-from .rows import Part, Row
+from .parts import Part, Row
 from .settings import Settings
 
 __all__ = ["Sampling", "sampled"]

@@ -79,6 +79,7 @@ def slope(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_count(name: str, count: int, least: int) -> None:
+    """Refuse, with a ``ConfigError``, a number of steps or samples that is too small."""
     if count < least:
         raise ConfigError(f"{name} is {count}, expected a whole number, {least} or more")
 

@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from ebmguard.retrofit.rows import Part, Rows, StepRow
+from ebmguard.retrofit.parts import Part
+from ebmguard.retrofit.rows import Rows, StepRow
 
 NO_MODELS = torch.Size()
 

@@ -1,0 +1,176 @@
+"""The loss calls of a training loop: what they refuse, the loss, and what is measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..energies import Groups, LogQ, per_sample
+from ..errors import LossError, SamplerError
+from ..ranks import Batch, whole_batch
+from ..sampling import is_capturing
+from .ensemble import check_models
+from .loop import Loop
+from .loss_fn import CallerLoss, no_gradient, scaled_gradient
+from .parts import Part
+from .strength import StrengthAt
+
+__all__ = ["Losses"]
+
+
+class Losses:
+    """Makes the guarded loss of energies, and hands what it shows to the loop."""
+
+    def __init__(self, loop: Loop, caller_loss: CallerLoss) -> None:
+        self._loop = loop
+        self._caller_loss = caller_loss
+        self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
+
+    @contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        try:
+            turn = self._turn.pop()
+        except IndexError:
+            raise LossError(
+                "The guarded loss was called while another call of it was under way: from a second "
+                "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
+                "loop; give every thread a guard of its own."
+            ) from None
+        try:
+            yield
+        finally:
+            self._turn.append(turn)
+
+    def loss(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> Tensor:
+        """See :meth:`ebmguard.Guard.loss`."""
+        loop = self._loop
+        with self._one_thread():
+            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            loss = weight = None
+            if strength.is_off:
+                loss = self._caller_loss.plain(f_pos, f_neg)
+            else:
+                weight = self._caller_loss.weight(f_pos, f_neg, loop.settings.models)
+            loss = self._take_loss(f_pos, f_neg, groups, log_q, strength, loss, weight)
+            if loop.actions.is_pending:
+                return no_gradient(f_pos) + no_gradient(f_neg)
+            loss = loss.sum() if loss.ndim else loss
+            loop.first_calls.watch(loss, loop.trainer.optimizer)
+            return loss
+
+    def reweight(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> tuple[Tensor, Tensor]:
+        """See :meth:`ebmguard.Guard.reweight`."""
+        loop = self._loop
+        with self._one_thread():
+            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            # In float32 at least: the factors have digits that half precision would lose.
+            pos, neg = (_widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
+            with torch.enable_grad():
+                off = torch.zeros(()) if strength.is_off else None
+                beside = groups, log_q, strength
+                loss = self._take_loss(pos, neg, *beside, off, None, is_shown=False)
+            if loop.actions.is_pending:
+                zero = f_pos.new_zeros(())
+                return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
+            if strength.is_off:
+                return f_pos, f_neg
+            to_pos, to_neg = torch.autograd.grad(loss.sum(), (pos, neg))
+            sign, n = loop.settings.sign, loop.settings.sample_dim
+            return (
+                scaled_gradient(f_pos, to_pos * (-sign * f_pos.shape[n])),
+                scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
+            )
+
+    def _begin_loss(
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+    ) -> StrengthAt:
+        """Refuse what cannot be meant before anything changes; then end the step before."""
+        loop = self._loop
+        if is_capturing():
+            raise LossError(
+                "The guarded loss was called while a CUDA graph is captured; the guard would miss "
+                "every replay, and β would stay that of now. Capture the sampler and the network, "
+                "and call the guarded loss outside of them at every step."
+            )
+        alone = not loop.has_sampler and loop.hooks is None and not loop.is_inline
+        if alone:
+            loop.raise_pending()  # this loop has no other safe point
+        loop.actions.check_ready(loop.trainer)
+        # Where nothing else tells that a step is over, the next loss does.
+        begins = alone and loop.rows.losses_in_step > 0 and not loop.is_paused
+        strength = loop.strength_at(loop.rows.step + begins)
+        told = loop.settings.models, loop.settings.variant
+        check_models(*told, f_pos, f_neg, strength.beta_star, groups, log_q)
+        if loop.has_sampler and not loop.sampling.calls and not loop.is_paused:
+            raise SamplerError(
+                "The loss was called, but the guarded sampler never was: the negatives come from "
+                "elsewhere. Draw them with the sampler that guard() returned (is the name still "
+                "bound to the original one?), or pass sampler=None."
+            )
+        self._caller_loss.check(f_pos, f_neg)
+        loop.first_calls.check_direction(f_neg)
+        if begins:
+            loop.follow(loop.rows.end_step())
+            return loop.strength_at(loop.rows.step)  # which that row may have steered
+        return strength
+
+    def _take_loss(
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        groups: Groups | None,
+        log_q: LogQ | None,
+        strength: StrengthAt,
+        loss: Tensor | None,
+        weight: Tensor | None,
+        *,
+        is_shown: bool = True,
+    ) -> Tensor:
+        """The loss of a call, measured; where one is given, β* = 0, that one.
+
+        Args:
+            weight: factor on it.
+            is_shown: whether the row has the loss.
+        """
+        loop = self._loop
+        if not loop.is_paused:
+            loop.unused.loss()
+            loop.rows.note(loop.actions.notes())
+        slow = not loop.is_paused and loop.rows.begin_loss(is_on_host=not f_pos.is_cuda)
+        settings, sides = loop.settings, (f_pos, f_neg)
+        if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
+            sides = f_pos.detach(), f_neg.detach()
+        pos, neg = map(_widened if settings.models else per_sample, sides)
+        if settings.sign < 0:
+            pos, neg = -pos, -neg
+        own = Batch(pos, neg, groups, log_q, loop.measure.parts_of(neg))
+        if settings.process_group is not None:
+            star = "off" if strength.is_off else strength.beta_star
+            own = whole_batch(settings.process_group, own, same=(star, settings.variant))
+        found, sums = loop.measure.computed(own, strength, loop.compute)
+        if loss is None:
+            assert found is not None
+            loss = found if weight is None else weight * found
+        if not loop.is_paused:
+            tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
+            numbers = loop.measure.loss(loop.trainer, own, strength, sums, **tier)
+            parts, known, samples = numbers
+            shown = {} if weight is None else {"loss": loss, "loss_weight": weight}
+            if strength.is_off and is_shown:
+                shown["loss"] = loss
+            if shown:
+                shown = {name: x.detach() for name, x in shown.items()}
+                parts.append(Part.of(shown, settings.models))
+            loop.follow(loop.rows.add(parts, known, samples))
+        return loss
+
+
+def _widened(f: Tensor) -> Tensor:
+    return f.to(torch.promote_types(f.dtype, torch.float32))
