@@ -85,11 +85,13 @@ def check_count(name: str, count: int, least: int) -> None:
 
 
 def check_start(x0: Tensor) -> None:
+    """Refuse start points that are no floating-point tensor."""
     if not x0.is_floating_point():
         raise ConfigError(f"x0 has dtype {x0.dtype}, expected floating-point start points")
 
 
 def check_noise(noise: Tensor | None, shape: Sequence[int], generator: Generator | None) -> None:
+    """Refuse noise that does not broadcast to the samples, or is given beside a generator."""
     if noise is None:
         return
     if generator is not None:
