@@ -54,6 +54,7 @@ def start_chains(f: Energy, x0: Tensor, *, dim: int = 0) -> Chains:
 
 
 def evaluated(f: Energy, x: Tensor, dim: int) -> Chains:
+    """The chains at x, with what f returns there refused unless it is one number a sample."""
     values, grad = slope(f, x)
     if values.shape != x.shape[: dim + 1]:
         raise ShapeError(

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard.energies import Variant
+from ebmguard.errors import ConfigError
 from ebmguard.objective import coefficients, contrastive_loss
 from tests.objective.oracles import OF_CLASSES, VARIANTS
 from tests.ranks import joined
@@ -122,6 +123,26 @@ def _run(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:
     }
 
 
+# What the last rank passes to the loss instead of what all others do.
+DISAGREEING: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": torch.float32},
+    "'no_pos'": {"variant": "no_pos"},
+    "0.9": {"beta": 0.9},
+    "log_q with": {"proposal": 0.0},
+}
+
+
+def _refused(other: dict[str, Any], rank: int, group: dist.ProcessGroup) -> str:
+    """The words of the error where one rank differs, which all get; the group works on."""
+    case = Case(THREE, **(other if rank == WORLD - 1 else {}))
+    (pos, neg), given = case.rank(rank)
+    try:
+        contrastive_loss(pos, neg, case.beta, process_group=group, **given)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def batch(rank: int) -> tuple[Tensor, int]:
     """Points of which the first are positives."""
     rng = torch.Generator().manual_seed(rank)
@@ -149,6 +170,9 @@ def main(rank: int, folder: Path) -> None:
         for name, case in CASES.items():
             if rank < len(case.sizes):
                 results[name] = _run(case, rank, groups[len(case.sizes)])
+        results["refused"] = {
+            words: _refused(other, rank, groups[WORLD]) for words, other in DISAGREEING.items()
+        }
         torch.save(results, folder / f"{rank}.pt")
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ebmguard.objective import coefficients, contrastive_loss
 from tests.objective.oracles import OF_CLASSES, VARIANTS, energies, slopes
-from tests.objective.ranks_process import CASES, WORLD, batch
+from tests.objective.ranks_process import CASES, DISAGREEING, WORLD, batch
 from tests.ranks import ranks_of
 
 
@@ -109,3 +109,11 @@ def test_gradients_of_classes_across_ranks_are_finite_beside_nan(world_of_one):
     assert loss.isfinite()
     assert all(side.isfinite().all() for side in found)
     assert found[0][3] == 0
+
+
+@pytest.mark.parametrize("words", DISAGREEING)
+def test_ranks_that_disagree_all_get_an_error_that_names_them(ranks, words):
+    said = [rank["refused"][words] for rank in ranks]
+    assert len(set(said)) == 1
+    of_rank = said[0].partition(": ")[2].split("; ")
+    assert [words in each for each in of_rank] == [False] * (WORLD - 1) + [True]
