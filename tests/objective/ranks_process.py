@@ -128,7 +128,7 @@ DISAGREEING: dict[str, dict[str, Any]] = {
     "float32": {"dtype": torch.float32},
     "'no_pos'": {"variant": "no_pos"},
     "0.9": {"beta": 0.9},
-    "log_q with": {"proposal": 0.0},
+    "log_q with,": {"proposal": 0.0},
 }
 
 
