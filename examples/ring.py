@@ -34,6 +34,7 @@ for step in range(1, 501):
     loss = loss_fn(energy(data), energy(chains))
     optimizer.zero_grad()
     loss.backward()
+    g.log({"radius": chains.norm(dim=1).mean()})  # numbers of your own
     optimizer.step()
     if step % 100 == 0:
         row = g.last
