@@ -175,7 +175,7 @@ class Measure(Stateful):
             parts += rest
             known |= of_sampler
         else:
-            parts.append(self._joined(rest, of_sampler, own.sizes, neg))
+            parts += self._joined(rest, of_sampler, own.sizes, neg)
         samples: dict[str, Tensor] = {}
         with torch.no_grad():
             if is_pooled:
@@ -212,13 +212,15 @@ class Measure(Stateful):
 
     def _joined(
         self, parts: Sequence[Part], known: Row, sizes: tuple[list[int], list[int]], like: Tensor
-    ) -> Part:
-        """The parts of all ranks as one, whose numbers are joined."""
+    ) -> list[Part]:
+        """The parts of all ranks as one, whose numbers are joined; none if there are no numbers."""
         group = self._settings.process_group
         assert group is not None
-        # Filled in on the device: a copy from the host would wait.
-        own = [*parts, Part.of({k: like.new_full((), x) for k, x in known.items()})]
-        own = [part for part in own if part.values.numel()]
+        own = [part for part in parts if part.values.numel()]
+        if known:  # filled in on the device: a copy from the host would wait
+            own.append(Part.of({k: like.new_full((), x) for k, x in known.items()}))
+        if not own:  # sampled inline, without a buffer
+            return []
         everyone = gathered(group, *(part.values for part in own))
         (*models,) = self._settings.models
         count = math.prod(models)
@@ -243,7 +245,7 @@ class Measure(Stateful):
                 rows.append(row)
             return joined_row(rows, *sizes)
 
-        return Part(torch.cat(wide, -1).flatten(-2), named)
+        return [Part(torch.cat(wide, -1).flatten(-2), named)]
 
     def _pareto(self, star: float | Tensor, like: Tensor) -> dict[str, Tensor]:
         """At β* and at the reference, of the steps that are pooled."""
