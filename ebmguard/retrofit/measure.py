@@ -249,19 +249,16 @@ class Measure(Stateful):
 
     def _pareto(self, star: float | Tensor, like: Tensor) -> dict[str, Tensor]:
         """At β* and at the reference, of the steps that are pooled."""
-        found = {}
-        reference = self._settings.reference_beta_star
-        for tag, beta in (("pareto_k", star), (f"{REFERENCE}pareto_k", reference)):
-            by = beta.to(like).unsqueeze(-1) if isinstance(beta, Tensor) else beta
-            logs = []
-            for f, q in self._recent:
-                log_w = by * (f.to(like) - f.to(like)[..., :1])
-                if q is not None and beta is star:
-                    log_w = log_w - q.to(like)
-                # Each step's weights relative to their mean: batches of any size pool.
-                logs.append(log_w.log_softmax(-1) + math.log(log_w.shape[-1]))
-            found[tag] = pareto_k(torch.cat(logs, -1))
-        return found
+        by = star.to(like).unsqueeze(-1) if isinstance(star, Tensor) else star
+        logs = []
+        for f, q in self._recent:
+            f = f.to(like) - f.to(like)[..., :1]
+            at_star = by * f if q is None else by * f - q.to(like)
+            both = torch.stack([at_star, self._settings.reference_beta_star * f])
+            # Each step's weights relative to their mean: batches of any size pool.
+            logs.append(both.log_softmax(-1) + math.log(f.shape[-1]))
+        own, reference = pareto_k(torch.cat(logs, -1)).unbind()
+        return {"pareto_k": own, f"{REFERENCE}pareto_k": reference}
 
 
 def _of_buffer(buffer: object) -> list[Part]:
