@@ -119,7 +119,7 @@ class MetaGpu(TorchDispatchMode):
             made = func(*args, **{**kwargs, "pin_memory": False})
             self._pinned[made] = True
             return made
-        if name in ("copy_", "_to_copy"):
+        if name in ("copy_", "_to_copy") and tensors:  # `vmap` also casts plain numbers
             return self._copy(func, name, args, kwargs)
         if name.startswith(_READS) and any(on_gpu):
             self.wait(f"read: {name}")

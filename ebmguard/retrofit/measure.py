@@ -176,7 +176,7 @@ class Measure(Stateful):
             parts += rest
             known |= of_sampler
         else:
-            parts.append(self._joined(rest, of_sampler, own.sizes, neg))
+            parts += self._joined(rest, of_sampler, own.sizes, neg)
         samples: dict[str, Tensor] = {}
         with torch.no_grad():
             if is_pooled:
@@ -213,13 +213,15 @@ class Measure(Stateful):
 
     def _joined(
         self, parts: Sequence[Part], known: Row, sizes: tuple[list[int], list[int]], like: Tensor
-    ) -> Part:
-        """The parts of all ranks as one, whose numbers are joined."""
+    ) -> list[Part]:
+        """The parts of all ranks as one, whose numbers are joined; none if there are no numbers."""
         group = self._settings.process_group
         assert group is not None
-        # Filled in on the device: a copy from the host would wait.
-        own = [*parts, Part.of({k: like.new_full((), x) for k, x in known.items()})]
-        own = [part for part in own if part.values.numel()]
+        own = [part for part in parts if part.values.numel()]
+        if known:  # filled in on the device: a copy from the host would wait
+            own.append(Part.of({k: like.new_full((), x) for k, x in known.items()}))
+        if not own:  # sampled inline, without a buffer
+            return []
         everyone = gathered(group, *(part.values for part in own))
         (*models,) = self._settings.models
         count = math.prod(models)
@@ -244,23 +246,20 @@ class Measure(Stateful):
                 rows.append(row)
             return joined_row(rows, *sizes)
 
-        return Part(torch.cat(wide, -1).flatten(-2), named)
+        return [Part(torch.cat(wide, -1).flatten(-2), named)]
 
     def _pareto(self, star: float | Tensor, like: Tensor) -> dict[str, Tensor]:
         """At β* and at the reference, of the steps that are pooled."""
-        found = {}
-        reference = self._settings.reference_beta_star
-        for tag, beta in (("pareto_k", star), (f"{REFERENCE}pareto_k", reference)):
-            by = beta.to(like).unsqueeze(-1) if isinstance(beta, Tensor) else beta
-            logs = []
-            for f, q in self._recent:
-                log_w = by * (f.to(like) - f.to(like)[..., :1])
-                if q is not None and beta is star:
-                    log_w = log_w - q.to(like)
-                # Each step's weights relative to their mean: batches of any size pool.
-                logs.append(log_w.log_softmax(-1) + math.log(log_w.shape[-1]))
-            found[tag] = pareto_k(torch.cat(logs, -1))
-        return found
+        by = star.to(like).unsqueeze(-1) if isinstance(star, Tensor) else star
+        logs = []
+        for f, q in self._recent:
+            f = f.to(like) - f.to(like)[..., :1]
+            at_star = by * f if q is None else by * f - q.to(like)
+            both = torch.stack([at_star, self._settings.reference_beta_star * f])
+            # Each step's weights relative to their mean: batches of any size pool.
+            logs.append(both.log_softmax(-1) + math.log(f.shape[-1]))
+        own, reference = pareto_k(torch.cat(logs, -1)).unbind()
+        return {"pareto_k": own, f"{REFERENCE}pareto_k": reference}
 
 
 def _of_buffer(buffer: object) -> list[Part]:

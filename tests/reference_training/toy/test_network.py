@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -116,7 +117,6 @@ def test_a_last_bias_would_have_nothing_to_learn(variant, beta_star):
     offset = torch.zeros(2, 1, dtype=torch.float64, requires_grad=True)
     f_pos = network(inputs(2, 10, 2)) + offset
     f_neg = network(0.5 * inputs(2, 6, 2)) + offset
-    strength = torch.full((2,), beta_star, dtype=torch.float64)
-    loss = contrastive_loss(f_pos, f_neg, strength, variant=variant).sum()
-    (gradient,) = torch.autograd.grad(loss, offset)
+    loss = torch.vmap(partial(contrastive_loss, beta_star=beta_star, variant=variant))(f_pos, f_neg)
+    (gradient,) = torch.autograd.grad(loss.sum(), offset)
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-14)
