@@ -41,7 +41,7 @@ class OnRanks(GuardedModule, LightningModule):
             output_scale=4.0,
             process_group=dist.group.WORLD if self.joined else None,
         )
-        self.cd_loss.guard._judge = Scripted([3])
+        self.cd_loss.guard._loop._judge = Scripted([3])
 
     def climb(self, x):
         return Sampler.generate_samples(self.cnn, x, steps=2, step_size=0.5, noise=0.0)

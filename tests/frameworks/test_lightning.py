@@ -360,7 +360,7 @@ def test_rollback_inside_of_the_trainers_loop():
     memory = Memory()
     model = make(Rolled, action="rollback", recovery=recovery, sinks=[memory])
     g = model.cd_loss.guard
-    g._judge = Scripted([8])
+    g._loop._judge = Scripted([8])
     trainer = make_trainer(max_epochs=3)
     trainer.fit(model, data())
     (rollback,) = g.rollbacks
