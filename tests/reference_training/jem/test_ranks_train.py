@@ -38,13 +38,9 @@ from tests.reference_training.jem.ranks_train_process import CASES, RUN, STEPS, 
 started, folder, seen = rank_fixtures(ranks_train_process.__name__, WORLD)
 
 
-def joined(parts: list[Any], *, halves: bool = False) -> Any:
-    """The ranks' rows; with `halves` A0 A1 B0 B1, where each rank halves its own."""
-    if parts[0] is None:
-        return None
-    if halves:
-        return torch.cat([x[: len(x) // 2] for x in parts] + [x[len(x) // 2 :] for x in parts])
-    return torch.cat(parts)
+def joined(parts: list[Any]) -> Any:
+    """The ranks' rows."""
+    return None if parts[0] is None else torch.cat(parts)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -57,12 +53,10 @@ def test_two_ranks_train_as_one_process_with_the_joined_batch(seen, tmp_path, mo
         assert [len(one["batches"][0][2]) for one in ranks] == (
             [2, 3] if settings["n_labelled"] else sizes
         )
-    halves = settings.get("variant") == "true"
 
     def batch(self, step):
         x_pos, x_lab, labels = (
-            joined([one["batches"][step][i] for one in ranks], halves=halves and i == 0)
-            for i in range(3)
+            joined([one["batches"][step][i] for one in ranks]) for i in range(3)
         )
         return x_pos, x_lab, labels
 
