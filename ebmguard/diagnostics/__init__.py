@@ -24,7 +24,7 @@ from .sampler_steps import (
     sample_shares,
 )
 from .update_size import total_norm
-from .weights import named_weights, weight_diagnostics, weight_sums
+from .weights import grad_scale_of, named_weights, weight_diagnostics, weight_sums
 
 __all__ = [
     "ChainState",
@@ -32,6 +32,7 @@ __all__ = [
     "drift_to_noise",
     "energy_diagnostics",
     "energy_sums",
+    "grad_scale_of",
     "joined_row",
     "metropolis_acceptance",
     "mixture_sums",

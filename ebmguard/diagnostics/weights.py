@@ -13,7 +13,7 @@ from ..energies import Groups, LogQ
 from ..objective import Terms
 from .arithmetic import T, exp, known
 
-__all__ = ["named_weights", "weight_diagnostics", "weight_sums"]
+__all__ = ["grad_scale_of", "named_weights", "weight_diagnostics", "weight_sums"]
 
 
 def weight_diagnostics(
@@ -74,6 +74,13 @@ def weight_sums(terms: Terms) -> Tensor:
     out_neg = (~terms.is_neg).sum(-1, keepdim=True, dtype=unpaired.dtype)
     counts = unpaired, out_pos, out_neg
     return torch.cat((squares, entropies, largest, log_total, *counts), -1)
+
+
+def grad_scale_of(sums: Tensor, n: int) -> Tensor:
+    """What :func:`named_weights` calls GradScale, alone: a few launches."""
+    w_square, log_total, paired = sums[..., 0], sums[..., 6], n - sums[..., 7]
+    is_known = (sums[..., 8:].sum(-1) == 0) & (paired > 0) & (w_square > 0)
+    return torch.where(is_known, log_total.exp() / paired, math.nan)
 
 
 def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:

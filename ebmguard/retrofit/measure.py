@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..diagnostics import (
     buffer_diagnostics,
+    grad_scale_of,
     joined_row,
     named_energies,
     named_mixture,
@@ -168,7 +169,7 @@ class Measure(Stateful):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
         else:
             known["beta_star"] = float(star)
-        self._grad_scale = partial(self._in_force, sums, n, m, strength)
+        self._grad_scale = partial(self._in_force, sums, n, strength)
         rest, of_sampler = self._take_from_sampler(trainer.buffer)
         rest += [Part.of(self._update)] if self._update else []
         self._update = {}
@@ -193,15 +194,14 @@ class Measure(Stateful):
                     samples[name] = mine.clone()
         return parts, known, samples
 
-    def _in_force(self, sums: Tensor, n: int, m: int, strength: StrengthAt) -> float | Tensor:
+    def _in_force(self, sums: Tensor, n: int, strength: StrengthAt) -> float | Tensor:
         """The factor that the loss has put on the contrastive gradient."""
         if strength.is_off or self._settings.variant == "no_pos":
             return 1.0
-        of_weights = sums[..., 1 : 1 + WEIGHT_SUMS]
-        named = named_weights(of_weights.unbind(-1), n, m, is_grouped=False)
+        found = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n)
         if isinstance(strength.beta_star, Tensor):
-            return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, named["grad_scale"])
-        return named["grad_scale"]
+            return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, found)
+        return found
 
     def _take_from_sampler(self, buffer: object) -> tuple[list[Part], Row]:
         calls, self._from_sampler = self._from_sampler, []
