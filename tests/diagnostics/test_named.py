@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ebmguard.diagnostics import (
     energy_sums,
+    grad_scale_of,
     mixture_sums,
     named_energies,
     named_mixture,
@@ -101,3 +102,10 @@ def test_of_no_samples_nothing_is_known():
     found = named_samples(shares.tolist(), is_clamped=True)
     assert len(found) == 3
     assert all(math.isnan(x) for x in found.values())
+
+
+@given(st.lists(NUMBERS, min_size=10, max_size=10))
+def test_grad_scale_alone_is_that_of_the_names(values):
+    sums = torch.tensor(values, dtype=torch.float64)
+    named = named_weights(sums.unbind(), 5, 5, is_grouped=False)["grad_scale"]
+    torch.testing.assert_close(grad_scale_of(sums, 5), named, equal_nan=True)
