@@ -132,7 +132,7 @@ def test_what_a_failing_server_has_not_taken_is_kept(client, run_id, caplog):
     patient.flush()
     assert server.requests == [(900, 3 - 1), (301, 0)]
     for i in (0, 59):
-        assert of_tag(client, run_id, f"guard/t{i}") == [(s, float(s)) for s in range(20)]
+        assert of_tag(client, run_id, f"t{i}") == [(s, float(s)) for s in range(20)]
     patient.close()
 
 
