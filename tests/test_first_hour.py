@@ -71,6 +71,7 @@ def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
         write_run(newcomer / name, beta_star=2.0, diverged_at=None)
     # The same trainer before there was a guard in it: what `ebmguard trace` is for.
     plain = re.sub(r"(?s)loss_fn, sample = g = guard\(.*?\n\)\n", "sample = langevin\n", code)
+    plain = re.sub(r"    g\.log\(.*\n", "", plain)
     plain = re.sub(r"loss_fn\(.*\)", "energy(data).mean() - energy(chains).mean()", plain)
     (newcomer / "train.py").write_text(re.sub(r"(?s)    if step % 100.*", "", plain))
     commands = re.findall(
