@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.profiler import ProfilerActivity, profile
 
 from ebmguard.ranks import leave_time_at_exit
 from tests import forks
@@ -105,22 +103,3 @@ def joined(rank: int, world: int, folder: Path) -> Iterator[None]:
     dist.barrier()
     dist.destroy_process_group()
     leave_time_at_exit()
-
-
-@contextmanager
-def messages(watched: bool) -> Iterator[list[tuple[str, int]]]:
-    """What this rank sends inside the block, as gloo sees it: kind and number of entries.
-
-    Args:
-        watched: whether to look at all, since that takes time; the list stays empty otherwise.
-    """
-    found: list[tuple[str, int]] = []
-    if not watched:
-        yield found
-        return
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-        yield found
-    for event in seen.events() or ():
-        if event.name.startswith("gloo:"):
-            (shape, *_) = event.input_shapes
-            found.append((event.name.removeprefix("gloo:"), prod(shape)))
