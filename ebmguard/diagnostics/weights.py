@@ -45,16 +45,16 @@ def weight_sums(terms: Terms) -> Tensor:
     """The sums of which :func:`named_weights` makes numbers: ``(..., 10)``, as the terms' shapes.
 
     Over the negatives' weights w and the positives' shares v of the gradient: Σw², Σv², Σ w log w,
-    Σ v log v, the largest log w and log v; log Σ (1 - w⁺); how many positives have no usable
-    negative; and how many samples of each side are not usable.
+    Σ v log v, the largest log w and log v; log Σ (1 - w⁺); and how many positives have a usable
+    negative, how many are usable, and how many negatives are.
     """
     low = torch.finfo(terms.logit.dtype).min / 16
     # Normalised as logarithms: GradScale may underflow where the shares in it do not.
     log_pull = F.logsigmoid(-terms.logit)
     if terms.is_grouped:
         log_pull = torch.where(terms.is_paired, log_pull, low)
-    log_v = torch.log_softmax(log_pull, -1)
-    log_total = log_pull.amax(-1, keepdim=True) - log_v.amax(-1, keepdim=True)
+    log_total = torch.logsumexp(log_pull, -1, keepdim=True)
+    log_v = log_pull - log_total
     log_w = terms.log_w
     if terms.is_grouped:
         v = log_v.exp() * terms.is_paired
@@ -68,25 +68,24 @@ def weight_sums(terms: Terms) -> Tensor:
     logs = torch.stack((log_w, log_v), -2)
     p = logs.exp()
     squares, entropies, largest = (p * p).sum(-1), (p * logs).sum(-1), logs.amax(-1)
-    unpaired = out_pos = terms.is_pos.shape[-1] - terms.count
+    paired = pos = terms.count
     if terms.is_grouped:
-        out_pos = (~terms.is_pos).sum(-1, keepdim=True, dtype=unpaired.dtype)
-    out_neg = (~terms.is_neg).sum(-1, keepdim=True, dtype=unpaired.dtype)
-    counts = unpaired, out_pos, out_neg
+        pos = terms.is_pos.sum(-1, keepdim=True, dtype=paired.dtype)
+    counts = paired, pos, terms.is_neg.sum(-1, keepdim=True, dtype=paired.dtype)
     return torch.cat((squares, entropies, largest, log_total, *counts), -1)
 
 
-def grad_scale_of(sums: Tensor, n: int) -> Tensor:
+def grad_scale_of(sums: Tensor, n: int, m: int) -> Tensor:
     """What :func:`named_weights` calls GradScale, alone: a few launches."""
-    w_square, log_total, paired = sums[..., 0], sums[..., 6], n - sums[..., 7]
-    is_known = (sums[..., 8:].sum(-1) == 0) & (paired > 0) & (w_square > 0)
+    w_square, log_total, paired = sums[..., 0], sums[..., 6], sums[..., 7]
+    is_known = (sums[..., 8:].sum(-1) == n + m) & (paired > 0) & (w_square > 0)
     return torch.where(is_known, log_total.exp() / paired, math.nan)
 
 
 def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
-    w_square, v_square, w_log, v_log, top, _, log_total, unpaired, out_pos, out_neg = sums
-    is_known, paired = out_pos + out_neg == 0, n - unpaired
+    w_square, v_square, w_log, v_log, top, _, log_total, paired, pos, neg = sums
+    is_known = pos + neg == n + m
     names = ["grad_scale", "weight_entropy", "ess", "max_weight"]
     names += ["positive_weight_entropy", "reweighting_angle"]
 
@@ -104,7 +103,7 @@ def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dic
     are_known = is_known & (paired > 0) & (w_square > 0)
     found = dict(zip(names, known(are_known, values, len(names)), strict=True))
     if is_grouped:
-        (found["unpaired"],) = known(is_known, lambda: [unpaired], 1)
+        (found["unpaired"],) = known(is_known, lambda: [n - paired], 1)
     return found
 
 

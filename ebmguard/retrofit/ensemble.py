@@ -108,8 +108,9 @@ def of_loss(
 def _column(first: float, second: float, dtype: torch.dtype, device: torch.device) -> Exponent:
     """Two exponents, the first 0 only where there is no loss."""
     # Filled in on the device, since a copy from the host would wait for it.
-    made = [torch.full((1,), x, dtype=dtype, device=device) for x in (first, second)]
-    return Exponent.of(torch.stack(made), dtype)._replace(is_zero=False)
+    with torch.inference_mode(False):  # a later call may need its gradient
+        made = [torch.full((1,), x, dtype=dtype, device=device) for x in (first, second)]
+        return Exponent.of(torch.stack(made), dtype)._replace(is_zero=False)
 
 
 def check_models(

@@ -169,7 +169,7 @@ class Measure(Stateful):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
         else:
             known["beta_star"] = float(star)
-        self._grad_scale = partial(self._in_force, sums, n, strength)
+        self._grad_scale = partial(self._in_force, sums, n, m, strength)
         rest, of_sampler = self._take_from_sampler(trainer.buffer)
         rest += [Part.of(self._update)] if self._update else []
         self._update = {}
@@ -194,11 +194,11 @@ class Measure(Stateful):
                     samples[name] = mine.clone()
         return parts, known, samples
 
-    def _in_force(self, sums: Tensor, n: int, strength: StrengthAt) -> float | Tensor:
+    def _in_force(self, sums: Tensor, n: int, m: int, strength: StrengthAt) -> float | Tensor:
         """The factor that the loss has put on the contrastive gradient."""
         if strength.is_off or self._settings.variant == "no_pos":
             return 1.0
-        found = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n)
+        found = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n, m)
         if isinstance(strength.beta_star, Tensor):
             return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, found)
         return found
@@ -289,7 +289,7 @@ def _named(
         row |= own
         reference |= other
     row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
-    row |= energies | named_nonfinite(values[k - 2], values[k - 1], n, m)
+    row |= energies | named_nonfinite(n - values[k - 2], m - values[k - 1], n, m)
     if has_loss:
         row["loss"] = loss
     if output_scale is not None:

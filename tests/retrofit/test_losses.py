@@ -249,3 +249,14 @@ def test_energies_are_checked_once(monkeypatch, options):
     assert calls == [1]
     g.reweight(*energies())
     assert calls == [1, 1]
+
+
+def test_training_goes_on_after_a_first_loss_in_inference_mode():
+    # What is kept for later calls must not be an inference tensor, which no gradient goes through.
+    g = guard(None, None, beta_star=0.3719)
+    pos, neg = leaves((N,), (M,))
+    with torch.inference_mode(), g.paused():
+        g.loss_fn(pos, neg)
+    found = torch.autograd.grad(g.loss_fn(pos, neg), (pos, neg))
+    for side, right in zip(found, closed_form(pos, neg, 0.3719), strict=True):
+        close(side, right)
