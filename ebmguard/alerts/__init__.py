@@ -6,6 +6,7 @@ from .judge import Judge, error_for
 from .remedies import Remedies, Remedy, Situation
 from .rule import Alert, Level, Limits, Reading, Rule, Watcher
 from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule
+from .verdict import Course, Verdict
 
 __all__ = [
     "DEFAULT_RULES",
@@ -13,6 +14,7 @@ __all__ = [
     "Bands",
     "Bound",
     "CollapsedRule",
+    "Course",
     "FloorRule",
     "GrowthRule",
     "Judge",
@@ -25,6 +27,7 @@ __all__ = [
     "Remedy",
     "Rule",
     "Situation",
+    "Verdict",
     "Watcher",
     "error_for",
 ]

@@ -12,6 +12,7 @@ from ..errors import ConfigError, DivergenceError, Stateful, undamaged
 from ..tags import SCALER_SKIPPED
 from .defaults import DEFAULT_RULES
 from .rule import Alert, Level, Memory, Reading, Rule, Watcher, check_rule
+from .verdict import Trouble
 
 __all__ = ["Judge", "error_for"]
 
@@ -127,12 +128,14 @@ class Judge:
         pairs = zip(self.rules, latches, strict=True)
         self._watches = {rule.name: _Watch(rule, rule.watcher(), latch) for rule, latch in pairs}
         self._members = [Judge(self.rules) for _ in range(members)]
+        self._trouble = Trouble()
+        self._is_lost = False
         # The step observed last, its row, and what was returned of it.
         self._step: int | None = None
         self._row: Mapping[str, float] = {}
         self._said: dict[str, Level] = {}
         # What the rules remembered, and copies of the rows read since.
-        self._before = self._watches
+        self._before = self._watches, self._trouble
         self._since: list[Mapping[str, float]] = []
 
     @property
@@ -141,6 +144,15 @@ class Judge:
         the highest level reached."""
         levels = {name: watch.latch.active for name, watch in self._watches.items()}
         return {name: level for name, level in levels.items() if level is not None}
+
+    @property
+    def level(self) -> Level:
+        """ERROR until the state of one has been left, see :mod:`.verdict`; else WARN in an episode.
+
+        Of an ensemble, that of the worst member.
+        """
+        own = Level.ERROR if self._is_lost else Level.WARN if self.active else Level.INFO
+        return max([own, *(member.level for member in self._members)])
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
@@ -181,7 +193,7 @@ class Judge:
         elif row is self._row:
             return []
         else:
-            self._watches = self._before
+            self._watches, self._trouble = self._before
             for each in self._since[:-1]:
                 self._read(step, each, {})
             self._keep()
@@ -190,11 +202,12 @@ class Judge:
         return self._read(step, row, self._said)
 
     def _keep(self) -> None:
-        self._before = {name: watch.copy() for name, watch in self._watches.items()}
+        watches = {name: watch.copy() for name, watch in self._watches.items()}
+        self._before = watches, self._trouble.copy()
         self._since = []
 
     def _read(self, step: int, row: Mapping[str, float], said: dict[str, Level]) -> list[Alert]:
-        alerts = []
+        alerts, errors = [], []
         skipped = row.get(SCALER_SKIPPED, 0.0)
         if skipped and _AMP_SKIP not in said:
             said[_AMP_SKIP] = Level.INFO
@@ -210,17 +223,22 @@ class Judge:
             level, is_told = found.level, latch.update(found)
             if is_new:
                 watch.follows = lost[0] if lost and level is not None else None
-            if is_told and level is not None and level > said.get(name, -1):
+            if not is_told or level is None:
+                continue
+            alert = Alert(name, level, step, *found[2:])
+            errors += [alert] if level is Level.ERROR else []
+            if level > said.get(name, -1):
                 said[name] = level
-                alert = Alert(name, level, step, *found[2:])
                 if watch.follows in lost:
                     alert = replace(alert, remedies=(), follows=watch.follows)
                 alerts.append(alert)
+        self._is_lost = self._trouble.update(row, errors)
         return alerts
 
     def after_rollback(self) -> None:
         """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
-        self._step, self._since = None, []
+        self._step, self._since, self._is_lost = None, [], False
+        self._trouble.limits = []
         for watch in self._watches.values():
             if hasattr(watch.watcher, "after_rollback"):
                 watch.watcher.after_rollback()
@@ -230,8 +248,9 @@ class Judge:
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""
         return {
-            "shared": {name: watch.state_dict() for name, watch in self._watches.items()},
-            "members": [member.state_dict()["shared"] for member in self._members],
+            "rules": {name: watch.state_dict() for name, watch in self._watches.items()},
+            "trouble": self._trouble.state_dict(),
+            "members": [member.state_dict() for member in self._members],
         }
 
     @undamaged("a judge")
@@ -241,15 +260,17 @@ class Judge:
         Raises:
             ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
-        parts = [state["shared"], *state["members"]]
-        if len(parts) != 1 + len(self._members):
+        count = len(state["members"])
+        if count != len(self._members):
             raise ConfigError(
-                f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
+                f"This is the state of a judge of {count} ensemble members, but this one "
                 f"has {len(self._members)} (0 for a single model). Build it with as many."
             )
-        loaded = Judge(self.rules, members=len(self._members))
-        for judge, part in zip((loaded, *loaded._members), parts, strict=True):
-            judge._load(part)
+        loaded = Judge(self.rules, members=count)
+        for judge, part in zip((loaded, *loaded._members), (state, *state["members"]), strict=True):
+            judge._load(part["rules"])
+            judge._trouble.load_state_dict(part["trouble"])
+            judge._is_lost = bool(judge._trouble.limits)
         vars(self).update(vars(loaded))
 
     def _load(self, state: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import torch.distributed as dist
 from torch import Tensor
 
+from ..alerts import Verdict
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError
@@ -99,6 +100,11 @@ class Guard:
         None before the first one; its ``verdict`` is "exact", or says why nothing can be told.
         """
         return self._loop.first_calls.result
+
+    @property
+    def verdict(self) -> Verdict:
+        """What became of the run so far, in one word and one line: see :class:`Verdict`."""
+        return self._loop.course.verdict
 
     @property
     def attempt(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..alerts import Alert, Judge, Level, Situation, error_for
+from ..alerts import Alert, Course, Judge, Situation, error_for
 from ..errors import ConfigError, SamplerError, undamaged
 from ..recovery import Recoverer
 from ..samplers import Mixture
@@ -33,7 +33,7 @@ __all__ = ["Loop"]
 
 _log = logging.getLogger("ebmguard")
 
-_STATE_VERSION = 9
+_STATE_VERSION = 10
 
 
 class Loop:
@@ -74,6 +74,7 @@ class Loop:
         self.sampling = Sampling(settings.models, tempers=strength.tempers)
         self.measure = Measure(settings)
         self._judge = judge
+        self.course = Course()
         self.unused = Unused()
         # Runs at exit too, and so must hold no reference to the guard.
         weakref.finalize(self, _finish, self.rows, writer)
@@ -96,11 +97,12 @@ class Loop:
             if row.is_news:
                 found = self._judge.observe(row.step, row.numbers, row.members)
                 alerts = [self._advised(alert, row) for alert in found]
-                level = max((alert.level for alert in alerts), default=Level.INFO)
-                self.rows.note({"alert_level": float(level)}, row)
+                self.rows.note({"alert_level": float(self._judge.level)}, row)
             self.actions.observe(row, alerts)
             self.writer.write_alerts([alert.record() for alert in alerts])
             if row.is_over:
+                worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
+                self.course.update(row.step, self._judge.level, worst)
                 self.writer.write(row.step, row.numbers | row.logged, row.samples)
             self.actions.report(alerts)
 
@@ -217,6 +219,7 @@ class Loop:
         rollback, guard_state = recoverer.restore(step, self.trainer, error)
         self.load_own_state(guard_state)
         self._judge.after_rollback()
+        self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
         rollback = recoverer.change(
             rollback, self.trainer, self.situation, knows_steps=actions.asks_steps
         )
@@ -282,7 +285,7 @@ class Loop:
     @undamaged("a guard")
     def _load(self, state: Mapping[str, Any]) -> None:
         keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "measure", "judge"}
-        keys |= {"recovery", "steps", "beta", "advised", "measured"}
+        keys |= {"course", "recovery", "steps", "beta", "advised", "measured"}
         if set(state) != keys or state["version"] != _STATE_VERSION:
             raise ConfigError(
                 f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
@@ -299,6 +302,8 @@ class Loop:
         try:
             self.follow(self.rows.drain())
         finally:
+            if self.course.level:
+                _log.warning("the run as it was closed: %s", self.course.verdict)
             self.writer.flush()
             self.writer.release()
 
@@ -309,12 +314,14 @@ class Loop:
             "measure": self.measure.state_dict(),
             "measured": self.first_calls.state_dict(),
             "judge": self._judge.state_dict(),
+            "course": self.course.state_dict(),
             **self.actions.steering_state(),
         }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`own_state` returned."""
-        self._judge.load_state_dict(state["judge"])  # which may refuse it
+        self._judge.load_state_dict(state["judge"])  # which may refuse it, as the next one
+        self.course.load_state_dict(state["course"])
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
         self.first_calls.load_state_dict(state["measured"])

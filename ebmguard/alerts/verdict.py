@@ -1,0 +1,114 @@
+"""One verdict of a run, which every page shows: healthy, look, lost, recovered, saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..tags import ENERGY_GAP
+from .rule import Alert, Level, Memory
+
+__all__ = ["Course", "Trouble", "Verdict"]
+
+# Rows of the past, those of the blow-up itself at its end, and rows in a row that are back.
+_PAST, _LAG, _CALM = 64, 8, 10
+
+
+@dataclass
+class Trouble(Memory):
+    """Whether the state that ERRORs reported has been left.
+
+    It has once the energies are back within their range before the first of them, and each number
+    that was reported is back inside its limit, on ten rows in a row.
+    """
+
+    sizes: list[float] = field(default_factory=list)  # |gap| + spread of rows in no such state
+    within: float = math.inf  # the size that the energies had before
+    # Of each number that was reported its tag, its limit, and whether that is an upper one.
+    limits: list[tuple[str, float, bool]] = field(default_factory=list)
+    calm: int = 0
+
+    def update(self, row: Mapping[str, float], errors: Sequence[Alert]) -> bool:
+        """Take a row and its ERRORs; say whether the run is in such a state."""
+        size = abs(row.get(ENERGY_GAP, math.nan)) + row.get("f_pos/std", math.nan)
+        if errors and not self.limits:
+            self.within = max(self.sizes[: max(1, len(self.sizes) - _LAG)], default=math.inf)
+        self.limits += [(own.tag, own.limit, own.value > own.limit) for own in errors]
+        if self.limits and ENERGY_GAP in row:
+            is_back = size <= self.within and not any(
+                row.get(tag, limit) > limit if is_upper else row.get(tag, limit) < limit
+                for tag, limit, is_upper in self.limits
+            )
+            self.calm = self.calm + 1 if is_back and not errors else 0
+            if self.calm == _CALM:
+                self.limits, self.calm = [], 0
+        if not self.limits and math.isfinite(size):
+            self.sizes = [*self.sizes[1 - _PAST :], size]
+        return bool(self.limits)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a run so far.
+
+    Attributes:
+        name: "healthy"; "look", a WARN; "lost", an ERROR whose state has not been left;
+            "recovered", one that was left without help; "saved", one that rollbacks took back.
+        step: since when it is to be looked at or lost, or when it recovered or was last saved.
+        rule: of the alert that it rests on, if any.
+        rollbacks: how many there were.
+    """
+
+    name: Literal["healthy", "look", "lost", "recovered", "saved"]
+    step: int = 0
+    rule: str = ""
+    rollbacks: int = 0
+
+    def __str__(self) -> str:
+        back = f"{self.rollbacks} rollback{'s' if self.rollbacks > 1 else ''}"
+        if self.name == "healthy":
+            return self.name
+        if self.name == "saved":
+            said = f"saved by {back}, the last to step {self.step:,}"
+        else:
+            said = f"{self.name} {'at' if self.name == 'recovered' else 'since'} step {self.step:,}"
+            said += f" after {back}" if self.rollbacks else ""
+        return f"{said} ({self.rule})" if self.rule else said
+
+
+@dataclass
+class Course(Memory):
+    """Follows the number ``alert_level`` of the rows of a run, and knows its verdict."""
+
+    level: int = 0  # of the last row
+    since: int = 0  # the step at which that began
+    rule: str = ""  # whose alert came then
+    left: int = -1  # the step at which an ERROR was left, the last one since any rollback
+    left_rule: str = ""
+    rollbacks: int = 0
+    restored: int = 0  # the step to which the last one went back
+
+    def update(self, step: int, level: float, rule: str = "") -> None:
+        """Take the level of the row of a step that is over, and the rule of its worst alert."""
+        if int(level) != self.level:
+            if self.level == Level.ERROR:
+                self.left, self.left_rule = step, self.rule
+            self.level, self.since, self.rule = int(level), step, rule
+
+    def rolled_back(self, count: int, step: int, rule: str) -> None:
+        """A rollback, the count-th, has taken an ERROR back, to the state before a step."""
+        self.__init__(rollbacks=count, restored=step, left_rule=rule)  # type: ignore[misc]
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the rows so far."""
+        if self.level > Level.INFO:
+            name: Any = "lost" if self.level == Level.ERROR else "look"
+            return Verdict(name, self.since, self.rule, self.rollbacks)
+        if self.left >= 0:
+            return Verdict("recovered", self.left, self.left_rule, self.rollbacks)
+        if self.rollbacks:
+            return Verdict("saved", self.restored, self.left_rule, self.rollbacks)
+        return Verdict("healthy")
