@@ -116,10 +116,10 @@ def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
     if energy == "forward":
         return model  # whose hooks run
     found: Callable[..., Any] | None = getattr(model, energy, None)
-    if not callable(found):
-        own = type(model).__name__
-        raise ConfigError(f"energy={energy!r} names the method, but {own} has none of that name.")
-    return found
+    if callable(found):
+        return found
+    own = type(model).__name__
+    raise ConfigError(f"energy={energy!r} names the method, but {own} has none of that name.")
 
 
 def is_function(sampler: object) -> bool:
@@ -131,10 +131,9 @@ def check_takes(sampler: object, name: str) -> None:
     """Refuse with a ConfigError a parameter that the sampler, guarded or not, does not have."""
     original: Any = getattr(sampler, "original", sampler)
     if not is_function(original):
-        found = "None" if original is None else "an object"
         raise ConfigError(
             f"steps_argument={name!r} names a parameter of a sampler function, but the sampler is "
-            f"{found}. Let it take g.next_steps() instead."
+            "none. Let it take g.next_steps() instead."
         )
     parameters = inspect.signature(original).parameters
     named = [x.name for x in parameters.values() if x.kind is not x.POSITIONAL_ONLY]

@@ -12,14 +12,7 @@ from torch.optim import Adam
 from ..alerts import Level
 from .problem import Problem, Setup, error, info, some, warn
 
-__all__ = [
-    "TYPED_IN",
-    "implied_scale",
-    "of_chains",
-    "of_consequences",
-    "of_exponents",
-    "of_training",
-]
+__all__ = ["TYPED_IN", "implied_scale", "of_actions", "of_chains", "of_exponents", "of_training"]
 
 # Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2.
 TYPED_IN = 0.02
@@ -108,7 +101,7 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
     example, clamp, buffer = setup.example, setup.trainer.clamp, setup.trainer.buffer
     data = None
     if example is not None and example.is_floating_point() and example.numel():
-        low, high = _range(example)
+        low, high = example.min().item(), example.max().item()
         data = (low, high) if low < high else None
     if data is not None and clamp is not None and _misses(clamp, data):
         what = f"Samples are kept in {_interval(clamp)}, but the data lies in {_interval(data)}: "
@@ -130,7 +123,7 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
         fix = "the shape of one sample; nothing, if the model takes other inputs than its sampler."
         yield warn("buffer_shape", "the replay buffer", what, fix)
     else:
-        chains = _range(samples)
+        chains = samples.min().item(), samples.max().item()
         what = f"Chains start in {_interval(chains)}, the data lies in {_interval(data)}."
         if _misses(chains, data):
             fix = "start points uniform over the range of the data."
@@ -138,10 +131,6 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
         elif chains[1] - chains[0] > _WIDE * (data[1] - data[0]):
             fix = "start points as wide as the data; nothing, to search beside it."
             yield info("buffer_range", "the replay buffer", what, fix)
-
-
-def _range(x: Tensor) -> tuple[float, float]:
-    return float(x.min()), float(x.max())
 
 
 def _interval(ends: tuple[float, float]) -> str:
@@ -153,8 +142,8 @@ def _misses(bounds: tuple[float, float], data: tuple[float, float]) -> bool:
     return bounds[0] > data[0] + slack or bounds[1] < data[1] - slack
 
 
-def of_consequences(setup: Setup) -> Iterator[Problem]:
-    """Sinks, actions, and ranks."""
+def of_actions(setup: Setup) -> Iterator[Problem]:
+    """Sinks, ranks, and what an alert leads to."""
     if not setup.has_sinks:
         what = "Rows of diagnostics are written nowhere; alerts go to the log alone."
         yield info("no_sinks", "guard(log_dir=)", what, 'log_dir="runs/1", or sinks=[...].')
