@@ -143,7 +143,7 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
     if slopes is not None:
         yield from _dependence(slopes)
     with _untouched(model), torch.no_grad():
-        said = _said_of(energy, x[:1], f.ndim)
+        said = _of_one(energy, x[:1], f.ndim)
     if said:
         fix = "squeeze(-1), since squeeze() drops the batch too; or drop small last batches."
         yield _info("single_sample", f"For a batch of one sample it {said}.", fix)
@@ -212,8 +212,8 @@ def _dependence(slopes: Tensor) -> Iterator[Problem]:
         yield _warn("batch_dependence", what, fix)
 
 
-def _said_of(energy: Callable[[Tensor], Any], one: Tensor, dims: int) -> str:
-    """What a batch of one leads to that has not as many dimensions as others; else nothing."""
+def _of_one(energy: Callable[[Tensor], Any], one: Tensor, dims: int) -> str:
+    """What goes wrong with a batch of one, in words; empty where nothing does."""
     try:
         f = energy(one)
     except _REFUSALS as refusal:

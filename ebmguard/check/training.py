@@ -50,9 +50,7 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
     lowest = min(setup.factor)
     if lowest <= 0:
         what = f"1 - beta_star / output_scale is {lowest:g}: the sampler would not follow f."
-        fix = (
-            "a lower beta_star (0.5 to 4 for JEM), or output_scale = 2 * step_size / noise_std**2."
-        )
+        fix = "a lower beta_star (JEM: 0.5 to 4), or output_scale = 2 * step_size / noise_std**2."
         yield error("sampler_factor", "guard(beta_star=)", what, fix)
     elif lowest < _LITTLE:
         what = f"The sampler runs on {lowest:.1%} of the energy, hardly more than noise."
@@ -91,7 +89,8 @@ def of_training(setup: Setup) -> Iterator[Problem]:
         torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16
         for device in ("cuda", "cpu")
     ):
-        what = "Autocast to float16 without a GradScaler: small gradients vanish."
+        what = "Autocast to float16, but no GradScaler is attached: steps that one skips look "
+        what += "broken, and without one small gradients vanish."
         fix = "g.attach(optimizer=optim, scaler=scaler), or autocast to bfloat16."
         yield warn("no_scaler", "g.attach", what, fix)
 
