@@ -1,7 +1,4 @@
-"""Energies as the objective takes them: per-sample vectors of matching layout, of one model.
-
-``(B,)`` or ``(B, *heads)``, with any number of positives and of negatives.
-"""
+"""Energies as the objective takes them: ``(B,)`` or ``(B, *heads)`` of one model, on both sides."""
 
 from __future__ import annotations
 
@@ -24,6 +21,7 @@ __all__ = [
     "check_log_q",
     "check_variant",
     "per_sample",
+    "widened",
 ]
 
 BetaStar: TypeAlias = float | Tensor
@@ -48,8 +46,7 @@ def check_energies(
 
     Raises:
         EnergyTypeError: not tensors, or not floating point.
-        ShapeError: means instead of vectors, empty sides, shapes that would broadcast, or that do
-            not match those of the labels or the log-densities.
+        ShapeError: means instead of vectors, empty sides, shapes that do not fit each other.
         ConfigError: an exponent that is no finite number or 0-dim tensor, an unknown variant,
             groups with a variant that has none, or ``log_q`` at 0.
     """
@@ -60,10 +57,8 @@ def check_energies(
                 f"{name} is of type {type(f).__name__}; expected a tensor, one energy per sample."
             )
         if not f.is_floating_point():
-            raise EnergyTypeError(
-                f"{name} has dtype {f.dtype}; energies must be floating point. "
-                "Pass the network's raw output, not labels or counts."
-            )
+            what = f"{name} has dtype {f.dtype}; energies must be floating point."
+            raise EnergyTypeError(f"{what} Pass the network's raw output, not labels or counts.")
         if f.ndim == 0:
             raise ShapeError(
                 f"{name} is a single number, probably a batch mean; the weights need one energy "
@@ -74,8 +69,8 @@ def check_energies(
     if f_pos.shape[1:] != f_neg.shape[1:]:
         raise ShapeError(
             f"f_pos has shape {tuple(f_pos.shape)} and f_neg {tuple(f_neg.shape)}: after the batch "
-            "dimension both must agree, or their difference would broadcast to a matrix. "
-            "Squeeze or index the extra dimension of one of them."
+            "dimension both must agree, or their difference would broadcast to a matrix. Squeeze "
+            "or index the extra dimension of one of them."
         )
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
@@ -90,25 +85,23 @@ def check_energies(
             )
         is_known = isinstance(groups, tuple | list) and len(groups) in (2, 3)
         if not is_known or not all(isinstance(x, Tensor) for x in groups):
-            raise ShapeError(
-                "groups must be a pair (y_pos, y_neg) of tensors of labels, or these and the "
-                "output scale of each positive's group."
-            )
+            what = "groups must be a pair (y_pos, y_neg) of tensors of labels"
+            raise ShapeError(f"{what}, or these and each positive's output scale.")
         for name, x, count in zip(("y_pos", "y_neg", "scale"), groups, (n, m, n), strict=False):
             if x.shape != (count,):
+                what = "number" if name == "scale" else "label"
                 raise ShapeError(
-                    f"groups: {name} has shape {tuple(x.shape)}; expected ({count},), one "
-                    f"{'label' if name[0] == 'y' else 'number'} per sample."
+                    f"groups: {name} has shape {tuple(x.shape)}; expected ({count},), one {what} "
+                    "per sample."
                 )
-        if len(groups) == 3 and not groups[2].is_floating_point():
+        if not all(x.is_floating_point() for x in groups[2:]):
             raise EnergyTypeError(
-                f"groups: the output scales have dtype {groups[2].dtype}; expected floating point."
+                f"groups: the output scales have dtype {groups[-1].dtype}; expected floating point."
             )
     if log_q is not None:
         if not isinstance(log_q, tuple | list) or len(log_q) != 2:
             raise ShapeError(
-                "log_q must be a pair (log_q_pos, log_q_neg): the log-density of the proposal at "
-                "each positive and at each negative."
+                "log_q must be a pair (log_q_pos, log_q_neg), the proposal's log-densities."
             )
         check_log_q(log_q[0], f_pos, beta_star, name="log_q_pos")
         check_log_q(log_q[1], f_neg, beta_star, name="log_q_neg")
@@ -122,23 +115,21 @@ def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "l
         ShapeError: another shape or device than the energies', heads apart.
         ConfigError: an exponent that is the number 0: there are no weights to divide q out of.
     """
+    expected = "one log-density per sample"
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
         kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__
-        raise EnergyTypeError(
-            f"{name} is {kind}; expected a floating-point tensor, one log-density per sample."
-        )
+        raise EnergyTypeError(f"{name} is {kind}; expected a floating-point tensor, {expected}.")
     if log_q.shape != f.shape[:1]:
         raise ShapeError(
-            f"{name} has shape {tuple(log_q.shape)}; expected {tuple(f.shape[:1])}, one "
-            "log-density per sample: log q(x), summed over the dimensions of x."
+            f"{name} has shape {tuple(log_q.shape)}; expected {tuple(f.shape[:1])}, {expected}: "
+            "log q(x), summed over the dimensions of x."
         )
     if log_q.device != f.device:
         raise ShapeError(f"{name} is on {log_q.device} and the energies on {f.device}; use one.")
     if not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
         raise ConfigError(
-            "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 "
-            "there are none. Pass beta_star=, the exponent of f that the proposal lacks (1 "
-            "where it knows nothing of f), or leave log_q= out for the standard loss."
+            "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 there "
+            "are none. Pass beta_star=, the exponent of f that the proposal lacks, or no log_q=."
         )
 
 
@@ -159,9 +150,14 @@ def _check_exponent(beta_star: Any) -> None:
         raise ConfigError(f"beta_star={beta_star!r}; expected a finite number or a 0-dim tensor.")
 
 
+def widened(f: Tensor) -> Tensor:
+    """The same in float32 at least."""
+    return f.to(torch.promote_types(f.dtype, torch.float32))
+
+
 def per_sample(f: Tensor) -> Tensor:
     """Energies ``(samples,)`` in float32 at least; heads are summed, as by who differentiates f."""
-    f = f.to(torch.promote_types(f.dtype, torch.float32))
+    f = widened(f)
     if f.ndim == 1:
         return f
     heads = f.flatten(1)

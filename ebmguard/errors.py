@@ -1,8 +1,4 @@
-"""The errors of ebmguard: what was wrong, what was expected, how to fix it.
-
-Those about input are also the built-in error that callers expect; those about the run derive from
-:class:`DivergenceError`. All of them can be pickled.
-"""
+"""The errors of ebmguard: what was wrong, what was expected, how to fix it; what raises them."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from enum import Enum
+from enum import Enum, EnumType
 from functools import wraps
 from numbers import Integral, Real
 from types import GenericAlias, NoneType, UnionType
@@ -99,11 +95,10 @@ class BudgetSpentError(DivergenceError):
 
     def __init__(self, alert: Any, rollbacks: int, *, nothing_to_go_back_to: bool = False) -> None:
         super().__init__(alert)
-        why = f"and the budget of rollbacks is spent ({rollbacks} done)"
-        if nothing_to_go_back_to:
-            why = "and there is no snapshot yet to go back to"
+        spent = f"the budget of rollbacks is spent ({rollbacks} done)"
+        why = "there is no snapshot yet to go back to" if nothing_to_go_back_to else spent
         self.args = (
-            f"{alert.message} The run cannot recover by itself, {why}. Its audit log is "
+            f"{alert.message} The run cannot recover by itself, and {why}. Its audit log is "
             "g.rollbacks, and recovery.jsonl in log_dir. Start anew with what the alert advises.",
         )
         self.rollbacks = rollbacks
@@ -144,12 +139,11 @@ def undamaged(owner: str) -> Iterator[None]:
 
 
 class Stateful:
-    """An object whose saved fields are declared once, in ``_saved``.
+    """An object whose ``_saved`` maps each attribute to how its saved value is read.
 
-    That maps each attribute to how its saved value is read: ``float``, ``int``, ``bool`` or ``str``
-    (nothing else passes for one), an enum (by name), a dataclass (by its fields), ``list[...]``,
-    ``tuple[...]``, ``... | None``, any function, or ``Stateful`` for an object that stays and loads
-    its own part. The key is the attribute's name without its underscore.
+    By ``float``, ``int``, ``bool`` or ``str`` (nothing else passes for one), an enum (by name), a
+    dataclass (by its fields), ``list[...]``, ``tuple[...]``, ``... | None``, any function, or
+    ``Stateful`` for an object that stays and loads its own part.
 
     A class that checks more overrides ``_read``, which changes nothing; one that does more than to
     set the attributes overrides ``_take``, which must not fail. Errors name it by ``_owner``.
@@ -174,28 +168,23 @@ class Stateful:
             self._take(self._read(state))
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        kinds = self._saved()
-        keys = {name: name.lstrip("_") for name in kinds}
-        if state.keys() != {*keys.values()}:
-            names, found = sorted(keys.values()), sorted(map(str, state))
+        kinds = {name.lstrip("_"): (name, kind) for name, kind in self._saved().items()}
+        if state.keys() != kinds.keys():
             raise ConfigError(
                 f"Not a state of {self._owner or type(self).__name__}: expected the keys "
-                f"{', '.join(names)}; got {', '.join(found)}."
+                f"{', '.join(sorted(kinds))}; got {', '.join(sorted(map(str, state)))}."
             )
         return {
-            name: getattr(self, name)._read(state[keys[name]])
-            if kind is Stateful
-            else _read_as(kind, state[keys[name]])
-            for name, kind in kinds.items()
+            name: _read_as(getattr(self, name)._read if kind is Stateful else kind, state[key])
+            for key, (name, kind) in kinds.items()
         }
 
     def _take(self, read: Mapping[str, Any]) -> None:
-        kinds = self._saved()
-        for name, value in read.items():
-            if kinds[name] is Stateful:
-                getattr(self, name)._take(value)
+        for name, kind in self._saved().items():
+            if kind is Stateful:
+                getattr(self, name)._take(read[name])
             else:
-                setattr(self, name, value)
+                setattr(self, name, read[name])
 
 
 def plain(value: Any) -> Any:
@@ -215,33 +204,27 @@ def plain(value: Any) -> Any:
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, str) or not isinstance(value, Iterable):
         return value
-    items = [*value]
-    return items if {*map(type, items)} <= _ATOMS else [plain(each) for each in items]
+    return [each if type(each) in _ATOMS else plain(each) for each in value]
 
 
 def _read_as(kind: Any, value: Any) -> Any:
-    if type(value) is kind:
-        return value
     if isinstance(kind, UnionType):
         return None if value is None else _read_as(kind.__args__[0], value)
     if isinstance(kind, GenericAlias):
-        inner, items = kind.__args__, [*value]
         if kind.__origin__ is tuple:
-            return tuple(_read_as(*pair) for pair in zip(inner, items, strict=True))
-        is_ready = {*map(type, items)} <= {*inner}
-        return items if is_ready else [_read_as(inner[0], each) for each in items]
+            return tuple(_read_as(*pair) for pair in zip(kind.__args__, value, strict=True))
+        return [_read_as(kind.__args__[0], each) for each in value]
     if kind in (bool, float, int, str) and not _is(kind, value):
         raise TypeError(f"{value!r} is not {_wanted(kind)}")
-    if inspect.isclass(kind) and issubclass(kind, Enum):
+    if isinstance(kind, EnumType):
         return kind[value]
     if is_dataclass(kind):
         return cast("Any", kind)(**value)
     return kind(value)
 
 
-# C0 but for tab and line feed, DEL and C1, by which a text moves the cursor, renames the window or
-# types; marks of direction, by which it shows another text than it holds; and halves of surrogate
-# pairs, as in file names that are no UTF-8, which nothing can encode.
+# C0 but for tab and line feed, DEL and C1, which control a terminal; marks of direction, which show
+# another text than there is; halves of surrogate pairs, which nothing can encode.
 _UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -301,15 +284,13 @@ def _is(kind: Any, value: Any) -> bool:
     kind = origin or kind
     if kind is Any or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
         return True
-    if not isinstance(value, kind):
-        return False
-    if issubclass(kind, str | bytes) or not issubclass(kind, Sequence):
-        return True
+    fits = isinstance(value, kind)
+    if not fits or issubclass(kind, str | bytes) or not issubclass(kind, Sequence):
+        return fits
     if isinstance(value, str | bytes):
         return False
-    items = cast("Sequence[Any]", value)
-    kinds = inner if kind is tuple and inner[-1:] != (...,) else inner[:1] * len(items)
-    return not inner or (len(kinds) == len(items) and all(map(_is, kinds, items)))
+    kinds = inner if kind is tuple and inner[-1:] != (...,) else inner[:1] * len(value)
+    return not inner or (len(kinds) == len(value) and all(map(_is, kinds, value)))
 
 
 def _wanted(kind: Any) -> str:

@@ -1,7 +1,4 @@
-"""What the ranks of a run tell each other, and tensors of which each rank holds a part.
-
-Energies travel at every step, plain values rarely; the parts are the DTensors of FSDP2.
-"""
+"""What ranks tell each other, and tensors of which each holds a part: the DTensors of FSDP2."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
@@ -26,7 +22,7 @@ from .energies import Groups, LogQ
 from .errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor
 
 __all__ = [
     "Batch",
@@ -62,10 +58,13 @@ def gathered(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]
 
     They travel as one message, in the widest of their dtypes.
     """
-    message = _packed(tensors)
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
+    message = torch.cat([x.detach().to(dtype).flatten() for x in tensors])
     everyone = message.new_empty(dist.get_world_size(process_group), len(message))
     dist.all_gather(list(everyone.unbind()), message, group=process_group)
-    return _unpacked(everyone, tensors)
+    parts = torch.split(everyone, [x.numel() for x in tensors], -1)
+    shapes = [(len(everyone), *x.shape) for x in tensors]
+    return [y.reshape(s).to(x.dtype) for y, s, x in zip(parts, shapes, tensors, strict=True)]
 
 
 class Batch(NamedTuple):
@@ -102,10 +101,7 @@ class _Everyone(torch.autograd.Function):
 
 
 def whole_batch(
-    process_group: dist.ProcessGroup,
-    own: Batch,
-    *,
-    same: Sequence[object] = (),
+    process_group: dist.ProcessGroup, own: Batch, *, same: Sequence[object] = ()
 ) -> Batch:
     """The batch of all ranks; the same on every rank, which then computes the same of it.
 
@@ -124,8 +120,7 @@ def whole_batch(
     f_pos, f_neg, groups, log_q = own[:4]
     words = ["a tensor" if isinstance(x, Tensor) else repr(x) for x in same]
     words += [str(f_pos.dtype), str(f_neg.dtype), f"log_q {'with' if log_q else 'without'}"]
-    words += [f"groups {len(groups or ())}", f"parts {len(own.of_neg)}"]
-    said = ", ".join(words)
+    said = ", ".join([*words, f"groups {len(groups or ())}", f"parts {len(own.of_neg)}"])
     mine = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(said.encode())]
     on_host = "cpu:" in dist.get_backend_config(process_group)
     message = torch.tensor(mine, device="cpu" if on_host else f_pos.device)
@@ -189,29 +184,12 @@ class Ranks:
         """Whether this is the rank that logs and writes for all."""
         return self.index == 0
 
-    def own(self, folder: Path) -> Path:
-        """This rank's part of a folder; of a single process all of it."""
-        return folder if self.group is None else folder / f"rank{self.index}"
-
     def from_all(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank: a plain value, and not at every step."""
         values = [value] * self.count
         if self.group is not None:
             dist.all_gather_object(values, value, group=self.group)
         return values
-
-
-def _packed(tensors: Sequence[Tensor]) -> Tensor:
-    dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
-    return torch.cat([x.detach().to(dtype).flatten() for x in tensors])
-
-
-def _unpacked(message: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    parts = torch.split(message, [x.numel() for x in like], -1)
-    return [
-        part.reshape(message.shape[:-1] + x.shape).to(x.dtype)
-        for part, x in zip(parts, like, strict=True)
-    ]
 
 
 def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
@@ -251,7 +229,8 @@ def check_shards(parameters: Iterable[Tensor], process_group: dist.ProcessGroup 
                 f"attach: the optimizer's parameters are sharded over {len(ranks)} ranks. Pass "
                 "guard(..., process_group=...) with all of them, as torch.distributed.group.WORLD."
             )
-        if not all(each.is_replicate() or _is_plain_shard(each) for each in x.placements):
+        # By name, since subclasses of Shard order the parts differently.
+        if not {type(each).__name__ for each in x.placements} <= {"Replicate", "Shard"}:
             raise ConfigError(
                 f"attach: a parameter is placed as {x.placements}; expected shards, or copies on "
                 "every rank, as fully_shard makes them."
@@ -265,7 +244,7 @@ def place_of(x: Tensor) -> Place:
     return {
         "device": str(x.device),
         "ranks": x.device_mesh.mesh.tolist(),
-        "sharded": [each.dim if _is_plain_shard(each) else None for each in x.placements],
+        "sharded": [getattr(each, "dim", None) for each in x.placements],
         "shape": list(x.shape),
         "stride": list(x.stride()),
     }
@@ -286,17 +265,6 @@ def joined(part: Tensor, place: dict[str, Any], like: Iterable[Tensor]) -> DTens
             f"A part of a snapshot is sharded over the ranks {place['ranks']}, but no parameter of "
             "the optimizer is. Go on with as many ranks as took it, and shard the model alike."
         )
-    return DTensor.from_local(
-        part,
-        mesh,
-        [Replicate() if dim is None else Shard(dim) for dim in place["sharded"]],
-        run_check=False,
-        shape=torch.Size(place["shape"]),
-        stride=tuple(place["stride"]),
-    )
-
-
-def _is_plain_shard(placement: object) -> TypeGuard[Shard]:
-    from torch.distributed.tensor import Shard
-
-    return type(placement) is Shard  # subclasses order the parts differently
+    placements = [Replicate() if dim is None else Shard(dim) for dim in place["sharded"]]
+    shape, stride = torch.Size(place["shape"]), tuple(place["stride"])
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)

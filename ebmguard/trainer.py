@@ -6,10 +6,10 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, TypedDict, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from .errors import ConfigError, SamplerError
 
 __all__ = [
-    "Clamp",
     "Told",
     "Trainer",
     "check_takes",
@@ -27,8 +26,6 @@ __all__ = [
     "is_function",
     "refuse_deferred",
 ]
-
-Clamp: TypeAlias = "tuple[float, float]"
 
 
 class Told(TypedDict, total=False):
@@ -44,18 +41,17 @@ class Told(TypedDict, total=False):
     generators: Sequence[torch.Generator] | None
     step_size: float | None
     noise_std: float | None
-    clamp: Clamp | None
+    clamp: tuple[float, float] | None
     sgld_steps: int | None
     steps_argument: str | None
 
 
 # Keywords that there were, and what to write instead.
 _REMOVED = {
-    "beta_stars": "Average the losses of several exponents yourself: sum("
-    "contrastive_loss(f_pos, f_neg, b) for b in exponents) / len(exponents), with "
+    "beta_stars": "Average the losses of several exponents yourself, each that of "
     "ebmguard.objective.contrastive_loss",
-    "reduce": "Heads (B, K) are summed, as by a sampler that differentiates f(x).sum(). For their "
-    "mean pass f.mean(1) to the loss, and let the sampler differentiate that",
+    "reduce": "Heads (B, K) are summed. For their mean pass f.mean(1) to the loss, and let the "
+    "sampler differentiate that",
 }
 
 
@@ -73,7 +69,7 @@ class Trainer:
     generators: tuple[torch.Generator, ...] = ()
     step_size: float | None = None
     noise_std: float | None = None
-    clamp: Clamp | None = None
+    clamp: tuple[float, float] | None = None
     sgld_steps: int | None = None
     steps_argument: str | None = None
 
@@ -84,27 +80,26 @@ class Trainer:
             TypeError: a keyword that there is not.
             ConfigError: values that cannot be meant, alone or together.
         """
-        for name in given:
-            if name not in Told.__annotations__:
-                if name in _REMOVED:
-                    raise TypeError(f"{name}= is gone. {_REMOVED[name]}.")
-                close = difflib.get_close_matches(name, Told.__annotations__, 1)
-                hint = f"; did you mean {close[0]}=?" if close else ""
-                raise TypeError(f"unexpected keyword argument {name!r}{hint}")
+        for name in [name for name in given if name not in Told.__annotations__]:
+            if name in _REMOVED:
+                raise TypeError(f"{name}= is gone. {_REMOVED[name]}.")
+            close = difflib.get_close_matches(name, Told.__annotations__, 1)
+            hint = f"; did you mean {close[0]}=?" if close else ""
+            raise TypeError(f"unexpected keyword argument {name!r}{hint}")
         new = {name: _checked(name, x) for name, x in given.items() if x is not None}
         result = replace(self, **new)
+        model, optimizer = result.model, result.optimizer
         if result.steps_argument is not None and result.sgld_steps is None:
             raise ConfigError("steps_argument= needs sgld_steps=, the sampler's number of steps.")
-        if result.scaler is not None and result.optimizer is None:
+        if result.scaler is not None and optimizer is None:
             raise ConfigError("scaler= needs the optimizer that it scales: add optimizer=.")
-        if result.model is not None:
-            find_energy(result.model, result.energy)
-        if result.optimizer is not None and result.model is not None:
-            trained = {id(p) for group in result.optimizer.param_groups for p in group["params"]}
-            if not trained & set(map(id, result.model.parameters())):
+        if model is not None:
+            find_energy(model, result.energy)
+        if optimizer is not None and model is not None:
+            trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if trained.isdisjoint(map(id, model.parameters())):
                 raise ConfigError(
-                    "The optimizer trains none of the model's parameters: is it the optimizer of "
-                    "another network?"
+                    "The optimizer trains none of the model's parameters: is it another network's?"
                 )
         return result
 
@@ -121,12 +116,10 @@ def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
     if energy == "forward":
         return model  # whose hooks run
     found: Callable[..., Any] | None = getattr(model, energy, None)
-    if not callable(found):
-        raise ConfigError(
-            f"energy={energy!r} names the method that returns the energies, but "
-            f"{type(model).__name__} has none of that name."
-        )
-    return found
+    if callable(found):
+        return found
+    own = type(model).__name__
+    raise ConfigError(f"energy={energy!r} names the method, but {own} has none of that name.")
 
 
 def is_function(sampler: object) -> bool:
@@ -136,16 +129,15 @@ def is_function(sampler: object) -> bool:
 
 def check_takes(sampler: object, name: str) -> None:
     """Refuse with a ConfigError a parameter that the sampler, guarded or not, does not have."""
-    original = getattr(sampler, "original", sampler)
+    original: Any = getattr(sampler, "original", sampler)
     if not is_function(original):
         raise ConfigError(
             f"steps_argument={name!r} names a parameter of a sampler function, but the sampler is "
-            f"{'None' if original is None else 'an object'}. Let it take g.next_steps() instead."
+            "none. Let it take g.next_steps() instead."
         )
-    parameters = inspect.signature(cast("Callable[..., Any]", original)).parameters
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    found = parameters.get(name)
-    if not takes_any and (found is None or found.kind is found.POSITIONAL_ONLY):
+    parameters = inspect.signature(original).parameters
+    named = [x.name for x in parameters.values() if x.kind is not x.POSITIONAL_ONLY]
+    if name not in named and not any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
         raise ConfigError(
             f"steps_argument={name!r}: the sampler has no parameter of that name; it has "
             f"{', '.join(parameters)}. Name that of its SGLD steps, or let it take g.next_steps()."
@@ -154,11 +146,9 @@ def check_takes(sampler: object, name: str) -> None:
 
 def refuse_deferred(call: object) -> None:
     """Refuse, with a ``SamplerError``, what runs after the call, where nothing is tempered."""
-    if isinstance(call, functools.partial):
-        call = call.func
-    functions = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
-    results = inspect.isgenerator, inspect.isasyncgen, inspect.iscoroutine
-    if any(is_one(call) for is_one in (*functions, *results)):
+    kinds = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
+    is_result = isinstance(call, Generator | AsyncGenerator | Coroutine)
+    if is_result or any(is_kind(call) for is_kind in kinds):
         raise SamplerError(
             "The sampler is a generator or coroutine: its steps would run after the call has "
             "returned, on the untempered energy. Return the samples, or use g.temper(f(x)) inside."
@@ -167,8 +157,8 @@ def refuse_deferred(call: object) -> None:
 
 def finite_number(name: str, value: object) -> float:
     """A finite number; of anything else a ``ConfigError`` that names the argument."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise ConfigError(f"{name}={value!r} is a {type(value).__name__}; expected a number.")
+    if not _is_number(value):
+        raise ConfigError(f"{name}={value!r} is {_kind(value)}; expected a number.")
     if not math.isfinite(value):
         raise ConfigError(f"{name}={value!r}; expected a finite number.")
     return float(value)
@@ -176,42 +166,35 @@ def finite_number(name: str, value: object) -> float:
 
 def _checked(name: str, value: Any) -> Any:
     """The value of a field as it is kept."""
+    found = f"{name}= is {_kind(value)}"
     if name in ("step_size", "noise_std"):
-        number = finite_number(name, value)
-        if number < 0 or (number == 0 and name == "step_size"):
-            least = "above 0" if name == "step_size" else "of 0 or more"
-            raise ConfigError(
-                f"{name}={number:g}; expected a number {least}, of the sampler's update "
-                "x += step_size * df/dx + noise_std * randn (df/dx of the negative energy)."
-            )
-        return number
-    if name == "sgld_steps":
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise ConfigError(
-                f"sgld_steps={value!r}; expected the number of SGLD steps of a call, 1 or more."
-            )
-        return int(value)
-    if name == "clamp":
-        ends = value if isinstance(value, tuple | list) and len(value) == 2 else (0, 0)
-        are_numbers = all(isinstance(x, Real) and not isinstance(x, bool) for x in ends)
-        if not (are_numbers and ends[0] < ends[1]):
-            raise ConfigError(
-                f"clamp={value!r}; expected the lowest and the highest value of a sample's "
-                "entries, such as (-1, 1)."
-            )
-        return float(ends[0]), float(ends[1])
-    is_right, wanted = _PARTS[name]
+        value = finite_number(name, value)
+        found = f"{name}={value:g}"
+    elif name in ("sgld_steps", "clamp"):
+        found = f"{name}={value!r}"
+    is_right, wanted = _EXPECTED[name]
     if not is_right(value):
-        is_class = isinstance(value, type)
-        found = f"the class {value.__name__}" if is_class else f"a {type(value).__name__}"
-        raise ConfigError(f"{name}= is {found}; expected {wanted}.")
-    if name != "generators":
-        return value
-    for each in value:
-        if not isinstance(each, torch.Generator):
-            found = type(each).__name__
-            raise ConfigError(f"generators= holds a {found}; expected torch.Generators.")
-    return tuple(value)
+        raise ConfigError(f"{found}; expected {wanted}.")
+    if name == "generators":
+        for each in value:
+            if not isinstance(each, torch.Generator):
+                raise ConfigError(f"{name}= holds {_kind(each)}; expected torch.Generators.")
+    if name == "clamp":
+        return float(value[0]), float(value[1])
+    return {"sgld_steps": int, "generators": tuple}.get(name, lambda x: x)(value)
+
+
+def _kind(x: object) -> str:
+    return f"the class {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__}"
+
+
+def _is_number(x: object) -> TypeGuard[float]:
+    return isinstance(x, Real) and not isinstance(x, bool)
+
+
+def _is_interval(x: Any) -> bool:
+    is_pair = isinstance(x, tuple | list) and len(x) == 2
+    return is_pair and all(_is_number(end) for end in x) and x[0] < x[1]
 
 
 def _is_stateful(part: object) -> bool:
@@ -225,7 +208,9 @@ def _is_buffer(part: object) -> bool:
 
 
 _STATEFUL = "an object with state_dict() and load_state_dict()"
-_PARTS: dict[str, tuple[Callable[[object], bool], str]] = {
+_UPDATE = "of the sampler's x += step_size * df/dx + noise_std * randn (f the negative energy)"
+_COUNT = "the number of SGLD steps of a call, 1 or more"
+_EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model": (lambda x: isinstance(x, nn.Module), "the torch.nn.Module that the sampler calls"),
     "energy": (lambda x: isinstance(x, str), "the name of the model's method"),
     "optimizer": (lambda x: isinstance(x, Optimizer), "a torch Optimizer"),
@@ -234,5 +219,9 @@ _PARTS: dict[str, tuple[Callable[[object], bool], str]] = {
     "ema": (_is_stateful, _STATEFUL),
     "buffer": (_is_buffer, f"a tensor of rows, a list of tensors, or {_STATEFUL}"),
     "generators": (lambda x: isinstance(x, Sequence), "a list of torch.Generators"),
+    "step_size": (lambda x: x > 0, f"a number above 0, {_UPDATE}"),
+    "noise_std": (lambda x: x >= 0, f"a number of 0 or more, {_UPDATE}"),
+    "clamp": (_is_interval, "the lowest and the highest value of a sample, such as (-1, 1)"),
+    "sgld_steps": (lambda x: isinstance(x, Integral) and x is not True and int(x) > 0, _COUNT),
     "steps_argument": (lambda x: isinstance(x, str), "the name of the sampler's parameter"),
 }

@@ -42,86 +42,58 @@ def of_network(setup: Setup) -> Iterator[Problem]:
         yield from _layers(model)
         yield from _parameters(model)
     elif setup.has_sampler:
-        yield info(
-            "model_unknown",
-            "g.attach",
-            "The guard does not know the energy module: nothing about the network was checked.",
-            "g.attach(model=f), where f is the module that the sampler calls.",
-        )
+        what = "The guard does not know the energy module: nothing about the network was checked."
+        fix = "g.attach(model=f), where f is the module that the sampler calls."
+        yield info("model_unknown", "g.attach", what, fix)
 
 
 def _layers(model: nn.Module) -> Iterator[Problem]:
-    norms, drops, moody = (
-        _found(model, kinds, is_busy)
-        for kinds, is_busy in (
-            (_BatchNorm, lambda layer: layer.training or layer.running_mean is None),
-            (_DropoutNd, lambda layer: layer.training and layer.p > 0),
-            ((_BatchNorm, _DropoutNd), lambda _: True),
-        )
-    )
+    norms = _found(model, _BatchNorm, lambda layer: layer.training or layer.running_mean is None)
+    drops = _found(model, _DropoutNd, lambda layer: layer.training and layer.p > 0)
     if norms:
-        yield _warn(
-            "batch_norm",
-            f"Batch normalisation in train mode ({norms}): f(x) depends on the rest of its batch, "
-            "and data and negatives have different statistics: their gap is not an energy gap.",
-            "no normalisation, as JEM, or GroupNorm or LayerNorm; or eval mode for energies.",
-        )
+        what = f"Batch normalisation in train mode ({norms}): f(x) depends on the rest of its "
+        what += "batch, and the gap between data and negatives is not one of energies."
+        fix = "no normalisation, as JEM, or GroupNorm or LayerNorm; or eval mode for energies."
+        yield _warn("batch_norm", what, fix)
     if drops:
-        yield _warn(
-            "dropout",
-            f"Dropout in train mode ({drops}): every call draws another energy function.",
-            "p=0 in the energy, or eval mode for energies.",
-        )
-    if moody and not model.training:
-        yield _info(
-            "eval_mode",
-            f"In eval mode, with layers that care ({moody}): right for energies, not for a "
-            "classifier trained beside them.",
-            "f.train() before the loop, if eval mode was left over from an evaluation.",
-        )
+        what = f"Dropout in train mode ({drops}): every call draws another energy function."
+        yield _warn("dropout", what, "p=0 in the energy, or eval mode for energies.")
+    moody = _found(model, (_BatchNorm, _DropoutNd), lambda _: not model.training)
+    if moody:
+        what = f"In eval mode, with layers that care ({moody}): right for energies, not for a "
+        what += "classifier trained beside them."
+        fix = "f.train() before the loop, if eval mode was left over from an evaluation."
+        yield _info("eval_mode", what, fix)
+
+
+def _found(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
+    layers = [x for x in model.named_modules() if isinstance(x[1], kinds) and has(x[1])]
+    return some(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
 
 
 def _parameters(model: nn.Module) -> Iterator[Problem]:
     parameters = dict(model.named_parameters())
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     if parameters and len(frozen) == len(parameters):
-        yield _error(
-            "frozen",
-            "No parameter requires a gradient: nothing would train.",
-            "f.requires_grad_(True); a sampler may have switched it off and not on again.",
-        )
+        what = "No parameter requires a gradient: nothing would train."
+        fix = "f.requires_grad_(True); a sampler may have switched it off and not on again."
+        yield _error("frozen", what, fix)
     elif frozen:
-        yield _info(
-            "frozen",
-            f"{len(frozen)} of {len(parameters)} parameters are frozen ({some(frozen)}).",
-            "nothing, if that is meant; else f.requires_grad_(True).",
-        )
+        what = f"{len(frozen)} of {len(parameters)} parameters are frozen ({some(frozen)})."
+        yield _info("frozen", what, "nothing, if that is meant; else f.requires_grad_(True).")
     broken = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
     if broken:
-        yield _error(
-            "nonfinite_parameters",
-            f"{len(broken)} parameters hold NaN or infinity ({some(broken)}).",
-            "another checkpoint; this one was written after the run was lost.",
-        )
+        what = f"{len(broken)} parameters hold NaN or infinity ({some(broken)})."
+        fix = "another checkpoint; this one was written after the run was lost."
+        yield _error("nonfinite_parameters", what, fix)
     half = [name for name, p in parameters.items() if p.dtype is torch.float16]
     if half:
-        yield _warn(
-            "float16",
-            f"{len(half)} are float16 ({some(half)}), in which gradients of samples vanish.",
-            "float32 parameters under torch.autocast(dtype=torch.bfloat16).",
-        )
+        what = f"{len(half)} are float16 ({some(half)}), in which gradients of samples vanish."
+        yield _warn("float16", what, "float32 parameters, and autocast to bfloat16.")
     spectral = some(name for name, layer in model.named_modules() if _has_spectral_norm(layer))
     if spectral:
-        yield _info(
-            "spectral_norm",
-            f"Spectral normalisation ({spectral}): in train mode every call moves it slightly on.",
-            "nothing; snapshots and rollbacks hold its buffers.",
-        )
-
-
-def _found(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
-    layers = [x for x in model.named_modules() if isinstance(x[1], kinds) and has(x[1])]
-    return some(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
+        what = f"Spectral normalisation ({spectral}): in train mode every call moves it a little."
+        yield _info("spectral_norm", what, "nothing; snapshots and rollbacks hold its buffers.")
 
 
 def _has_spectral_norm(layer: nn.Module) -> bool:
@@ -136,174 +108,119 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
     model, example = setup.trainer.model, setup.example
     if model is None or example is None:
         return
+    shape, slopes = tuple(example.shape), None
     if not example.ndim or len(example) < 2 or not example.is_floating_point():
-        yield info(
-            "example",
-            "g.check(example=)",
-            f"It is {example.dtype} of shape {tuple(example.shape)}; the model was not tried.",
-            "pass a batch of two or more inputs, as the loss gets them.",
-        )
+        what = f"It is {example.dtype} of shape {shape}; the model was not tried."
+        fix = "pass a batch of two or more inputs, as the loss gets them."
+        yield info("example", "g.check(example=)", what, fix)
         return
     # Neither must a bare call disturb DDP's bookkeeping, nor a small batch compile anew.
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, DistributedDataParallel) else model
-    with _untouched(model):
-        tried = _try(find_energy(model, setup.trainer.energy), example)
-    if isinstance(tried, Problem):
-        yield tried
-        return
-    f, again, slopes, single = tried
-    wrong = list(_shape(f, len(example), setup.models))
-    yield from wrong
-    if not wrong:
-        yield from _values(f, slopes, setup)
-        yield from _randomness(f, again)
-        if not setup.models:
-            yield from () if slopes is None else _dependence(slopes)
-            yield from _single(single, f.ndim)
-
-
-def _try(
-    model: Callable[[Tensor], Any], example: Tensor
-) -> tuple[Any, Any, Tensor | None, Any] | Problem:
-    """What two calls return, the first energy's gradient, and what a batch of one leads to."""
-    x, slopes = example.detach().clone().requires_grad_(), None
+    energy, x = find_energy(model, setup.trainer.energy), example.detach().clone().requires_grad_()
     try:
-        with torch.enable_grad():
-            f, again = model(x), model(x)
+        with _untouched(model), torch.enable_grad():
+            f, again = energy(x), energy(x)
             if isinstance(f, Tensor) and f.requires_grad and f.ndim:
                 (slopes,) = torch.autograd.grad(f[0].sum(), x, allow_unused=True)
     except _REFUSALS as refusal:
-        return _error(
-            "model_fails",
-            f"Of the example of shape {tuple(example.shape)} it raises "
-            f"{type(refusal).__name__}: {refusal}",
-            "pass what the loss passes, on its device; a conditional model in a form of x alone.",
-        )
-    try:
-        with torch.no_grad():
-            return f, again, slopes, model(x[:1])
-    except _REFUSALS as refusal:
-        return f, again, slopes, refusal
-
-
-def _shape(f: object, n: int, models: int) -> Iterator[Problem]:
-    if not isinstance(f, Tensor):
-        yield _error(
-            "not_a_tensor",
-            f"It returns a {type(f).__name__}; sampler and loss need one tensor of energies.",
-            "return the energy alone, and other outputs from another method.",
-        )
-    elif not f.ndim or (not models and f.ndim == 1 and len(f) == 1):
-        yield _error(
-            "mean",
-            f"It returns one number for {n} samples; the weights need the energy of each.",
-            "return (B,) and take means after the loss, if anywhere.",
-        )
-    elif not f.is_floating_point():
-        yield _error(
-            "dtype",
-            f"It returns {f.dtype}; energies are real numbers.",
-            "return a floating-point tensor.",
-        )
-    elif models and f.ndim != models + 1:
-        yield _error(
-            "shape",
-            f"It returns shape {tuple(f.shape)} for {n} samples; expected {models} model "
-            "dimensions, then the samples.",
-            "return (*models, B).",
-        )
-    elif models:
+        what = f"Of the example of shape {shape} it raises {type(refusal).__name__}: {refusal}"
+        fix = "pass what the loss passes, on its device; a conditional model as a function of x."
+        yield _error("model_fails", what, fix)
         return
-    elif len(f) != n or (f.ndim > 2 and f.numel() != n):  # trainers squeeze (B, 1, 1, 1)
-        yield _error(
-            "shape",
-            f"It has shape {tuple(f.shape)} for {n} samples; expected (B,), (B, 1), (B, heads).",
-            "sum or average what is left of the image, for instance f.flatten(1).sum(1).",
-        )
-    elif f.ndim == 2 and f.shape[1] > 1:
-        yield _warn(
-            "heads",
-            f"It returns {f.shape[1]} numbers per sample, whose sum is taken for the energy. Of "
-            "class logits that is not log p(x).",
-            "logits.logsumexp(1) for a classifier, or energy=, the method that returns it; nothing "
-            "for an energy with several heads.",
-        )
+    wrong = _shape(f, len(x), setup.models)
+    if wrong is not None:
+        yield wrong
+        return
+    yield from _values(f, slopes, setup)
+    if not torch.equal(f, again):
+        say, fix = _warn, "switch dropout and noise layers off while energies are computed."
+        if torch.allclose(f, again, rtol=1e-3, atol=1e-6, equal_nan=True):
+            say, fix = _info, "nothing: spectral norm's power iteration, or a GPU's order of sums."
+        yield say("random_energy", "Two calls on the same batch return different energies.", fix)
+    if setup.models:
+        return
+    if slopes is not None:
+        yield from _dependence(slopes)
+    with _untouched(model), torch.no_grad():
+        said = _of_one(energy, x[:1], f.ndim)
+    if said:
+        fix = "squeeze(-1), since squeeze() drops the batch too; or drop small last batches."
+        yield _info("single_sample", f"For a batch of one sample it {said}.", fix)
+
+
+def _shape(f: object, n: int, models: int) -> Problem | None:
+    if not isinstance(f, Tensor):
+        what = f"It returns a {type(f).__name__}; sampler and loss need one tensor of energies."
+        fix = "return the energy alone, and other outputs from another method."
+        return _error("not_a_tensor", what, fix)
+    shape = tuple(f.shape)
+    if not f.ndim or (not models and shape == (1,)):
+        what = f"It returns one number for {n} samples; the weights need the energy of each."
+        return _error("mean", what, "return (B,) and take means after the loss, if anywhere.")
+    if not f.is_floating_point():
+        what = f"It returns {f.dtype}; energies are real numbers."
+        return _error("dtype", what, "return a floating-point tensor.")
+    if models and f.ndim != models + 1:
+        what = f"It returns shape {shape} for {n} samples; expected {models} model dimensions, "
+        return _error("shape", f"{what}then the samples.", "return (*models, B).")
+    if models:
+        return None
+    if len(f) != n or (f.ndim > 2 and f.numel() != n):  # trainers squeeze (B, 1, 1, 1)
+        what = f"It has shape {shape} for {n} samples; expected (B,), (B, 1), (B, heads)."
+        fix = "sum or average what is left of the image, for instance f.flatten(1).sum(1)."
+        return _error("shape", what, fix)
+    if f.ndim == 2 and f.shape[1] > 1:
+        what = f"It returns {f.shape[1]} numbers per sample, whose sum is taken for the energy. "
+        what += "Of class logits that is not log p(x)."
+        fix = "logits.logsumexp(1) for a classifier, or energy=, the method that returns it; "
+        return _warn("heads", what, f"{fix}nothing for an energy with several heads.")
+    return None
 
 
 def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]:
     f = f.detach()
     bad = int((~torch.isfinite(f)).sum())
     if bad:
-        yield _error(
-            "nonfinite_energies",
-            f"{bad} of {f.numel()} energies of the example are NaN or infinite.",
-            "look for a division, logarithm or square root inside, or inputs out of range.",
-        )
+        what = f"{bad} of {f.numel()} energies of the example are NaN or infinite."
+        fix = "look for a division, logarithm or square root inside, or inputs out of range."
+        yield _error("nonfinite_energies", what, fix)
         return
     if slopes is None:
-        yield _error(
-            "no_gradient",
-            "To autograd energies do not depend on the input: a sampler has no gradient to follow.",
-            "remove .detach(), .data and no_grad from forward.",
-        )
+        what = "Energies do not depend on the input: a sampler has no gradient to follow."
+        yield _error("no_gradient", what, "remove .detach(), .data and no_grad from forward.")
     if setup.models:
         return
     total = setup.sign * f.double().reshape(len(f), -1).sum(1)
-    for beta_star in setup.beta_star:
-        if beta_star:
-            ess = float(1 / torch.softmax(beta_star * total, 0).square().sum() / len(f))
-            if ess < _DEGENERATE and len(f) > 1 / _DEGENERATE:
-                yield warn(
-                    "weights_collapse",
-                    "beta_star",
-                    f"Energies of the example spread by {float(total.std()):.3g}: at beta_star = "
-                    f"{beta_star:g} the effective sample size would be {ess:.1%} of them.",
-                    f"beta_star of about {1 / float(total.std()):.2g} or less.",
-                )
+    spread = float(total.std())
+    for beta_star in filter(None, setup.beta_star):
+        ess = float(1 / torch.softmax(beta_star * total, 0).square().sum() / len(f))
+        if ess < _DEGENERATE and len(f) > 1 / _DEGENERATE:
+            what = f"Energies of the example spread by {spread:.3g}: at beta_star = "
+            what += f"{beta_star:g} the effective sample size would be {ess:.1%} of them."
+            fix = f"beta_star of about {1 / spread:.2g} or less."
+            yield warn("weights_collapse", "beta_star", what, fix)
 
 
 def _dependence(slopes: Tensor) -> Iterator[Problem]:
     norms = slopes.double().flatten(1).norm(dim=1)
     own, others = float(norms[0]), float(norms[1:].max())
     if others > _ROUNDING * own:
-        yield _warn(
-            "batch_dependence",
-            "An energy changes with the other samples of its batch (gradient "
-            f"{others:.2g}, {own:.2g} of its own): chains of one batch pull at each other.",
-            "remove what looks across the batch, such as batch norm in train mode.",
-        )
+        what = f"An energy changes with the other samples of its batch (gradient {others:.2g} "
+        what += f"against {own:.2g} of its own): chains of one batch pull at each other."
+        fix = "remove what looks across the batch, such as batch norm in train mode."
+        yield _warn("batch_dependence", what, fix)
 
 
-def _randomness(f: Tensor, again: Tensor) -> Iterator[Problem]:
-    if torch.equal(f, again):
-        return
-    if torch.allclose(f, again, rtol=1e-3, atol=1e-6, equal_nan=True):
-        yield _info(
-            "random_energy",
-            "Two calls on the same batch return slightly different energies.",
-            "nothing: spectral norm's power iteration, or a GPU's order of sums.",
-        )
-    else:
-        yield _warn(
-            "random_energy",
-            "Two calls on the same batch return different energies.",
-            "switch dropout and noise layers off while energies are computed.",
-        )
-
-
-def _single(f: object, dims: int) -> Iterator[Problem]:
-    if isinstance(f, Tensor) and f.ndim == dims:
-        return
-    if isinstance(f, Exception):
-        said = f"raises {type(f).__name__}: {f}"
-    else:
-        said = f"returns shape {tuple(f.shape)}" if isinstance(f, Tensor) else "returns no tensor"
-    yield _info(
-        "single_sample",
-        f"For a batch of one sample it {said}.",
-        "squeeze(-1) instead of squeeze(), which drops the batch too; or drop small last batches.",
-    )
+def _of_one(energy: Callable[[Tensor], Any], one: Tensor, dims: int) -> str:
+    """What goes wrong with a batch of one, in words; empty where nothing does."""
+    try:
+        f = energy(one)
+    except _REFUSALS as refusal:
+        return f"raises {type(refusal).__name__}: {refusal}"
+    if not isinstance(f, Tensor):
+        return "returns no tensor"
+    return "" if f.ndim == dims else f"returns shape {tuple(f.shape)}"
 
 
 @contextmanager

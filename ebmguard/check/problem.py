@@ -30,13 +30,12 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """A guard and what :func:`ebmguard.guard` was told; None stands for what it was not.
+    """What :func:`ebmguard.guard` was told; None stands for what it was not.
 
     Attributes:
-        beta_star, factor: the exponents of the first step, one for each member, and what multiplies
+        beta_star, factor: exponents of the first step, one for each member, and what multiplies
             the energy during sampling.
         tempers: whether the sampler's side is defined at all.
-        sign: 1 where f is high on data, -1 where it is low.
         models: number of model dimensions of an ensemble.
         not_followed: in words, what a rollback would change but cannot in this run.
         example: a batch of inputs to try the model on.
@@ -61,11 +60,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to know before a run, or about one.
-
-    ERROR trains the wrong thing or will stop the run, WARN often goes wrong, INFO is only worth
-    knowing.
-    """
+    """A finding: ERROR trains the wrong thing or stops the run, WARN often goes wrong."""
 
     severity: Level
     name: str  # of the check, for example ``"batch_norm"``
@@ -120,16 +115,14 @@ def _lines(problems: Sequence[Problem], width: int) -> Iterator[tuple[str, str]]
     if not problems:
         yield "no problems found", "green"
     fold = partial(textwrap.wrap, width=width - 4, break_long_words=False, break_on_hyphens=False)
-    worst = max((problem.severity for problem in problems), default=None)
-    for level, group in groupby(in_order(problems), key=lambda problem: problem.severity):
-        if level is not worst:
+    groups = groupby(in_order(problems), key=lambda problem: problem.severity)
+    for i, (level, group) in enumerate(groups):
+        if i:
             yield "", ""
         found, (noun, colour) = list(group), _HEADS[level]
         yield f"{len(found)} {noun}{'s' if len(found) > 1 else ''}", colour
         for problem in found:
             yield printable(f"  {problem.where}  {problem.name}"), "bold"
-            for start, text, style in (("", problem.what, ""), ("fix: ", problem.fix, "green")):
-                lines = fold(
-                    printable(text), initial_indent=start, subsequent_indent=" " * len(start)
-                )
-                yield from ((f"    {line}", style) for line in lines)
+            yield from ((f"    {line}", "") for line in fold(printable(problem.what)))
+            for line in fold(printable(f"fix: {problem.fix}"), subsequent_indent="     "):
+                yield f"    {line}", "green"

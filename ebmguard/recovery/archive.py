@@ -33,7 +33,7 @@ class Archive:
 
     def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:
         self._folder = folder
-        self._own = ranks.own(folder)
+        self._own = folder if ranks.group is None else folder / f"rank{ranks.index}"
         self._every = every
         self._ranks = ranks
         self.saved: int | None = None  # the step of the last one, or that the run goes on from

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..energies import Groups, LogQ, per_sample
+from ..energies import Groups, LogQ, per_sample, widened
 from ..errors import LossError, SamplerError
 from ..ranks import Batch, whole_batch
 from ..sampling import is_capturing
@@ -71,7 +71,7 @@ class Losses:
         with self._one_thread():
             strength = self._begin_loss(f_pos, f_neg, groups, log_q)
             # In float32 at least: the factors have digits that half precision would lose.
-            pos, neg = (_widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
+            pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
             with torch.enable_grad():
                 off = torch.zeros(()) if strength.is_off else None
                 beside = groups, log_q, strength
@@ -147,7 +147,7 @@ class Losses:
         settings, sides = loop.settings, (f_pos, f_neg)
         if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
             sides = f_pos.detach(), f_neg.detach()
-        pos, neg = map(_widened if settings.models else per_sample, sides)
+        pos, neg = map(widened if settings.models else per_sample, sides)
         if settings.sign < 0:
             pos, neg = -pos, -neg
         own = Batch(pos, neg, groups, log_q, loop.measure.parts_of(neg))
@@ -170,7 +170,3 @@ class Losses:
                 parts.append(Part.of(shown, settings.models))
             loop.follow(loop.rows.add(parts, known, samples))
         return loss
-
-
-def _widened(f: Tensor) -> Tensor:
-    return f.to(torch.promote_types(f.dtype, torch.float32))
