@@ -278,6 +278,7 @@ class Script:
         self.seen: list[tuple[int, dict[str, float]]] = []
         self.count = 0
         self.active: dict[str, Level] = {}
+        self.level = Level.INFO
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
@@ -288,10 +289,10 @@ class Script:
         at = self.count if self.counted else step
         self.count += 1
         self.active = self.script.get(at, {})
+        self.level = self.levels.get(at, Level.INFO)
         if at not in self.levels:
             return []
-        level = self.levels[at]
-        return [Alert(self.rule, level, step, "energy_gap", 9.0, 1.0, 5, self.remedies)]
+        return [Alert(self.rule, self.level, step, "energy_gap", 9.0, 1.0, 5, self.remedies)]
 
     def state_dict(self) -> dict[str, Any]:
         return {}
