@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,7 +26,7 @@ class Trouble(Memory):
     """
 
     sizes: list[float] = field(default_factory=list)  # |gap| + spread of rows in no such state
-    within: float = math.inf  # the size that the energies had before
+    within: float = sys.float_info.max  # the size that the energies had before
     # Of each number that was reported its tag, its limit, and whether that is an upper one.
     limits: list[tuple[str, float, bool]] = field(default_factory=list)
     calm: int = 0
@@ -34,7 +35,7 @@ class Trouble(Memory):
         """Take a row and its ERRORs; say whether the run is in such a state."""
         size = abs(row.get(ENERGY_GAP, math.nan)) + row.get("f_pos/std", math.nan)
         if errors and not self.limits:
-            self.within = max(self.sizes[: max(1, len(self.sizes) - _LAG)], default=math.inf)
+            self.within = max(self.sizes[: max(1, len(self.sizes) - _LAG)], default=sys.float_info.max)
         self.limits += [(own.tag, own.limit, own.value > own.limit) for own in errors]
         if self.limits and ENERGY_GAP in row:
             is_back = size <= self.within and not any(

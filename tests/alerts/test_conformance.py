@@ -189,7 +189,7 @@ def test_rows_that_tell_it_nothing_change_nothing(rules, rows):
 
 
 def watchers(judge: Judge) -> dict[str, Any]:
-    return {name: part["watcher"] for name, part in judge.state_dict()["shared"].items()}
+    return {name: part["watcher"] for name, part in judge.state_dict()["rules"].items()}
 
 
 ANY = st.sampled_from([0.0, 0.05, 0.5, 1.0, -3.0, 200.0, 2e4, math.nan, math.inf])
@@ -229,7 +229,8 @@ def test_a_damaged_state_is_refused_and_changes_nothing(rule, damage):
     judge = Judge(RULES)
     feed(judge, STORY[:200])
     before = judge.state_dict()
-    shared = Judge(RULES).state_dict()["shared"] | {rule.name: damage}
+    state = Judge(RULES).state_dict()
+    state["rules"] |= {rule.name: damage}
     with pytest.raises(ConfigError, match=f"'{rule.name}' is damaged"):
-        judge.load_state_dict({"shared": shared, "members": []})
+        judge.load_state_dict(state)
     assert judge.state_dict() == before

@@ -321,7 +321,7 @@ def test_rows_of_other_members_are_refused():
     [
         (Judge(DEFAULT_RULES[:2], members=1).state_dict(), "same rules"),
         (Judge().state_dict(), "0 ensemble members"),
-        (Judge(members=1).state_dict() | {"members": [3]}, "same rules"),
+        (Judge(members=1).state_dict() | {"members": [3]}, "damaged"),
         (Judge(members=1).state_dict() | {"members": 3}, "damaged"),
         ({}, "damaged"),
     ],

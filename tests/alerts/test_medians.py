@@ -54,7 +54,7 @@ def test_a_saved_window_of_what_is_not_finite_is_refused_and_changes_nothing():
     judge = Judge([MedianRule("m", (Bound("x", "above", 1.0, 0.5, 2, WEIGHTS),))])
     judge.observe(0, {"x": 0.2})
     before, state = judge.state_dict(), judge.state_dict()
-    state["shared"]["m"]["watcher"]["windows"] = [[math.nan]]
+    state["rules"]["m"]["watcher"]["windows"] = [[math.nan]]
     with pytest.raises(ConfigError, match=r"'m' is damaged.*finite"):
         judge.load_state_dict(state)
     assert judge.state_dict() == before

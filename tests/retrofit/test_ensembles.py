@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import Alert, Guard, Level, errors, guard
+from ebmguard.alerts import Verdict
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
 from tests.parts import Bowls, Memory, gradient_at
@@ -175,8 +176,11 @@ def test_alerts_are_those_of_the_failing_member_alone(judge_in_loss, optimizer, 
     assert [repr(alert) for alert in together.alerts] == [repr(alert) for alert in expected]
     assert told == together.alerts
     assert [record["member"] for record in memory.alerts] == [2] * len(expected)
-    fired = {alert.step for alert in expected if alert.level}
-    assert {step for step, row in memory.rows if row["alert_level"]} == fired
+    # A member that is lost stays so, whatever the others do.
+    first = next(alert.step for alert in expected if alert.level is Level.ERROR)
+    lost = [step for step, row in memory.rows if row["alert_level"] == Level.ERROR]
+    assert lost == list(range(first, 60))
+    assert together.verdict == Verdict("lost", first, expected[0].rule)
 
 
 @pytest.mark.parametrize("judge_in_loss", [True, False])
@@ -295,8 +299,8 @@ def test_continued_run_is_the_uninterrupted_one(judge_in_loss, optimizer, saved_
     [
         (lambda judge: judge | {"members": []}, "of 0 ensemble members, but this one has 3"),
         (lambda judge: judge | {"members": judge["members"][:2]}, "of 2 ensemble members, but"),
-        (lambda judge: judge | {"members": [{}, {}, {}]}, "is of a judge with the rules"),
-        (lambda judge: judge | {"shared": {}}, "is of a judge with the rules"),
+        (lambda judge: judge | {"members": [{}, {}, {}]}, "damaged"),
+        (lambda judge: judge | {"rules": {}}, "is of a judge with the rules"),
     ],
 )
 def test_foreign_states_are_refused_and_change_nothing(change, message):

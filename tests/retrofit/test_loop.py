@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ebmguard import Alert, Guard, Level, guard
-from ebmguard.alerts import DEFAULT_RULES, FloorRule
+from ebmguard.alerts import DEFAULT_RULES, FloorRule, Verdict
 from ebmguard.errors import ConfigError, LossError
 from ebmguard.steering import AdaptiveSteps, SteerBeta
 from tests.parts import Energy, Memory, Script, energies, langevin
@@ -41,8 +41,8 @@ def test_a_rules_patience_counts_steps_whatever_the_losses_in_each(losses):
     assert ("sampler_failing", "WARN", 19) in found  # after 20 steps
     assert found == [(x.rule, x.level.name, x.step) for x in run(1, 40)[0].alerts]
     assert memory.steps == list(range(40))
-    levels = {alert.step: float(alert.level) for alert in reversed(g.alerts)}
-    assert memory.column("alert_level") == [levels.get(step, 0.0) for step in range(40)]
+    assert memory.column("alert_level") == [0.0] * 19 + [1.0] * 21
+    assert g.verdict == Verdict("look", 19, "sampler_failing")
 
 
 @pytest.mark.parametrize("losses", [1, 4])
