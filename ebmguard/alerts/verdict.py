@@ -35,7 +35,9 @@ class Trouble(Memory):
         """Take a row and its ERRORs; say whether the run is in such a state."""
         size = abs(row.get(ENERGY_GAP, math.nan)) + row.get("f_pos/std", math.nan)
         if errors and not self.limits:
-            self.within = max(self.sizes[: max(1, len(self.sizes) - _LAG)], default=sys.float_info.max)
+            self.within = max(
+                self.sizes[: max(1, len(self.sizes) - _LAG)], default=sys.float_info.max
+            )
         self.limits += [(own.tag, own.limit, own.value > own.limit) for own in errors]
         if self.limits and ENERGY_GAP in row:
             is_back = size <= self.within and not any(
