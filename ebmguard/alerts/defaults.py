@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import WeightsDegenerateError
-from .alert import Level
-from .failures import CollapsedRule, NonFiniteRule
 from .growth import GrowthRule
 from .remedies import CROWDED, HUNG, OLD, OVERSHOOT, SATURATED, TOO_LONG, TOO_SHORT, WEIGHTS
-from .rule import Limits, Rule
-from .thresholds import Bound, FloorRule, MedianRule
+from .rule import Level, Limits, Rule
+from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule
 
 __all__ = ["DEFAULT_RULES", "Bands"]
 

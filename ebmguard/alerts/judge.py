@@ -10,9 +10,8 @@ from typing import Any
 
 from ..errors import ConfigError, DivergenceError, Stateful, undamaged
 from ..tags import SCALER_SKIPPED
-from .alert import Alert, Level
 from .defaults import DEFAULT_RULES
-from .rule import Memory, Reading, Rule, Watcher, check_rule
+from .rule import Alert, Level, Memory, Reading, Rule, Watcher, check_rule
 
 __all__ = ["Judge", "error_for"]
 
@@ -43,18 +42,17 @@ class Latch(Memory):
 
     def update(self, found: Reading) -> bool:
         """Take one reading; say whether its level is to be reported now."""
-        level, calm = found.level, found.calm
+        level = found.level
         if self.since_report is not None:
             self.since_report += 1
-        if level is not Level.ERROR and (level is not None or calm is not None):
-            self.passed = True
-        if level is None:
-            if calm is not None:
-                self.calm = self.calm + 1 if calm else 0
-                if self.calm >= self.calm_steps:
-                    self.active = self.reported = None
+        if level is None and found.calm is None:
             return False
-        self.calm = 0
+        self.passed = self.passed or level is not Level.ERROR
+        self.calm = self.calm + 1 if level is None and found.calm else 0
+        if level is None:
+            if self.calm >= self.calm_steps:
+                self.active = self.reported = None
+            return False
         if level is Level.INFO:
             self.informed, news = True, not self.informed
             return news
@@ -73,135 +71,29 @@ class Latch(Memory):
         self.reported, self.since_report = level, 0
         return True
 
-    def _saved(self) -> dict[str, Any]:
-        levels = dict.fromkeys(("active", "reported"), Level | None)
-        counts = {"calm": int, "since_report": int | None}
-        return levels | counts | {"informed": bool, "worst": float, "passed": bool}
 
-
+@dataclass
 class _Watch(Stateful):
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.watcher, self.latch = rule.watcher(), Latch(rule.calm_steps, rule.cooldown)
-        self.follows: str | None = None  # the rule in ERROR when the trouble of this one began
+    """A rule's memory, what it has reported, and the rule in ERROR when its trouble began."""
+
+    rule: Rule
+    watcher: Watcher
+    latch: Latch
+    follows: str | None = None
 
     def _saved(self) -> dict[str, Any]:
         own = Stateful if isinstance(self.watcher, Stateful) else self._restored
         return {"watcher": own, "latch": Stateful, "follows": str | None}
-
-    def kept(self) -> tuple[Any, ...]:
-        own = self.watcher
-        memory = _copied(vars(own)) if isinstance(own, Memory) else own.state_dict()
-        return memory, _copied(vars(self.latch)), self.follows
-
-    def put_back(self, kept: tuple[Any, ...]) -> None:
-        memory, latch, self.follows = kept
-        if isinstance(self.watcher, Memory):
-            vars(self.watcher).update(_copied(memory))
-        else:
-            self.watcher.load_state_dict(memory)
-        vars(self.latch).update(latch)
 
     def _restored(self, saved: Mapping[str, Any]) -> Watcher:
         watcher = self.rule.watcher()
         watcher.load_state_dict(saved)
         return watcher
 
-
-def _copied(memory: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [x[:] if type(x) is list else x for x in value] if type(value) is list else value
-        for name, value in memory.items()
-    }
-
-
-class _Memory:
-    """What all rules remember of one kind of row: the run's own, or that of a member."""
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.watches = {rule.name: _Watch(rule) for rule in rules}
-        # The step observed last, its row, what was returned of it, and whether its row came again.
-        self.step: int | None = None
-        self.row: Mapping[str, float] = {}
-        self.said: dict[str, Level] = {}
-        self.is_again = False
-        # What they remembered, and copies of the rows read since.
-        self.before: list[tuple[Any, ...]] = []
-        self.since: list[Mapping[str, float]] = []
-
-    def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
-        if step != self.step:
-            # The state of every step costs more than the rules, and few need it.
-            if self.is_again or len(self.since) % _REPLAYED == 0:
-                self.before, self.since = self._kept(), []
-            self.step, self.said, self.is_again = step, {}, False
-        elif row is self.row:
-            return []
-        else:
-            self.is_again = True
-            for watch, kept in zip(self.watches.values(), self.before, strict=True):
-                watch.put_back(kept)
-            for each in self.since[:-1]:
-                self._read(step, each, member, {})
-            if self.since[1:]:
-                self.before = self._kept()
-            self.since = []
-        self.row = row
-        self.since.append(dict(row))
-        return self._read(step, row, member, self.said)
-
-    def _kept(self) -> list[tuple[Any, ...]]:
-        return [watch.kept() for watch in self.watches.values()]
-
-    def _read(
-        self, step: int, row: Mapping[str, float], member: int | None, said: dict[str, Level]
-    ) -> list[Alert]:
-        alerts = []
-        skipped = row.get(SCALER_SKIPPED, 0.0)
-        if skipped and _AMP_SKIP not in said:
-            said[_AMP_SKIP] = Level.INFO
-            remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
-            what = SCALER_SKIPPED, skipped, 0.0, 0, remedies
-            alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
-        watches = self.watches.items()
-        lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
-        lost.sort(key=lambda name: self.watches[name].follows is not None)  # consequences last
-        for name, watch in watches:
-            latch = watch.latch
-            found, is_new = watch.watcher.read(row), latch.active is None
-            level, is_told = found.level, latch.update(found)
-            if is_new:
-                watch.follows = lost[0] if lost and level is not None else None
-            if is_told and level is not None and level > said.get(name, -1):
-                said[name] = level
-                alert = Alert(name, level, step, *found[2:], member)
-                if watch.follows in lost:
-                    alert = replace(alert, remedies=(), follows=watch.follows)
-                alerts.append(alert)
-        return alerts
-
-    def after_rollback(self) -> None:
-        self.step, self.since = None, []
-        for watch in self.watches.values():
-            if hasattr(watch.watcher, "after_rollback"):
-                watch.watcher.after_rollback()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: watch.state_dict() for name, watch in self.watches.items()}
-
-    def load_state_dict(self, state: Any) -> None:
-        names = sorted(state) if isinstance(state, Mapping) else state
-        if names != (own := sorted(self.watches)):
-            said = f"This state is of a judge with the rules {names}, but this one has {own}."
-            raise ConfigError(f"{said} Build it with the same rules.")
-        for name, watch in self.watches.items():
-            try:
-                watch._take(watch._read(state[name]))
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"The judge's state of rule {name!r} is damaged: {type(error).__name__}: "
-                    f"{error}. Pass what Judge.state_dict() returned."
-                ) from error
+    def copy(self) -> _Watch:
+        own = self.watcher
+        watcher = own.copy() if isinstance(own, Memory) else self._restored(own.state_dict())
+        return _Watch(self.rule, watcher, self.latch.copy(), self.follows)
 
 
 class Judge:
@@ -231,14 +123,23 @@ class Judge:
                 f"Rules need different names, none of them {_AMP_SKIP!r}, but got {names}. Rename "
                 'one: dataclasses.replace(rule, name="...").'
             )
-        self._shared = _Memory(self.rules)
-        self._members = [_Memory(self.rules) for _ in range(members)]
+        latches = [Latch(rule.calm_steps, rule.cooldown) for rule in self.rules]
+        pairs = zip(self.rules, latches, strict=True)
+        self._watches = {rule.name: _Watch(rule, rule.watcher(), latch) for rule, latch in pairs}
+        self._members = [Judge(self.rules) for _ in range(members)]
+        # The step observed last, its row, and what was returned of it.
+        self._step: int | None = None
+        self._row: Mapping[str, float] = {}
+        self._said: dict[str, Level] = {}
+        # What the rules remembered, and copies of the rows read since.
+        self._before = self._watches
+        self._since: list[Mapping[str, float]] = []
 
     @property
     def active(self) -> dict[str, Level]:
         """The rules whose episode (WARN or more) is not over, but an ensemble's members', each with
         the highest level reached."""
-        levels = {name: watch.latch.active for name, watch in self._shared.watches.items()}
+        levels = {name: watch.latch.active for name, watch in self._watches.items()}
         return {name: level for name, level in levels.items() if level is not None}
 
     def observe(
@@ -258,30 +159,79 @@ class Judge:
             members: the rows of all members, else a ConfigError; without any all of the row is
                 judged, and what the rules remember of the members stays.
         """
-        if not members:
-            return self._shared.observe(step, row, None)
-        if len(members) != len(self._members):
-            raise ConfigError(
-                f"Expected rows of {len(self._members)} members, but got {len(members)}: see "
-                "Judge(rules, members=...)."
-            )
-        own = members[0].keys() - {"beta_star"}  # which words the remedies
-        shared = {tag: value for tag, value in row.items() if tag not in own}
-        alerts = self._shared.observe(step, shared, None)
-        for i, (memory, each) in enumerate(zip(self._members, members, strict=True)):
-            alerts += memory.observe(step, each, i)
+        if members:
+            if len(members) != len(self._members):
+                raise ConfigError(
+                    f"Expected rows of {len(self._members)} members, but got {len(members)}: see "
+                    "Judge(rules, members=...)."
+                )
+            own = members[0].keys() - {"beta_star"}  # which words the remedies
+            row = {tag: value for tag, value in row.items() if tag not in own}
+        alerts = self._observe(step, row)
+        for i, (judge, each) in enumerate(zip(self._members, members, strict=False)):
+            alerts += [replace(alert, member=i) for alert in judge._observe(step, each)]
+        return alerts
+
+    def _observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+        if step != self._step:
+            # A copy at every step costs more than the rules, and few need it.
+            if len(self._since) % _REPLAYED == 0:
+                self._keep()
+            self._step, self._said = step, {}
+        elif row is self._row:
+            return []
+        else:
+            self._watches = self._before
+            for each in self._since[:-1]:
+                self._read(step, each, {})
+            self._keep()
+        self._row = row
+        self._since.append(dict(row))
+        return self._read(step, row, self._said)
+
+    def _keep(self) -> None:
+        self._before = {name: watch.copy() for name, watch in self._watches.items()}
+        self._since = []
+
+    def _read(self, step: int, row: Mapping[str, float], said: dict[str, Level]) -> list[Alert]:
+        alerts = []
+        skipped = row.get(SCALER_SKIPPED, 0.0)
+        if skipped and _AMP_SKIP not in said:
+            said[_AMP_SKIP] = Level.INFO
+            remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
+            what = SCALER_SKIPPED, skipped, 0.0, 0, remedies
+            alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
+        watches = self._watches.items()
+        lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
+        lost.sort(key=lambda name: self._watches[name].follows is not None)  # consequences last
+        for name, watch in watches:
+            latch = watch.latch
+            found, is_new = watch.watcher.read(row), latch.active is None
+            level, is_told = found.level, latch.update(found)
+            if is_new:
+                watch.follows = lost[0] if lost and level is not None else None
+            if is_told and level is not None and level > said.get(name, -1):
+                said[name] = level
+                alert = Alert(name, level, step, *found[2:])
+                if watch.follows in lost:
+                    alert = replace(alert, remedies=(), follows=watch.follows)
+                alerts.append(alert)
         return alerts
 
     def after_rollback(self) -> None:
         """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
-        for memory in (self._shared, *self._members):
-            memory.after_rollback()
+        self._step, self._since = None, []
+        for watch in self._watches.values():
+            if hasattr(watch.watcher, "after_rollback"):
+                watch.watcher.after_rollback()
+        for member in self._members:
+            member.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""
         return {
-            "shared": self._shared.state_dict(),
-            "members": [memory.state_dict() for memory in self._members],
+            "shared": {name: watch.state_dict() for name, watch in self._watches.items()},
+            "members": [member.state_dict()["shared"] for member in self._members],
         }
 
     @undamaged("a judge")
@@ -297,7 +247,21 @@ class Judge:
                 f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
                 f"has {len(self._members)} (0 for a single model). Build it with as many."
             )
-        memories = [_Memory(self.rules) for _ in parts]
-        for memory, part in zip(memories, parts, strict=True):
-            memory.load_state_dict(part)
-        self._shared, *self._members = memories
+        loaded = Judge(self.rules, members=len(self._members))
+        for judge, part in zip((loaded, *loaded._members), parts, strict=True):
+            judge._load(part)
+        vars(self).update(vars(loaded))
+
+    def _load(self, state: Any) -> None:
+        names = sorted(state) if isinstance(state, Mapping) else state
+        if names != (own := sorted(self._watches)):
+            said = f"This state is of a judge with the rules {names}, but this one has {own}."
+            raise ConfigError(f"{said} Build it with the same rules.")
+        for name, watch in self._watches.items():
+            try:
+                watch._take(watch._read(state[name]))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"The judge's state of rule {name!r} is damaged: {type(error).__name__}: "
+                    f"{error}. Pass what Judge.state_dict() returned."
+                ) from error

@@ -132,7 +132,7 @@ def _always(*remedies: Remedy) -> Remedies:
 
 
 _R = Remedy
-NONFINITE = _always(_R.ROLL_BACK, _R.LOWER_LR)
+LOST = _always(_R.ROLL_BACK, _R.LOWER_LR)
 # Measured on the population (docs/results/population.md). Where samples lie above the data a higher
 # beta* alone saved 3 of 15.
 BLOWUP_WARN = _always(_R.LOWER_LR, _R.RAISE_BETA, _R.MORE_STEPS)
@@ -149,7 +149,6 @@ WEIGHTS = Remedies(
     positive=(_R.LOWER_BETA, _R.MORE_NEGATIVES),
     negative=(_R.TOWARDS_ZERO, _R.MORE_NEGATIVES),
 )
-COLLAPSED = _always(_R.ROLL_BACK, _R.LOWER_LR)
 HUNG = _always(_R.LOOK_AT_SAMPLER, _R.FRESH_STARTS)
 OVERSHOOT = Remedies(
     zero=(_R.FEWER_STEPS, _R.BELOW_ZERO, _R.FINER_STEPS),

@@ -1,20 +1,139 @@
-"""Rules with fixed thresholds: on GradScale, and on medians of slow diagnostics."""
+"""Rules with fixed thresholds: of what fails at once, of GradScale, of medians."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import ConfigError, DivergenceError, SamplerFailingError, typed
-from ..tags import BETA_STAR
-from .alert import Level
-from .remedies import SAMPLER, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
+from ..errors import (
+    CollapsedError,
+    ConfigError,
+    DivergenceError,
+    NonFiniteError,
+    SamplerFailingError,
+    typed,
+)
+from ..tags import BETA_STAR, ENERGY_GAP
+from .remedies import LOST, SAMPLER, Remedies
+from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
 
-__all__ = ["Bound", "FloorRule", "MedianRule"]
+__all__ = ["Bound", "CollapsedRule", "FloorRule", "MedianRule", "NonFiniteRule"]
+
+
+@typed
+@dataclass(frozen=True)
+class NonFiniteRule:
+    """ERROR at once when anything is not finite.
+
+    Attributes:
+        counts: must be 0; NaN is as bad as more than 0.
+        numbers: owe a finite number whenever they are in the row.
+        bounded: NaN means unknown, but an infinity is an alarm.
+    """
+
+    name: str = "nonfinite"
+    counts: tuple[str, ...] = tuple(
+        f"nonfinite/{what}" for what in ("energies", "samples", "pos", "neg", "gradients")
+    )
+    numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
+    bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
+    calm_steps: int = 20
+    cooldown: int = 0
+    remedies: Remedies = LOST
+    error: type[DivergenceError] = NonFiniteError
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """Where NaN is an alarm."""
+        return self.counts + self.numbers
+
+    def limits(self) -> dict[str, Limits]:
+        """Counts must be 0."""
+        return {tag: Limits(high=0, error_high=0) for tag in self.counts}
+
+    def watcher(self) -> _NonFiniteWatcher:
+        """A new watcher."""
+        return _NonFiniteWatcher(self)
+
+
+@dataclass
+class _NonFiniteWatcher(Memory):
+    rule: NonFiniteRule
+
+    def __post_init__(self) -> None:
+        self.owed = {*self.rule.owed}
+        self.highest = dict.fromkeys(self.rule.counts, 0.0)
+        self.highest |= dict.fromkeys(self.rule.numbers + self.rule.bounded, math.inf)
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        reading = UNKNOWN
+        for tag, limit in self.highest.items():
+            value = row.get(tag)
+            if value is None:
+                continue
+            is_owed = tag in self.owed
+            if value > limit or math.isinf(value) or (is_owed and math.isnan(value)):
+                remedies = self.rule.remedies.at(row.get(BETA_STAR, math.nan))
+                return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
+            if is_owed:
+                reading = CALM
+        return reading
+
+
+@typed
+@dataclass(frozen=True)
+class CollapsedRule:
+    """ERROR when f no longer tells one sample from another, as where all of its units are dead.
+
+    Both spreads and the gap are then rounding errors of f. One that never told samples apart, such
+    as a head that starts at 0, is left alone.
+
+    Attributes:
+        resolution: of f, as a share of |f_pos/median|.
+        patience: steps within it in a row before the ERROR.
+    """
+
+    name: str = "collapsed"
+    resolution: float = 1e-6
+    patience: int = 20
+    calm_steps: int = 10
+    cooldown: int = 0
+    remedies: Remedies = LOST
+    error: type[DivergenceError] = CollapsedError
+
+    def __post_init__(self) -> None:
+        check_settings(self, "0 <= resolution < 1, patience >= 1")
+
+    def watcher(self) -> _CollapsedWatcher:
+        """A new watcher."""
+        return _CollapsedWatcher(self)
+
+
+@dataclass
+class _CollapsedWatcher(Memory):
+    rule: CollapsedRule
+    told_apart: bool = False
+    count: int = 0
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        rule = self.rule
+        gap, spread = row.get(ENERGY_GAP, math.nan), row.get("f_pos/std", math.nan)
+        if math.isnan(gap) or math.isnan(spread):
+            return UNKNOWN
+        limit = rule.resolution * abs(row.get("f_pos/median", 0.0))
+        is_constant = max(abs(gap), spread, row.get("f_neg/std", 0.0)) <= limit
+        self.count = self.count + 1 if is_constant and self.told_apart else 0
+        self.told_apart |= not is_constant
+        if self.count < rule.patience:
+            return NOT_CALM if self.count else CALM
+        remedies = rule.remedies.at(row.get(BETA_STAR, math.nan))
+        return Reading(Level.ERROR, False, "f_pos/std", spread, limit, self.count, remedies)
+
+    def after_rollback(self) -> None:
+        self.count = 0
 
 
 @typed
@@ -58,7 +177,6 @@ class MedianRule:
         bounds: where several are broken, the first of the highest level speaks.
         reference_prefix: put before the tags at beta* = 0, where the weights say nothing: what they
             would be at the reference exponent is read instead.
-        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
     name: str
@@ -83,15 +201,15 @@ class MedianRule:
         return _MedianWatcher(self)
 
 
+@dataclass
 class _MedianWatcher(Memory):
-    def __init__(self, rule: MedianRule) -> None:
-        self.rule = rule
-        self.restart("")
+    rule: MedianRule
+    prefix: str = ""
+    windows: list[list[float]] = field(default_factory=list)
 
-    def restart(self, prefix: str) -> None:
-        self.prefix = prefix
+    def __post_init__(self) -> None:
         # The last finite values of each bound's diagnostic: as they came, and in order.
-        self.windows: list[list[float]] = [[] for _ in self.rule.bounds]
+        self.windows = [[] for _ in self.rule.bounds]
         self.ordered: list[list[float]] = [[] for _ in self.rule.bounds]
 
     def read(self, row: Mapping[str, float]) -> Reading:
@@ -101,7 +219,8 @@ class _MedianWatcher(Memory):
         if values.count(None) == len(values):
             return UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
-            self.restart(prefix)
+            self.prefix = prefix
+            self.__post_init__()
         reading, broken = UNKNOWN, None
         for bound, value, *window in zip(bounds, values, self.windows, self.ordered, strict=True):
             past, ordered = window
@@ -129,9 +248,6 @@ class _MedianWatcher(Memory):
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
         return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
 
-    def _saved(self) -> dict[str, Any]:
-        return {"prefix": str, "windows": list[list[float]]}
-
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._read(state)
         for bound, window in zip(self.rule.bounds, read["windows"], strict=True):
@@ -156,7 +272,6 @@ class FloorRule:
         tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
         floor, clear: under the first a step counts, above the second it is calm and the count 0.
         warn_patience, error_patience: steps under the floor before WARN and before ERROR.
-        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
     name: str = "sampler_failing"
@@ -172,12 +287,7 @@ class FloorRule:
     error: type[DivergenceError] = SamplerFailingError
 
     def __post_init__(self) -> None:
-        are_in_order = 1 <= self.warn_patience <= self.error_patience
-        check_settings(
-            self,
-            (self.floor <= self.clear, "floor <= clear"),
-            (are_in_order, "1 <= warn_patience <= error_patience"),
-        )
+        check_settings(self, "floor <= clear", "1 <= warn_patience <= error_patience")
 
     def limits(self) -> dict[str, Limits]:
         """The floor; what makes an ERROR is its patience."""
@@ -188,11 +298,11 @@ class FloorRule:
         return _FloorWatcher(self)
 
 
+@dataclass
 class _FloorWatcher(Memory):
-    def __init__(self, rule: FloorRule) -> None:
-        self.rule = rule
-        self.source = ""
-        self.count = 0
+    rule: FloorRule
+    source: str = ""
+    count: int = 0
 
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
@@ -213,6 +323,3 @@ class _FloorWatcher(Memory):
 
     def after_rollback(self) -> None:
         self.count = 0  # the run is no longer where it was counted
-
-    def _saved(self) -> dict[str, Any]:
-        return {"source": str, "count": int}
