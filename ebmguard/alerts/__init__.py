@@ -1,8 +1,7 @@
 """Alerts: rules, each with its watcher in one file; robust statistics; the judge. No torch."""
 
-from .defaults import DEFAULT_RULES, Bands
 from .growth import GrowthRule
-from .judge import Judge, error_for
+from .judge import DEFAULT_RULES, Bands, Judge, error_for
 from .remedies import Remedies, Remedy, Situation
 from .rule import Alert, Level, Limits, Reading, Rule, Watcher
 from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule

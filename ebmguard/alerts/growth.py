@@ -15,8 +15,7 @@ from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check
 
 __all__ = ["GrowthRule"]
 
-_OVERLAP, _SPREAD = "energy_overlap", "f_pos/std"
-_NAN = math.nan
+_OVERLAP, _SPREAD, _NAN = "energy_overlap", "f_pos/std", math.nan
 
 
 @typed
@@ -34,9 +33,8 @@ class GrowthRule:
 
     Attributes:
         warn: growth over which a row is a WARN.
-        growth: over which it is an ERROR where the overlap is under ``apart`` or over 1 -
-            ``apart``, or the sampler's gradient norm has outgrown its own record by ``steeper``, in
-            logarithms.
+        growth: over which it is an ERROR where the overlap is within ``apart`` of 0 or 1, or the
+            log of the sampler's gradient norm has outgrown its own record by ``steeper``.
         growth_alone: over which it is one without such a witness.
         start, start_negative: the gap above 0, and below it, over which a row is an ERROR before
             that; times the size of the first row or a tenth of its |f_pos/median| where above 1.
@@ -65,8 +63,7 @@ class GrowthRule:
     unit: float = 1.0
     calm_steps: int = 10
     cooldown: int = 200
-    # Of a WARN and of an ERROR.
-    remedies: tuple[Remedies, Remedies] = (BLOWUP_WARN, BLOWUP_ERROR)
+    remedies: tuple[Remedies, Remedies] = (BLOWUP_WARN, BLOWUP_ERROR)  # of a WARN, of an ERROR
     remedies_above_data: tuple[Remedies, Remedies] = (ABOVE_DATA_WARN, ABOVE_DATA_ERROR)
     error: type[DivergenceError] = EnergyBlowupError
 
@@ -119,7 +116,9 @@ class _GrowthWatcher(Memory):
         edge = min(overlap, 1 - overlap)
         growth = rule.growth if edge < rule.apart or steeper else rule.growth_alone
         slow_at = self._slow_at(size, edge)
-        if gap > 0 and self._absorbs(row):
+        depth = row.get(BETA_STAR, _NAN) * (row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN))
+        # Never at beta* <= 0, nor where one of the numbers is unknown.
+        if gap > 0 and _OVERLAP in row and overlap >= 0.01 and overlap * depth >= rule.absorb_nats:
             growth, slow_at = rule.lost, math.inf
         if is_settled := age >= rule.settle:
             self.warn_at = (record + rule.unit) * math.exp(rule.warn) - rule.unit
@@ -137,9 +136,9 @@ class _GrowthWatcher(Memory):
         if abs(gap) < self.spread:
             tag, value, other = _SPREAD, self.spread, abs(gap)
         limit = math.copysign(max(0.0, limit - other), value)
-        window = rule.window if is_settled else 0
         pairs = rule.remedies_above_data if gap < -self.spread else rule.remedies
         remedies = pairs[is_lost].at(row.get(BETA_STAR, _NAN))
+        window = rule.window if is_settled else 0
         return Reading(level, False, tag, value, limit, window, remedies)
 
     def limits(self) -> dict[str, Limits]:
@@ -149,12 +148,6 @@ class _GrowthWatcher(Memory):
 
     def _record(self, past: Sequence[float]) -> float:
         return max(past[: max(0, len(past) - self.rule.lag + 1)], default=_NAN)
-
-    def _absorbs(self, row: Mapping[str, float]) -> bool:
-        # Never at beta* <= 0, nor where one of the numbers is unknown.
-        overlap, highest = row.get(_OVERLAP, _NAN), row.get("f_neg/q95", _NAN)
-        depth = row.get(BETA_STAR, _NAN) * (highest - row.get("f_neg/min", _NAN))
-        return overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
 
     def _slow_at(self, size: float, edge: float) -> float:
         rule, touching = self.rule, self.touching

@@ -1,4 +1,4 @@
-"""The judge: rows in, alerts out; one blow-up gives one WARN and one ERROR, not a hundred."""
+"""The rules that are shipped, measured in ``docs/alerts.md``; the judge: rows in, alerts out."""
 
 from __future__ import annotations
 
@@ -8,16 +8,58 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, Stateful, undamaged
+from ..errors import ConfigError, DivergenceError, Stateful, WeightsDegenerateError, undamaged
 from ..tags import SCALER_SKIPPED
-from .defaults import DEFAULT_RULES
-from .rule import Alert, Level, Memory, Reading, Rule, Watcher, check_rule
+from . import remedies as cures
+from .growth import GrowthRule
+from .rule import Alert, Level, Limits, Memory, Reading, Rule, Watcher, check_rule
+from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule
 
-__all__ = ["Judge", "error_for"]
+__all__ = ["DEFAULT_RULES", "Bands", "Judge", "error_for"]
 
-_AMP_SKIP = "amp_skip"
+_SKIP = "amp_skip"
 # Rows after which the judge keeps its state, and which are read anew where a row comes again.
 _REPLAYED = 32
+
+# A bound: tag, side, limit, where it is calm again, values in the median, what helps, level.
+DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | MedianRule, ...] = (
+    NonFiniteRule(),
+    GrowthRule(),
+    CollapsedRule(),
+    FloorRule(),
+    MedianRule(
+        "weights_degenerate",
+        (
+            Bound("ess", "below", 0.1, 0.15, 50, cures.WEIGHTS),
+            # The Pareto shape comes rarely, and each value pools the weights of several steps.
+            Bound("pareto_k", "above", 0.7, 0.6, 5, cures.WEIGHTS),
+        ),
+        reference_prefix="ref/",
+        error=WeightsDegenerateError,
+    ),
+    MedianRule("overshoot", (Bound("energy_overlap", "above", 0.95, 0.9, 50, cures.OVERSHOOT),)),
+    MedianRule(
+        "stale_chains",
+        (
+            # A chain that moves never repeats itself to the last bit.
+            Bound("sampler/repeated", "above", 0.5, 0.1, 5, cures.HUNG),
+            Bound("buffer/duplicates", "above", 0.5, 0.4, 50, cures.CROWDED),
+            # Persistent chains that never start afresh are a method too: said, but not warned of.
+            Bound("buffer/age", "above", 200.0, 150.0, 50, cures.OLD, Level.INFO),
+        ),
+    ),
+    # Of real images up to 0.82 of the entries lie at an end (MNIST).
+    MedianRule("saturated", (Bound("sampler/clamped", "above", 0.95, 0.9, 50, cures.SATURATED),)),
+    # Trainers choose step and noise apart, and live with what is no exact sampler: INFO only.
+    MedianRule(
+        "step_size",
+        (
+            Bound("sampler/acceptance", "below", 0.01, 0.05, 5, cures.TOO_LONG, Level.INFO),
+            Bound("sampler/drift_to_noise", "above", 100.0, 50.0, 50, cures.TOO_LONG, Level.INFO),
+            Bound("sampler/drift_to_noise", "below", 0.001, 0.002, 50, cures.TOO_SHORT, Level.INFO),
+        ),
+    ),
+)
 
 
 def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
@@ -74,16 +116,13 @@ class Latch(Memory):
 
 @dataclass
 class _Watch(Stateful):
-    """A rule's memory, what it has reported, and the rule in ERROR when its trouble began."""
-
     rule: Rule
     watcher: Watcher
     latch: Latch
-    follows: str | None = None
+    follows: str | None = None  # the rule in ERROR when the trouble of this one began
 
     def _saved(self) -> dict[str, Any]:
-        own = Stateful if isinstance(self.watcher, Stateful) else self._restored
-        return {"watcher": own, "latch": Stateful, "follows": str | None}
+        return {"watcher": self._restored, "latch": Stateful, "follows": str | None}
 
     def _restored(self, saved: Mapping[str, Any]) -> Watcher:
         watcher = self.rule.watcher()
@@ -111,16 +150,14 @@ class Judge:
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
         if not isinstance(rules, Iterable):
-            raise ConfigError(
-                f"Expected a sequence of rules, not a single rule, but got {rules!r}."
-            )
+            raise ConfigError(f"Expected a sequence of rules, no single rule, but got {rules!r}.")
         self.rules = tuple(rules)
         for rule in self.rules:
             check_rule(rule)
         names = [rule.name for rule in self.rules]
-        if len({_AMP_SKIP, *names}) <= len(names):
+        if len({_SKIP, *names}) <= len(names):
             raise ConfigError(
-                f"Rules need different names, none of them {_AMP_SKIP!r}, but got {names}. Rename "
+                f"Rules need different names, none of them {_SKIP!r}, but got {names}. Rename "
                 'one: dataclasses.replace(rule, name="...").'
             )
         latches = [Latch(rule.calm_steps, rule.cooldown) for rule in self.rules]
@@ -137,8 +174,7 @@ class Judge:
 
     @property
     def active(self) -> dict[str, Level]:
-        """The rules whose episode (WARN or more) is not over, but an ensemble's members', each with
-        the highest level reached."""
+        """The rules whose episode is not over, with the highest level reached; no member's."""
         levels = {name: watch.latch.active for name, watch in self._watches.items()}
         return {name: level for name, level in levels.items() if level is not None}
 
@@ -147,24 +183,20 @@ class Judge:
     ) -> list[Alert]:
         """Take the row of one step; return the alerts to report now, in the order of the rules.
 
-        Called again with the step of the call before, as where losses are accumulated, the row is
-        that of the step so far: it replaces the earlier one in the memory of the rules, and an
-        alert of this step comes again only at a higher level. A row that is the same object as
-        before is unchanged. What begins while another rule is in ERROR follows it.
+        A row of the same step as before, as where losses are accumulated, replaces the earlier one
+        in the memory of the rules, and an alert of this step comes again only at a higher level;
+        the same object is unchanged. What begins while another rule is in ERROR follows it.
 
         Args:
             step: the step the row belongs to.
             row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
                 which only what no member has is judged.
-            members: the rows of all members, else a ConfigError; without any all of the row is
-                judged, and what the rules remember of the members stays.
+            members: the rows of all members, else a ConfigError; or none, and all of the row is
+                judged and what the rules remember of the members stays.
         """
         if members:
-            if len(members) != len(self._members):
-                raise ConfigError(
-                    f"Expected rows of {len(self._members)} members, but got {len(members)}: see "
-                    "Judge(rules, members=...)."
-                )
+            if len(members) != (n := len(self._members)):
+                raise ConfigError(f"Judge(members={n}) needs {n} members, but got {len(members)}.")
             own = members[0].keys() - {"beta_star"}  # which words the remedies
             row = {tag: value for tag, value in row.items() if tag not in own}
         alerts = self._observe(step, row)
@@ -196,11 +228,10 @@ class Judge:
     def _read(self, step: int, row: Mapping[str, float], said: dict[str, Level]) -> list[Alert]:
         alerts = []
         skipped = row.get(SCALER_SKIPPED, 0.0)
-        if skipped and _AMP_SKIP not in said:
-            said[_AMP_SKIP] = Level.INFO
+        if skipped and _SKIP not in said:
+            said[_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
-            what = SCALER_SKIPPED, skipped, 0.0, 0, remedies
-            alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
+            alerts.append(Alert(_SKIP, Level.INFO, step, SCALER_SKIPPED, skipped, 0.0, 0, remedies))
         watches = self._watches.items()
         lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
         lost.sort(key=lambda name: self._watches[name].follows is not None)  # consequences last
@@ -242,12 +273,10 @@ class Judge:
             ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
         parts = [state["shared"], *state["members"]]
-        if len(parts) != 1 + len(self._members):
-            raise ConfigError(
-                f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
-                f"has {len(self._members)} (0 for a single model). Build it with as many."
-            )
-        loaded = Judge(self.rules, members=len(self._members))
+        if (m := len(parts) - 1) != (n := len(self._members)):
+            said = f"This is a state of {m} ensemble members, but this one has {n}"
+            raise ConfigError(f"{said}. Build it with as many.")
+        loaded = Judge(self.rules, n)
         for judge, part in zip((loaded, *loaded._members), parts, strict=True):
             judge._load(part)
         vars(self).update(vars(loaded))
@@ -261,7 +290,45 @@ class Judge:
             try:
                 watch._take(watch._read(state[name]))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"The judge's state of rule {name!r} is damaged: {type(error).__name__}: "
-                    f"{error}. Pass what Judge.state_dict() returned."
-                ) from error
+                said = f"The judge's state of rule {name!r} is damaged: {error!r}"
+                raise ConfigError(f"{said}. Pass what Judge.state_dict() returned.") from error
+
+
+class Bands:
+    """The limits of every diagnostic, the narrowest of all rules: ``limits`` of the last row."""
+
+    def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
+        watchers: list[Any] = [rule.watcher() for rule in rules]
+        self._moving = [watcher for watcher in watchers if hasattr(watcher, "limits")]
+        self._owed = {tag for rule in rules for tag in getattr(rule, "owed", ())}
+        self._fixed: dict[str, Limits] = {}
+        for rule in rules:
+            self._fixed |= _narrowed(getattr(rule, "limits", dict)(), self._fixed)
+        self.limits = dict(self._fixed)
+
+    def owes(self, tag: str) -> bool:
+        """Whether NaN is an alarm."""
+        return tag in self._owed
+
+    def level(self, tag: str, value: float) -> Level | None:
+        """What a value of now is worth by itself, without the rules' patience."""
+        limits = self.limits.get(tag, Limits())
+        if math.isnan(value):
+            return Level.ERROR if self.owes(tag) else None
+        if limits.low <= value <= limits.high:
+            return None
+        inside = limits.error_low <= value <= limits.error_high
+        return Level.WARN if inside and math.isfinite(value) else Level.ERROR
+
+    def read(self, row: Mapping[str, float]) -> dict[str, Limits]:
+        """Take the row of one step; return the limits that move, as they were for this row."""
+        moving: dict[str, Limits] = {}
+        for watcher in self._moving:
+            watcher.read(row)
+            moving |= _narrowed(watcher.limits(), self._fixed | moving)
+        self.limits |= moving
+        return moving
+
+
+def _narrowed(limits: Mapping[str, Limits], others: Mapping[str, Limits]) -> dict[str, Limits]:
+    return {tag: own.within(others.get(tag, own)) for tag, own in limits.items()}

@@ -32,12 +32,10 @@ class Alert:
         rule, level, step: which one, how bad it is, and the step of its row.
         tag, value: the diagnostic, without the ``guard/`` prefix; it may be NaN or infinite.
         limit: the nearest value at which the rule would have reported the same level.
-        window: number of past observations that the limit rests on, or for which the value stayed
-            out of range; 0 where the rule needs no past.
-        remedies: the two likeliest that the run allows, if any;
-            :class:`~ebmguard.alerts.Judge` alone, which knows no run, gives all.
-        member: which model of an ensemble, along the flattened model dimensions; None for a single
-            model or the ensemble as a whole.
+        window: past observations that the limit rests on, or for which the value stayed out of
+            range; 0 where the rule needs no past.
+        remedies: the two likeliest that the run allows; all of them from a judge without a guard.
+        member: which model of an ensemble, along the flattened model dimensions, if of one alone.
         follows: the rule whose ERROR was going on when this trouble began; there are no remedies.
     """
 
@@ -58,16 +56,17 @@ class Alert:
         past = f" over the last {self.window} steps" if self.window else ""
         where = f"step {self.step}" + ("" if self.member is None else f", member {self.member}")
         what = f"{self.tag} = {self.value:.4g} (limit {self.limit:.4g}{past})."
-        help_ = f" Likeliest remedies: {'; '.join(self.remedies)}." if self.remedies else ""
         if self.follows is not None:
-            help_ = f" Follows {self.follows}."
-        return f"{self.level.name} {self.rule} at {where}: {what}{help_}"
+            what += f" Follows {self.follows}."
+        elif self.remedies:
+            what += f" Likeliest remedies: {'; '.join(self.remedies)}."
+        return f"{self.level.name} {self.rule} at {where}: {what}"
 
     def record(self) -> dict[str, Any]:
         """The alert as a plain dict with its message; without ``member`` or ``follows`` if None."""
-        record = asdict(self) | {"level": self.level.name, "remedies": [*map(str, self.remedies)]}
-        known = {name: value for name, value in record.items() if value is not None}
-        return known | {"message": self.message}
+        words = {"remedies": [*map(str, self.remedies)], "message": self.message}
+        record = asdict(self) | {"level": self.level.name} | words
+        return {name: value for name, value in record.items() if value is not None}
 
 
 class Reading(NamedTuple):
@@ -75,11 +74,10 @@ class Reading(NamedTuple):
 
     Attributes:
         level: None while nothing is wrong.
-        calm: whether the statistics are inside the tighter band that ends an episode; None where
-            the row does not tell.
+        calm: whether all is inside the tighter band that ends an episode; None where nobody knows.
         tag, value, limit, window: as in :class:`~ebmguard.Alert`; only meaningful with a level.
-        remedies: all that helps, likeliest first: of :class:`~ebmguard.alerts.Remedy`, or words.
-            An alert gets two that the run allows, and a rollback tries them in this order.
+        remedies: all that helps, in the order in which a rollback tries it: of
+            :class:`~ebmguard.alerts.Remedy`, or words.
     """
 
     level: Level | None
@@ -118,11 +116,8 @@ class Watcher(Protocol):
     """
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """Take one row, which may lack any tag.
-
-        A step's row may come again with more in it, after the state of an earlier step was loaded
-        and the rows since then were read anew.
-        """
+        """Take one row, which may lack any tag. Where a step's row comes again with more in it, an
+        earlier state was loaded before, and the rows since then were read anew."""
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data, which later rows do not change."""
@@ -134,9 +129,9 @@ class Watcher(Protocol):
 class Rule(Protocol):
     """Data that says what to watch for: any object that has these, without inheriting from it.
 
-    It may have ``error``, the class that ``action="raise"`` raises instead of
-    :class:`~ebmguard.DivergenceError`; for reports ``limits() -> Mapping[str, Limits]``, fixed
-    limits by tag, and ``owed``, the tags where NaN is an alarm and not just unknown.
+    It may have ``error``, the :class:`~ebmguard.DivergenceError` of ``action="raise"``; for
+    reports ``limits() -> Mapping[str, Limits]``, fixed limits by tag, and ``owed``, the tags where
+    NaN is an alarm and not just unknown.
     """
 
     @property
@@ -181,7 +176,7 @@ def _remembered(owner: type[Any]) -> dict[str, Any]:
 
 
 def check_settings(rule: Any, *expected: str) -> None:
-    """Refuse, with a ``ConfigError``, a rule that breaks texts like "0 < low <= high, lag > 0"."""
+    """Refuse, with a ``ConfigError``, what breaks texts such as "0 < low <= high, window > 0"."""
     for text in expected:
         for words in map(str.split, text.split(", ")):
             values = [getattr(rule, x) if x.isidentifier() else float(x) for x in words[::2]]
@@ -189,7 +184,8 @@ def check_settings(rule: Any, *expected: str) -> None:
             if not all(_COMPARED[sign](*pair) for sign, *pair in pairs):
                 names = [x for x in text.replace(",", "").split() if x.isidentifier()]
                 got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
-                raise ConfigError(f"Rule {rule.name!r}: expected {text}, but got {got}.")
+                what = f"Rule {rule.name!r}" if hasattr(rule, "name") else f"Bound of {rule.tag!r}"
+                raise ConfigError(f"{what}: expected {text}, but got {got}.")
 
 
 def check_rule(rule: Any) -> None:

@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import (
-    CollapsedError,
-    ConfigError,
-    DivergenceError,
-    NonFiniteError,
-    SamplerFailingError,
-    typed,
-)
+from ..errors import CollapsedError, DivergenceError, NonFiniteError, SamplerFailingError, typed
 from ..tags import BETA_STAR, ENERGY_GAP
 from .remedies import LOST, SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
@@ -69,18 +62,12 @@ class _NonFiniteWatcher(Memory):
         self.highest |= dict.fromkeys(self.rule.numbers + self.rule.bounded, math.inf)
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        reading = UNKNOWN
         for tag, limit in self.highest.items():
-            value = row.get(tag)
-            if value is None:
-                continue
-            is_owed = tag in self.owed
-            if value > limit or math.isinf(value) or (is_owed and math.isnan(value)):
+            value = row.get(tag, 0.0)
+            if value > limit or math.isinf(value) or (math.isnan(value) and tag in self.owed):
                 remedies = self.rule.remedies.at(row.get(BETA_STAR, math.nan))
                 return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
-            if is_owed:
-                reading = CALM
-        return reading
+        return UNKNOWN if self.owed.isdisjoint(row) else CALM
 
 
 @typed
@@ -156,12 +143,8 @@ class Bound:
     level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        if self.is_beyond(self.limit, self.clear) or self.window < 1 or self.level is Level.ERROR:
-            raise ConfigError(
-                f"Bound of {self.tag!r}: expected clear on the other side of the limit than "
-                f"{self.side!r}, window >= 1 and level INFO or WARN, but got limit={self.limit}, "
-                f"clear={self.clear}, window={self.window}, level={self.level.name}."
-            )
+        is_calm = "<=" if self.side == "above" else ">="
+        check_settings(self, f"clear {is_calm} limit, window >= 1, level < {Level.ERROR:d}")
 
     def is_beyond(self, limit: float, value: float) -> bool:
         """Whether a value lies on the wrong side of a limit."""
@@ -175,8 +158,7 @@ class MedianRule:
 
     Attributes:
         bounds: where several are broken, the first of the highest level speaks.
-        reference_prefix: put before the tags at beta* = 0, where the weights say nothing: what they
-            would be at the reference exponent is read instead.
+        reference_prefix: put before the tags at beta* = 0, where weights say nothing of themselves.
     """
 
     name: str
@@ -221,7 +203,7 @@ class _MedianWatcher(Memory):
         if prefix != self.prefix:
             self.prefix = prefix
             self.__post_init__()
-        reading, broken = UNKNOWN, None
+        known: list[tuple[Bound, float]] = []
         for bound, value, *window in zip(bounds, values, self.windows, self.ordered, strict=True):
             past, ordered = window
             if value is not None and math.isfinite(value):
@@ -229,22 +211,15 @@ class _MedianWatcher(Memory):
                     del ordered[bisect_left(ordered, past.pop(0))]
                 past.append(value)
                 insort(ordered, value)
-            if len(past) < bound.window:
-                continue
-            half = bound.window // 2
-            median = ordered[half]
-            if bound.window % 2 == 0:  # halves first: the sum of two large floats may overflow
-                median = ordered[half - 1] / 2 + median / 2
-            if not bound.is_beyond(bound.clear, median):
-                reading = CALM if reading is UNKNOWN else reading
-                continue
-            reading = NOT_CALM
-            level = broken[0].level if broken else -1
-            if bound.is_beyond(bound.limit, median) and bound.level > level:
-                broken = bound, median
-        if broken is None:
-            return reading
-        bound, median = broken
+            if len(past) == bound.window:
+                low, high = ordered[(bound.window - 1) // 2], ordered[bound.window // 2]
+                # Halves first: the sum of two large floats may overflow.
+                known.append((bound, low / 2 + high / 2 if low < high else low))
+        broken = [pair for pair in known if pair[0].is_beyond(pair[0].limit, pair[1])]
+        if not broken:
+            is_calm = not any(bound.is_beyond(bound.clear, median) for bound, median in known)
+            return (CALM if is_calm else NOT_CALM) if known else UNKNOWN
+        bound, median = max(broken, key=lambda pair: pair[0].level)
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
         return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
 
@@ -305,8 +280,7 @@ class _FloorWatcher(Memory):
     count: int = 0
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        rule = self.rule
-        beta_star = row.get(BETA_STAR, math.nan)
+        rule, beta_star = self.rule, row.get(BETA_STAR, math.nan)
         tag = rule.reference_tag if beta_star == 0 else rule.tag
         value = row.get(tag, math.nan)
         if math.isnan(value):
