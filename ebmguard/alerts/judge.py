@@ -274,8 +274,8 @@ class Judge:
         """
         parts = [state["shared"], *state["members"]]
         if (m := len(parts) - 1) != (n := len(self._members)):
-            said = f"This is a state of {m} ensemble members, but this one has {n}"
-            raise ConfigError(f"{said}. Build it with as many.")
+            said = f"This is the state of a judge of {m} ensemble members, but this one has {n}"
+            raise ConfigError(f"{said} (0 for a single model). Build it with as many.")
         loaded = Judge(self.rules, n)
         for judge, part in zip((loaded, *loaded._members), parts, strict=True):
             judge._load(part)
