@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
 
 from ..errors import DivergenceError, EnergyBlowupError, typed
 from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
-from .alert import Level
 from .remedies import ABOVE_DATA_ERROR, ABOVE_DATA_WARN, BLOWUP_ERROR, BLOWUP_WARN, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
+from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
 
 __all__ = ["GrowthRule"]
 
-_OVERLAP, _MEDIAN, _SPREAD = "energy_overlap", "f_pos/median", "f_pos/std"
-_NAN = math.nan
+_OVERLAP, _SPREAD, _NAN = "energy_overlap", "f_pos/std", math.nan
 
 
 @typed
@@ -28,27 +25,23 @@ class GrowthRule:
 
     The size of the energies is |gap| + ``f_pos/std``, and growth log((size + unit) / (record +
     unit)), where the record is the largest size of the last ``window`` steps but the last ``lag``.
+    It counts once the run first came within a factor e of its record ``settle`` steps ago.
 
-    It counts once the run first came within a factor e of its record ``settle`` steps ago. Before
-    that only a gap above ``start`` or under -``start_negative`` is an ERROR, times the size of the
-    first row or a tenth of its |f_pos/median| where above 1.
-
-    A slow blow-up, whose past grows with it, is told by the overlap P(f⁻ > f⁺): energies that
-    touched (it was at least ``touch`` away from 0 and 1) on ``window`` steps, have not for the last
-    ``slow_steps``, and have outgrown all of the sizes at which they did by ``slow``.
-
-    Where beta* > 0 takes the excess out of the loss, growth short of ``lost`` is a WARN at most:
-    part of the pairs have f⁻ > f⁺, and this part times beta* (q95 - min of f⁻) is at least
-    ``absorb_nats``.
+    A slow blow-up carries its past along. Energies touch where the overlap P(f⁻ > f⁺) is at least
+    ``touch`` away from 0 and 1; once they have not for ``slow_steps``, the size is compared with
+    the last ``window`` at which they did.
 
     Attributes:
         warn: growth over which a row is a WARN.
-        growth: over which it is an ERROR where the overlap is under ``apart`` or over 1 -
-            ``apart``, or the sampler's gradient norm has outgrown its own record by ``steeper``, in
-            logarithms.
+        growth: over which it is an ERROR where the overlap is within ``apart`` of 0 or 1, or the
+            log of the sampler's gradient norm has outgrown its own record by ``steeper``.
         growth_alone: over which it is one without such a witness.
+        start, start_negative: the gap above 0, and below it, over which a row is an ERROR before
+            that; times the size of the first row or a tenth of its |f_pos/median| where above 1.
+        absorb_nats: the share of pairs with f⁻ > f⁺, times beta* (q95 - min of f⁻), from which
+            beta* > 0 takes the excess out of the loss: growth up to ``lost`` is then a WARN.
+        slow: growth over which a slow blow-up is an ERROR.
         unit: in units of f; what is far under it does not count as growth.
-        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
     name: str = "energy_blowup"
@@ -70,25 +63,21 @@ class GrowthRule:
     unit: float = 1.0
     calm_steps: int = 10
     cooldown: int = 200
-    # Of a WARN and of an ERROR.
-    remedies: tuple[Remedies, Remedies] = (BLOWUP_WARN, BLOWUP_ERROR)
+    remedies: tuple[Remedies, Remedies] = (BLOWUP_WARN, BLOWUP_ERROR)  # of a WARN, of an ERROR
     remedies_above_data: tuple[Remedies, Remedies] = (ABOVE_DATA_WARN, ABOVE_DATA_ERROR)
     error: type[DivergenceError] = EnergyBlowupError
 
     def __post_init__(self) -> None:
-        growths = 0 < self.warn <= self.growth <= self.growth_alone <= 100
-        starts = self.start > 0 and self.start_negative > 0 and self.unit > 0
-        # e^100 is out of reach of any energy, and no overflow.
-        check_settings(
+        check_settings(  # e^100 is out of reach of any energy, and no overflow
             self,
-            (growths, "0 < warn <= growth <= growth_alone <= 100"),
-            (0 < self.apart <= 0.5, "0 < apart <= 0.5"),
-            (0 <= self.steeper <= 100, "0 <= steeper <= 100"),
-            (starts, "start > 0, start_negative > 0, unit > 0"),
-            (self.absorb_nats > 0 and 0 < self.lost <= 100, "absorb_nats > 0, 0 < lost <= 100"),
-            (0 < self.touch < 0.5 and 0 < self.slow <= 100, "0 < touch < 0.5, 0 < slow <= 100"),
-            (self.settle >= 0 and self.slow_steps >= 1, "settle >= 0, slow_steps >= 1"),
-            (1 <= self.lag < self.window, "1 <= lag < window"),
+            "0 < warn <= growth <= growth_alone <= 100",
+            "0 < apart <= 0.5",
+            "0 <= steeper <= 100",
+            "start > 0, start_negative > 0, unit > 0",
+            "absorb_nats > 0, 0 < lost <= 100",
+            "0 < touch < 0.5, 0 < slow <= 100",
+            "settle >= 0, slow_steps >= 1",
+            "1 <= lag < window",
         )
 
     def watcher(self) -> _GrowthWatcher:
@@ -96,20 +85,21 @@ class GrowthRule:
         return _GrowthWatcher(self)
 
 
+@dataclass
 class _GrowthWatcher(Memory):
-    def __init__(self, rule: GrowthRule) -> None:
-        self.rule = rule
-        self.sizes: list[float] = []
-        self.norms: list[float] = []
-        self.count = 0
-        # The steps at which the size was larger than ever before, and how large.
-        self.records: list[tuple[int, float]] = []
-        self.start_unit = 0.0
-        self.touching: list[float] = []  # the last sizes at which the energies did
-        self.apart_for = 0
-        # Of the row read last: what size makes a WARN and an ERROR.
-        self.warn_at = self.error_at = math.inf
-        self.spread = 0.0
+    rule: GrowthRule
+    sizes: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    touching: list[float] = field(default_factory=list)  # the last sizes at which the energies did
+    count: int = 0
+    apart_for: int = 0
+    start_unit: float = 0.0
+    # The steps at which the size was larger than ever before, and how large.
+    records: list[tuple[int, float]] = field(default_factory=list)
+
+    # Of the row read last: what size makes a WARN and an ERROR.
+    warn_at = error_at = math.inf
+    spread = 0.0
 
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
@@ -121,13 +111,14 @@ class _GrowthWatcher(Memory):
         norm = row.get(SAMPLER_GRAD_NORM, _NAN)
         steeper = norm > steepest * math.exp(rule.steeper)
         age = self._age(record)
-        self._push(self.norms, norm)
-        self._add(size, abs(row.get(_MEDIAN, 0.0)) / 10)
+        self._add(size, norm, abs(row.get("f_pos/median", 0.0)) / 10)
         overlap = row.get(_OVERLAP, 0.5)
         edge = min(overlap, 1 - overlap)
         growth = rule.growth if edge < rule.apart or steeper else rule.growth_alone
         slow_at = self._slow_at(size, edge)
-        if gap > 0 and self._absorbs(row):
+        depth = row.get(BETA_STAR, _NAN) * (row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN))
+        # Never at beta* <= 0, nor where one of the numbers is unknown.
+        if gap > 0 and _OVERLAP in row and overlap >= 0.01 and overlap * depth >= rule.absorb_nats:
             growth, slow_at = rule.lost, math.inf
         if is_settled := age >= rule.settle:
             self.warn_at = (record + rule.unit) * math.exp(rule.warn) - rule.unit
@@ -136,21 +127,18 @@ class _GrowthWatcher(Memory):
             start = rule.start if gap > 0 else rule.start_negative
             self.warn_at, self.error_at = math.inf, start * self.start_unit + self.spread
         self.error_at = min(self.error_at, slow_at)
-        beta_star = row.get(BETA_STAR, _NAN)
-        if size > self.error_at:
-            level, limit = Level.ERROR, self.error_at
-        elif size > self.warn_at:
-            level, limit = Level.WARN, self.warn_at
-        else:
+        if size <= min(self.error_at, self.warn_at):
             return CALM if 2 * (size - record) < self.warn_at - record else NOT_CALM
+        is_lost = size > self.error_at
+        level, limit = (Level.ERROR, self.error_at) if is_lost else (Level.WARN, self.warn_at)
         # Whichever is the larger part, and the limit of it where the other stays as it is.
         tag, value, other = ENERGY_GAP, gap, self.spread
         if abs(gap) < self.spread:
             tag, value, other = _SPREAD, self.spread, abs(gap)
         limit = math.copysign(max(0.0, limit - other), value)
-        window = rule.window if is_settled else 0
         pairs = rule.remedies_above_data if gap < -self.spread else rule.remedies
-        remedies = pairs[level is Level.ERROR].at(beta_star)
+        remedies = pairs[is_lost].at(row.get(BETA_STAR, _NAN))
+        window = rule.window if is_settled else 0
         return Reading(level, False, tag, value, limit, window, remedies)
 
     def limits(self) -> dict[str, Limits]:
@@ -160,17 +148,6 @@ class _GrowthWatcher(Memory):
 
     def _record(self, past: Sequence[float]) -> float:
         return max(past[: max(0, len(past) - self.rule.lag + 1)], default=_NAN)
-
-    def _push(self, past: list[float], value: float) -> None:
-        if math.isfinite(value):
-            past.append(value)
-            del past[: 1 - self.rule.window]
-
-    def _absorbs(self, row: Mapping[str, float]) -> bool:
-        # Never at beta* <= 0, nor where one of the numbers is unknown.
-        overlap, highest = row.get(_OVERLAP, _NAN), row.get("f_neg/q95", _NAN)
-        depth = row.get(BETA_STAR, _NAN) * (highest - row.get("f_neg/min", _NAN))
-        return overlap >= 0.01 and overlap * depth >= self.rule.absorb_nats
 
     def _slow_at(self, size: float, edge: float) -> float:
         rule, touching = self.rule, self.touching
@@ -189,16 +166,14 @@ class _GrowthWatcher(Memory):
         first = bisect_left(self.records, record / math.e, key=itemgetter(1))
         return self.count - self.records[first][0] if first < len(self.records) else 0
 
-    def _add(self, size: float, median: float) -> None:
-        self._push(self.sizes, size)
+    def _add(self, size: float, norm: float, median: float) -> None:
+        for past, value in ((self.sizes, size), (self.norms, norm)):
+            if math.isfinite(value):
+                past.append(value)
+                del past[: 1 - self.rule.window]
         # By a part, which keeps the list short where it grows for ever.
         if math.isfinite(size) and (not self.records or size > 1.01 * self.records[-1][1]):
             self.records.append((self.count, size))
         if not self.start_unit:
             self.start_unit = max(self.rule.unit, size, median if math.isfinite(median) else 0.0)
         self.count += 1
-
-    def _saved(self) -> dict[str, Any]:
-        lists = dict.fromkeys(("sizes", "norms", "touching"), list[float])
-        counts = {"count": int, "apart_for": int, "start_unit": float}
-        return lists | counts | {"records": list[tuple[int, float]]}

@@ -1,4 +1,4 @@
-"""The judge: rows in, alerts out; one blow-up gives one WARN and one ERROR, not a hundred."""
+"""The rules that are shipped, measured in ``docs/alerts.md``; the judge: rows in, alerts out."""
 
 from __future__ import annotations
 
@@ -8,17 +8,58 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import ConfigError, DivergenceError, Stateful, undamaged
+from ..errors import ConfigError, DivergenceError, Stateful, WeightsDegenerateError, undamaged
 from ..tags import SCALER_SKIPPED
-from .alert import Alert, Level
-from .defaults import DEFAULT_RULES
-from .rule import Memory, Reading, Rule, Watcher, check_rule
+from . import remedies as cures
+from .growth import GrowthRule
+from .rule import Alert, Level, Limits, Memory, Reading, Rule, Watcher, check_rule
+from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule
 
-__all__ = ["Judge", "error_for"]
+__all__ = ["DEFAULT_RULES", "Bands", "Judge", "error_for"]
 
-_AMP_SKIP = "amp_skip"
+_SKIP = "amp_skip"
 # Rows after which the judge keeps its state, and which are read anew where a row comes again.
 _REPLAYED = 32
+
+# A bound: tag, side, limit, where it is calm again, values in the median, what helps, level.
+DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | MedianRule, ...] = (
+    NonFiniteRule(),
+    GrowthRule(),
+    CollapsedRule(),
+    FloorRule(),
+    MedianRule(
+        "weights_degenerate",
+        (
+            Bound("ess", "below", 0.1, 0.15, 50, cures.WEIGHTS),
+            # The Pareto shape comes rarely, and each value pools the weights of several steps.
+            Bound("pareto_k", "above", 0.7, 0.6, 5, cures.WEIGHTS),
+        ),
+        reference_prefix="ref/",
+        error=WeightsDegenerateError,
+    ),
+    MedianRule("overshoot", (Bound("energy_overlap", "above", 0.95, 0.9, 50, cures.OVERSHOOT),)),
+    MedianRule(
+        "stale_chains",
+        (
+            # A chain that moves never repeats itself to the last bit.
+            Bound("sampler/repeated", "above", 0.5, 0.1, 5, cures.HUNG),
+            Bound("buffer/duplicates", "above", 0.5, 0.4, 50, cures.CROWDED),
+            # Persistent chains that never start afresh are a method too: said, but not warned of.
+            Bound("buffer/age", "above", 200.0, 150.0, 50, cures.OLD, Level.INFO),
+        ),
+    ),
+    # Of real images up to 0.82 of the entries lie at an end (MNIST).
+    MedianRule("saturated", (Bound("sampler/clamped", "above", 0.95, 0.9, 50, cures.SATURATED),)),
+    # Trainers choose step and noise apart, and live with what is no exact sampler: INFO only.
+    MedianRule(
+        "step_size",
+        (
+            Bound("sampler/acceptance", "below", 0.01, 0.05, 5, cures.TOO_LONG, Level.INFO),
+            Bound("sampler/drift_to_noise", "above", 100.0, 50.0, 50, cures.TOO_LONG, Level.INFO),
+            Bound("sampler/drift_to_noise", "below", 0.001, 0.002, 50, cures.TOO_SHORT, Level.INFO),
+        ),
+    ),
+)
 
 
 def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[DivergenceError]:
@@ -43,18 +84,17 @@ class Latch(Memory):
 
     def update(self, found: Reading) -> bool:
         """Take one reading; say whether its level is to be reported now."""
-        level, calm = found.level, found.calm
+        level = found.level
         if self.since_report is not None:
             self.since_report += 1
-        if level is not Level.ERROR and (level is not None or calm is not None):
-            self.passed = True
-        if level is None:
-            if calm is not None:
-                self.calm = self.calm + 1 if calm else 0
-                if self.calm >= self.calm_steps:
-                    self.active = self.reported = None
+        if level is None and found.calm is None:
             return False
-        self.calm = 0
+        self.passed = self.passed or level is not Level.ERROR
+        self.calm = self.calm + 1 if level is None and found.calm else 0
+        if level is None:
+            if self.calm >= self.calm_steps:
+                self.active = self.reported = None
+            return False
         if level is Level.INFO:
             self.informed, news = True, not self.informed
             return news
@@ -73,135 +113,26 @@ class Latch(Memory):
         self.reported, self.since_report = level, 0
         return True
 
-    def _saved(self) -> dict[str, Any]:
-        levels = dict.fromkeys(("active", "reported"), Level | None)
-        counts = {"calm": int, "since_report": int | None}
-        return levels | counts | {"informed": bool, "worst": float, "passed": bool}
 
-
+@dataclass
 class _Watch(Stateful):
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.watcher, self.latch = rule.watcher(), Latch(rule.calm_steps, rule.cooldown)
-        self.follows: str | None = None  # the rule in ERROR when the trouble of this one began
+    rule: Rule
+    watcher: Watcher
+    latch: Latch
+    follows: str | None = None  # the rule in ERROR when the trouble of this one began
 
     def _saved(self) -> dict[str, Any]:
-        own = Stateful if isinstance(self.watcher, Stateful) else self._restored
-        return {"watcher": own, "latch": Stateful, "follows": str | None}
-
-    def kept(self) -> tuple[Any, ...]:
-        own = self.watcher
-        memory = _copied(vars(own)) if isinstance(own, Memory) else own.state_dict()
-        return memory, _copied(vars(self.latch)), self.follows
-
-    def put_back(self, kept: tuple[Any, ...]) -> None:
-        memory, latch, self.follows = kept
-        if isinstance(self.watcher, Memory):
-            vars(self.watcher).update(_copied(memory))
-        else:
-            self.watcher.load_state_dict(memory)
-        vars(self.latch).update(latch)
+        return {"watcher": self._restored, "latch": Stateful, "follows": str | None}
 
     def _restored(self, saved: Mapping[str, Any]) -> Watcher:
         watcher = self.rule.watcher()
         watcher.load_state_dict(saved)
         return watcher
 
-
-def _copied(memory: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: [x[:] if type(x) is list else x for x in value] if type(value) is list else value
-        for name, value in memory.items()
-    }
-
-
-class _Memory:
-    """What all rules remember of one kind of row: the run's own, or that of a member."""
-
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.watches = {rule.name: _Watch(rule) for rule in rules}
-        # The step observed last, its row, what was returned of it, and whether its row came again.
-        self.step: int | None = None
-        self.row: Mapping[str, float] = {}
-        self.said: dict[str, Level] = {}
-        self.is_again = False
-        # What they remembered, and copies of the rows read since.
-        self.before: list[tuple[Any, ...]] = []
-        self.since: list[Mapping[str, float]] = []
-
-    def observe(self, step: int, row: Mapping[str, float], member: int | None) -> list[Alert]:
-        if step != self.step:
-            # The state of every step costs more than the rules, and few need it.
-            if self.is_again or len(self.since) % _REPLAYED == 0:
-                self.before, self.since = self._kept(), []
-            self.step, self.said, self.is_again = step, {}, False
-        elif row is self.row:
-            return []
-        else:
-            self.is_again = True
-            for watch, kept in zip(self.watches.values(), self.before, strict=True):
-                watch.put_back(kept)
-            for each in self.since[:-1]:
-                self._read(step, each, member, {})
-            if self.since[1:]:
-                self.before = self._kept()
-            self.since = []
-        self.row = row
-        self.since.append(dict(row))
-        return self._read(step, row, member, self.said)
-
-    def _kept(self) -> list[tuple[Any, ...]]:
-        return [watch.kept() for watch in self.watches.values()]
-
-    def _read(
-        self, step: int, row: Mapping[str, float], member: int | None, said: dict[str, Level]
-    ) -> list[Alert]:
-        alerts = []
-        skipped = row.get(SCALER_SKIPPED, 0.0)
-        if skipped and _AMP_SKIP not in said:
-            said[_AMP_SKIP] = Level.INFO
-            remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
-            what = SCALER_SKIPPED, skipped, 0.0, 0, remedies
-            alerts.append(Alert(_AMP_SKIP, Level.INFO, step, *what))
-        watches = self.watches.items()
-        lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
-        lost.sort(key=lambda name: self.watches[name].follows is not None)  # consequences last
-        for name, watch in watches:
-            latch = watch.latch
-            found, is_new = watch.watcher.read(row), latch.active is None
-            level, is_told = found.level, latch.update(found)
-            if is_new:
-                watch.follows = lost[0] if lost and level is not None else None
-            if is_told and level is not None and level > said.get(name, -1):
-                said[name] = level
-                alert = Alert(name, level, step, *found[2:], member)
-                if watch.follows in lost:
-                    alert = replace(alert, remedies=(), follows=watch.follows)
-                alerts.append(alert)
-        return alerts
-
-    def after_rollback(self) -> None:
-        self.step, self.since = None, []
-        for watch in self.watches.values():
-            if hasattr(watch.watcher, "after_rollback"):
-                watch.watcher.after_rollback()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: watch.state_dict() for name, watch in self.watches.items()}
-
-    def load_state_dict(self, state: Any) -> None:
-        names = sorted(state) if isinstance(state, Mapping) else state
-        if names != (own := sorted(self.watches)):
-            said = f"This state is of a judge with the rules {names}, but this one has {own}."
-            raise ConfigError(f"{said} Build it with the same rules.")
-        for name, watch in self.watches.items():
-            try:
-                watch._take(watch._read(state[name]))
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"The judge's state of rule {name!r} is damaged: {type(error).__name__}: "
-                    f"{error}. Pass what Judge.state_dict() returned."
-                ) from error
+    def copy(self) -> _Watch:
+        own = self.watcher
+        watcher = own.copy() if isinstance(own, Memory) else self._restored(own.state_dict())
+        return _Watch(self.rule, watcher, self.latch.copy(), self.follows)
 
 
 class Judge:
@@ -219,26 +150,32 @@ class Judge:
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
         if not isinstance(rules, Iterable):
-            raise ConfigError(
-                f"Expected a sequence of rules, not a single rule, but got {rules!r}."
-            )
+            raise ConfigError(f"Expected a sequence of rules, no single rule, but got {rules!r}.")
         self.rules = tuple(rules)
         for rule in self.rules:
             check_rule(rule)
         names = [rule.name for rule in self.rules]
-        if len({_AMP_SKIP, *names}) <= len(names):
+        if len({_SKIP, *names}) <= len(names):
             raise ConfigError(
-                f"Rules need different names, none of them {_AMP_SKIP!r}, but got {names}. Rename "
+                f"Rules need different names, none of them {_SKIP!r}, but got {names}. Rename "
                 'one: dataclasses.replace(rule, name="...").'
             )
-        self._shared = _Memory(self.rules)
-        self._members = [_Memory(self.rules) for _ in range(members)]
+        latches = [Latch(rule.calm_steps, rule.cooldown) for rule in self.rules]
+        pairs = zip(self.rules, latches, strict=True)
+        self._watches = {rule.name: _Watch(rule, rule.watcher(), latch) for rule, latch in pairs}
+        self._members = [Judge(self.rules) for _ in range(members)]
+        # The step observed last, its row, and what was returned of it.
+        self._step: int | None = None
+        self._row: Mapping[str, float] = {}
+        self._said: dict[str, Level] = {}
+        # What the rules remembered, and copies of the rows read since.
+        self._before = self._watches
+        self._since: list[Mapping[str, float]] = []
 
     @property
     def active(self) -> dict[str, Level]:
-        """The rules whose episode (WARN or more) is not over, but an ensemble's members', each with
-        the highest level reached."""
-        levels = {name: watch.latch.active for name, watch in self._shared.watches.items()}
+        """The rules whose episode is not over, with the highest level reached; no member's."""
+        levels = {name: watch.latch.active for name, watch in self._watches.items()}
         return {name: level for name, level in levels.items() if level is not None}
 
     def observe(
@@ -246,42 +183,86 @@ class Judge:
     ) -> list[Alert]:
         """Take the row of one step; return the alerts to report now, in the order of the rules.
 
-        Called again with the step of the call before, as where losses are accumulated, the row is
-        that of the step so far: it replaces the earlier one in the memory of the rules, and an
-        alert of this step comes again only at a higher level. A row that is the same object as
-        before is unchanged. What begins while another rule is in ERROR follows it.
+        A row of the same step as before, as where losses are accumulated, replaces the earlier one
+        in the memory of the rules, and an alert of this step comes again only at a higher level;
+        the same object is unchanged. What begins while another rule is in ERROR follows it.
 
         Args:
             step: the step the row belongs to.
             row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
                 which only what no member has is judged.
-            members: the rows of all members, else a ConfigError; without any all of the row is
-                judged, and what the rules remember of the members stays.
+            members: the rows of all members, else a ConfigError; or none, and all of the row is
+                judged and what the rules remember of the members stays.
         """
-        if not members:
-            return self._shared.observe(step, row, None)
-        if len(members) != len(self._members):
-            raise ConfigError(
-                f"Expected rows of {len(self._members)} members, but got {len(members)}: see "
-                "Judge(rules, members=...)."
-            )
-        own = members[0].keys() - {"beta_star"}  # which words the remedies
-        shared = {tag: value for tag, value in row.items() if tag not in own}
-        alerts = self._shared.observe(step, shared, None)
-        for i, (memory, each) in enumerate(zip(self._members, members, strict=True)):
-            alerts += memory.observe(step, each, i)
+        if members:
+            if len(members) != (n := len(self._members)):
+                raise ConfigError(f"Judge(members={n}) needs {n} members, but got {len(members)}.")
+            own = members[0].keys() - {"beta_star"}  # which words the remedies
+            row = {tag: value for tag, value in row.items() if tag not in own}
+        alerts = self._observe(step, row)
+        for i, (judge, each) in enumerate(zip(self._members, members, strict=False)):
+            alerts += [replace(alert, member=i) for alert in judge._observe(step, each)]
+        return alerts
+
+    def _observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+        if step != self._step:
+            # A copy at every step costs more than the rules, and few need it.
+            if len(self._since) % _REPLAYED == 0:
+                self._keep()
+            self._step, self._said = step, {}
+        elif row is self._row:
+            return []
+        else:
+            self._watches = self._before
+            for each in self._since[:-1]:
+                self._read(step, each, {})
+            self._keep()
+        self._row = row
+        self._since.append(dict(row))
+        return self._read(step, row, self._said)
+
+    def _keep(self) -> None:
+        self._before = {name: watch.copy() for name, watch in self._watches.items()}
+        self._since = []
+
+    def _read(self, step: int, row: Mapping[str, float], said: dict[str, Level]) -> list[Alert]:
+        alerts = []
+        skipped = row.get(SCALER_SKIPPED, 0.0)
+        if skipped and _SKIP not in said:
+            said[_SKIP] = Level.INFO
+            remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
+            alerts.append(Alert(_SKIP, Level.INFO, step, SCALER_SKIPPED, skipped, 0.0, 0, remedies))
+        watches = self._watches.items()
+        lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
+        lost.sort(key=lambda name: self._watches[name].follows is not None)  # consequences last
+        for name, watch in watches:
+            latch = watch.latch
+            found, is_new = watch.watcher.read(row), latch.active is None
+            level, is_told = found.level, latch.update(found)
+            if is_new:
+                watch.follows = lost[0] if lost and level is not None else None
+            if is_told and level is not None and level > said.get(name, -1):
+                said[name] = level
+                alert = Alert(name, level, step, *found[2:])
+                if watch.follows in lost:
+                    alert = replace(alert, remedies=(), follows=watch.follows)
+                alerts.append(alert)
         return alerts
 
     def after_rollback(self) -> None:
         """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
-        for memory in (self._shared, *self._members):
-            memory.after_rollback()
+        self._step, self._since = None, []
+        for watch in self._watches.values():
+            if hasattr(watch.watcher, "after_rollback"):
+                watch.watcher.after_rollback()
+        for member in self._members:
+            member.after_rollback()
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""
         return {
-            "shared": self._shared.state_dict(),
-            "members": [memory.state_dict() for memory in self._members],
+            "shared": {name: watch.state_dict() for name, watch in self._watches.items()},
+            "members": [member.state_dict()["shared"] for member in self._members],
         }
 
     @undamaged("a judge")
@@ -292,12 +273,62 @@ class Judge:
             ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
         parts = [state["shared"], *state["members"]]
-        if len(parts) != 1 + len(self._members):
-            raise ConfigError(
-                f"This is the state of a judge of {len(parts) - 1} ensemble members, but this one "
-                f"has {len(self._members)} (0 for a single model). Build it with as many."
-            )
-        memories = [_Memory(self.rules) for _ in parts]
-        for memory, part in zip(memories, parts, strict=True):
-            memory.load_state_dict(part)
-        self._shared, *self._members = memories
+        if (m := len(parts) - 1) != (n := len(self._members)):
+            said = f"This is the state of a judge of {m} ensemble members, but this one has {n}"
+            raise ConfigError(f"{said} (0 for a single model). Build it with as many.")
+        loaded = Judge(self.rules, n)
+        for judge, part in zip((loaded, *loaded._members), parts, strict=True):
+            judge._load(part)
+        vars(self).update(vars(loaded))
+
+    def _load(self, state: Any) -> None:
+        names = sorted(state) if isinstance(state, Mapping) else state
+        if names != (own := sorted(self._watches)):
+            said = f"This state is of a judge with the rules {names}, but this one has {own}."
+            raise ConfigError(f"{said} Build it with the same rules.")
+        for name, watch in self._watches.items():
+            try:
+                watch._take(watch._read(state[name]))
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                said = f"The judge's state of rule {name!r} is damaged: {error!r}"
+                raise ConfigError(f"{said}. Pass what Judge.state_dict() returned.") from error
+
+
+class Bands:
+    """The limits of every diagnostic, the narrowest of all rules: ``limits`` of the last row."""
+
+    def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
+        watchers: list[Any] = [rule.watcher() for rule in rules]
+        self._moving = [watcher for watcher in watchers if hasattr(watcher, "limits")]
+        self._owed = {tag for rule in rules for tag in getattr(rule, "owed", ())}
+        self._fixed: dict[str, Limits] = {}
+        for rule in rules:
+            self._fixed |= _narrowed(getattr(rule, "limits", dict)(), self._fixed)
+        self.limits = dict(self._fixed)
+
+    def owes(self, tag: str) -> bool:
+        """Whether NaN is an alarm."""
+        return tag in self._owed
+
+    def level(self, tag: str, value: float) -> Level | None:
+        """What a value of now is worth by itself, without the rules' patience."""
+        limits = self.limits.get(tag, Limits())
+        if math.isnan(value):
+            return Level.ERROR if self.owes(tag) else None
+        if limits.low <= value <= limits.high:
+            return None
+        inside = limits.error_low <= value <= limits.error_high
+        return Level.WARN if inside and math.isfinite(value) else Level.ERROR
+
+    def read(self, row: Mapping[str, float]) -> dict[str, Limits]:
+        """Take the row of one step; return the limits that move, as they were for this row."""
+        moving: dict[str, Limits] = {}
+        for watcher in self._moving:
+            watcher.read(row)
+            moving |= _narrowed(watcher.limits(), self._fixed | moving)
+        self.limits |= moving
+        return moving
+
+
+def _narrowed(limits: Mapping[str, Limits], others: Mapping[str, Limits]) -> dict[str, Limits]:
+    return {tag: own.within(others.get(tag, own)) for tag, own in limits.items()}

@@ -1,8 +1,4 @@
-"""The remedies, in the field's words, and which of them make sense for a run as it is.
-
-At beta* = 0 the weights are uniform and absorb nothing; below 0 the sampler over-shoots, and a
-vanishing GradScale means that negatives are *too* likely.
-"""
+"""The remedies, in the field's words, and which of them make sense for a run as it is."""
 
 from __future__ import annotations
 
@@ -68,11 +64,9 @@ class Situation:
     """What a run is like at a step; NaN and None are what nobody knows.
 
     Attributes:
-        beta_star: the exponent; NaN where it is no single number.
-        least, most: between which it can be put: a raise goes to half of the output scale at most.
+        beta_star, least, most: the exponent, NaN where it is no single number, and its bounds.
         samples_above: whether samples lie above the data by more than its own spread.
-        sgld_steps, noise_std: of a sampler call.
-        learning_rate: the largest of the optimizer's.
+        sgld_steps, noise_std, learning_rate: of a sampler call; the largest of the optimizer's.
         rolls_back: whether the guard does so by itself.
     """
 
@@ -86,13 +80,12 @@ class Situation:
     rolls_back: bool = False
 
     def allows(self, remedy: str) -> bool:
-        """Whether a remedy makes sense here, be it done by the guard or by a person."""
-        beta_star = self.beta_star
+        """Whether a remedy makes sense here."""
         forbidden: dict[str, bool] = {
             Remedy.ROLL_BACK: self.rolls_back,
-            Remedy.RAISE_BETA: beta_star >= self.most,
-            Remedy.LOWER_BETA: beta_star <= max(0.0, self.least),
-            Remedy.TOWARDS_ZERO: beta_star >= 0,
+            Remedy.RAISE_BETA: self.beta_star >= self.most,
+            Remedy.LOWER_BETA: self.beta_star <= max(0.0, self.least),
+            Remedy.TOWARDS_ZERO: self.beta_star >= 0,
             Remedy.BELOW_ZERO: self.least >= 0,
             Remedy.MORE_STEPS: self.samples_above,
             Remedy.FEWER_STEPS: self.sgld_steps == 1,
@@ -114,7 +107,7 @@ class Situation:
 @typed
 @dataclass(frozen=True)
 class Remedies:
-    """What helps, likeliest first, by the sign of beta*."""
+    """What helps, likeliest first, by the sign of beta*: below 0 negatives are too likely."""
 
     zero: tuple[str, ...]
     positive: tuple[str, ...]
@@ -122,9 +115,8 @@ class Remedies:
 
     def at(self, beta_star: float) -> tuple[str, ...]:
         """Those for this beta*; an unknown (NaN) beta* counts as positive."""
-        if beta_star == 0:
-            return self.zero
-        return self.negative if beta_star < 0 else self.positive
+        of_sign = self.negative if beta_star < 0 else self.positive
+        return self.zero if beta_star == 0 else of_sign
 
 
 def _always(*remedies: Remedy) -> Remedies:
@@ -132,7 +124,7 @@ def _always(*remedies: Remedy) -> Remedies:
 
 
 _R = Remedy
-NONFINITE = _always(_R.ROLL_BACK, _R.LOWER_LR)
+LOST = _always(_R.ROLL_BACK, _R.LOWER_LR)
 # Measured on the population (docs/results/population.md). Where samples lie above the data a higher
 # beta* alone saved 3 of 15.
 BLOWUP_WARN = _always(_R.LOWER_LR, _R.RAISE_BETA, _R.MORE_STEPS)
@@ -149,7 +141,6 @@ WEIGHTS = Remedies(
     positive=(_R.LOWER_BETA, _R.MORE_NEGATIVES),
     negative=(_R.TOWARDS_ZERO, _R.MORE_NEGATIVES),
 )
-COLLAPSED = _always(_R.ROLL_BACK, _R.LOWER_LR)
 HUNG = _always(_R.LOOK_AT_SAMPLER, _R.FRESH_STARTS)
 OVERSHOOT = Remedies(
     zero=(_R.FEWER_STEPS, _R.BELOW_ZERO, _R.FINER_STEPS),

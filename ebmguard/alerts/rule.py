@@ -1,17 +1,72 @@
-"""What every rule is: data with a name, and a watcher that reads one row per step."""
+"""What every rule is: data with a name, and a watcher that reads rows; what it says: alerts."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import MISSING, asdict, dataclass, fields
+from enum import IntEnum
+from functools import cache
+from operator import ge, gt, le, lt
+from typing import Any, NamedTuple, Protocol, Self, get_type_hints, runtime_checkable
 
 from ..errors import ConfigError, DivergenceError, Stateful
-from .alert import Level
 
-__all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Limits", "Memory", "Reading", "Rule", "Watcher"]
-__all__ += ["check_rule", "check_settings"]
+__all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Alert", "Level", "Limits", "Memory", "Reading", "Rule"]
+__all__ += ["Watcher", "check_rule", "check_settings"]
+
+
+class Level(IntEnum):
+    """How bad it is. The numbers are those of the scalar ``guard/alert_level``."""
+
+    INFO = 0
+    WARN = 1
+    ERROR = 2
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One rule that fired at one step.
+
+    Attributes:
+        rule, level, step: which one, how bad it is, and the step of its row.
+        tag, value: the diagnostic, without the ``guard/`` prefix; it may be NaN or infinite.
+        limit: the nearest value at which the rule would have reported the same level.
+        window: past observations that the limit rests on, or for which the value stayed out of
+            range; 0 where the rule needs no past.
+        remedies: the two likeliest that the run allows; all of them from a judge without a guard.
+        member: which model of an ensemble, along the flattened model dimensions, if of one alone.
+        follows: the rule whose ERROR was going on when this trouble began; there are no remedies.
+    """
+
+    rule: str
+    level: Level
+    step: int
+    tag: str
+    value: float
+    limit: float
+    window: int
+    remedies: tuple[str, ...] = ()
+    member: int | None = None
+    follows: str | None = None
+
+    @property
+    def message(self) -> str:
+        """The alert in words."""
+        past = f" over the last {self.window} steps" if self.window else ""
+        where = f"step {self.step}" + ("" if self.member is None else f", member {self.member}")
+        what = f"{self.tag} = {self.value:.4g} (limit {self.limit:.4g}{past})."
+        if self.follows is not None:
+            what += f" Follows {self.follows}."
+        elif self.remedies:
+            what += f" Likeliest remedies: {'; '.join(self.remedies)}."
+        return f"{self.level.name} {self.rule} at {where}: {what}"
+
+    def record(self) -> dict[str, Any]:
+        """The alert as a plain dict with its message; without ``member`` or ``follows`` if None."""
+        words = {"remedies": [*map(str, self.remedies)], "message": self.message}
+        record = asdict(self) | {"level": self.level.name} | words
+        return {name: value for name, value in record.items() if value is not None}
 
 
 class Reading(NamedTuple):
@@ -19,11 +74,10 @@ class Reading(NamedTuple):
 
     Attributes:
         level: None while nothing is wrong.
-        calm: whether the statistics are inside the tighter band that ends an episode; None where
-            the row does not tell.
+        calm: whether all is inside the tighter band that ends an episode; None where nobody knows.
         tag, value, limit, window: as in :class:`~ebmguard.Alert`; only meaningful with a level.
-        remedies: all that helps, likeliest first: of :class:`~ebmguard.alerts.Remedy`, or words.
-            An alert gets two that the run allows, and a rollback tries them in this order.
+        remedies: all that helps, in the order in which a rollback tries it: of
+            :class:`~ebmguard.alerts.Remedy`, or words.
     """
 
     level: Level | None
@@ -35,6 +89,7 @@ class Reading(NamedTuple):
     remedies: tuple[str, ...] = ()
 
 
+_COMPARED = {"<": lt, "<=": le, ">": gt, ">=": ge}
 CALM, NOT_CALM, UNKNOWN = Reading(None, True), Reading(None, False), Reading(None, None)
 
 
@@ -52,25 +107,17 @@ class Limits(NamedTuple):
         return Limits(*(narrower(a, b) for narrower, a, b in pairs))
 
 
-class Memory(Stateful):
-    """The memory of a rule in numbers and lists of them, of which a copy need not be checked."""
-
-
 @runtime_checkable
 class Watcher(Protocol):
     """The memory of one rule.
 
     It may have ``limits() -> Mapping[str, Limits]``, by tag those that held for the row read last,
-    which reports draw, and ``after_rollback()``, after which counts of steps out of range start
-    anew.
+    and ``after_rollback()``, after which counts of steps out of range start anew.
     """
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        """Take one row, which may lack any tag.
-
-        That of a step may come again with more in it: after :meth:`load_state_dict` of an earlier
-        state, and the rows between that and the step, which are read anew.
-        """
+        """Take one row, which may lack any tag. Where a step's row comes again with more in it, an
+        earlier state was loaded before, and the rows since then were read anew."""
 
     def state_dict(self) -> dict[str, Any]:
         """The whole memory as JSON-able data, which later rows do not change."""
@@ -82,9 +129,9 @@ class Watcher(Protocol):
 class Rule(Protocol):
     """Data that says what to watch for: any object that has these, without inheriting from it.
 
-    It may have ``error``, the class that ``action="raise"`` raises instead of
-    :class:`~ebmguard.DivergenceError`; for reports ``limits() -> Mapping[str, Limits]``, fixed
-    limits by tag, and ``owed``, the tags where NaN is an alarm and not just unknown.
+    It may have ``error``, the :class:`~ebmguard.DivergenceError` of ``action="raise"``; for
+    reports ``limits() -> Mapping[str, Limits]``, fixed limits by tag, and ``owed``, the tags where
+    NaN is an alarm and not just unknown.
     """
 
     @property
@@ -103,34 +150,62 @@ class Rule(Protocol):
         """A new watcher, which remembers nothing yet."""
 
 
-def check_settings(rule: Any, *settings: tuple[bool, str]) -> None:
-    """Refuse, with a ``ConfigError``, a rule of which not all is as it is expected in words."""
-    for is_kept, expected in settings:
-        if not is_kept:
-            names = [x for x in dict.fromkeys(re.findall("[a-z_]+", expected)) if hasattr(rule, x)]
-            got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
-            raise ConfigError(f"Rule {rule.name!r}: expected {expected}, but got {got}.")
+@dataclass
+class Memory(Stateful):
+    """What a rule remembers: the fields that have a default, numbers and lists of them."""
+
+    def _saved(self) -> dict[str, Any]:
+        own: Any = type(self)
+        return _remembered(own)
+
+    def copy(self) -> Self:
+        """Another with the same memory, without the checks of a saved state."""
+        other = object.__new__(type(self))
+        other.__dict__ = {
+            name: [x[:] if type(x) is list else x for x in own] if type(own) is list else own
+            for name, own in vars(self).items()
+        }
+        return other
+
+
+@cache
+def _remembered(owner: type[Any]) -> dict[str, Any]:
+    kinds, missing = get_type_hints(owner), (MISSING, MISSING)
+    found = [own.name for own in fields(owner) if (own.default, own.default_factory) != missing]
+    return {name: kinds[name] for name in found}
+
+
+def check_settings(rule: Any, *expected: str) -> None:
+    """Refuse, with a ``ConfigError``, what breaks texts such as "0 < low <= high, window > 0"."""
+    for text in expected:
+        for words in map(str.split, text.split(", ")):
+            values = [getattr(rule, x) if x.isidentifier() else float(x) for x in words[::2]]
+            pairs = zip(words[1::2], values[:-1], values[1:], strict=True)
+            if not all(_COMPARED[sign](*pair) for sign, *pair in pairs):
+                names = [x for x in text.replace(",", "").split() if x.isidentifier()]
+                got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
+                what = f"Rule {rule.name!r}" if hasattr(rule, "name") else f"Bound of {rule.tag!r}"
+                raise ConfigError(f"{what}: expected {text}, but got {got}.")
 
 
 def check_rule(rule: Any) -> None:
     """Refuse, with a ``ConfigError``, what is no :class:`Rule`."""
     lacks = [own for own in ("name", "calm_steps", "cooldown", "watcher") if not hasattr(rule, own)]
+    counts = [getattr(rule, own, 0) for own in ("calm_steps", "cooldown")]
+    error = getattr(rule, "error", DivergenceError)
     problem = ""
     if isinstance(rule, type):
         problem = "is a class: pass an instance of it"
     elif lacks:
         problem = f"lacks {', '.join(lacks)}"
-    elif not isinstance(rule.name, str) or not all(
-        isinstance(count, int) and count >= 0 for count in (rule.calm_steps, rule.cooldown)
-    ):
-        counts = f"calm_steps={rule.calm_steps!r} and cooldown={rule.cooldown!r}"
-        problem = f"has name={rule.name!r}, {counts}"
+    elif not (isinstance(rule.name, str) and all(isinstance(n, int) and n >= 0 for n in counts)):
+        problem = f"has name={rule.name!r}, calm_steps={counts[0]!r} and cooldown={counts[1]!r}"
+    elif not (isinstance(error, type) and issubclass(error, DivergenceError)):
+        problem = f"has error={error!r}"
     else:
-        error, watcher = getattr(rule, "error", DivergenceError), rule.watcher()
+        watcher = rule.watcher()
         reading: object = watcher.read({}) if isinstance(watcher, Watcher) else None
-        if not (isinstance(error, type) and issubclass(error, DivergenceError)):
-            problem = f"has error={error!r}"
-        elif not isinstance(reading, Reading):
+        if not isinstance(reading, Reading):
             problem = f"has a watcher {watcher!r}, of which read({{}}) is {reading!r}"
     if problem:
         raise ConfigError(

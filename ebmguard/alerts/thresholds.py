@@ -1,20 +1,126 @@
-"""Rules with fixed thresholds: on GradScale, and on medians of slow diagnostics."""
+"""Rules with fixed thresholds: of what fails at once, of GradScale, of medians."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import ConfigError, DivergenceError, SamplerFailingError, typed
-from ..tags import BETA_STAR
-from .alert import Level
-from .remedies import SAMPLER, Remedies
-from .rule import CALM, NOT_CALM, UNKNOWN, Limits, Memory, Reading, check_settings
+from ..errors import CollapsedError, DivergenceError, NonFiniteError, SamplerFailingError, typed
+from ..tags import BETA_STAR, ENERGY_GAP
+from .remedies import LOST, SAMPLER, Remedies
+from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
 
-__all__ = ["Bound", "FloorRule", "MedianRule"]
+__all__ = ["Bound", "CollapsedRule", "FloorRule", "MedianRule", "NonFiniteRule"]
+
+
+@typed
+@dataclass(frozen=True)
+class NonFiniteRule:
+    """ERROR at once when anything is not finite.
+
+    Attributes:
+        counts: must be 0; NaN is as bad as more than 0.
+        numbers: owe a finite number whenever they are in the row.
+        bounded: NaN means unknown, but an infinity is an alarm.
+    """
+
+    name: str = "nonfinite"
+    counts: tuple[str, ...] = tuple(
+        f"nonfinite/{what}" for what in ("energies", "samples", "pos", "neg", "gradients")
+    )
+    numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
+    bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
+    calm_steps: int = 20
+    cooldown: int = 0
+    remedies: Remedies = LOST
+    error: type[DivergenceError] = NonFiniteError
+
+    @property
+    def owed(self) -> tuple[str, ...]:
+        """Where NaN is an alarm."""
+        return self.counts + self.numbers
+
+    def limits(self) -> dict[str, Limits]:
+        """Counts must be 0."""
+        return {tag: Limits(high=0, error_high=0) for tag in self.counts}
+
+    def watcher(self) -> _NonFiniteWatcher:
+        """A new watcher."""
+        return _NonFiniteWatcher(self)
+
+
+@dataclass
+class _NonFiniteWatcher(Memory):
+    rule: NonFiniteRule
+
+    def __post_init__(self) -> None:
+        self.owed = {*self.rule.owed}
+        self.highest = dict.fromkeys(self.rule.counts, 0.0)
+        self.highest |= dict.fromkeys(self.rule.numbers + self.rule.bounded, math.inf)
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        for tag, limit in self.highest.items():
+            value = row.get(tag, 0.0)
+            if value > limit or math.isinf(value) or (math.isnan(value) and tag in self.owed):
+                remedies = self.rule.remedies.at(row.get(BETA_STAR, math.nan))
+                return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
+        return UNKNOWN if self.owed.isdisjoint(row) else CALM
+
+
+@typed
+@dataclass(frozen=True)
+class CollapsedRule:
+    """ERROR when f no longer tells one sample from another, as where all of its units are dead.
+
+    Both spreads and the gap are then rounding errors of f. One that never told samples apart, such
+    as a head that starts at 0, is left alone.
+
+    Attributes:
+        resolution: of f, as a share of |f_pos/median|.
+        patience: steps within it in a row before the ERROR.
+    """
+
+    name: str = "collapsed"
+    resolution: float = 1e-6
+    patience: int = 20
+    calm_steps: int = 10
+    cooldown: int = 0
+    remedies: Remedies = LOST
+    error: type[DivergenceError] = CollapsedError
+
+    def __post_init__(self) -> None:
+        check_settings(self, "0 <= resolution < 1, patience >= 1")
+
+    def watcher(self) -> _CollapsedWatcher:
+        """A new watcher."""
+        return _CollapsedWatcher(self)
+
+
+@dataclass
+class _CollapsedWatcher(Memory):
+    rule: CollapsedRule
+    told_apart: bool = False
+    count: int = 0
+
+    def read(self, row: Mapping[str, float]) -> Reading:
+        rule = self.rule
+        gap, spread = row.get(ENERGY_GAP, math.nan), row.get("f_pos/std", math.nan)
+        if math.isnan(gap) or math.isnan(spread):
+            return UNKNOWN
+        limit = rule.resolution * abs(row.get("f_pos/median", 0.0))
+        is_constant = max(abs(gap), spread, row.get("f_neg/std", 0.0)) <= limit
+        self.count = self.count + 1 if is_constant and self.told_apart else 0
+        self.told_apart |= not is_constant
+        if self.count < rule.patience:
+            return NOT_CALM if self.count else CALM
+        remedies = rule.remedies.at(row.get(BETA_STAR, math.nan))
+        return Reading(Level.ERROR, False, "f_pos/std", spread, limit, self.count, remedies)
+
+    def after_rollback(self) -> None:
+        self.count = 0
 
 
 @typed
@@ -37,12 +143,8 @@ class Bound:
     level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        if self.is_beyond(self.limit, self.clear) or self.window < 1 or self.level is Level.ERROR:
-            raise ConfigError(
-                f"Bound of {self.tag!r}: expected clear on the other side of the limit than "
-                f"{self.side!r}, window >= 1 and level INFO or WARN, but got limit={self.limit}, "
-                f"clear={self.clear}, window={self.window}, level={self.level.name}."
-            )
+        is_calm = "<=" if self.side == "above" else ">="
+        check_settings(self, f"clear {is_calm} limit, window >= 1, level < {Level.ERROR:d}")
 
     def is_beyond(self, limit: float, value: float) -> bool:
         """Whether a value lies on the wrong side of a limit."""
@@ -56,9 +158,7 @@ class MedianRule:
 
     Attributes:
         bounds: where several are broken, the first of the highest level speaks.
-        reference_prefix: put before the tags at beta* = 0, where the weights say nothing: what they
-            would be at the reference exponent is read instead.
-        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
+        reference_prefix: put before the tags at beta* = 0, where weights say nothing of themselves.
     """
 
     name: str
@@ -83,15 +183,15 @@ class MedianRule:
         return _MedianWatcher(self)
 
 
+@dataclass
 class _MedianWatcher(Memory):
-    def __init__(self, rule: MedianRule) -> None:
-        self.rule = rule
-        self.restart("")
+    rule: MedianRule
+    prefix: str = ""
+    windows: list[list[float]] = field(default_factory=list)
 
-    def restart(self, prefix: str) -> None:
-        self.prefix = prefix
+    def __post_init__(self) -> None:
         # The last finite values of each bound's diagnostic: as they came, and in order.
-        self.windows: list[list[float]] = [[] for _ in self.rule.bounds]
+        self.windows = [[] for _ in self.rule.bounds]
         self.ordered: list[list[float]] = [[] for _ in self.rule.bounds]
 
     def read(self, row: Mapping[str, float]) -> Reading:
@@ -101,8 +201,9 @@ class _MedianWatcher(Memory):
         if values.count(None) == len(values):
             return UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
-            self.restart(prefix)
-        reading, broken = UNKNOWN, None
+            self.prefix = prefix
+            self.__post_init__()
+        known: list[tuple[Bound, float]] = []
         for bound, value, *window in zip(bounds, values, self.windows, self.ordered, strict=True):
             past, ordered = window
             if value is not None and math.isfinite(value):
@@ -110,27 +211,17 @@ class _MedianWatcher(Memory):
                     del ordered[bisect_left(ordered, past.pop(0))]
                 past.append(value)
                 insort(ordered, value)
-            if len(past) < bound.window:
-                continue
-            half = bound.window // 2
-            median = ordered[half]
-            if bound.window % 2 == 0:  # halves first: the sum of two large floats may overflow
-                median = ordered[half - 1] / 2 + median / 2
-            if not bound.is_beyond(bound.clear, median):
-                reading = CALM if reading is UNKNOWN else reading
-                continue
-            reading = NOT_CALM
-            level = broken[0].level if broken else -1
-            if bound.is_beyond(bound.limit, median) and bound.level > level:
-                broken = bound, median
-        if broken is None:
-            return reading
-        bound, median = broken
+            if len(past) == bound.window:
+                low, high = ordered[(bound.window - 1) // 2], ordered[bound.window // 2]
+                # Halves first: the sum of two large floats may overflow.
+                known.append((bound, low / 2 + high / 2 if low < high else low))
+        broken = [pair for pair in known if pair[0].is_beyond(pair[0].limit, pair[1])]
+        if not broken:
+            is_calm = not any(bound.is_beyond(bound.clear, median) for bound, median in known)
+            return (CALM if is_calm else NOT_CALM) if known else UNKNOWN
+        bound, median = max(broken, key=lambda pair: pair[0].level)
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
         return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
-
-    def _saved(self) -> dict[str, Any]:
-        return {"prefix": str, "windows": list[list[float]]}
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._read(state)
@@ -156,7 +247,6 @@ class FloorRule:
         tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
         floor, clear: under the first a step counts, above the second it is calm and the count 0.
         warn_patience, error_patience: steps under the floor before WARN and before ERROR.
-        name, calm_steps, cooldown, error: see :class:`~ebmguard.alerts.Rule`.
     """
 
     name: str = "sampler_failing"
@@ -172,12 +262,7 @@ class FloorRule:
     error: type[DivergenceError] = SamplerFailingError
 
     def __post_init__(self) -> None:
-        are_in_order = 1 <= self.warn_patience <= self.error_patience
-        check_settings(
-            self,
-            (self.floor <= self.clear, "floor <= clear"),
-            (are_in_order, "1 <= warn_patience <= error_patience"),
-        )
+        check_settings(self, "floor <= clear", "1 <= warn_patience <= error_patience")
 
     def limits(self) -> dict[str, Limits]:
         """The floor; what makes an ERROR is its patience."""
@@ -188,15 +273,14 @@ class FloorRule:
         return _FloorWatcher(self)
 
 
+@dataclass
 class _FloorWatcher(Memory):
-    def __init__(self, rule: FloorRule) -> None:
-        self.rule = rule
-        self.source = ""
-        self.count = 0
+    rule: FloorRule
+    source: str = ""
+    count: int = 0
 
     def read(self, row: Mapping[str, float]) -> Reading:
-        rule = self.rule
-        beta_star = row.get(BETA_STAR, math.nan)
+        rule, beta_star = self.rule, row.get(BETA_STAR, math.nan)
         tag = rule.reference_tag if beta_star == 0 else rule.tag
         value = row.get(tag, math.nan)
         if math.isnan(value):
@@ -213,6 +297,3 @@ class _FloorWatcher(Memory):
 
     def after_rollback(self) -> None:
         self.count = 0  # the run is no longer where it was counted
-
-    def _saved(self) -> dict[str, Any]:
-        return {"source": str, "count": int}

@@ -311,6 +311,9 @@ def test_what_the_weights_do_not_absorb_is_an_error(change):
         "f_pos/std": 1.0,
     }  # tags that are missing absorb nothing
     assert levels(feed(GROWTH, [*past, without])) == [(ERROR, SETTLED)]
+    absorbed = make_row(**ABSORBED | {"energy_gap": 40.0})
+    del absorbed["energy_overlap"]
+    assert levels(feed(GROWTH, [*past, absorbed])) == [(ERROR, SETTLED)]
 
 
 @pytest.mark.parametrize(("nats", "level"), [(0.9, ERROR), (1.1, WARN)])

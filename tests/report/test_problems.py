@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -215,11 +216,9 @@ def test_what_a_rollback_has_answered_is_told_once(tmp_path):
     (problem,) = problems_of_run(write(tmp_path, alerts=[ALERT], rollbacks=[ROLLBACK]))
     assert (problem.name, problem.severity) == ("rollbacks", Level.INFO)
     assert "beta_star 2" in problem.fix
-    later = ALERT.record() | {"step": 180, "value": 8.0}
+    later = replace(ALERT, step=180, value=8.0)
     path = tmp_path / "later"
-    problems = problems_of_run(
-        write(path, alerts=[ALERT, Alert.from_record(later)], rollbacks=[ROLLBACK])
-    )
+    problems = problems_of_run(write(path, alerts=[ALERT, later], rollbacks=[ROLLBACK]))
     assert [each.name for each in problems] == ["energy_blowup", "rollbacks"]
 
 

@@ -223,7 +223,7 @@ def test_every_alert_is_recorded_said_and_called_back(caplog):
             sgd.step()
     assert called == g.alerts
     assert [alert.level for alert in called] == list(levels.values())
-    assert [Alert.from_record(record) for record in memory.alerts] == called
+    assert memory.alerts == [alert.record() for alert in called]
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert said == [(a.level.name.replace("WARN", "WARNING"), a.message) for a in called[1:]]
     assert memory.column("alert_level") == [0.0, 1.0, 2.0, 2.0, 0.0]

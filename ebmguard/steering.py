@@ -1,0 +1,267 @@
+"""Controllers of the run: the number of SGLD steps, and β*. Both are off by default. No torch.
+
+Settings make a controller, ``AdaptiveSteps().start(5)``, which observes every judged row once, in
+the order of the steps, and has a ``value``; equal rows on all ranks give equal ones.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError, Stateful, typed
+from .tags import BETA_STAR, ESS, GRAD_SCALE, weight_tag
+
+__all__ = ["AdaptiveSteps", "BetaController", "SteerBeta", "StepsController"]
+
+
+def _check(settings: object, is_meant: bool, problem: str) -> None:
+    if not is_meant:
+        raise ConfigError(f"{type(settings).__name__}: {problem}.")
+
+
+@typed
+@dataclass(frozen=True)
+class SteerBeta:
+    """Settings of the steered β*: as large as the effective number of negatives allows.
+
+    Above its band of ESS β* is raised: the weights are nearly uniform and tell little apart. Below
+    it β* is lowered: few of the negatives that compete carry the gradient, and the sampler finds
+    the others again (Appendices I.1 and J). Where GradScale is under ``floor`` β* is held: no
+    negative competes, which the sampler has to mend, and of a lower β* the gap grows with 1/β*.
+    All default values are those measured (``docs/results/steering.md``).
+
+    Attributes:
+        least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
+        ess: the band of ESS, as a fraction of the negatives.
+        floor: GradScale below which β* is held; its healthy value is M/(M+1) for M negatives.
+        window: rows whose medians decide, so that one step of a blow-up moves nothing.
+        rate: factor of one change.
+
+    Raises:
+        ConfigError: names a setting out of range and what was expected.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    ess: tuple[float, float] = (0.3, 0.8)
+    floor: float = 0.5
+    window: int = 20
+    rate: float = 1.25
+
+    def __post_init__(self) -> None:
+        least, most, (low, high) = self.least, self.most, self.ess
+        given = [x for x in (least, most) if x is not None]
+        are_positive = all(0 < x < math.inf for x in given)
+        _check(self, are_positive, f"{least=}, {most=}; expected positive numbers or None")
+        _check(self, given == sorted({*given}), f"{least=} is not below {most=}")
+        _check(self, 0 < low < high < 1, f"ess={self.ess}; expected 0 < low < high < 1")
+        _check(self, 0 < self.floor < 1, f"floor={self.floor}; expected a value between 0 and 1")
+        _check(self, self.window >= 1, f"window={self.window}; expected a number of rows")
+        _check(self, 1 < self.rate < math.inf, f"rate={self.rate}; expected a factor above 1")
+
+    def start(self, base: float) -> BetaController:
+        """A controller that starts at β* = base, or at ``least`` where base is 0.
+
+        Raises:
+            ConfigError: β* is negative, no single number, 0 without ``least``, or out of bounds.
+        """
+        is_number = isinstance(base, float | int) and not isinstance(base, bool)
+        said = "expected one positive number, no schedule and no ensemble's"
+        is_meant = is_number and 0 <= base < math.inf
+        _check(self, is_meant, f"the starting beta_star is {base!r}; {said}")
+        start = float(base or self.least or 0)
+        said = "beta_star=0 is never left by factors. Start above 0, or set least"
+        _check(self, start > 0, said)
+        least, most = self.least or start / 16, self.most or start * 16
+        said = f"beta_star={start:g} lies outside its bounds, {least:g} to {most:g}"
+        _check(self, least <= start <= most, said)
+        return BetaController(self, start, (least, most))
+
+    def direction(self, ess: float, grad_scale: float) -> int:
+        """1 to raise β*, -1 to lower it, 0 to hold it."""
+        return 0 if grad_scale < self.floor else (ess > self.ess[1]) - (ess < self.ess[0])
+
+
+class BetaController(Stateful):
+    """The steered β* of one run.
+
+    Attributes:
+        bounds: the least and the largest β*.
+        beta_star, value: β* of the steps from now on.
+    """
+
+    _owner = "SteerBeta"
+
+    def __init__(self, settings: SteerBeta, start: float, bounds: tuple[float, float]) -> None:
+        self.settings = settings
+        self.bounds = bounds
+        self.move_to(start)
+
+    @property
+    def value(self) -> float:
+        """β* of the steps from now on."""
+        return self.beta_star
+
+    def observe(self, row: Mapping[str, float]) -> None:
+        """Take one judged row; one that lacks ESS or GradScale, or is of an earlier β*, is late."""
+        ess, scale = row.get(ESS, math.nan), row.get(GRAD_SCALE, math.nan)
+        beta_star = row.get(BETA_STAR, self.beta_star)
+        is_of_now = math.isclose(beta_star, self.beta_star, rel_tol=1e-5)  # it may be float32
+        if not (math.isfinite(ess) and math.isfinite(scale) and is_of_now):
+            return
+        self._ess.append(ess)
+        self._grad_scale.append(scale)
+        if len(self._ess) >= self.settings.window:
+            medians = statistics.median(self._ess), statistics.median(self._grad_scale)
+            self.move_to(self.beta_star * self.settings.rate ** self.settings.direction(*medians))
+
+    def move_to(self, beta_star: float) -> None:
+        """Go on from another β*, such as that of a recovery, within the bounds."""
+        least, most = self.bounds
+        self.beta_star = min(max(beta_star, least), most)
+        self._ess: list[float] = []  # of the rows since the last decision
+        self._grad_scale: list[float] = []
+
+    def _saved(self) -> dict[str, Any]:
+        return {"beta_star": float, "_ess": list[float], "_grad_scale": list[float]}
+
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        read, (least, most) = super()._read(state), self.bounds
+        beta_star = read["beta_star"]
+        said = f"the state's {beta_star=:g} is outside the bounds {least:g} to {most:g}"
+        is_within = least <= beta_star <= most
+        _check(self.settings, is_within, f"{said}; start with the settings of the saved run")
+        return read
+
+
+@typed
+@dataclass(frozen=True)
+class AdaptiveSteps:
+    """Settings of the adaptive number of SGLD steps; all default values are those measured.
+
+    The number is base * 2**level, and each step finer by 2**level: powers of two keep the CUDA
+    graphs of a captured sampler few. It rises fast, since an energy that is trained on grows as
+    steep as a level just bears (``docs/results/steering.md``). A halving that had to be taken back
+    doubles the patience of the next, so that the number settles.
+
+    It reads ``grad_scale``, or ``ref/grad_scale`` where β* = 0. At a negative β* nothing changes: a
+    low GradScale there means negatives that are too likely.
+
+    Attributes:
+        most: largest multiple of the base number of steps; a power of two.
+        floor, clear: GradScale under which more steps are run, and over which the sampler counts
+            as healthy. It is M/(M+1) for M negatives: below 10, lower both by that factor.
+        rise_after: rows in a row under the floor that double the number.
+        fall_after: rows over ``clear`` since the last change that halve it.
+        longest: rows to which the patience may grow.
+        give_up_after: rows under the floor with the most steps, after which the base is run until a
+            row over ``clear``: such a run needs a rollback.
+
+    Raises:
+        ConfigError: names a setting out of range and what was expected.
+    """
+
+    most: int = 16
+    floor: float = 0.8
+    clear: float = 0.9
+    rise_after: int = 1
+    fall_after: int = 100
+    longest: int = 10_000
+    give_up_after: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("most", "rise_after", "fall_after", "longest", "give_up_after"):
+            value = getattr(self, name)
+            _check(self, value >= 1, f"{name}={value}; expected a whole number >= 1")
+        floor, clear, most, longest = self.floor, self.clear, self.most, self.longest
+        _check(self, not most & (most - 1), f"{most=}; expected a power of two")
+        _check(self, 0 < floor <= clear < 1, f"{floor=}, {clear=}; expected 0 < floor <= clear < 1")
+        said = f"{longest=} is less than fall_after={self.fall_after}"
+        _check(self, longest >= self.fall_after, said)
+
+    @typed
+    def start(self, base: int) -> StepsController:
+        """A controller at the base number of steps, 1 or more, else a ``ConfigError``."""
+        said = f"the base number of steps (sgld_steps= of attach) is {base}"
+        _check(self, base >= 1, f"{said}; expected a whole number of 1 or more")
+        return StepsController(self, base)
+
+
+class StepsController(Stateful):
+    """The adaptive number of steps of one run; recovery may change ``base``, its usual number."""
+
+    _owner = "AdaptiveSteps"
+
+    def __init__(self, settings: AdaptiveSteps, base: int) -> None:
+        self.settings = settings
+        self.base = base
+        self._level = 0  # the number of steps is base * 2**level
+        self._low = 0  # rows under the floor since the last doubling or row over it
+        self._healthy = 0  # rows over ``clear`` since the last halving or row under the floor
+        self._patience = 0  # healthy rows that the next halving waits for; 0 for ``fall_after``
+        self._since_fall: int | None = None  # rows since the last halving, until it proved right
+        self._in_vain = 0  # rows under the floor with the most steps; at give_up_after none rises
+        self._rows = 0
+        self._factors = 0  # sum of 2**level over all rows
+
+    def observe(self, row: Mapping[str, float]) -> None:
+        """Take one judged row; one in which GradScale is unknown only counts as spent."""
+        settings = self.settings
+        self._rows += 1
+        self._factors += self.factor
+        beta_star = row.get(BETA_STAR, 1.0)
+        scale = row.get(weight_tag(GRAD_SCALE, beta_star), math.nan)
+        if not math.isfinite(scale) or not beta_star >= 0:
+            return
+        if self._since_fall is not None:
+            # A halving has proved right once it has lasted as long as it had been waited for.
+            proved = self._since_fall >= (self._patience or settings.fall_after)
+            self._since_fall = None if proved else self._since_fall + 1
+        if scale >= settings.floor:
+            self._low = 0
+            if scale > settings.clear:
+                self._healthy, self._in_vain = self._healthy + 1, 0
+                if self._level and self._healthy >= (self._patience or settings.fall_after):
+                    self._level, self._healthy, self._since_fall = self._level - 1, 0, 0
+            return
+        self._low, self._healthy = self._low + 1, 0
+        if self.factor >= settings.most:
+            self._in_vain += 1
+            if self._in_vain >= settings.give_up_after:
+                self._level, self._low, self._since_fall = 0, 0, None
+        elif self._low >= settings.rise_after and self._in_vain < settings.give_up_after:
+            self._patience = self._patience or settings.fall_after
+            if self._since_fall is not None:
+                self._patience = min(2 * self._patience, settings.longest)
+            self._level, self._low, self._since_fall = self._level + 1, 0, None
+
+    @property
+    def factor(self) -> int:
+        """By how much the base is multiplied, and each step to be finer: a power of two."""
+        return int(2**self._level)
+
+    @property
+    def value(self) -> int:
+        """SGLD steps to run now, between base and base * most."""
+        return self.base * self.factor
+
+    @property
+    def extra_compute(self) -> float:
+        """All steps so far over those that the base would have taken; 1 where none was added."""
+        return self._factors / self._rows if self._rows else 1.0
+
+    def _saved(self) -> dict[str, Any]:
+        counts = ("_level", "_low", "_healthy", "_patience", "_in_vain", "_rows", "_factors")
+        return dict.fromkeys(counts, int) | {"_since_fall": int | None}
+
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        read = super()._read(state)
+        factor, most = 2 ** read["_level"], self.settings.most
+        said = f"the state runs {factor} times the base, but {most=}"
+        is_within = 1 <= factor <= most
+        _check(self.settings, is_within, f"{said}; start with the settings of the saved run")
+        return read
