@@ -23,8 +23,6 @@ from .tracer import Trace, trace_script
 
 __all__ = ["TraceConfig", "trace"]
 
-UNPROVEN = 1
-
 
 @dataclass(frozen=True)
 class TraceConfig:
@@ -62,7 +60,7 @@ def trace(config: TraceConfig) -> int:
         tried = plans(found)
     except (Unclear, OSError, SyntaxError) as unclear:
         print(f"\ncould not tell how to guard it: {unclear}")
-        return UNPROVEN
+        return 1
     return _prove(config, found, tried)
 
 
@@ -97,7 +95,7 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
         plain = replay(config.script, config.arguments, found.steps, {})
         if plain.state != found.state:
             print("Two runs without these lines differ as well: the script cannot be repeated.")
-    return UNPROVEN
+    return 1
 
 
 def _text(found: Trace) -> Iterator[str]:
@@ -111,8 +109,8 @@ def _text(found: Trace) -> Iterator[str]:
         yield f"no sampler: {NO_SAMPLER}"
     for each in found.differences:
         yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
-        for side in each.sides.values():
-            of = "data" if side.label == DATA else f"samples of `{side.label}`"
+        for label, side in each.sides.items():
+            of = "data" if label == DATA else f"samples of `{label}`"
             way = "raises" if side.cotangent < 0 else "lowers"
             what = f"`{side.expression}` {side.shape}" if side.expression else "no expression found"
             yield f"  {of}: {what}; the loss {way} the output there ({side.cotangent:+.4g})"
@@ -124,9 +122,9 @@ def _sampler(each: Sampler) -> Iterator[str]:
     measured = each.measured
     steps = " to ".join(map(str, sorted({min(each.lengths), max(each.lengths)})))
     yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
-    if each.is_inline:
+    if each.entries == ():
         yield f"  its loop stands beside the loss: {each.loop}"
-    for entry in each.entries:
+    for entry in each.entries or ():
         yield f"  called at {entry}: {entry.text}"
     kind = type(each.energy)
     names = [*dict.fromkeys(itertools.chain(*each.names.values()))]
@@ -135,9 +133,8 @@ def _sampler(each: Sampler) -> Iterator[str]:
     yield f"  at {each.site}: {each.site.text}"
     heads = "" if each.is_scalar else ": not one number per sample is differentiated"
     if each.is_scalar and not each.is_linear:
-        heads = ": of its heads a function such as logsumexp is the energy, which a factor on the"
-        heads += " heads does not temper"
-    yield f"  input {each.shape}, output {each.output_shape}{heads}"
+        heads = ": a function of them such as logsumexp is the energy, which no factor tempers"
+    yield f"  input {tuple(each.first.x.shape)}, output {each.first.output_shape}{heads}"
     if each.buffer:
         yield f"  samples are written into {each.buffer}"
     yield f"  {measured}"

@@ -14,10 +14,9 @@ from torch.autograd.graph import GradientEdge
 
 from .places import Place
 
-__all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "place_of", "remember"]
+__all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "remember"]
 
 DATA = "data"
-_KEY = "ebmguard.trace"
 _SELECT = ("Unbind", "Split", "Slice", "Select", "Index")  # nodes that take some of the rows
 # Behind these an output is part of a penalty or of a likelihood, not of a difference of energies.
 _NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", "Mse", "SmoothL1")
@@ -51,15 +50,11 @@ Rows = frozenset[tuple[Output, tuple[int, ...]]]
 
 def remember(tensor: Tensor, what: Output | Place) -> None:
     """Write on a tensor's node what it is, or which expression has made it."""
-    node: Any = tensor.grad_fn
-    if node is not None:
-        key: Any = tensor.output_nr if isinstance(what, Output) else Place
-        node.metadata.setdefault(_KEY, {}).setdefault(key, what)
-
-
-def place_of(node: Any) -> Any:
-    """The :class:`Place` of the expression that has made a node; None where it is not known."""
-    return node.metadata.get(_KEY, {}).get(Place)
+    written: Any = tensor.grad_fn.metadata  # type: ignore[union-attr]
+    if isinstance(what, Output):
+        written.setdefault(Output, {}).setdefault(tensor.output_nr, what)
+    else:
+        written.setdefault(Place, what)
 
 
 def edges(root: Any) -> dict[Output, GradientEdge]:
@@ -70,7 +65,7 @@ def edges(root: Any) -> dict[Output, GradientEdge]:
     return {
         output: GradientEdge(node, number)
         for node in dict.fromkeys([root, *children])
-        for number, output in _outputs(node).items()
+        for number, output in node.metadata.get(Output, {}).items()
     }
 
 
@@ -105,30 +100,23 @@ def _children(node: Any) -> list[tuple[Any, int]]:
     return [(child, nr) for child, nr in node.next_functions if child is not None]
 
 
-def _outputs(node: Any) -> dict[int, Output]:
-    written = node.metadata.get(_KEY, {})
-    return {key: what for key, what in written.items() if isinstance(what, Output)}
-
-
 def _inside_out(root: Any, known: dict[Any, Rows]) -> Iterator[Any]:
     """Nodes behind the root that are not known, each after those behind it. Outputs are an end."""
     todo, entered = [root], set()
     while todo:
         node = todo.pop()
-        if node in known or _outputs(node):
+        if node in known or Output in node.metadata:
             continue
         if node in entered:
             yield node
-            continue
-        entered.add(node)
-        todo.append(node)
-        todo += [child for child, _ in _children(node)]
+        else:
+            entered.add(node)
+            todo += [node, *(child for child, _ in _children(node))]
 
 
 def _value(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
-    outputs = _outputs(node)
-    if outputs:
-        output = outputs.get(number)
+    if Output in node.metadata:
+        output = node.metadata[Output].get(number)
         return frozenset() if output is None else frozenset({(output, tuple(range(len(output.x))))})
     rows = known.get(node, frozenset())
     if not rows or not node.name().startswith(_SELECT):

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any
 
 from .chains import Sampler
 from .places import Place, Source, shown
 from .tracer import Difference, Trace
 
-__all__ = ["BETA_STAR", "NO_SAMPLER", "Edit", "Plan", "Unclear", "plans"]
+__all__ = ["BETA_STAR", "NO_SAMPLER", "Plan", "Unclear", "plans"]
 
 BETA_STAR = "beta_star=0.5"
 NO_SAMPLER = "no module with an output per sample was differentiated by its input in a loop"
 _SURE = 1e-3
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SCOPES = (*_FUNCTIONS, ast.Module)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
+# The file, the first byte that is replaced and the first one that stays, and the new text.
+Edit = tuple[str, int, int, str]
 
 
 class Unclear(Exception):
     """What could not be told, in words."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Bytes of a file that another text replaces; none, where it is put in between."""
-
-    file: str
-    start: int
-    end: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -46,9 +38,9 @@ class Plan:
     def texts(self) -> dict[str, str]:
         """The text of each file with its edits."""
         found: dict[str, bytes] = {}
-        for edit in sorted(self.edits, key=lambda edit: -edit.start):
-            text = found.get(edit.file, Source.of(edit.file).text.encode())
-            found[edit.file] = text[: edit.start] + edit.text.encode() + text[edit.end :]
+        for file, start, end, new in sorted(self.edits, key=lambda edit: -edit[1]):
+            text = found.get(file, Source.of(file).text.encode())
+            found[file] = text[:start] + new.encode() + text[end:]
         return {file: text.decode() for file, text in found.items()}
 
 
@@ -60,7 +52,11 @@ def plans(found: Trace) -> list[Plan]:
     """
     if not found.samplers:
         raise Unclear(NO_SAMPLER)
-    sided = [each for each in found.differences if _is_contrastive(each)]
+    sided = [
+        each
+        for each in found.differences
+        if any(a.cotangent * b.cotangent < 0 for a, b in combinations(each.sides.values(), 2))
+    ]
     if not sided:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
     sides = sided[0].sides
@@ -71,8 +67,8 @@ def plans(found: Trace) -> list[Plan]:
             raise Unclear(f"the sampler differentiates {called}, and the loss has another output")
     sampler, positive, negative = _sides(found, sided[0])
     if not sampler.is_scalar:
-        made_by = sampler.site.code.co_qualname
-        raise Unclear(f"the module called at {sampler.site} gives no energies; {made_by} does")
+        site, made_by = sampler.site, sampler.site.code.co_qualname
+        raise Unclear(f"the module called at {site} gives no energies; {made_by} does")
     is_energy = sides[negative].cotangent < 0
     losses = [each for each in sided if negative in each.sides]
     of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
@@ -84,15 +80,15 @@ def plans(found: Trace) -> list[Plan]:
         raise Unclear(f"`{negative}` draws for losses at {places}: a guard and a call for each")
     options = _options(sampler, is_energy=is_energy)
     why, tried = "", []
-    for entry in (*sampler.entries, None):
+    for entry in (*(sampler.entries or ()), None):
         try:
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
                 first, loss = _around(sampler, entry, losses[0].place, options)
-            ways = [list(_losses(each, positive, negative, loss, is_energy)) for each in losses]
+            ways = (_losses(each, positive, negative, loss, is_energy) for each in losses)
             tried += [
-                Plan((*first, *itertools.chain(*way)), options, is_inline=entry is None)
+                Plan((*first, *chain(*way)), options, is_inline=entry is None)
                 for way in zip(*ways, strict=False)
             ]
         except Unclear as unclear:
@@ -102,52 +98,42 @@ def plans(found: Trace) -> list[Plan]:
     return tried
 
 
-def _is_contrastive(difference: Difference) -> bool:
-    pulls = [side.cotangent for side in difference.sides.values()]
-    return any(a * b < 0 for a in pulls for b in pulls)
-
-
 def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     """The sampler of the negatives, and the labels of the positives and the negatives."""
     by_name = {each.name: each for each in found.samplers}
     samplers = [by_name[label] for label in difference.sides if label in by_name]
-    known = [each.measured.convention for each in samplers if each.measured.convention is not None]
-    if len(set(known)) > 1:
-        raise Unclear("the samplers of this difference go up and down: " + ", ".join(known))
+    known = {each.measured.convention for each in samplers} - {None}
+    if len(known) > 1:
+        raise Unclear("of the samplers of this difference one goes up and another down")
+    is_up = "log_density" in known
     for sampler in samplers:
         pull = difference.sides[sampler.name].cotangent
-        if (pull > 0) == (known[0] == "log_density") if known else len(samplers) == 1:
-            others = [s.label for s in difference.sides.values() if s.cotangent * pull < 0]
+        if (pull > 0) == is_up if known else len(samplers) == 1:
+            others = [at for at, side in difference.sides.items() if side.cotangent * pull < 0]
             return sampler, others[0], sampler.name
     if not known:
         raise Unclear("which of the samplers draws the negatives: none of them has told its sign")
-    way, word = ("up", "raises") if known[0] == "log_density" else ("down", "lowers")
+    way, word = ("up", "raises") if is_up else ("down", "lowers")
     raise Unclear(f"the sampler goes {way} the output, and the loss {word} the output there")
 
 
 def _options(sampler: Sampler, *, is_energy: bool) -> str:
-    words, found = [BETA_STAR], sampler.measured
+    words, found = BETA_STAR, sampler.measured
     if found.is_exact and found.noise > 0 and sampler.is_linear:
         scale = found.output_scale  # the shortest number within its error
-        words.append(f"output_scale={scale:{'_.0f' if scale == int(scale) else 'g'}}")
-    if is_energy:
-        words.append('convention="energy"')
-    return ", ".join(words)
+        words += f", output_scale={scale:{'_.0f' if scale == int(scale) else 'g'}}"
+    return words + ', convention="energy"' * is_energy
 
 
-_Placed = tuple[list[Edit], str]  # where the guard is made, and the name of its loss
-
-
-def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Placed:
-    """The sampler wrapped where it is called, beside the loss."""
+def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[list[Edit], str]:
+    """The sampler wrapped where it is called, beside the loss; and the name of the guard's loss."""
     call, source = entry.node, entry.source
-    if not isinstance(call, ast.Call):
-        raise Unclear(f"the sampler is no call of a function at {entry}")
-    name, base = source.segment(call.func), call.func
+    base = getattr(call, "func", None)
     while isinstance(base, ast.Attribute):
         base = base.value
-    if not isinstance(base, ast.Name):
-        raise Unclear(f"`{name}` is no name that could be bound again")
+    if not isinstance(call, ast.Call) or not isinstance(base, ast.Name):
+        raise Unclear(f"the sampler is no call of a name that could be bound again, at {entry}")
+    name = source.segment(call.func)
     elsewhere = Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
     above = source.around(call)
     loops = [each for each in above if isinstance(each, _LOOPS)]
@@ -172,10 +158,10 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Place
         scope: ast.AST = source.tree
         if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
             scopes = [each for each in above if isinstance(each, _SCOPES)]
-            scope = next((each for each in scopes if base.id in _bound(each)), source.tree)
+            scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
         if not _has(scope, loss) or loss.file != entry.file:
             raise elsewhere
-        bound = _bound(scope)
+        bound = _bound(source, scope)
         binds = bound.get(base.id) or bound.get("*")
         if binds is None:
             raise Unclear(f"where `{name}` is bound in {shown(entry.file)}")
@@ -186,7 +172,7 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Place
             line, indent = loops[-1].lineno, loops[-1].col_offset
         elif binds is not scope and scope is not _owner(source, call):
             line, indent = _after(binds)
-            made = _bound(source.tree).get(of_file[0]) if of_file else None
+            made = _bound(source, source.tree).get(of_file[0]) if of_file else None
             energies = of_file if made is not None and made.lineno < line else []
         else:
             raise Unclear(f"`{name}` is known only inside of the function that takes a step")
@@ -198,8 +184,8 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Place
     return [_import(source), _line(source, line, text), *moved], f"{prefix}cd_loss"
 
 
-def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
-    """The energy tempered inside of the sampler's loop."""
+def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
+    """The energy tempered inside of the sampler's loop; and the name of the guard's loss."""
     site, loss = sampler.site, difference.place
     if any(side.site == site for side in difference.sides.values()):
         raise Unclear(f"the sampler and the loss call the energy at the same place, {site}")
@@ -223,35 +209,31 @@ def _owner(source: Source, node: ast.AST) -> ast.AST:
     return next(each for each in source.around(node) if isinstance(each, _SCOPES))
 
 
-def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
-    """The names that a scope itself binds, each with the last statement that does."""
-    found: dict[str, ast.stmt] = {}
-    if isinstance(scope, _FUNCTIONS):
-        found |= {each.arg: scope for each in ast.walk(scope.args) if isinstance(each, ast.arg)}  # type: ignore[misc]
-    for statement in _statements(getattr(scope, "body", [])):
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            names = [statement.name]
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            names = [(a.asname or a.name).partition(".")[0] for a in statement.names]
-        else:
-            names = _names_in(statement)
-        found |= dict.fromkeys(names, statement)
+def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
+    """The names that a scope itself binds, each with the last statement that does, or the scope."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(scope):
+        around = [node, *source.around(node)]
+        owners = (each for each in around[1:] if isinstance(each, (ast.ClassDef, *_SCOPES)))
+        by: Any = next(each for each in around if each is scope or isinstance(each, ast.stmt))
+        is_header = hasattr(by, "body") and by not in (node, scope)  # of a loop, a with
+        if node is scope or is_header or next(owners) is not scope:
+            continue
+        for name in _names(node):
+            if name not in found or found[name].lineno <= by.lineno:
+                found[name] = by
     return found
 
 
-def _names_in(statement: ast.AST) -> list[str]:
-    found = [each for each in ast.walk(statement) if isinstance(each, ast.Name)]
-    return [each.id for each in found if isinstance(each.ctx, ast.Store)]
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a scope, blocks opened, functions and classes not."""
-    for each in body if isinstance(body, list) else []:
-        inner = [s for name in ("body", "orelse", "finalbody") for s in getattr(each, name, [])]
-        if inner and not isinstance(each, (ast.ClassDef, *_FUNCTIONS)):
-            yield from _statements(inner)
-        else:
-            yield each
+def _names(node: ast.AST) -> list[str]:
+    """What a node itself binds."""
+    if isinstance(node, ast.Name):
+        return [node.id] if isinstance(node.ctx, ast.Store) else []
+    if isinstance(node, ast.alias):
+        return [(node.asname or node.name).partition(".")[0]]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    return [node.arg] if isinstance(node, ast.arg) else []
 
 
 def _after(statement: ast.stmt) -> tuple[int, int]:
@@ -261,7 +243,7 @@ def _after(statement: ast.stmt) -> tuple[int, int]:
 def _line(source: Source, line: int, text: str) -> Edit:
     """A new line before the one of this number, from 1."""
     start = source.offset(line, 0)
-    return Edit(source.file, start, start, f"{text}\n")
+    return source.file, start, start, f"{text}\n"
 
 
 def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
@@ -271,7 +253,7 @@ def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
     whole = source.text.encode()
     if whole[start - 2 : start] in (b" (", b"((") and whole[end : end + 1] == b")":
         start, end = start - 1, end + 1
-    return Edit(source.file, start, end, text)
+    return source.file, start, end, text
 
 
 def _import(source: Source) -> Edit:
@@ -320,7 +302,7 @@ def _losses(
             each
             for each in ast.walk(_owner(source, statement))
             if isinstance(each, ast.Assign) and each.lineno < statement.lineno
-            if {pos, neg} & {*_names_in(each)}
+            if {pos, neg} & {name for node in ast.walk(each) for name in _names(node)}
         ]
         if bound:
             line, indent = _after(max(bound, key=lambda each: each.lineno))

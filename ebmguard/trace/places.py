@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import os
 import sysconfig
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 
 __all__ = ["Place", "Source", "Stack", "shown", "stack", "users_frame"]
 
+_ends = operator.attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 # Neither Python's own, nor torch's, nor this package's is the user's; what is installed is.
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
@@ -62,10 +64,8 @@ class Source:
 
     def offset(self, line: int, column: int) -> int:
         """Bytes before a place: its line from 1, its column in bytes."""
-        return (
-            sum(len(each.encode()) for each in self.text.splitlines(keepends=True)[: line - 1])
-            + column
-        )
+        before = self.text.splitlines(keepends=True)[: line - 1]
+        return len("".join(before).encode()) + column
 
     def segment(self, node: ast.AST) -> str:
         """The text of a node."""
@@ -82,11 +82,6 @@ class Place:
     def __hash__(self) -> int:
         return hash((id(self.code), self.instruction))  # A code object would hash all of itself.
 
-    @staticmethod
-    def of(frame: FrameType) -> Place:
-        """Where a frame stands now."""
-        return Place(frame.f_code, frame.f_lasti)
-
     @property
     def file(self) -> str:
         """The path of its file."""
@@ -95,7 +90,7 @@ class Place:
     @property
     def _span(self) -> tuple[int, ...]:
         """First and last line from 1, first and last column in bytes; zeros where unknown."""
-        return tuple(each or 0 for each in _spans(self.code)[self.instruction // 2])
+        return tuple(each or 0 for each in list(self.code.co_positions())[self.instruction // 2])
 
     @property
     def source(self) -> Source:
@@ -105,20 +100,16 @@ class Place:
     @property
     def node(self) -> ast.expr | None:
         """The expression that is being evaluated there; None where it is a statement."""
-        for each in ast.walk(self.source.tree):
-            if isinstance(each, ast.expr):
-                ends = (each.lineno, each.end_lineno, each.col_offset, each.end_col_offset)
-                if ends == self._span:
-                    return each
-        return None
+        span, all_nodes = self._span, ast.walk(self.source.tree)
+        return next((e for e in all_nodes if isinstance(e, ast.expr) and _ends(e) == span), None)
 
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
         line = self._span[0]
         found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
-        around = [each for each in found if each.lineno <= line <= _end(each)]
-        return min(around, key=lambda each: (_end(each) - each.lineno, -each.col_offset))
+        # From the outside in.
+        return [each for each in found if each.lineno <= line <= (each.end_lineno or line)][-1]
 
     def __str__(self) -> str:
         return f"{shown(self.file)}:{self._span[0]}"
@@ -128,7 +119,7 @@ class Place:
         """Its statement on one line, cut where it is long."""
         try:
             line = ast.unparse(self.statement).splitlines()[0]
-        except (OSError, SyntaxError, ValueError):
+        except (OSError, SyntaxError, LookupError):
             return "?"
         return line if len(line) <= 100 else line[:97] + "..."
 
@@ -140,17 +131,12 @@ Stack = tuple[tuple[FrameType, Place], ...]
 def stack(frame: FrameType | None) -> Stack:
     """The user's frames from this one outwards."""
     frame = users_frame(frame)
-    return () if frame is None else ((frame, Place.of(frame)), *stack(frame.f_back))
+    if frame is None:
+        return ()
+    return ((frame, Place(frame.f_code, frame.f_lasti)), *stack(frame.f_back))
 
 
 def shown(file: str) -> str:
     """A path as short as it can be said from here."""
     short = os.path.relpath(file)
     return file if short.startswith(".." + os.sep + "..") else short
-
-
-def _end(statement: ast.stmt) -> int:
-    return statement.end_lineno or statement.lineno
-
-
-_spans = functools.cache(lambda code: list(code.co_positions()))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib
 import importlib.machinery
+import io
 import itertools
 import json
 import random
@@ -82,18 +82,15 @@ def run(
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
-    tensors = [p for each in optimizers for group in each.param_groups for p in group["params"]]
-    tensors.append(torch.get_rng_state())
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        tensors += torch.cuda.get_rng_state_all()
-    found = hashlib.sha256(repr(random.getstate()).encode())
-    for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous()
-        found.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()))
-    if (numpy := sys.modules.get("numpy")) is not None:
-        _, keys, *rest = numpy.random.get_state()
-        found.update(keys.tobytes() + repr(rest).encode())
-    return found.hexdigest()
+    groups = [group for each in optimizers for group in each.param_groups]
+    numpy, is_on_gpu = sys.modules.get("numpy"), torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    parts = [
+        [p.detach().cpu().clone() for group in groups for p in group["params"]],
+        [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if is_on_gpu else ())],
+        [random.getstate(), numpy and numpy.random.get_state()],
+    ]
+    torch.save(parts, written := io.BytesIO())
+    return hashlib.sha256(written.getvalue()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -116,8 +113,8 @@ def replay(script: Path, arguments: Sequence[str], steps: int, texts: Mapping[st
             [sys.executable, "-m", __name__, str(task)], capture_output=True, text=True, check=False
         )
         if not told.exists():
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            return Replay("", lines[-1] if lines else f"exit status {done.returncode}")
+            words = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
+            return Replay("", words[-1])
         return Replay(**json.loads(told.read_text()))
 
 

@@ -7,7 +7,6 @@ import functools
 import math
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..sampling import Evaluation, Recording
 from .chains import Chain, Chains, Sampler
-from .graph import Output, Rows, behind, edges, kinds, meetings, place_of, remember
+from .graph import Output, Rows, behind, edges, kinds, meetings, remember
 from .places import Place, Stack, stack, users_frame
 from .script import run
 
@@ -41,7 +40,6 @@ class Side:
     heads; NaN where they enter unequally. ``cotangent`` sums the loss's gradient by the outputs.
     """
 
-    label: str  # "data", or the name of the sampler
     expression: str = ""  # the user's, one energy for each sample, high where the output is
     site: Place | None = None  # where the module was called that has made them
     energy: tuple[object, str] = (None, "")  # that module, and its method: "" for its own call
@@ -52,7 +50,7 @@ class Side:
 
 @dataclass(eq=False)
 class Difference:
-    """The expression in which the energies of samples and of data meet: sides by their labels."""
+    """Where energies of samples and of data meet: sides by "data", or the sampler's name."""
 
     place: Place
     sides: dict[str, Side]
@@ -137,7 +135,7 @@ class _Tracer(TorchFunctionMode):
         frame = None if torch.compiler.is_compiling() else users_frame(sys._getframe(1))
         if frame is None:
             return result
-        place = Place.of(frame)
+        place = Place(frame.f_code, frame.f_lasti)
         for each in result if isinstance(result, tuple | list) else (result,):
             if isinstance(each, Tensor) and each.grad_fn is not None:
                 remember(each, place)
@@ -196,7 +194,7 @@ class _Tracer(TorchFunctionMode):
     def _see_buffer(self, args: tuple[Any, ...], frame: FrameType) -> None:
         into, _, value = args
         for sampler in self.chains.samplers.values():
-            is_batch = isinstance(value, Tensor) and value.shape == sampler.shape
+            is_batch = isinstance(value, Tensor) and value.shape == sampler.first.x.shape
             if is_batch and into.shape[1:] == value.shape[1:] and len(into) > len(value):
                 names = [name for name, each in frame.f_locals.items() if each is into]
                 sampler.buffer = f"{names[0] if names else 'a tensor'} {tuple(into.shape)}"
@@ -209,16 +207,15 @@ class _Tracer(TorchFunctionMode):
             if shared is not None:
                 calls = chain.calls[frames.index(chain.loop) + 1 : shared + 1]
                 sampler.entries = tuple(place for _, place in reversed(calls))
-                sampler.is_inline = not calls
 
     def _before_backward(self, root: Tensor) -> Iterator[tuple[Difference, list[Output]]]:
         known: dict[Any, Rows] = {}
         if root.grad_fn is None or not self.chains.recent:
             return
         for node in meetings(root.grad_fn, known):
-            place = place_of(node)
+            place = node.metadata.get(Place)
             if place is not None:
-                sides = {label: Side(label) for label in sorted(kinds(known[node]))}
+                sides = {label: Side() for label in sorted(kinds(known[node]))}
                 difference = self.differences.setdefault(place, Difference(place, sides))
                 difference.times += 1
                 self._has_difference = True
@@ -298,12 +295,11 @@ def _sign(value: Tensor, output: GradientEdge, rows: Sequence[int]) -> int:
 
 
 def _add_cotangents(difference: Difference, outputs: Sequence[Output]) -> None:
-    """The gradient of the loss on each side, of rows that have one label."""
-    totals = defaultdict[str, float](float)
-    for output in outputs:
-        if output.cotangent is not None:
-            rows = output.cotangent.double().reshape(len(output.labels), -1).sum(1).tolist()
-            for label, row in zip(output.labels, rows, strict=True):
-                totals[label] += row
-    for label in totals.keys() & difference.sides.keys():
-        difference.sides[label].cotangent = totals[label]
+    """The gradient of the loss on each side."""
+    for label, side in difference.sides.items():
+        pulls = [
+            float(each.cotangent[[its == label for its in each.labels]].double().sum())
+            for each in outputs
+            if each.cotangent is not None and label in each.labels
+        ]
+        side.cotangent = sum(pulls) if pulls else side.cotangent
