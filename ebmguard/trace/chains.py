@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..sampling import Draw, Evaluation, Measured
 from .graph import DATA
-from .places import Place, Stack
+from .script import Place, Stack
 
 __all__ = ["Chain", "Chains", "Sampler"]
 
@@ -36,26 +36,19 @@ class Chain:
 
 @dataclass(eq=False)
 class Sampler:
-    """The chains of one energy that one loop makes.
-
-    ``entries`` are the calls that lead from beside the loss to the loop, the outermost first.
-    """
+    """The chains of one energy that one loop makes."""
 
     name: str  # of the function with the loop
-    first: Evaluation  # of its energy
+    first: Evaluation  # of its energy, the module whose output is differentiated
     loop: Place  # of that loop's evaluations
     site: Place  # the energy's call in the user's code
     names: dict[Any, list[str]]  # of the energy, in the code of each frame and in each file
     method: str  # of the energy that is called; empty for the module's own call
-    entries: tuple[Place, ...] | None = None  # known from the loss on; none: the loop is beside it
+    # The calls that lead from beside the loss to the loop, the outermost first; once there is one.
+    entries: tuple[Place, ...] | None = None
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     buffer: str = ""  # the name of a larger tensor into which samples are written
-
-    @property
-    def energy(self) -> Any:
-        """The module whose output is differentiated."""
-        return self.first.energy
 
     @cached_property
     def is_scalar(self) -> bool:
@@ -96,7 +89,7 @@ class Chains:
     def is_energy(self, module: nn.Module) -> bool:
         """Whether a sampler differentiates one number per sample of this module."""
         known = self.samplers.values()
-        energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
+        energies = [s.first.energy for s in [s for s in known if s.is_scalar] or known]
         return any(each in module.modules() or module in each.modules() for each in energies)
 
     def replace(self, sampler: Sampler, energy: object, method: str) -> None:
@@ -182,9 +175,8 @@ class Chains:
         return self.samplers[key]
 
 
-def _lengths(x: Tensor) -> Tensor:
-    lengths: Tensor = x.double().flatten(1).norm(dim=1)
-    return lengths
+def _lengths(x: Tensor) -> Any:
+    return x.double().flatten(1).norm(dim=1)
 
 
 def _names(module: object, calls: Stack) -> dict[Any, list[str]]:

@@ -17,8 +17,7 @@ from ..errors import ConfigError
 from .chains import Sampler
 from .graph import DATA
 from .lines import BETA_STAR, NO_SAMPLER, Plan, Unclear, plans
-from .places import Source, shown
-from .script import replay
+from .script import replay, shown, source_of
 from .tracer import Trace, trace_script
 
 __all__ = ["TraceConfig", "trace"]
@@ -67,14 +66,13 @@ def trace(config: TraceConfig) -> int:
 def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     outcomes = []
     for plan in tried:
-        texts = plan.texts()
-        at_zero = {file: text.replace(BETA_STAR, "beta_star=0.0") for file, text in texts.items()}
+        at_zero = {k: text.replace(BETA_STAR, "beta_star=0.0") for k, text in plan.texts().items()}
         done = replay(config.script, config.arguments, found.steps, at_zero)
         seen = f"saw {done.sampler_calls} sampler calls and {done.losses} losses"
         sees_all = done.guards == 1 and done.losses and (done.sampler_calls or plan.is_inline)
         if done.error or not done.state:
-            stopped = done.error or "it ended before as many steps"
-            outcomes.append(f"the guarded run stopped: {stopped}")
+            ended = "it ended before as many steps"
+            outcomes.append(f"the guarded run stopped: {done.error or ended}")
         elif not sees_all:
             outcomes.append(f"{done.guards} guards were made, which {seen}")
         elif done.state != found.state:
@@ -119,14 +117,13 @@ def _text(found: Trace) -> Iterator[str]:
 
 
 def _sampler(each: Sampler) -> Iterator[str]:
-    measured = each.measured
     steps = " to ".join(map(str, sorted({min(each.lengths), max(each.lengths)})))
     yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
     if each.entries == ():
         yield f"  its loop stands beside the loss: {each.loop}"
     for entry in each.entries or ():
         yield f"  called at {entry}: {entry.text}"
-    kind = type(each.energy)
+    kind = type(each.first.energy)
     names = [*dict.fromkeys(itertools.chain(*each.names.values()))]
     called = f", called {', '.join(names[:3])}" if names else ""
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
@@ -137,14 +134,14 @@ def _sampler(each: Sampler) -> Iterator[str]:
     yield f"  input {tuple(each.first.x.shape)}, output {each.first.output_shape}{heads}"
     if each.buffer:
         yield f"  samples are written into {each.buffer}"
-    yield f"  {measured}"
-    if "discrete" in measured.verdict:
+    yield f"  {each.measured}"
+    if "discrete" in each.measured.verdict:
         yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"
 
 
 def _diff(plan: Plan) -> Iterator[str]:
     for file, text in sorted(plan.texts().items()):
-        before = Source.of(file).text.splitlines()
+        before = source_of(file).text.splitlines()
         changes = difflib.unified_diff(before, text.splitlines(), n=0, lineterm="")
         yield f"  {shown(file)}"
         yield from (f"    {line}" for line in changes if not line.startswith(("---", "+++")))

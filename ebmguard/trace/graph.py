@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .places import Place
+from .script import Place
 
 __all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "remember"]
 
@@ -42,6 +42,11 @@ class Output:
     def keep_cotangent(self, gradient: Tensor) -> None:
         """The hook of the tensor itself."""
         self.cotangent = gradient.detach().clone()
+
+    def pull(self, label: str) -> float:
+        """The sum of the loss's gradient by the rows of a label."""
+        assert self.cotangent is not None, "it is asked for after backward()"
+        return float(self.cotangent[[each == label for each in self.labels]].double().sum())
 
 
 # Rows of outputs: of each output those that a tensor was computed from.

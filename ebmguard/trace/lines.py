@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from typing import Any
 
 from .chains import Sampler
-from .places import Place, Source, shown
+from .script import Place, Source, shown, source_of
 from .tracer import Difference, Trace
 
 __all__ = ["BETA_STAR", "NO_SAMPLER", "Plan", "Unclear", "plans"]
@@ -39,7 +39,7 @@ class Plan:
         """The text of each file with its edits."""
         found: dict[str, bytes] = {}
         for file, start, end, new in sorted(self.edits, key=lambda edit: -edit[1]):
-            text = found.get(file, Source.of(file).text.encode())
+            text = found.get(file, source_of(file).text.encode())
             found[file] = text[:start] + new.encode() + text[end:]
         return {file: text.decode() for file, text in found.items()}
 
@@ -61,9 +61,9 @@ def plans(found: Trace) -> list[Plan]:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
     sides = sided[0].sides
     for each in found.samplers:
-        energy = (each.energy, each.method)
+        energy = (each.first.energy, each.method)
         if each.method and each.name in sides and any(s.energy != energy for s in sides.values()):
-            called = f"{type(each.energy).__name__}.{each.method}"
+            called = f"{type(each.first.energy).__name__}.{each.method}"
             raise Unclear(f"the sampler differentiates {called}, and the loss has another output")
     sampler, positive, negative = _sides(found, sided[0])
     if not sampler.is_scalar:
@@ -137,18 +137,17 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
     elsewhere = Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
     above = source.around(call)
     loops = [each for each in above if isinstance(each, _LOOPS)]
-    owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
-    has_loss = owner is not None and _has(owner, loss)
+    owner: Any = next((each for each in above if isinstance(each, ast.ClassDef)), None)
+    around_loss = source.around(loss.statement)  # nothing, where that is in another file
     energies = sampler.names.get(entry.code, [])
     mine = [each for each in energies if each.startswith("self.")]
     prefix, moved = "", list[Edit]()
-    if base.id != "self" and call.func is base and mine and has_loss:
+    if base.id != "self" and call.func is base and mine and owner in around_loss:
         moved = [_spliced(source, call.func, f"self.{name}")]
     if base.id == "self" or moved:
-        if owner is None or not has_loss:
+        if owner not in around_loss:
             raise elsewhere
-        named = {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)}
-        init = named.get("__init__")
+        init = next((each for each in owner.body if "__init__" in _names(each)), None)
         if init is None:
             raise Unclear(f"the class {owner.name} has no __init__, where a guard could be made")
         prefix, energies, (line, indent) = "self.", mine, _after(init.body[-1])
@@ -159,14 +158,14 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
         if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
             scopes = [each for each in above if isinstance(each, _SCOPES)]
             scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
-        if not _has(scope, loss) or loss.file != entry.file:
+        if scope not in around_loss:
             raise elsewhere
         bound = _bound(source, scope)
         binds = bound.get(base.id) or bound.get("*")
         if binds is None:
-            raise Unclear(f"where `{name}` is bound in {shown(entry.file)}")
+            raise Unclear(f"where `{name}` is bound in {shown(source.file)}")
         loops = [each for each in loops if _owner(source, each) is scope]
-        of_file = sampler.names.get(entry.file, [])
+        of_file = sampler.names.get(source.file, [])
         energies = energies or of_file
         if loops:
             line, indent = loops[-1].lineno, loops[-1].col_offset
@@ -189,20 +188,15 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
     site, loss = sampler.site, difference.place
     if any(side.site == site for side in difference.sides.values()):
         raise Unclear(f"the sampler and the loss call the energy at the same place, {site}")
-    node = site.node
-    if site.file != loss.file or node is None:
+    node, source = site.node, site.source
+    if source is not loss.source or node is None:
         raise Unclear(f"the sampler calls the energy at {site}, and the loss is at {loss}")
-    source = site.source
     made = f"g = ebmguard.guard(None, None, {options})"
     line, _ = _after(_imports(source)[-1])
     edits = [_import(source), _line(source, line, made)]
     if "output_scale" in options:  # without one nothing is tempered
         edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
     return edits, "g.loss"
-
-
-def _has(scope: ast.AST, place: Place) -> bool:
-    return any(each is place.statement for each in ast.walk(scope))
 
 
 def _owner(source: Source, node: ast.AST) -> ast.AST:
@@ -273,8 +267,7 @@ def _losses(
 ) -> Iterator[list[Edit]]:
     """The expression replaced by the guarded loss; or its energies reweighted before it."""
     place, source, node = difference.place, difference.place.source, difference.place.node
-    named: list[Edit] = []
-    words = []
+    named, words = list[Edit](), list[str]()
     for label, new in ((positive, "pos_all"), (negative, "neg_all")):
         side = difference.sides[label]
         words.append(side.expression or new)
@@ -284,8 +277,7 @@ def _losses(
                 raise Unclear(f"no name for the energies of {label} where they meet, at {place}")
             named.append(_spliced(source, call, f"({new} := {source.segment(call)})"))
     pos, neg = words
-    sign = -1 if is_energy else 1
-    factor, other = (sign * difference.sides[label].weight for label in (negative, positive))
+    factor, other = (difference.sides[label].weight for label in (negative, positive))
     if node is not None and abs(abs(factor) - 1) < _SURE and abs(factor + other) < _SURE:
         for above in source.around(node):
             if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
@@ -294,25 +286,21 @@ def _losses(
                 node = above  # type: ignore[assignment]
             elif not isinstance(above, ast.Attribute) or above.attr != "mean":
                 break
-        minus = "-" if factor < 0 else ""
+        minus = "-" if (factor < 0) != is_energy else ""
         yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
     if not named and pos.isidentifier() and neg.isidentifier() and pos != neg:
-        statement = place.statement
-        bound = [
-            each
-            for each in ast.walk(_owner(source, statement))
-            if isinstance(each, ast.Assign) and each.lineno < statement.lineno
-            if {pos, neg} & {name for node in ast.walk(each) for name in _names(node)}
-        ]
-        if bound:
-            line, indent = _after(max(bound, key=lambda each: each.lineno))
+        inside, last = ast.walk(_owner(source, place.statement)), place.statement.lineno
+        assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
+        binds = [e for e in assigned if {pos, neg} & {*chain(*map(_names, ast.walk(e)))}]
+        if binds:
+            line, indent = _after(max(binds, key=lambda each: each.lineno))
             guard = "g" if loss == "g.loss" else f"{loss}.guard"
             text = f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})"
             yield [_line(source, line, text)]
 
 
-def _is_mean(above: ast.AST, node: ast.expr) -> bool:
+def _is_mean(above: Any, node: ast.expr) -> bool:
     """Whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
-    if not isinstance(above, ast.Call) or not isinstance(above.func, ast.Attribute):
-        return False
-    return above.func.attr == "mean" and node in (above.func.value, *above.args[:1])
+    func: Any = getattr(above, "func", None)
+    is_mean = isinstance(func, ast.Attribute) and func.attr == "mean"
+    return is_mean and node in (func.value, *above.args[:1])
