@@ -180,8 +180,7 @@ class FaultInjector:
             if self._is_sampling or not fault.has_begun or not fault.left:
                 return output
             if not isinstance(output, Tensor):
-                kind = type(output).__name__
-                raise ConfigError(f"energy_spike: the model returned a {kind}; expected energies.")
+                raise ConfigError(f"f returned a {type(output).__name__}; expected energies.")
             self._note(fault, f"the model's outputs are multiplied by {factor:g}")
             return output * factor
 

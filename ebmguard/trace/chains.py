@@ -44,8 +44,7 @@ class Sampler:
     site: Place  # the energy's call in the user's code
     names: dict[Any, list[str]]  # of the energy, in the code of each frame and in each file
     method: str  # of the energy that is called; empty for the module's own call
-    # The calls that lead from beside the loss to the loop, the outermost first; once there is one.
-    entries: tuple[Place, ...] | None = None
+    entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     buffer: str = ""  # the name of a larger tensor into which samples are written
@@ -53,11 +52,10 @@ class Sampler:
     @cached_property
     def is_scalar(self) -> bool:
         """Whether one number per sample is differentiated: heads of which the sum is the same."""
-        cotangent = self.first.cotangent
-        if cotangent is None:
+        each = self.first.cotangent
+        if each is None:
             return False
-        each = cotangent.double()
-        total = each.reshape(len(each), -1).sum(1) if each.ndim else each
+        total = each.double().reshape(len(each) if each.ndim else 1, -1).sum(1)
         return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
 
     @cached_property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,8 +44,7 @@ class TraceConfig:
 def trace(config: TraceConfig) -> int:
     """Trace, print and prove; 0 where the lines that are printed were proven, else 1.
 
-    Raises:
-        ConfigError: no such file, or too few steps.
+    A ConfigError where there is no such file, or too few steps.
     """
     if not config.script.is_file():
         raise ConfigError(f"{config.script} does not exist; name the Python file of a trainer.")
@@ -71,8 +69,7 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
         seen = f"saw {done.sampler_calls} sampler calls and {done.losses} losses"
         sees_all = done.guards == 1 and done.losses and (done.sampler_calls or plan.is_inline)
         if done.error or not done.state:
-            ended = "it ended before as many steps"
-            outcomes.append(f"the guarded run stopped: {done.error or ended}")
+            outcomes.append(f"the guarded run stopped: {done.error or 'it ended before as long'}")
         elif not sees_all:
             outcomes.append(f"{done.guards} guards were made, which {seen}")
         elif done.state != found.state:
@@ -89,10 +86,9 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
             return 0
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
     print(f"\nbut {outcomes[0]}")
-    if not outcomes[0].startswith("the guarded run stopped"):
-        plain = replay(config.script, config.arguments, found.steps, {})
-        if plain.state != found.state:
-            print("Two runs without these lines differ as well: the script cannot be repeated.")
+    has_run = not outcomes[0].startswith("the guarded run stopped")
+    if has_run and replay(config.script, config.arguments, found.steps, {}).state != found.state:
+        print("Two runs without these lines differ as well: the script cannot be repeated.")
     return 1
 
 
@@ -124,7 +120,7 @@ def _sampler(each: Sampler) -> Iterator[str]:
     for entry in each.entries or ():
         yield f"  called at {entry}: {entry.text}"
     kind = type(each.first.energy)
-    names = [*dict.fromkeys(itertools.chain(*each.names.values()))]
+    names = [*dict.fromkeys(name for group in each.names.values() for name in group)]
     called = f", called {', '.join(names[:3])}" if names else ""
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
     yield f"  at {each.site}: {each.site.text}"

@@ -45,18 +45,11 @@ class Plan:
 
 
 def plans(found: Trace) -> list[Plan]:
-    """Plans to try, the plainest first: the loss replaced; the energies reweighted before it.
-
-    Raises:
-        Unclear: none could be made, and why.
-    """
+    """Plans to try: the loss replaced; energies reweighted before it. Unclear, if there is none."""
     if not found.samplers:
         raise Unclear(NO_SAMPLER)
-    sided = [
-        each
-        for each in found.differences
-        if any(a.cotangent * b.cotangent < 0 for a, b in combinations(each.sides.values(), 2))
-    ]
+    pairs = {each: combinations(each.sides.values(), 2) for each in found.differences}
+    sided = [d for d, two in pairs.items() if any(a.cotangent * b.cotangent < 0 for a, b in two)]
     if not sided:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
     sides = sided[0].sides
@@ -122,7 +115,7 @@ def _options(sampler: Sampler, *, is_energy: bool) -> str:
     if found.is_exact and found.noise > 0 and sampler.is_linear:
         scale = found.output_scale  # the shortest number within its error
         words += f", output_scale={scale:{'_.0f' if scale == int(scale) else 'g'}}"
-    return words + ', convention="energy"' * is_energy
+    return f'{words}, convention="energy"' if is_energy else words
 
 
 def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[list[Edit], str]:
@@ -191,9 +184,9 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
     node, source = site.node, site.source
     if source is not loss.source or node is None:
         raise Unclear(f"the sampler calls the energy at {site}, and the loss is at {loss}")
-    made = f"g = ebmguard.guard(None, None, {options})"
     line, _ = _after(_imports(source)[-1])
-    edits = [_import(source), _line(source, line, made)]
+    made = _line(source, line, f"g = ebmguard.guard(None, None, {options})")
+    edits = [_import(source), made]
     if "output_scale" in options:  # without one nothing is tempered
         edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
     return edits, "g.loss"
@@ -210,12 +203,10 @@ def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
         around = [node, *source.around(node)]
         owners = (each for each in around[1:] if isinstance(each, (ast.ClassDef, *_SCOPES)))
         by: Any = next(each for each in around if each is scope or isinstance(each, ast.stmt))
-        is_header = hasattr(by, "body") and by not in (node, scope)  # of a loop, a with
-        if node is scope or is_header or next(owners) is not scope:
-            continue
-        for name in _names(node):
-            if name not in found or found[name].lineno <= by.lineno:
-                found[name] = by
+        is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
+        is_own = node is not scope and not is_header and next(owners) is scope
+        for name in _names(node) if is_own else ():
+            found[name] = max(by, found.get(name, by), key=lambda each: each.lineno)
     return found
 
 
@@ -235,13 +226,11 @@ def _after(statement: ast.stmt) -> tuple[int, int]:
 
 
 def _line(source: Source, line: int, text: str) -> Edit:
-    """A new line before the one of this number, from 1."""
     start = source.offset(line, 0)
     return source.file, start, start, f"{text}\n"
 
 
 def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
-    """Another expression in the place of one."""
     start = source.offset(node.lineno, node.col_offset)
     end = source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
     whole = source.text.encode()

@@ -150,8 +150,8 @@ def run(
 ) -> tuple[str, str]:
     """Run a script, or ``text`` in its place, with seeds of 0 until an optimizer's step is enough.
 
-    Returns the hash of all optimizers' parameters and of the random generators then, empty where
-    the script ended before; and the error that ended it, empty where none did.
+    Returns the hash of parameters and random states then, and the error that ended it before: one
+    of them is empty, and both are where it ended by itself.
     """
     optimizers: list[Optimizer] = []
     state = error = ""
@@ -176,10 +176,8 @@ def run(
         random.seed(0)
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(0)
-        exec(
-            compile(text or script.read_text(), main.__file__, "exec", dont_inherit=True),
-            vars(main),
-        )
+        text = text or script.read_text()
+        exec(compile(text, main.__file__, "exec", dont_inherit=True), vars(main))
     except _Seen:
         pass
     except SystemExit as left:
@@ -196,7 +194,8 @@ def run(
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
     groups = [group for each in optimizers for group in each.param_groups]
-    numpy, is_on_gpu = sys.modules.get("numpy"), torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    numpy = sys.modules.get("numpy")
+    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     parts = [
         [p.detach().cpu().clone() for group in groups for p in group["params"]],
         [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if is_on_gpu else ())],
@@ -252,10 +251,9 @@ def _main(task: Path) -> None:
     facade.guard, loader.get_code = guard, get_code
     text = texts.get(str(Path(script).resolve()), "")
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
-    calls, losses = (
-        sum(each.state_dict()[name] for each in guards) for name in ("sampler_calls", "losses")
-    )
-    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), calls, losses))))
+    states = [each.state_dict() for each in guards]
+    seen = (sum(each[name] for each in states) for name in ("sampler_calls", "losses"))
+    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), *seen))))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import math
 import sys
 import time
@@ -39,9 +40,7 @@ class Side:
     site: Place | None = None  # where the module was called that has made them
     energy: tuple[object, str] = (None, "")  # that module, and its method: "" for its own call
     shape: tuple[int, ...] = ()
-    # The derivative of the difference by the mean of these energies, of the sum over heads; NaN
-    # where they enter unequally.
-    weight: float = math.nan
+    weight: float = math.nan  # derivative of the difference by their mean; if they enter alike
     cotangent: float = math.nan  # the sum of the loss's gradient by the outputs
 
 
@@ -88,7 +87,7 @@ class _Tracer(TorchFunctionMode):
         self.chains = Chains(self._recording.draws.log)
         self.differences: dict[Place, Difference] = {}
         self.optimizers: list[str] = []  # the class of each step's
-        self._steps, self._with_difference, self._has_difference = steps, 0, False
+        self._steps, self._contrastive = steps, set[int]()  # numbers of steps with a difference
         self._patched = ExitStack()
 
     @contextmanager
@@ -119,9 +118,7 @@ class _Tracer(TorchFunctionMode):
             return False  # It is the sampler's own.
         self.chains.end()
         self.optimizers.append(type(optimizer).__name__)
-        self._with_difference += self._has_difference
-        self._has_difference = False
-        return self._steps <= max(self._with_difference, len(self.optimizers) // _PATIENCE)
+        return self._steps <= max(len(self._contrastive), len(self.optimizers) // _PATIENCE)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -202,7 +199,7 @@ class _Tracer(TorchFunctionMode):
                 sides = {label: Side() for label in sorted(kinds(known[node]))}
                 difference = self.differences.setdefault(place, Difference(place, sides))
                 difference.times += 1
-                self._has_difference = True
+                self._contrastive.add(len(self.optimizers))
                 yield difference, [output for output, _ in known[node]]
 
 
@@ -252,7 +249,7 @@ def _nodes(result: Any) -> list[Tensor]:
 def _recorded(original: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
     def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = recording.call(module, functools.partial(original, module), args, kwargs)
-        for output in edges(getattr(result, "grad_fn", None)):
+        for output in itertools.chain(*(edges(node.grad_fn) for node in _nodes(result))):
             if output.module is module:
                 output.method = original.__name__.removeprefix("forward")
         return result
@@ -271,13 +268,11 @@ def _weight(total: Tensor, energies: GradientEdge, shape: Sequence[int]) -> floa
 
 
 def _sign(value: Tensor, output: GradientEdge, rows: Sequence[int]) -> int:
-    """1 where values are the outputs of these rows, -1 where their negatives, 0 else.
-
-    Several heads may enter as their sum, or with weights that add up to one, as in a logsumexp.
-    """
+    """1 where values are the outputs of these rows, -1 where their negatives, 0 else."""
     (found,) = torch.autograd.grad(value.sum(), output, retain_graph=True)
     each = found.double().reshape(len(found), -1)[list(rows)]
     for sign in (1, -1):
+        # Heads may enter as their sum, or with weights that add up to one, as in a logsumexp.
         for of_rows in (each, each.sum(1)):
             if float((of_rows - sign).abs().max()) <= _SURE:
                 return sign
