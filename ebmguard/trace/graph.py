@@ -45,7 +45,6 @@ class Output:
 
     def pull(self, label: str) -> float:
         """The sum of the loss's gradient by the rows of a label."""
-
         return float(self.cotangent[[each == label for each in self.labels]].double().sum())
 
 

@@ -40,7 +40,7 @@ class Side:
     site: Place | None = None  # where the module was called that has made them
     energy: tuple[object, str] = (None, "")  # that module, and its method: "" for its own call
     shape: tuple[int, ...] = ()
-    weight: float = math.nan  # derivative of the difference by their mean; if they enter alike
+    weight: float = math.nan  # slope of the difference in their mean; NaN: they enter unequally
     cotangent: float = math.nan  # the sum of the loss's gradient by the outputs
 
 
@@ -224,8 +224,8 @@ def _read(difference: Difference, args: tuple[Any, ...], result: Tensor, frame: 
     operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
     named = [(source.segment(each), v) for each, v in zip(operands, args, strict=False)]
     for text, value in [*named, *frame.f_locals.items()]:
-        is_batch = isinstance(value, Tensor) and value.grad_fn is not None and value.ndim > 0
-        rows = behind(value.grad_fn, value.output_nr, known) if is_batch else Rows()
+        has_rows = isinstance(value, Tensor) and value.grad_fn is not None and value.ndim > 0
+        rows = behind(value.grad_fn, value.output_nr, known) if has_rows else Rows()
         side = difference.sides.get(next(iter(kinds(rows)), ""))
         if side is None or len(rows) != 1:
             continue
