@@ -226,8 +226,7 @@ class GrowingFile:
 
 def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str, Any]]]:
     """The records that a file of JSON lines holds now."""
-    file = GrowingFile(path, fields)
-    return iter(lambda: file.read()[1], [])
+    return (records for _, records in iter(GrowingFile(path, fields).read, (False, [])))
 
 
 def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:

@@ -122,13 +122,11 @@ class RecordedRun:
         """Read what was written since the last time; say whether there was anything."""
         before, is_new = (self.config, self.results), False
         for file, take, forget in self._files:
-            records = None
-            while records is None or records:
-                anew, records = file.read()
+            for anew, records in iter(file.read, (False, [])):
                 if anew:
                     forget()
                 take(records)
-                is_new |= anew or bool(records)
+                is_new = True
         self.config = of.read_object(self.path / "config.json")
         self.results = of.read_object(self.path / "results.json", of.RESULTS)
         return is_new or before != (self.config, self.results)

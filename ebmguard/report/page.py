@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -72,6 +72,7 @@ def page(folders: Sequence[Path]) -> str:
     names = [printable(folder.resolve().name) for folder in folders]
     if len(set(names)) < len(names):
         names = [run.name for run in runs]
+    own = sorted({name for run in runs for name in run.own})
     configs, results = [_flat(run.config) for run in runs], [_flat(run.results) for run in runs]
     return environment.get_template("report.html").render(
         names=names,
@@ -79,7 +80,7 @@ def page(folders: Sequence[Path]) -> str:
         main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
         # What stayed 0 from beginning to end is healthy, and no news.
         more=[plot for chart in more if (plot := plots.draw(chart, runs)) and not plot.is_zero],
-        own=_own_charts(runs),
+        own=[plot for name in own if (plot := plots.draw(unnamed(name), runs))],
         differing={"settings": _differing(configs), "outcome": _differing(results)},
         configs=configs,
         results=results,
@@ -89,27 +90,16 @@ def page(folders: Sequence[Path]) -> str:
 
 def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
     """The main ones, with the samplers that the first row names; the others, with alerts' tags."""
-    main, more = [*CHARTS], [*MORE_CHARTS]
-    first: dict[str, Any] = {}
-    named: dict[str, None] = {}
+    main, more = ({chart.name: chart for chart in charts} for charts in (CHARTS, MORE_CHARTS))
     for folder in folders:
-        first |= next((rows[0] for rows in batches(folder / "metrics.jsonl")), {})
+        first = next((rows[0] for rows in batches(folder / "metrics.jsonl")), {})
+        for match in filter(None, (re.fullmatch("mixture/(.*)/weight", tag) for tag in first)):
+            title = f"weight on {match[1]}"
+            main[match[0]] = Tag(match[0], title, "share", "beside its share of samples")
         for alert in chain.from_iterable(batches(folder / "alerts.jsonl", ALERT)):
-            named[alert["tag"].removeprefix(REFERENCE)] = None
-    more += [unnamed(tag) for tag in named if tag not in {chart.name for chart in main + more}]
-    for match in filter(None, (re.fullmatch("mixture/(.*)/weight", tag) for tag in first)):
-        title = f"weight on {match[1]}"
-        main.append(Tag(match[0], title, "share", "beside its share of samples"))
-    return main, more
-
-
-def _own_charts(runs: Sequence[RecordedRun]) -> dict[str, list[plots.Plot]]:
-    """What the trainers logged themselves, by what stands before the slash of the name."""
-    found: dict[str, list[plots.Plot]] = defaultdict(list)
-    for name in sorted({name for run in runs for name in run.own}):
-        if plot := plots.draw(unnamed(name), runs):
-            found[printable(name.partition("/")[0]) if "/" in name else ""].append(plot)
-    return dict(sorted(found.items()))
+            tag = alert["tag"].removeprefix(REFERENCE)
+            more |= {} if tag in main else {tag: more.get(tag, unnamed(tag))}
+    return [*main.values()], [*more.values()]
 
 
 def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
@@ -167,5 +157,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float):
-        return short_number(value) if math.isfinite(value) else str(value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return short_number(value)
+    return f"{value:,}" if type(value) is int else str(value)

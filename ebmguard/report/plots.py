@@ -136,6 +136,11 @@ class Plot:
     rollbacks: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
 
     @property
+    def group(self) -> str:
+        """What stands before the slash of its name, by which a trainer's own are grouped."""
+        return printable(self.chart.name.rpartition("/")[0].partition("/")[0])
+
+    @property
     def is_zero(self) -> bool:
         """Whether every value is 0, and no alert says otherwise."""
         ends = (end for run in self.data["runs"] for end in (*run["low"], *run["high"]))

@@ -139,7 +139,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     for record in run.rollbacks:
         if record.get("certified") is False:
             text = f"It went back to step {record['restored_step']:,}, never quiet for long enough."
-            fix = "a lower learning rate at first, or Recovery(every=, certify_after=) of fewer steps."
+            fix = "a lower learning rate at first; Recovery(every=, certify_after=) in fewer steps."
             yield warn("uncertified", f"step {record['step']:,}", text, fix)
     relapses = [record["step"] for record in run.rollbacks if record["relapse"]]
     if relapses:

@@ -156,11 +156,10 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
     seen = [(own, bins) for own in others if (bins := run.surviving(own.name))]
     rows += [(own, run.latest.get(own.name, bins[-1].mean), bins) for own, bins in seen]
     bands = [_band(*run.limits(chart.name)[:2]) for chart, *_ in rows]
-    words = _LEVELS + max(len(chart.title) for chart, *_ in rows) + _VALUES
+    free = width - _LEVELS - max(len(chart.title) for chart, *_ in rows) - _VALUES
     # In a narrow terminal the bands make room for the lines.
-    room = width - words - max(map(len, bands))
-    with_band = room >= _NARROWEST_SPARK
-    spark = room - 1 if with_band else width - words
+    with_band = free >= max(map(len, bands)) + _NARROWEST_SPARK
+    spark = free - (max(map(len, bands)) + 1 if with_band else 0)
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, min_width=_LEVELS - 1)
     table.add_column(no_wrap=True, max_width=max(4, width - _LEVELS - _VALUES))
@@ -177,14 +176,9 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
         bad = _STYLES["ERROR"] if run.bands.owes(chart.name) else "dim"
         drawn.highlight_words([_NOT_A_NUMBER], bad)
         shown = "unknown" if value is None else short_number(value)
-        cells = [
-            Text(lift + name, _STYLES[name]),
-            Text(lift + chart.title),
-            Text(lift + shown, _STYLES[name] if name else "bold"),
-            drawn,
-            Text(lift + band, "dim"),
-        ]
-        table.add_row(*cells[:columns])
+        words = Text(lift + name, _STYLES[name]), Text(lift + chart.title)
+        number = Text(lift + shown, _STYLES[name] if name else "bold")
+        table.add_row(*(*words, number, drawn, Text(lift + band, "dim"))[:columns])
     return table
 
 
