@@ -1,7 +1,4 @@
-"""The command line. Each command is a settings dataclass and the function that it is given to.
-
-Neither tyro nor the module of a command is imported before the command is known.
-"""
+"""The command line. Neither tyro nor a command's module is imported before it is known."""
 
 from __future__ import annotations
 

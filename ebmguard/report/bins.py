@@ -71,8 +71,7 @@ class BinnedSeries:
     """
 
     def __init__(self, capacity: int = 600) -> None:
-        self.capacity = capacity
-        self.width = 1
+        self.capacity, self.width = capacity, 1
         self.bins: list[Bin] = []
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:

@@ -24,8 +24,7 @@ __all__ = ["Fields", "GrowingFile", "batches", "check", "flat", "number", "opene
 _CHUNK = 2 << 20
 _LONGEST = 8 << 20
 _REMEMBERED = 4096  # bytes, which tell whether what was read is still there
-_DEEPEST = 40
-_MOST_STEPS = 2**53  # up to which every whole number is a float
+_DEEPEST, _MOST_STEPS = 40, 2**53  # up to there every whole number is a float
 _name = lru_cache(1000)(printable)  # every row has the same
 
 
@@ -34,11 +33,9 @@ def is_step(value: Any) -> bool:
     return type(value) is int and 0 <= value <= _MOST_STEPS
 
 
-def _is_changes(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(x, int | float) for x in pair)
-        for pair in value.values()
-    )
+def _are_pairs(value: Any) -> bool:
+    pairs = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(x, list) and [*map(_NUMBER[1], x)] == [True, True] for x in pairs)
 
 
 # By names of fields, of which one that may be missing ends in "?": what is expected, and the test.
@@ -63,7 +60,7 @@ ALERT: Fields = _CAUSE | {
 ROLLBACK: Fields = (
     _CAUSE
     | {"restored_step": _STEP, "attempt": _COUNT, "budget_left": _COUNT, "certified?": _FLAG}
-    | {"relapse": _FLAG, "changes": ("pairs of numbers by name", _is_changes)}
+    | {"relapse": _FLAG, "changes": ("pairs of numbers by name", _are_pairs)}
 )
 ACCURACY: Fields = {"step": _STEP, "test_accuracy": _NUMBER, "attempt?": _COUNT}
 RESULTS: Fields = {
@@ -104,12 +101,11 @@ def _plain(value: Any, where: Path, depth: int = 0) -> Any:
 
 def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
     """A row as floats by tag, but for its step; what is null is missing."""
-    found: dict[str, Any] = {
+    return {
         _name(tag): own if type(own) is float else number(own, tag, where)
         for tag, own in row.items()
         if own is not None
-    }
-    return found | {"step": row["step"]}
+    } | {"step": row["step"]}
 
 
 def number(value: Any, tag: str, where: Path) -> float:
@@ -152,9 +148,8 @@ def opened(path: Path) -> BinaryIO | None:
 class GrowingFile:
     """The records of a file of JSON lines that may still be written, each of them once.
 
-    A half-written last line is left for later. The file need not exist yet. Where what was read is
-    no longer there, since a trainer that resumes cuts its files back, reading begins anew. With
-    ``fields`` records are plain, and checked.
+    A half-written last line is left for later. The file need not exist. Where a resumed trainer has
+    cut off what was read, reading begins anew. With ``fields`` records are plain, and checked.
     """
 
     def __init__(self, path: Path, fields: Fields | None = None) -> None:

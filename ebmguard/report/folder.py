@@ -23,14 +23,11 @@ __all__ = ["ACCURACY", "Advice", "Attempt", "RecordedRun", "advice", "outcome", 
 ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
 # Bins of a series. From the fourth attempt on they share them: who resumes every hour fills no
 # memory, and no page.
-_BINS = 600
-_FEWEST_BINS = 8
-_MOST_ATTEMPTS = 1000
-_MOST_OWN = 200
-# Rows from which on the moving limits are followed in the last rows of each batch alone. They
-# depend on fewer rows before: see ebmguard.alerts.GrowthRule.
-_ALL_FOLLOWED = 10_000
-_FOLLOWED = 100
+_BINS, _FEWEST_BINS = 600, 8
+_MOST_ATTEMPTS, _MOST_OWN = 1000, 200
+# Rows from which on the moving limits are followed in the last rows of each batch alone, and how
+# many. They depend on fewer rows before: see ebmguard.alerts.GrowthRule.
+_ALL_FOLLOWED, _FOLLOWED = 10_000, 100
 
 
 def value_of(row: Mapping[str, float], tag: str) -> float | None:
@@ -105,11 +102,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> RecordedRun:
-        """The run that a folder holds now.
-
-        Raises:
-            ConfigError: there are no rows, or a file does not hold what it should.
-        """
+        """The run that a folder holds now; a ``ConfigError`` where it has no rows or is damaged."""
         run = cls(path, tags, whole)
         run.update()
         if not run.attempts:
@@ -310,10 +303,9 @@ def advice(run: RecordedRun) -> list[Advice]:
         by_rule[alert["rule"]].append(alert)
     found = []
     for rule, alerts in by_rule.items():
-        worst, steps = alerts[0], [alert["step"] for alert in alerts]
+        worst, at = alerts[0], [alert["step"] for alert in alerts]
         remedies = tuple(dict.fromkeys(r for alert in alerts for r in alert["remedies"]))
-        own = Advice(rule, worst["level"], len(steps), min(steps), max(steps), worst, remedies)
-        found.append(own)
+        found.append(Advice(rule, worst["level"], len(at), min(at), max(at), worst, remedies))
     return sorted(found, key=lambda entry: (-Level[entry.level], entry.first))
 
 

@@ -46,8 +46,9 @@ def report(config: ReportConfig) -> int:
     try:
         config.out.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = f"{config.out} cannot be written: {error}. Name another --out."
-        raise ConfigError(why) from error
+        raise ConfigError(
+            f"{config.out} cannot be written: {error}. Name another --out."
+        ) from error
     print(f"report: {printable(config.out)}")
     return 0
 
@@ -59,8 +60,7 @@ def page(folders: Sequence[Path]) -> str:
     except ImportError as error:
         raise ImportError('reports need jinja2: pip install "ebmguard[cli]"') from error
     main, more = _charts(folders)
-    tags = [chart.name for chart in (*main, *more)]
-    runs = [RecordedRun.read(folder, tags) for folder in folders]
+    runs = [RecordedRun.read(folder, [chart.name for chart in main + more]) for folder in folders]
     environment = Environment(
         loader=PackageLoader("ebmguard.report", "templates"),
         autoescape=True,
@@ -75,7 +75,6 @@ def page(folders: Sequence[Path]) -> str:
     own = sorted({name for run in runs for name in run.own})
     configs, results = [_flat(run.config) for run in runs], [_flat(run.results) for run in runs]
     return environment.get_template("report.html").render(
-        names=names,
         runs=[_facts(run, name) for run, name in zip(runs, names, strict=True)],
         main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
         # What stayed 0 from beginning to end is healthy, and no news.
@@ -98,7 +97,8 @@ def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
             main[match[0]] = Tag(match[0], title, "share", "beside its share of samples")
         for alert in chain.from_iterable(batches(folder / "alerts.jsonl", ALERT)):
             tag = alert["tag"].removeprefix(REFERENCE)
-            more |= {} if tag in main else {tag: more.get(tag, unnamed(tag))}
+            if tag not in main:
+                more.setdefault(tag, unnamed(tag))
     return [*main.values()], [*more.values()]
 
 

@@ -19,10 +19,8 @@ CHARTS = tuple(TAGS[name] for name in _FIRST)
 MORE_CHARTS = tuple(tag for tag in TAGS.values() if tag.scale is not None and tag not in CHARTS)
 WIDTH, HEIGHT = 560, 210
 LEFT, RIGHT, TOP, BOTTOM = 54, 548, 16, 186
-_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # of the axis, times a power of ten
 # Beyond these a lost run would flatten everything that came before.
-_TALLEST = 1e6
-_DECADES = 12
+_TALLEST, _DECADES = 1e6, 12
 # From a value to what is drawn evenly, and back.
 _TRANSFORMS: dict[str | None, tuple[Callable[[float], float], Callable[[float], float]]] = {
     "log": (math.log10, lambda y: 10.0**y),
@@ -88,10 +86,8 @@ class Axis:
 
     def ticks(self) -> list[float]:
         """Some five round values inside."""
-        ticks: list[float] = []
-        if self.scale == "log":
-            ticks = _powers(self.low, self.high)
-        elif self.scale == "symlog" and max(-self.low, self.high) > 4:
+        ticks = _powers(self.low, self.high) if self.scale == "log" else []
+        if self.scale == "symlog" and max(-self.low, self.high) > 4:
             inside = [0.0, *_powers(1.0, self.high), *(-x for x in _powers(1.0, -self.low))]
             inside += [5 * x for x in inside if x] if len(inside) < 5 else []
             ticks = sorted(tick for tick in inside if self.low <= tick <= self.high)
@@ -108,7 +104,7 @@ def _powers(low: float, high: float) -> list[float]:
 def _round_values(low: float, high: float) -> list[float]:
     rough = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(rough))
-    step = unit * next(s for s in _STEPS if s * unit >= rough * (1 - 1e-9))
+    step = unit * next(s for s in (1.0, 2.0, 2.5, 5.0, 10.0) if s * unit >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 

@@ -18,11 +18,6 @@ from .folder import RecordedRun, advice
 
 __all__ = ["CheckConfig", "check", "problems_of_run"]
 
-_LOST_ACCURACY = 0.05
-_SKIPPED = 0.05
-_TOLERANCE = 0.02
-_AMPLIFIED = 10.0
-_LONG = 100  # rows after which a chain should have started afresh
 _MEDIANS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule))
 _FLOORS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
 _NONFINITE = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
@@ -52,10 +47,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """List every problem of a run, each with its fix, by the limits of the alert rules.
-
-    The exit status is 1 where there is an error.
-    """
+    """List every problem of a run, each with its fix; the exit status is 1 with an error."""
 
     run: tyro.conf.Positional[Path]
     """The folder of a run."""
@@ -69,11 +61,7 @@ def check(config: CheckConfig) -> int:
 
 
 def problems_of_run(path: Path) -> list[Problem]:
-    """Every problem of a run folder, the worst first.
-
-    Raises:
-        ConfigError: it is no run folder, or a file in it is damaged.
-    """
+    """Every problem of a run folder, worst first; a ``ConfigError`` where it is none or damaged."""
     run = RecordedRun.read(path, whole=_READ)
     checks = (_of_outcome, _of_numbers, _of_alerts, _of_rollbacks, _of_medians, _of_grad_scale)
     return in_order(p for check in (*checks, _of_sampler, _of_optimizer) for p in check(run))
@@ -87,7 +75,7 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
     if run.accuracy:
         best_step, best = max(run.accuracy, key=lambda pair: pair[1])
         last_step, last = run.accuracy[-1]
-        if best - last > _LOST_ACCURACY:
+        if best - last > 0.05:
             text = f"Test accuracy fell from {best:.1%} (step {best_step:,}) to {last:.1%}."
             fix = f"restart from a checkpoint near step {best_step:,} with other random numbers."
             yield error("accuracy_lost", f"step {last_step:,}", text, fix)
@@ -100,14 +88,14 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
 
 def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
     for what, names in _NONFINITE.items():
-        series = (run.series(f"nonfinite/{name}") for name in names.split())
-        steps = {step for pairs in series for step, value in pairs if value > 0}
+        found = (pair for name in names.split() for pair in run.series(f"nonfinite/{name}"))
+        steps = {step for step, value in found if value > 0}
         if steps:
             text = f"{what} were NaN or infinite in {len(steps):,} steps, first here."
             fix = 'a lower learning rate; action="rollback", which replaces such buffer rows too.'
             yield error("nonfinite", f"step {min(steps):,}", text, fix)
     skipped = [value > 0 for _, value in run.series("scaler/skipped")]
-    if sum(skipped) > _SKIPPED * len(skipped):
+    if sum(skipped) > 0.05 * len(skipped):
         text = f"The AMP scaler skipped {sum(skipped) / len(skipped):.0%} of the steps."
         fix = "autocast to bfloat16, which needs no scaler."
         yield warn("scaler_skips", "scaler/skipped", text, fix)
@@ -133,7 +121,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     changes = {name: pair[1] for own in run.rollbacks for name, pair in own["changes"].items()}
     said = ", ".join(f"{name} {after:g}" for name, after in changes.items())
     text = f"{count} rollback{'s' if count > 1 else ''}, the last for {last['rule']}; {left} left."
-    fix = f"keep its changes from the start: {said or 'new random numbers were enough'}."
+    fix = f"begin the next run with {said or 'new random numbers, which were enough'}."
     level = Level.WARN if left == 0 or count > 1 else Level.INFO
     yield Problem(level, "rollbacks", f"step {last['step']:,}", text, fix)
     for record in run.rollbacks:
@@ -182,8 +170,7 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
         if long:
             still = long[-1][-1] == known[-1][0]
             text = f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
-            text += ", to the end: " if still else ": "
-            text += "no negative was competitive, and the generative part stood still."
+            text += (", to the end" if still else "") + ": no negative was competitive."
             fix = "; ".join(rule.remedies.at(beta_star)[:2]) + "."
             level = Level.ERROR if still and beta_star else Level.WARN
             yield Problem(level, rule.name, f"step {long[-1][0]:,}", text, fix)
@@ -197,12 +184,13 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     scales = [own / gaps[at] for at, own in run.series("energy_gap_scaled") if gaps.get(at)]
     if step and noise and scales:
         implied, used = 2 * step / noise**2, median(scales)
-        if abs(used / implied - 1) > _TOLERANCE:
-            text = f"The guard ran with output_scale = {used:.6g}, but step {step:g} and noise "
-            text += f"{noise:g} mean 2 * step / noise**2 = {implied:g}."
+        if abs(used / implied - 1) > 0.02:
+            text = (
+                f"The guard ran with output_scale = {used:.6g}; 2 * step / noise**2 = {implied:g}."
+            )
             yield error("output_scale", "config.json", text, f"output_scale={implied:g}.")
     reinit = [value for _, value in run.series("buffer/reinit")]
-    if len(reinit) >= _LONG and not any(reinit):
+    if len(reinit) >= 100 and not any(reinit):
         text = "No chain has started afresh in the whole run."
         yield info("stale_chains", "buffer/reinit", text, "a reinit rate of 0.05, as JEM.")
     if not run.series("sampler/drift_to_noise"):
@@ -213,11 +201,9 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
 
 def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
     series = [value for _, value in run.series("optim/amplification")]
-    quarter = len(series) // 4
-    if quarter < 2:
-        return
-    first, last = median(series[:quarter]), median(series[-quarter:])
-    if first > 0 and last > _AMPLIFIED * first:
+    quarter = max(2, len(series) // 4)
+    first, last = (median(part or [0.0]) for part in (series[:quarter], series[-quarter:]))
+    if len(series) >= 8 and last > 10 * first > 0:
         text = (
             f"The adaptive optimizer undoes GradScale (Appendix H): {first:.3g} grew to {last:.3g}."
         )

@@ -29,19 +29,16 @@ except ImportError as error:
 
 __all__ = ["WatchConfig", "sparkline", "watch"]
 
-_EVERY = 1.0
+_EVERY, _RATE_OVER = 1.0, 60.0  # seconds
 _EVERY_AS_TEXT = 30.0  # without a terminal, where frames are appended
-_RATE_OVER = 60.0
 _TEXT_HEIGHT = 50  # of a frame that is not for a screen
 
 _STYLES = {"": "green", "INFO": "cyan", "WARN": "yellow", "ERROR": "bold red"}
-_BAR = 24
-_LEVELS, _VALUES = 6, 12  # characters, with the space around them
+_BAR, _LEVELS, _VALUES = 24, 6, 12  # characters, with the space around them
 _NARROWEST_SPARK, _WIDEST_SPARK = 12, 100
 _MOST_OWN = 4  # of the trainer's own numbers
 _TALL = 34  # lines, from which on sparklines are two lines tall
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_NOT_A_NUMBER = "×"
+_BLOCKS, _NOT_A_NUMBER = " ▁▂▃▄▅▆▇█", "×"
 
 
 @dataclass(frozen=True)
@@ -165,8 +162,6 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
     table.add_column(no_wrap=True, max_width=max(4, width - _LEVELS - _VALUES))
     table.add_column(no_wrap=True, min_width=_VALUES - 2, justify="right")
     columns = 3 + (spark >= _NARROWEST_SPARK // 2) + with_band
-    for _ in range(3, columns):
-        table.add_column(no_wrap=True)
     lift = "\n" * (tall - 1)  # words stand at the foot of a tall line
     for (chart, value, bins), band in zip(rows, bands, strict=True):
         level = run.level(chart.name)
