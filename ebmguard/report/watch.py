@@ -81,7 +81,7 @@ def _frames(run: RecordedRun, console: Console, every: float) -> Iterator[Render
     while True:
         is_new |= run.update()
         now, rows = time.monotonic(), run.row_count
-        # Where the file began anew, it had more.
+        # Those with more rows than now are of before the file began anew.
         seen = [(at, had) for at, had in seen if now - at <= _RATE_OVER and had <= rows]
         seen.append((now, rows))
         rate = (rows - seen[0][1]) / (now - seen[0][0]) if rows > seen[0][1] else None
