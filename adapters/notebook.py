@@ -13,7 +13,7 @@ from typing import Any
 
 from ebmguard.adapters._requires import requires
 from ebmguard.report.bins import BinnedSeries
-from ebmguard.report.charts import value_of
+from ebmguard.report.folder import value_of
 from ebmguard.report.plots import Axis, short_number
 from ebmguard.tags import ENERGY_GAP, GRAD_SCALE, TAGS
 

@@ -1,22 +1,12 @@
-"""Faults on purpose, to see that a guard notices them and that a run survives them.
-
-    faults = FaultInjector()
-    cd_loss, sample_q = guard(None, faults.sampler(sample_q), beta_star=0.5, ...)
-    faults.nan_sample(at=200)
-    faults.exploding_lr(at=500, optimizer=optim)
-    with faults:
-        train()
-
-Each happens once, also where a rollback repeats its step, and none draws a random number.
-"""
+"""Faults on purpose, to see that a guard notices them and that a run survives them."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite, nan
 from typing import Any, TypeVar
 
 import torch
@@ -44,31 +34,29 @@ class Injected:
 
 @dataclass(eq=False)
 class _Fault:
-    """What a fault does once its step has come, and returns in words."""
+    """What a fault does from its step on, and returns in words where it acts."""
 
     name: str
     at: int
-    begin: Callable[[], str | None] = lambda: None
-    on_tick: Callable[[], None] = lambda: None  # where a later step begins
+    on_tick: Callable[[], str | None] = lambda: None  # where its step, or a later one, begins
     on_result: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
+    left: int = 1  # times that it is to act
     has_begun: bool = False
     has_acted: bool = False
 
 
 class FaultInjector:
-    """Arms faults on a training loop, and lets each happen once, at its step.
+    """Arms faults on a training loop. Each happens once, also where a rollback repeats its step.
 
     A fault is armed by the method of its name, for the step ``at``: a ConfigError for a step that
     is over and for settings out of range. A step begins where the sampler that :meth:`sampler`
     returned is called, or, where it is written inline, :meth:`tick`. Leaving the ``with`` block, or
-    :meth:`remove`, takes every hook off.
+    :meth:`remove`, takes every hook off. No random number is drawn. ``records`` says what has
+    happened so far, oldest first.
 
     Args:
-        step: a function that returns the number of the present step, such as ``lambda: g.step``;
-            None counts the steps from 0 as they begin.
-
-    Attributes:
-        records: what has happened so far, oldest first.
+        step: returns the number of the present step, such as ``lambda: g.step``; None counts the
+            steps from 0 as they begin.
     """
 
     def __init__(self, step: Callable[[], int] | None = None) -> None:
@@ -76,8 +64,7 @@ class FaultInjector:
             raise ConfigError(f"step is a {type(step).__name__}; expected None or a function.")
         self.records: list[Injected] = []
         self._ask = step
-        self._ticks = 0
-        self._step = -1
+        self._ticks, self._step = 0, -1
         self._is_sampling = self._is_removed = False
         self._faults: list[_Fault] = []
         self._undo: list[Callable[[], None]] = []
@@ -90,16 +77,14 @@ class FaultInjector:
     def sampler(self, sampler: Callable[..., Result]) -> Callable[..., Result]:
         """The sampler with room for faults: same arguments, same results.
 
-        It returns samples, or a tuple or list in which they come first. Guard what comes back, so
-        that the guard sees the faults. Of an object wrap the method: ``s.draw =
-        faults.sampler(s.draw)``.
+        It returns samples, or a tuple or list in which they come first. Guard what comes back. Of
+        an object wrap the method: ``s.draw = faults.sampler(s.draw)``.
         """
         if not callable(sampler):
             raise ConfigError(f"The sampler is a {type(sampler).__name__}: it cannot be called.")
         self._refuse_when_removed()
-        names = ("__module__", "__name__", "__qualname__", "__doc__")
 
-        @functools.wraps(sampler, assigned=names, updated=())
+        @functools.wraps(sampler, updated=())
         def faulty(*args: Any, **kwargs: Any) -> Any:
             if self._is_removed or self._is_sampling:
                 return sampler(*args, **kwargs)
@@ -110,14 +95,13 @@ class FaultInjector:
             finally:
                 self._is_sampling = False
             for fault in self._faults:
-                if fault.has_begun:
+                if fault.has_begun and fault.left:
                     result, what = fault.on_result(result)
                     self._note(fault, what)
             return result
 
-        owner = getattr(sampler, "__self__", None)
-        if owner is not None:
-            faulty.__self__ = owner  # type: ignore[attr-defined]  # where the guard finds a model
+        # Where the guard finds a model.
+        faulty.__self__ = getattr(sampler, "__self__", None)  # type: ignore[attr-defined]
         return faulty
 
     def tick(self) -> None:
@@ -127,11 +111,9 @@ class FaultInjector:
         self._step = self._ticks if self._ask is None else int(self._ask())
         self._ticks += 1
         for fault in self._faults:
+            fault.has_begun = fault.has_begun or fault.at == self._step
             if fault.has_begun:
-                fault.on_tick()
-            elif fault.at == self._step:
-                fault.has_begun = True
-                self._note(fault, fault.begin())
+                self._note(fault, fault.on_tick())
 
     def remove(self) -> None:
         """Take every hook off; no fault happens any more."""
@@ -150,18 +132,15 @@ class FaultInjector:
         self._check(at, row=row)
 
         def spoil(result: Any) -> tuple[Any, str | None]:
-            if fault.has_acted:
-                return result, None
             samples = _samples(result)
             if row >= len(samples) or not samples.is_floating_point():
-                raise ConfigError(
-                    f"nan_sample: row {row} of samples of shape {tuple(samples.shape)} and type "
-                    f"{samples.dtype} cannot be NaN; expected more rows, of floating point."
-                )
-            here = torch.zeros(samples.shape, dtype=torch.bool, device=samples.device)
-            here[row].view(-1)[0] = True
+                found = f"{tuple(samples.shape)} of {samples.dtype}"
+                raise ConfigError(f"nan_sample: no row {row} of floating point in samples {found}.")
+            fault.left = 0
+            spoiled = samples.clone()
+            spoiled[(row, *[0] * (samples.ndim - 1))] = nan
             where = f"the first entry of sample {row} of {len(samples)} is NaN"
-            return _with_samples(result, samples.masked_fill(here, math.nan)), where
+            return _with_samples(result, spoiled), where
 
         self._faults.append(fault := _Fault("nan_sample", at, on_result=spoil))
 
@@ -172,65 +151,58 @@ class FaultInjector:
         """
         self._check(at, steps=steps)
         kept: Any = None
-        left = steps
 
         def hang(result: Any) -> tuple[Any, str | None]:
-            nonlocal kept, left
+            nonlocal kept
             if kept is None:
                 kept = _with_samples(result, _samples(result).detach().clone())
                 return result, f"this result comes again in the next {steps} calls"
-            if not left or _samples(result).shape != _samples(kept).shape:
+            if _samples(result).shape != _samples(kept).shape:
                 return result, None
-            left -= 1
+            fault.left -= 1
             # A copy, since samplers' results are often changed in place.
             return _with_samples(kept, _samples(kept).clone()), None
 
-        self._faults.append(_Fault("frozen_sampler", at, on_result=hang))
+        self._faults.append(fault := _Fault("frozen_sampler", at, on_result=hang, left=steps))
 
     def energy_spike(self, at: int, model: nn.Module, *, factor: float = 1e6) -> None:
         """The outputs of the energy module are multiplied in one step, but for the sampler."""
         self._check(at)
         if not isinstance(model, nn.Module):
             raise ConfigError(f"model is a {type(model).__name__}; expected the energy module.")
-        factor, is_over = finite_number("factor", factor), False
+        factor = finite_number("factor", factor)
 
         def end() -> None:
-            nonlocal is_over
             # A second sampler call of the same step does not end it: no loss has come between.
-            is_over = fault.has_acted
+            fault.left = 0 if fault.has_acted else 1
 
-        def after(*call: Any) -> Any:
-            output = call[-1]
-            if self._is_sampling or not fault.has_begun or is_over:
+        def after(_model: nn.Module, _args: Any, output: Any) -> Any:
+            if self._is_sampling or not fault.has_begun or not fault.left:
                 return output
             if not isinstance(output, Tensor):
-                found = type(output).__name__
-                raise ConfigError(f"energy_spike: the model returned a {found}, and no energies.")
+                raise ConfigError(f"f returned a {type(output).__name__}; expected energies.")
             self._note(fault, f"the model's outputs are multiplied by {factor:g}")
             return output * factor
 
         self._faults.append(fault := _Fault("energy_spike", at, on_tick=end))
         self._undo.append(model.register_forward_hook(after).remove)
 
-    def corrupt_buffer(
-        self, at: int, buffer: Any, *, row: int = 0, value: float = math.nan
-    ) -> None:
+    def corrupt_buffer(self, at: int, buffer: Any, *, row: int = 0, value: float = nan) -> None:
         """A row of the buffer, or of its ``samples``, becomes ``value`` before a draw."""
         self._check(at, row=row)
         chains = _chains_of(buffer)
         if row >= len(chains):
             raise ConfigError(f"row={row}, but the buffer has {len(chains)} rows.")
-        if not chains.is_floating_point() and (not math.isfinite(value) or value != int(value)):
-            raise ConfigError(
-                f"value={value!r} does not exist in a buffer of {chains.dtype}; give an integer."
-            )
+        if not chains.is_floating_point() and (not isfinite(value) or value != int(value)):
+            raise ConfigError(f"value={value!r} is no {chains.dtype}; give an integer.")
 
         def overwrite() -> str:
-            with torch.no_grad():
-                _chains_of(buffer)[row] = value
+            if not fault.has_acted:
+                with torch.no_grad():
+                    _chains_of(buffer)[row] = value
             return f"row {row} of the replay buffer is {value:g}"
 
-        self._faults.append(_Fault("corrupt_buffer", at, begin=overwrite))
+        self._faults.append(fault := _Fault("corrupt_buffer", at, on_tick=overwrite))
 
     def exploding_lr(
         self, at: int, optimizer: Optimizer, *, factor: float = 1e3, steps: int = 1
@@ -242,19 +214,17 @@ class FaultInjector:
         self._check(at, steps=steps)
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"optimizer is a {type(optimizer).__name__}, no torch Optimizer.")
-        factor, left = finite_number("factor", factor), steps
+        factor = finite_number("factor", factor)
         exploded: list[tuple[Any, Any]] = []  # each group's rate, and what it is in this step
 
         def explode(*_: Any) -> None:
-            nonlocal left
-            if fault.has_begun and left:
-                left -= 1
+            if fault.has_begun and fault.left:
+                fault.left -= 1
                 groups = optimizer.param_groups
                 exploded[:] = [(group["lr"], group["lr"] * factor) for group in groups]
                 for group, (_, high) in zip(groups, exploded, strict=True):
                     group["lr"] = high
-                lasts = f" for {steps} steps" if steps > 1 else ""
-                self._note(fault, f"the learning rate is multiplied by {factor:g}{lasts}")
+                self._note(fault, f"learning rate multiplied by {factor:g} in {steps} step(s)")
 
         def put_back(*_: Any) -> None:
             for group, (usual, high) in zip(optimizer.param_groups, exploded, strict=False):
@@ -265,7 +235,7 @@ class FaultInjector:
             put_back()  # another hook may have put the exploded rate back after ours had run
             exploded.clear()
 
-        self._faults.append(fault := _Fault("exploding_lr", at, on_tick=end))
+        self._faults.append(fault := _Fault("exploding_lr", at, on_tick=end, left=steps))
         before = optimizer.register_step_pre_hook(explode)
         after = optimizer.register_step_post_hook(put_back)
         self._undo += [put_back, before.remove, after.remove]
@@ -292,10 +262,7 @@ class FaultInjector:
 def _samples(result: Any) -> Tensor:
     first = result[0] if isinstance(result, tuple | list) and result else result
     if not isinstance(first, Tensor) or not first.ndim or not first.numel():
-        raise ConfigError(
-            f"The sampler returned a {type(result).__name__}; expected samples, or a sequence "
-            "that begins with them."
-        )
+        raise ConfigError(f"The sampler returned a {type(result).__name__}; expected samples.")
     return first
 
 
@@ -309,7 +276,5 @@ def _with_samples(result: Any, samples: Tensor) -> Any:
 def _chains_of(buffer: Any) -> Tensor:
     chains = buffer if isinstance(buffer, Tensor) else getattr(buffer, "samples", None)
     if not isinstance(chains, Tensor) or not chains.ndim:
-        raise ConfigError(
-            f"buffer is a {type(buffer).__name__}; expected a tensor of chains, or one in .samples."
-        )
+        raise ConfigError(f"buffer is a {type(buffer).__name__}; expected chains, or .samples.")
     return chains

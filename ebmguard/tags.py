@@ -1,8 +1,4 @@
-"""Every number of a row, one line each: its tag, its chart, how ranks join it, what it tells.
-
-Rows of several ranks and the report's charts are made from these lines; the rest is held against
-them by ``tests/test_tags.py``.
-"""
+"""Every number of a row: its tag, its chart, how ranks join it, what it tells."""
 
 from __future__ import annotations
 
@@ -33,183 +29,166 @@ SCALER_SKIPPED = "scaler/skipped"
 class Tag:
     """One number of a row.
 
-    Attributes:
-        name: its tag, without the ``guard/`` prefix; ``<name>`` in it stands for any name.
-        title: its name for people.
-        scale: of its chart, None where it has none. "share" is linear from 0 to 1, "symlog" linear
-            up to 1 and logarithmic beyond.
-        definition: what it is, in the markdown of ``docs/diagnostics.md``.
-        healthy: its value in a healthy run.
-        tells: what other values mean.
-        join: how the numbers of several ranks become one. "positives", "negatives" and "both" are
-            averages weighted by the ranks' numbers of these samples; "exact" is computed from sums
-            over the joined batch.
+    Of joins, "positives", "negatives" and "both" are averages weighted by the ranks' numbers of
+    these samples, and "exact" is computed from sums over the joined batch. Of scales, "share" is
+    linear from 0 to 1, and "symlog" linear up to 1 and logarithmic beyond.
     """
 
-    name: str
-    title: str
-    scale: Scale | None
-    definition: str
-    healthy: str = ""
-    tells: str = ""
-    join: Join = "average"
+    name: str  # without the prefix guard/; <name> in it stands for any name
+    title: str  # its name for people
+    scale: Scale | None  # of its chart; None where it has none
+    definition: str  # in the markdown of docs/diagnostics.md
+    healthy: str = ""  # its value in a healthy run
+    tells: str = ""  # what other values mean
+    join: Join = "average"  # how the numbers of several ranks become one
 
 
-# fmt: off
-_WEIGHTS = (
-    Tag(GRAD_SCALE, "GradScale", "share", "GradScale = mean 1 - w⁺ (Eq. 30)", "M/(M+1)",
-        "→ 0: no negative is competitive, the contrastive gradient fades", "exact"),
-    Tag("weight_entropy", "weight entropy", None, "H(w) / log M", "near 1",
-        "→ 0: one negative carries the batch", "exact"),
-    Tag(ESS, "ESS / M", "share", "1 / Σw², as a fraction of M", "above 0.1",
-        "→ 0: one negative carries the batch", "exact"),
-    Tag("max_weight", "largest weight", "share", "the largest w", "a few times 1/M",
-        "→ 1: one negative carries the batch", "exact"),
-    Tag("pareto_k", "Pareto k", "linear", "Pareto shape of the upper tail of the weights of the "
-        "last 16 steps (PSIS); *slow*", "below 0.7",
-        "above: averages under these weights do not settle"),
-    Tag("positive_weight_entropy", "entropy of the positives' shares", None,
-        "entropy of the positives' shares of the gradient (Eq. 31) / log N", "near 1",
-        "how much the extra negatives act among positives", "exact"),
-    Tag("reweighting_angle", "reweighting angle", "share",
-        "cosine between the gradient's coefficients at β* and at 0", "near 1",
-        "how far the run leans on attractor-repeller dynamics (Appendix J)", "exact"),
-    Tag("unpaired", "positives without a partner", None,
-        "positives without a negative of their class; with `groups` only", "0",
-        "they are left out of the loss", "exact"),
-)
 _POS = "these numbers of the positives' energies f⁺; histogram in the *slow* tier"
 _NEG = "these numbers of the negatives' energies f⁻; histogram in the *slow* tier"
-_ENERGIES = (
-    Tag(ENERGY_GAP, "energy gap", "symlog", "mean f⁺ - mean f⁻", "near 0, steady",
-        "the sampler lags (large) or over-shoots (negative)", "exact"),
-    Tag("energy_gap_scaled", "energy gap × o", None, "the gap times the output scale",
-        "near 0, steady", "the gap in units of the log-density", "exact"),
-    Tag("energy_overlap", "energy overlap", "share", "P(f⁻ > f⁺), ties counted half", "near 0.5",
-        "the gap without its scale"),
-    Tag("f_pos/mean", "f⁺, mean", None, _POS, "steady", "the raw signal", "positives"),
-    Tag("f_pos/std", "f⁺, standard deviation", None, _POS, "steady", "the raw signal", "exact"),
-    Tag("f_pos/min", "f⁺, lowest", None, _POS, "steady", "the raw signal", "lowest"),
-    Tag("f_pos/q05", "f⁺, 5%", None, _POS, "steady", "the raw signal"),
-    Tag("f_pos/median", "f⁺, median", "symlog", _POS, "steady", "the raw signal"),
-    Tag("f_pos/q95", "f⁺, 95%", None, _POS, "steady", "the raw signal"),
-    Tag("f_pos/max", "f⁺, highest", None, _POS, "steady", "the raw signal", "highest"),
-    Tag("f_neg/mean", "f⁻, mean", None, _NEG, "steady", "the raw signal", "negatives"),
-    Tag("f_neg/std", "f⁻, standard deviation", None, _NEG, "steady", "the raw signal", "exact"),
-    Tag("f_neg/min", "f⁻, lowest", "symlog", _NEG, "steady", "the raw signal", "lowest"),
-    Tag("f_neg/q05", "f⁻, 5%", None, _NEG, "steady", "the raw signal"),
-    Tag("f_neg/median", "f⁻, median", "symlog", _NEG, "steady", "the raw signal"),
-    Tag("f_neg/q95", "f⁻, 95%", None, _NEG, "steady", "the raw signal"),
-    Tag("f_neg/max", "f⁻, highest", None, _NEG, "steady", "the raw signal", "highest"),
-    Tag("nonfinite/pos", "positives not finite", None, "number of positives that the loss leaves "
-        "out: f or log q not finite, or abs(β* f) > 1e30", "0", "something broke", "sum"),
-    Tag("nonfinite/neg", "negatives not finite", None, "number of negatives that it leaves out",
-        "0", "something broke", "sum"),
-    Tag("nonfinite/energies", "energies not finite", "share",
-        "share of all energies that it leaves out", "0", "something broke", "both"),
-    Tag("nonfinite/samples", "samples not finite", "share",
-        "share of the returned samples with an entry that is not finite", "0",
-        "the sampler left the network's domain", "negatives"),
-    Tag(GRADIENTS_SKIPPED, "gradients not finite", "share", "1 where an optimizer step was skipped "
-        "for its gradients; needs `optimizer`", "0",
-        "a NaN came through the network's own backward pass"),
-    Tag(SCALER_SKIPPED, "steps skipped by the AMP scaler", None,
-        "1 where the AMP GradScaler skipped the step; needs `scaler`", "0, rarely 1",
-        "the scaler at work"),
-)
-_SAMPLER = (
-    Tag(SAMPLER_GRAD_NORM, "sampler gradient norm", "log",
-        "‖∇ₓf‖ per sample at the last evaluation, mean", "steady",
-        "the earliest sign of a blow-up", "negatives"),
-    Tag("sampler/grad_norm_max", "sampler gradient norm, largest", None,
-        "‖∇ₓf‖ per sample at the last evaluation, largest", "steady",
-        "the earliest sign of a blow-up", "highest"),
-    Tag("sampler/evaluations", "SGLD steps", "linear",
-        "evaluations whose gradient was taken, mean over the step's sampler calls",
-        "the SGLD steps", "what a sampler call cost"),
-    Tag("sampler/steps", "SGLD steps asked for", None, "the SGLD steps that the call was to take; "
-        "needs `sgld_steps`, and a sampler that asks", "",
-        "what a rollback or the adaptive sampler made of them"),
-    Tag("sampler/steps_factor", "SGLD steps, factor", "linear",
-        "the SGLD steps asked for, in units of the usual number; with `adapt=`", "1",
-        "above: the sampler lags and gets more and finer steps"),
-    Tag("sampler/repeated", "repeated samples", "share",
-        "share of the samples that equal those of the call before", "0", "the chains hang",
-        "negatives"),
-    Tag("sampler/drift_to_noise", "SGLD drift to noise", "log",
-        "step_size · ‖∇ₓh‖ / (noise_std · √d) at the last evaluation, mean over samples of d "
-        "entries; needs `step_size`, `noise_std`", "1 to 10",
-        "far above: gradient ascent; far below: a random walk (Appendix A.3)",
-        "negatives"),
-    Tag("sampler/acceptance", "Metropolis acceptance", "share", "how likely the Metropolis test of "
-        "MALA accepts the last step of which both ends were evaluated, for the density ∝ "
-        "exp(o h), o = 2 step_size / noise_std²; mean over samples; *slow*, needs `step_size`, "
-        "`noise_std`", "above 0.3", "near 0: the steps are too long for this density",
-        "negatives"),
-    Tag("sampler/clamped", "share at the clamp", "share", "share of the entries of the returned "
-        "samples at an end of the clamp, or beyond; needs `clamp`", "that of the data",
-        "near 1: the samples are saturated, and have no gradient there", "negatives"),
-)
-_MIXTURE = (
-    Tag("mixture/<name>/weight", "weight on a sampler", None,
-        "share of the whole weight Σ w_j on this sampler's negatives, at β* and, as `ref/...`, at "
-        "the reference exponent; with classes, averaged over the positives",
-        "its share of the samples", "far below: it does not deliver; near 1: it delivers alone",
-        "exact"),
-    Tag("mixture/<name>/energy_gap", "energy gap of a sampler", None,
-        "mean f⁺ - mean f⁻ of its negatives", "that of a good sampler",
-        "large: it lags behind; NaN: it has lost its energies, and weighs nothing", "exact"),
-)
-_BUFFER = (
-    Tag("buffer/age", "age of the chains", "linear",
-        "draws that the drawn chains have lived through since they started afresh, mean",
-        "at most (1 - r)/r of the reinitialisation rate r: 19 for 0.05",
-        "above: stale chains, restarts too rare", "negatives"),
-    Tag("buffer/duplicates", "repeated chains", "share",
-        "share of the draw that repeats a row of the same draw", "about draws / (2 rows)",
-        "above: the buffer is too small for the batch", "negatives"),  # of one rank's draw
-    Tag("buffer/reinit", "restarted chains", None, "share of the draw that starts afresh", "r",
-        "0: nothing new enters", "negatives"),
-    Tag("buffer/<name>", "another buffer's own number", None,
-        "what the `diagnostics()` of another buffer has under this name"),
-)
-_OPTIMIZER = (
-    Tag("optim/grad_norm", "gradient norm", "log", "‖gradient‖ of all parameters, without an AMP "
-        "scale; NaN where the closure is of L-BFGS or of an optimizer outside `torch.optim`",
-        "steady", "the size of all terms of the loss together"),
-    Tag("optim/update_norm", "update norm", "log",
-        "‖parameters after - before‖, weight decay included", "falls slowly",
-        "how fast the network moves"),
-    Tag("optim/amplification", "optimizer's amplification", "log", "‖update / lr‖ / GradScale, "
-        "each parameter group by its own lr; GradScale counts as 1 where it is not in force "
-        "(β* = 0, `no_pos`); NaN where the step was left out, infinite where GradScale is 0",
-        "flat, within a factor of two", "rises: Adam undoes GradScale (Appendix H), and the "
-        "network goes on moving on next to no evidence"),
-)
-_REST = (
-    Tag(BETA_STAR, "β*", "linear", "the exponent in use"),
-    Tag("loss", "contrastive term", None, "the contrastive term of the loss"),
-    Tag("loss_weight", "weight of the contrastive term", None,
-        "the weight that the caller's `loss_fn` gives it"),
-    Tag(ALERT_LEVEL, "alert level", None, "0, 1 WARN, 2 ERROR: the highest of this step", "0",
-        "[alerts.md](alerts.md)"),
-    Tag(ATTEMPT, "rollbacks so far", None, "rollbacks so far; with `action=\"rollback\"`", "0",
-        "[recovery.md](recovery.md)"),
-    Tag("steering/extra_compute", "SGLD steps spent, factor", None,
-        "SGLD steps taken so far in units of those of the usual number; with `adapt=`", "1",
-        "what the adaptive sampler cost"),
-)
-# fmt: on
-
-SECTIONS = {
-    "Weights of the negatives": _WEIGHTS,
-    "Energies": _ENERGIES,
-    "Sampler": _SAMPLER,
-    "Mixtures of samplers": _MIXTURE,
-    "Replay buffer": _BUFFER,
-    "Optimizer": _OPTIMIZER,
-    "The rest of a row": _REST,
+# fmt: off
+SECTIONS: dict[str, tuple[Tag, ...]] = {
+    "Weights of the negatives": (
+        Tag(GRAD_SCALE, "GradScale", "share", "GradScale = mean 1 - w⁺ (Eq. 30)", "M/(M+1)",
+            "→ 0: no negative is competitive, the contrastive gradient fades", "exact"),
+        Tag("weight_entropy", "weight entropy", None, "H(w) / log M", "near 1",
+            "→ 0: one negative carries the batch", "exact"),
+        Tag(ESS, "ESS / M", "share", "1 / Σw², as a fraction of M", "above 0.1",
+            "→ 0: one negative carries the batch", "exact"),
+        Tag("max_weight", "largest weight", "share", "the largest w", "a few times 1/M",
+            "→ 1: one negative carries the batch", "exact"),
+        Tag("pareto_k", "Pareto k", "linear",
+            "Pareto shape of the upper tail of the weights of the last 16 steps (PSIS); *slow*",
+            "below 0.7", "above: averages under these weights do not settle"),
+        Tag("positive_weight_entropy", "entropy of the positives' shares", None,
+            "entropy of the positives' shares of the gradient (Eq. 31) / log N", "near 1",
+            "how much the extra negatives act among positives", "exact"),
+        Tag("reweighting_angle", "reweighting angle", "share",
+            "cosine between the gradient's coefficients at β* and at 0", "near 1",
+            "how far the run leans on attractor-repeller dynamics (Appendix J)", "exact"),
+        Tag("unpaired", "positives without a partner", None,
+            "positives without a negative of their class; with `groups` only", "0",
+            "they are left out of the loss", "exact"),
+    ),
+    "Energies": (
+        Tag(ENERGY_GAP, "energy gap", "symlog", "mean f⁺ - mean f⁻", "near 0, steady",
+            "the sampler lags (large) or over-shoots (negative)", "exact"),
+        Tag("energy_gap_scaled", "energy gap × o", None, "the gap times the output scale",
+            "near 0, steady", "the gap in units of the log-density", "exact"),
+        Tag("energy_overlap", "energy overlap", "share", "P(f⁻ > f⁺), ties counted half",
+            "near 0.5", "the gap without its scale"),
+        Tag("f_pos/mean", "f⁺, mean", None, _POS, "steady", "the raw signal", "positives"),
+        Tag("f_pos/std", "f⁺, standard deviation", None, _POS, "steady", "the raw signal", "exact"),
+        Tag("f_pos/min", "f⁺, lowest", None, _POS, "steady", "the raw signal", "lowest"),
+        Tag("f_pos/q05", "f⁺, 5%", None, _POS, "steady", "the raw signal"),
+        Tag("f_pos/median", "f⁺, median", "symlog", _POS, "steady", "the raw signal"),
+        Tag("f_pos/q95", "f⁺, 95%", None, _POS, "steady", "the raw signal"),
+        Tag("f_pos/max", "f⁺, highest", None, _POS, "steady", "the raw signal", "highest"),
+        Tag("f_neg/mean", "f⁻, mean", None, _NEG, "steady", "the raw signal", "negatives"),
+        Tag("f_neg/std", "f⁻, standard deviation", None, _NEG, "steady", "the raw signal", "exact"),
+        Tag("f_neg/min", "f⁻, lowest", "symlog", _NEG, "steady", "the raw signal", "lowest"),
+        Tag("f_neg/q05", "f⁻, 5%", None, _NEG, "steady", "the raw signal"),
+        Tag("f_neg/median", "f⁻, median", "symlog", _NEG, "steady", "the raw signal"),
+        Tag("f_neg/q95", "f⁻, 95%", None, _NEG, "steady", "the raw signal"),
+        Tag("f_neg/max", "f⁻, highest", None, _NEG, "steady", "the raw signal", "highest"),
+        Tag("nonfinite/pos", "positives not finite", None, "number of positives that the loss "
+            "leaves out: f or log q not finite, or abs(β* f) > 1e30", "0", "something broke",
+            "sum"),
+        Tag("nonfinite/neg", "negatives not finite", None, "number of negatives that it leaves out",
+            "0", "something broke", "sum"),
+        Tag("nonfinite/energies", "energies not finite", "share",
+            "share of all energies that it leaves out", "0", "something broke", "both"),
+        Tag("nonfinite/samples", "samples not finite", "share",
+            "share of the returned samples with an entry that is not finite", "0",
+            "the sampler left the network's domain", "negatives"),
+        Tag(GRADIENTS_SKIPPED, "gradients not finite", "share",
+            "1 where an optimizer step was skipped for its gradients; needs `optimizer`", "0",
+            "a NaN came through the network's own backward pass"),
+        Tag(SCALER_SKIPPED, "steps skipped by the AMP scaler", None,
+            "1 where the AMP GradScaler skipped the step; needs `scaler`", "0, rarely 1",
+            "the scaler at work"),
+    ),
+    "Sampler": (
+        Tag(SAMPLER_GRAD_NORM, "sampler gradient norm", "log",
+            "‖∇ₓf‖ per sample at the last evaluation, mean", "steady",
+            "the earliest sign of a blow-up", "negatives"),
+        Tag("sampler/grad_norm_max", "sampler gradient norm, largest", None,
+            "‖∇ₓf‖ per sample at the last evaluation, largest", "steady",
+            "the earliest sign of a blow-up", "highest"),
+        Tag("sampler/evaluations", "SGLD steps", "linear",
+            "evaluations whose gradient was taken, mean over the step's sampler calls",
+            "the SGLD steps", "what a sampler call cost"),
+        Tag("sampler/steps", "SGLD steps asked for", None,
+            "the SGLD steps that the call was to take; needs `sgld_steps`, and a sampler that asks",
+            "", "what a rollback or the adaptive sampler made of them"),
+        Tag("sampler/steps_factor", "SGLD steps, factor", "linear",
+            "the SGLD steps asked for, in units of the usual number; with `adapt=`", "1",
+            "above: the sampler lags and gets more and finer steps"),
+        Tag("sampler/repeated", "repeated samples", "share",
+            "share of the samples that equal those of the call before", "0", "the chains hang",
+            "negatives"),
+        Tag("sampler/drift_to_noise", "SGLD drift to noise", "log", "step_size · ‖∇ₓh‖ / "
+            "(noise_std · √d) at the last evaluation, mean over samples of d entries; needs "
+            "`step_size`, `noise_std`", "1 to 10",
+            "far above: gradient ascent; far below: a random walk (Appendix A.3)", "negatives"),
+        Tag("sampler/acceptance", "Metropolis acceptance", "share", "how likely the Metropolis "
+            "test of MALA accepts the last step of which both ends were evaluated, for the density "
+            "∝ exp(o h), o = 2 step_size / noise_std²; mean over samples; *slow*, needs "
+            "`step_size`, `noise_std`", "above 0.3",
+            "near 0: the steps are too long for this density", "negatives"),
+        Tag("sampler/clamped", "share at the clamp", "share", "share of the entries of the "
+            "returned samples at an end of the clamp, or beyond; needs `clamp`", "that of the data",
+            "near 1: the samples are saturated, and have no gradient there", "negatives"),
+    ),
+    "Mixtures of samplers": (
+        Tag("mixture/<name>/weight", "weight on a sampler", None, "share of the whole weight Σ w_j "
+            "on this sampler's negatives, at β* and, as `ref/...`, at the reference exponent; with "
+            "classes, averaged over the positives", "its share of the samples",
+            "far below: it does not deliver; near 1: it delivers alone", "exact"),
+        Tag("mixture/<name>/energy_gap", "energy gap of a sampler", None,
+            "mean f⁺ - mean f⁻ of its negatives", "that of a good sampler",
+            "large: it lags behind; NaN: it has lost its energies, and weighs nothing", "exact"),
+    ),
+    "Replay buffer": (
+        Tag("buffer/age", "age of the chains", "linear",
+            "draws that the drawn chains have lived through since they started afresh, mean",
+            "at most (1 - r)/r of the reinitialisation rate r: 19 for 0.05",
+            "above: stale chains, restarts too rare", "negatives"),
+        Tag("buffer/duplicates", "repeated chains", "share",
+            "share of the draw that repeats a row of the same draw", "about draws / (2 rows)",
+            "above: the buffer is too small for the batch", "negatives"),  # of one rank's draw
+        Tag("buffer/reinit", "restarted chains", None, "share of the draw that starts afresh", "r",
+            "0: nothing new enters", "negatives"),
+        Tag("buffer/<name>", "another buffer's own number", None,
+            "what the `diagnostics()` of another buffer has under this name"),
+    ),
+    "Optimizer": (
+        Tag("optim/grad_norm", "gradient norm", "log", "‖gradient‖ of all parameters, without an "
+            "AMP scale; NaN where the closure is of L-BFGS or of an optimizer outside "
+            "`torch.optim`", "steady", "the size of all terms of the loss together"),
+        Tag("optim/update_norm", "update norm", "log",
+            "‖parameters after - before‖, weight decay included", "falls slowly",
+            "how fast the network moves"),
+        Tag("optim/amplification", "optimizer's amplification", "log", "‖update / lr‖ / GradScale, "
+            "each parameter group by its own lr; GradScale counts as 1 where it is not in force "
+            "(β* = 0, `no_pos`); NaN where the step was left out, infinite where GradScale is 0",
+            "flat, within a factor of two", "rises: Adam undoes GradScale (Appendix H), and the "
+            "network goes on moving on next to no evidence"),
+    ),
+    "The rest of a row": (
+        Tag(BETA_STAR, "β*", "linear", "the exponent in use"),
+        Tag("loss", "contrastive term", None, "the contrastive term of the loss"),
+        Tag("loss_weight", "weight of the contrastive term", None,
+            "the weight that the caller's `loss_fn` gives it"),
+        Tag(ALERT_LEVEL, "alert level", None, "0, 1 WARN, 2 ERROR: the highest of this step", "0",
+            "[alerts.md](alerts.md)"),
+        Tag(ATTEMPT, "rollbacks so far", None, "rollbacks so far; with `action=\"rollback\"`", "0",
+            "[recovery.md](recovery.md)"),
+        Tag("steering/extra_compute", "SGLD steps spent, factor", None,
+            "SGLD steps taken so far in units of those of the usual number; with `adapt=`", "1",
+            "what the adaptive sampler cost"),
+    ),
 }
+# fmt: on
 """The lines by the heading of their table in ``docs/diagnostics.md``."""
 
 TAGS = {tag.name: tag for section in SECTIONS.values() for tag in section}

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError, printable
 from ebmguard.report import RecordedRun
-from ebmguard.report.advice import outcome
 from ebmguard.report.files import opened
+from ebmguard.report.folder import outcome
 
 from .plots.canvas import CONTRASTS, new_figure, unframed
 from .plots.images import sample_grid

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ebmguard import Recovery, guard
 from ebmguard.alerts import DEFAULT_RULES
-from ebmguard.report.charts import CHARTS, MORE_CHARTS, note
+from ebmguard.report.plots import CHARTS, MORE_CHARTS, note
 from ebmguard.samplers import Mixture, ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.steering import AdaptiveSteps

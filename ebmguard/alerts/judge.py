@@ -166,7 +166,6 @@ class Judge:
         self._watches = {rule.name: _Watch(rule, rule.watcher(), latch) for rule, latch in pairs}
         self._members = [Judge(self.rules) for _ in range(members)]
         self._trouble = Trouble()
-        self._is_lost = False
         # The step observed last, its row, and what was returned of it.
         self._step: int | None = None
         self._row: Mapping[str, float] = {}
@@ -187,7 +186,7 @@ class Judge:
 
         Of an ensemble, that of the worst member.
         """
-        own = Level.ERROR if self._is_lost else Level.WARN if self.active else Level.INFO
+        own = Level.ERROR if self._trouble.is_lost else Level.WARN if self.active else Level.INFO
         return max([own, *(member.level for member in self._members)])
 
     def observe(
@@ -263,13 +262,13 @@ class Judge:
                 if watch.follows in lost:
                     alert = replace(alert, remedies=(), follows=watch.follows)
                 alerts.append(alert)
-        self._is_lost = self._trouble.update(row, errors)
+        self._trouble.update(row, errors)
         return alerts
 
     def after_rollback(self) -> None:
         """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
-        self._step, self._since, self._is_lost = None, [], False
-        self._trouble.limits = []
+        self._step, self._since = None, []
+        self._trouble.leave()
         for watch in self._watches.values():
             if hasattr(watch.watcher, "after_rollback"):
                 watch.watcher.after_rollback()
@@ -292,13 +291,12 @@ class Judge:
             ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
         if (m := len(state["members"])) != (n := len(self._members)):
-            said = f"This is a state of {m} ensemble members, but this one has {n}"
-            raise ConfigError(f"{said}. Build it with as many.")
+            said = f"This is the state of a judge of {m} ensemble members, but this one has {n}"
+            raise ConfigError(f"{said} (0 for a single model). Build it with as many.")
         loaded = Judge(self.rules, n)
         for judge, part in zip((loaded, *loaded._members), (state, *state["members"]), strict=True):
             judge._load(part["rules"])
             judge._trouble.load_state_dict(part["trouble"])
-            judge._is_lost = bool(judge._trouble.limits)
         vars(self).update(vars(loaded))
 
     def _load(self, state: Any) -> None:

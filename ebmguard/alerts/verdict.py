@@ -19,7 +19,7 @@ _PAST, _LAG, _CALM = 64, 8, 10
 
 @dataclass
 class Trouble(Memory):
-    """Whether the state that ERRORs reported has been left.
+    """Whether a run is in a state that ERRORs reported, and has not left.
 
     It has once the energies are back within their range before the first of them, and each number
     that was reported is back inside its limit, on ten rows in a row.
@@ -27,29 +27,34 @@ class Trouble(Memory):
 
     sizes: list[float] = field(default_factory=list)  # |gap| + spread of rows in no such state
     within: float = sys.float_info.max  # the size that the energies had before
+    is_lost: bool = False
     # Of each number that was reported its tag, its limit, and whether that is an upper one.
     limits: list[tuple[str, float, bool]] = field(default_factory=list)
     calm: int = 0
 
-    def update(self, row: Mapping[str, float], errors: Sequence[Alert]) -> bool:
-        """Take a row and its ERRORs; say whether the run is in such a state."""
+    def update(self, row: Mapping[str, float], errors: Sequence[Alert]) -> None:
+        """Take a row and its ERRORs."""
         size = abs(row.get(ENERGY_GAP, math.nan)) + row.get("f_pos/std", math.nan)
-        if errors and not self.limits:
-            self.within = max(
-                self.sizes[: max(1, len(self.sizes) - _LAG)], default=sys.float_info.max
-            )
-        self.limits += [(own.tag, own.limit, own.value > own.limit) for own in errors]
-        if self.limits and ENERGY_GAP in row:
+        if errors and not self.is_lost:
+            past = self.sizes[: max(1, len(self.sizes) - _LAG)]
+            self.is_lost, self.within = True, max(past, default=sys.float_info.max)
+        for own in errors:
+            if math.isfinite(own.limit):
+                self.limits.append((own.tag, own.limit, own.value > own.limit))
+        if self.is_lost and ENERGY_GAP in row:
             is_back = size <= self.within and not any(
                 row.get(tag, limit) > limit if is_upper else row.get(tag, limit) < limit
                 for tag, limit, is_upper in self.limits
             )
             self.calm = self.calm + 1 if is_back and not errors else 0
             if self.calm == _CALM:
-                self.limits, self.calm = [], 0
-        if not self.limits and math.isfinite(size):
+                self.leave()
+        if not self.is_lost and math.isfinite(size):
             self.sizes = [*self.sizes[1 - _PAST :], size]
-        return bool(self.limits)
+
+    def leave(self) -> None:
+        """The run has left it."""
+        self.is_lost, self.limits, self.calm = False, [], 0
 
 
 @dataclass(frozen=True)

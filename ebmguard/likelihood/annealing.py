@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
 from ..errors import ConfigError, ShapeError
 from ..samplers import hmc
-from ..samplers.chains import check_count
-from .bases import Density
-from .estimate import Estimate
+from ..samplers.chains import Energy, check_count
+from .exact import Density
 
-__all__ = ["Path", "Schedule", "Transition", "forward", "pilot", "reverse"]
-
-Transition: TypeAlias = Callable[[Tensor, float, Generator | None], Tensor]
-"""(x, beta, generator) to new x. It must leave q(x)^(1-beta) exp(beta f(x)) as it is."""
+__all__ = ["Estimate", "Path", "Schedule", "forward", "pilot", "reverse"]
 
 _COARSE_ESS = 0.8
 _PILOT_MOVES = 10
@@ -31,19 +27,18 @@ _STILL = 0.0  # the size where no chain moves
 class Path:
     """The densities q(x)^(1-β) exp(β f(x)), β from 0 to 1, and how chains move on them.
 
-    Z is the integral of exp f over the support of q.
-
     Attributes:
         f: negative energy, ``(B, ...)`` to ``(B,)``: log p(x) = f(x) - log Z.
-        base: q.
-        transition: such as block Gibbs, reversible where ``log_q`` is used; None is HMC.
-        leapfrog_steps: of a step of HMC; 1 is MALA. ConfigError below 1.
-        moves: transitions at each temperature. ConfigError below 1.
+        base: q, over whose support Z is integrated.
+        transition: (x, β, generator) to x, such as block Gibbs; it leaves the density at β as it
+            is, and is reversible where ``log_q`` is used. None is HMC.
+        leapfrog_steps: of a step of HMC, or ConfigError; 1 is MALA.
+        moves: transitions at each temperature, or ConfigError.
     """
 
-    f: Callable[[Tensor], Tensor]
+    f: Energy
     base: Density
-    transition: Transition | None = None
+    transition: Callable[[Tensor, float, Generator | None], Tensor] | None = None
     leapfrog_steps: int = 1
     moves: int = 1
 
@@ -67,30 +62,74 @@ class Schedule:
 
     def __post_init__(self) -> None:
         steps = [b - a for a, b in pairwise(self.betas)]
-        if (
-            (*self.betas[:1], *self.betas[-1:]) != (0, 1)
-            or min(steps) <= 0
-            or len(self.sizes) not in (0, len(steps))
-        ):
+        ends = [*self.betas[:1], *self.betas[-1:]]
+        if ends != [0, 1] or min(steps) <= 0 or len(self.sizes) not in (0, len(steps)):
             raise ConfigError(
                 f"the schedule has {len(self.betas)} betas and {len(self.sizes)} sizes; expected "
                 "betas that increase from 0 to 1, and a size for each but the first, or none"
             )
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """log Z from B chains that walked between base and model.
+
+    Attributes:
+        log_weights: ``(B,)`` in nats; their exponentials are Z in expectation, or 1 / Z if reverse.
+        samples: the ends, ``(B, ...)``: with ``weights``, of the model; if reverse, of the base.
+        f: negative energy at the model's end of the chains, ``(B,)``.
+        acceptance: mean at each temperature of the walk; NaN of a transition of the path's own.
+        conditional_ess: of each step between temperatures, as a share of the chains.
+        is_reverse: whether the chains walked from the model to the base.
+    """
+
+    log_weights: Tensor
+    samples: Tensor
+    f: Tensor
+    acceptance: Tensor
+    conditional_ess: Tensor
+    is_reverse: bool
+
+    @property
+    def log_z(self) -> float:
+        """In nats: too low in expectation; if reverse and from exact samples, too high."""
+        mean = float(self.log_weights.logsumexp(0)) - math.log(len(self.log_weights))
+        return -mean if self.is_reverse else mean
+
+    @property
+    def weights(self) -> Tensor:
+        """``(B,)``, which add up to 1."""
+        return self.log_weights.softmax(0)
+
+    @property
+    def ess(self) -> float:
+        """Effective sample size of the weights, 1 to B."""
+        return 1 / float(self.weights.square().sum())
+
+    @property
+    def standard_error(self) -> float:
+        """Of ``log_z``, by the delta method; far too small where ``ess`` is a few chains."""
+        return math.sqrt(max(1 / self.ess - 1 / len(self.log_weights), 0.0))
+
+    @property
+    def log_q(self) -> Tensor:
+        """``(B,)``, of annealed negatives or, if reverse, positives, for the guard's ``log_q=``.
+
+        Walk to the model over walk back: exp(f - log_q) are the weights of the annealing.
+        """
+        return self.f + self.log_weights if self.is_reverse else self.f - self.log_weights
+
+
 def pilot(
     path: Path, *, chains: int, temperatures: int, generator: Generator | None = None
 ) -> Schedule:
-    """Choose temperatures and step sizes, with chains that are thrown away.
+    """Choose temperatures and step sizes, with chains that are thrown away: adapting biases them.
 
     Every step of β costs the same conditional effective sample size (Zhou, Johansen and Aston
     2016), first in coarse steps, which are then divided into `temperatures`. Step sizes follow the
     acceptance: to 0.574 for MALA (Roberts and Rosenthal 1998), 0.651 for HMC (Beskos et al. 2013).
-    Chains that adapt are biased, so that a schedule is then run as it is.
 
-    Raises:
-        ConfigError: fewer than 2 chains, or no temperature.
-        ShapeError: f or the base does not return one number for each sample.
+    ConfigError of fewer than 2 chains, or no temperature; ShapeError as :func:`forward`.
     """
     check_count("chains", chains, 2)
     check_count("temperatures", temperatures, 1)
@@ -103,8 +142,7 @@ def pilot(
         gap = _moved(path, betas[-1], x, _STILL, generator)[2]
         most = 1 - betas[-1]
         # An even share of what is left, at least: the pilot ends, whatever f is.
-        least = most / max(temperatures - len(sizes), 1)
-        step = max(_coarse_step(gap, most), least)
+        step = max(_coarse_step(gap, most), most / max(temperatures - len(sizes), 1))
         betas.append(1.0 if step == most else betas[-1] + step)
         for k in range(_PILOT_MOVES):
             x, acceptance, _ = _moved(path, betas[-1], x, size, generator)
@@ -112,11 +150,10 @@ def pilot(
                 size *= math.exp((float(acceptance) - target) / math.sqrt(k + 1))
                 size = min(size, widest)
         sizes.append(size)
-    at = [k * len(sizes) / temperatures for k in range(1, temperatures)]
-    fine = (0.0, *(_between(betas, t) for t in at), 1.0)
-    if path.transition is not None:
-        return Schedule(fine)
-    return Schedule(fine, tuple(_between(sizes, max(t - 1, 0)) for t in (*at, len(sizes))))
+    at = [k * len(sizes) / temperatures for k in range(1, temperatures + 1)]
+    fine = (0.0, *(_between(betas, t) for t in at[:-1]), 1.0)
+    own = path.transition is not None
+    return Schedule(fine, () if own else tuple(_between(sizes, max(t - 1, 0)) for t in at))
 
 
 def forward(
@@ -124,16 +161,14 @@ def forward(
 ) -> Estimate:
     """Anneal so many samples of the base to the model: E[weight] = Z.
 
-    The estimate of Z is unbiased, so that of log Z is too low in expectation (Jensen), and
-    log-likelihoods come out too high. The schedule is fixed before, as by :func:`pilot`.
+    Z is unbiased, so log Z too low in expectation (Jensen), and log-likelihoods too high.
 
     Raises:
         ConfigError: no chain, or a schedule without the sizes that this path needs.
         ShapeError: f or the base does not return one number for each sample.
     """
     check_count("chains", chains, 1)
-    stages = [(b - a, b, size) for a, b, size in _steps(path, schedule)]
-    return _anneal(path, path.base.sample(chains, generator), stages, generator)
+    return _anneal(path, schedule, partial(path.base.sample, chains, generator), generator)
 
 
 def reverse(
@@ -141,40 +176,35 @@ def reverse(
 ) -> Estimate:
     """Anneal samples of the model ``(B, ...)`` back to the base: E[weight] = 1 / Z.
 
-    From exact samples of the model the estimate of 1 / Z is unbiased, and that of log Z too high in
-    expectation (bidirectional Monte Carlo: Grosse, Ghahramani and Adams 2015). From anything else,
-    *data included*, it is no bound: run long chains at β = 1 first. Arguments and errors are
-    otherwise those of :func:`forward`.
+    From exact samples of the model 1 / Z is unbiased, so log Z too high in expectation (Grosse,
+    Ghahramani and Adams 2015). From anything else, *data included*, it is no bound: run long chains
+    at β = 1 first. Arguments and errors are otherwise those of :func:`forward`.
     """
     check_count("len(x)", len(x), 1)
-    steps = _steps(path, schedule)
-    sizes = [_STILL, *(size for _, _, size in steps)]
-    down = [(a - b, a, size) for (a, b, _), size in zip(steps, sizes, strict=False)][::-1]
-    # The mirror of `forward`: there the chains have moved at 1 last.
-    return _anneal(path, x.detach(), [(0.0, 1.0, sizes[-1]), *down], generator, is_reverse=True)
-
-
-def _steps(path: Path, schedule: Schedule) -> list[tuple[float, float, float]]:
-    moving = [1.0] * (len(schedule.betas) - 1)  # what no transition of its own looks at
-    sizes = schedule.sizes if path.transition is None else moving
-    if not sizes:
-        raise ConfigError("the schedule has no step sizes, which HMC needs; make one with pilot()")
-    return [(a, b, size) for (a, b), size in zip(pairwise(schedule.betas), sizes, strict=True)]
+    return _anneal(path, schedule, x.detach, generator, is_reverse=True)
 
 
 def _anneal(
     path: Path,
-    x: Tensor,
-    stages: Iterable[tuple[float, float, float]],
+    schedule: Schedule,
+    draw: Callable[[], Tensor],
     generator: Generator | None,
     *,
     is_reverse: bool = False,
 ) -> Estimate:
-    start, acceptances, gains = x, [], []
-    for step, beta, size in stages:
+    betas = schedule.betas
+    # A transition of its own looks at no size.
+    sizes = schedule.sizes if path.transition is None else (1.0,) * (len(betas) - 1)
+    if not sizes:
+        raise ConfigError("the schedule has no step sizes, which HMC needs; make one with pilot()")
+    if is_reverse:  # the mirror: chains from the base have moved at 1 last, and never at 0
+        betas, sizes = (1.0, *betas[::-1]), (*sizes[::-1], _STILL)
+    x = start = draw()
+    acceptances, gains = list[Tensor](), list[Tensor]()
+    for (before, beta), size in zip(pairwise(betas), sizes, strict=True):
         x, acceptance, gap = _moved(path, beta, x, size, generator)
-        if step:
-            gains.append(step * gap)
+        if beta != before:
+            gains.append((beta - before) * gap)
         if size:
             acceptances.append(acceptance)
     gain = torch.stack(gains)
@@ -194,19 +224,19 @@ def _moved(
         for name, values in (("f", f), ("base.log_prob", log_q)):
             if values.shape != x.shape[:1]:
                 raise ShapeError(
-                    f"{name} returned shape {tuple(values.shape)} for samples of shape "
-                    f"{tuple(x.shape)}; expected one number for each: {tuple(x.shape[:1])}"
+                    f"{name} returned shape {tuple(values.shape)}; expected one number for each "
+                    f"sample: ({len(x)},)"
                 )
         if not gaps:
             wide = torch.float32 if x.device.type == "mps" else torch.float64
             gaps.append(f.detach().to(wide) - log_q.detach().to(wide))
         return (1 - beta) * log_q + beta * f
 
-    if path.transition is not None or size == _STILL:
+    if path.transition is not None or not size:
         with torch.no_grad():
             between(x)
             for _ in range(path.moves):
-                if path.transition is not None and size != _STILL:
+                if path.transition is not None and size:
                     x = path.transition(x, beta, generator)
         return x, gaps[0].new_tensor(math.nan), gaps[0]
     x = hmc(

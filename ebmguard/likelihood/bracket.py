@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal
 
 from torch import Generator, Tensor
 
 from ..errors import ConfigError
-from .annealing import Path, forward, pilot, reverse
-from .estimate import Estimate
+from .annealing import Estimate, Path, forward, pilot, reverse
 
-__all__ = ["Bracket", "Starts", "bracket_log_z"]
-
-Starts: TypeAlias = Literal["exact", "long-run", "data"]
-"""Where reverse chains start: exact samples of the model, ends of long chains at β = 1, data."""
+__all__ = ["Bracket", "bracket_log_z"]
 
 _LIMITS = {
     "exact": "",
@@ -34,20 +30,20 @@ class Bracket:
     Attributes:
         forward: from the base; too low in expectation.
         reverse: from samples of the model; too high in expectation, as far as they are that.
-        starts: what these samples are.
+        starts: what these samples are: exact ones, ends of long chains at β = 1, or data.
         within: how far the ends of the bracket may be apart, in nats; ConfigError if not above 0.
     """
 
     forward: Estimate
     reverse: Estimate
-    starts: Starts
+    starts: Literal["exact", "long-run", "data"]
     within: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.starts not in get_args(Starts) or not self.within > 0:
+        if self.starts not in [*_LIMITS] or not self.within > 0:
             raise ConfigError(
                 f"starts={self.starts!r}, within={self.within}; expected one of "
-                f"{', '.join(get_args(Starts))}, and a number of nats above 0"
+                f"{', '.join(_LIMITS)}, and a number of nats above 0"
             )
 
     @property
@@ -64,9 +60,8 @@ class Bracket:
     def problems(self) -> list[str]:
         """Why the two do not bracket log Z; empty where they do, as far as can be seen."""
         sides = {"forward": self.forward, "reverse": self.reverse}
-        log_z = {name: side.log_z for name, side in sides.items()}
-        if lost := {name: z for name, z in log_z.items() if not math.isfinite(z)}:
-            return [f"the {name} estimate is {z}" for name, z in lost.items()]
+        if lost := [name for name, side in sides.items() if not math.isfinite(side.log_z)]:
+            return [f"the {name} estimate is {sides[name].log_z}" for name in lost]
         found = [
             f"{name} has {side.ess:.1f} effective chains of {len(side.log_weights)}, and needs "
             f"{_LEAST_ESS:g}: more temperatures"
@@ -102,7 +97,7 @@ def bracket_log_z(
     path: Path,
     samples: Tensor,
     *,
-    starts: Starts,
+    starts: Literal["exact", "long-run", "data"],
     temperatures: int,
     chains: int,
     within: float = 1.0,

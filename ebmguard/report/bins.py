@@ -26,19 +26,18 @@ class Bin:
     @classmethod
     def over(cls, steps: Sequence[int], values: Sequence[float]) -> Bin:
         """The bin of one step or more."""
-        first, bad_at, total = steps[0], None, sum(values)
-        if not math.isfinite(total):
+        first, bad_at, mean = steps[0], None, sum(values) / len(values)
+        if not math.isfinite(mean):
             pairs = list(zip(steps, values, strict=True))
             bad_at = next((step for step, value in pairs if not math.isfinite(value)), None)
             pairs = [pair for pair in pairs if math.isfinite(pair[1])]
-            steps, values = [step for step, _ in pairs], [value for _, value in pairs]
-        if not values:
-            return cls(first, bad_at=bad_at)
-        low, high, count = min(values), max(values), len(values)
+            if not pairs:
+                return cls(first, bad_at=bad_at)
+            steps, values = zip(*pairs, strict=True)
+            mean = sum(value / len(values) for value in values)  # the sum alone may overflow
+        low, high = min(values), max(values)
         low_at, high_at = steps[values.index(low)], steps[values.index(high)]
-        # The sum may overflow, the mean does not.
-        mean = total / count if math.isfinite(total) else sum(value / count for value in values)
-        return cls(first, low, low_at, high, high_at, bad_at, mean, count)
+        return cls(first, low, low_at, high, high_at, bad_at, mean, len(values))
 
     @property
     def is_gap(self) -> bool:
@@ -47,17 +46,18 @@ class Bin:
 
     def join(self, other: Bin) -> None:
         """Take in a later stretch; of equal values the earlier one stays."""
-        if not other.low >= self.low and not other.is_gap:
-            self.low, self.low_at = other.low, other.low_at
-        if not other.high <= self.high and not other.is_gap:
-            self.high, self.high_at = other.high, other.high_at
         if self.bad_at is None:
             self.bad_at = other.bad_at
-        if other.count:
-            self.count += other.count
-            share = other.count / self.count
-            # Not the difference of the two, which may overflow.
-            self.mean = other.mean * share + (self.mean * (1 - share) if share < 1 else 0.0)
+        if other.is_gap:
+            return
+        if not other.low >= self.low:
+            self.low, self.low_at = other.low, other.low_at
+        if not other.high <= self.high:
+            self.high, self.high_at = other.high, other.high_at
+        self.count += other.count
+        share = other.count / self.count
+        # Not the difference of the two, which may overflow.
+        self.mean = other.mean * share + (self.mean * (1 - share) if share < 1 else 0.0)
 
     def points(self) -> list[tuple[int, float]]:
         """Its one or two extreme points, in the order of steps."""
@@ -67,13 +67,11 @@ class Bin:
 class BinnedSeries:
     """Values by step, as at most ``capacity`` bins of equal width.
 
-    While there is room every step has a bin of its own. Then neighbours join, so that the points of
-    all bins hold every extreme exactly, whatever the length of the run.
+    While there is room every step has its own. Then neighbours join: every extreme stays exact.
     """
 
     def __init__(self, capacity: int = 600) -> None:
-        self.capacity = capacity
-        self.width = 1
+        self.capacity, self.width = capacity, 1
         self.bins: list[Bin] = []
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:

@@ -1,26 +1,135 @@
-"""Reading files that may be damaged, hostile, or still being written."""
+"""Files that may be damaged, hostile, or still being written, and what their records must hold."""
 
 from __future__ import annotations
 
 import json
+import math
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..alerts import Level
 from ..errors import ConfigError, printable
-from ..sinks.jsonl import from_json, parse_line
+from ..sinks.jsonl import NON_FINITE, from_json, parse_line
 
 try:  # four times as fast; of what it refuses, json has the last word
     from orjson import loads as _loads
 except ImportError:
     from json import loads as _loads  # type: ignore[assignment]
 
-__all__ = ["GrowingFile", "batches", "opened", "read_object"]
+__all__ = ["Fields", "GrowingFile", "batches", "check", "flat", "number", "opened", "read_object"]
 
 _CHUNK = 2 << 20
 _LONGEST = 8 << 20
 _REMEMBERED = 4096  # bytes, which tell whether what was read is still there
+_DEEPEST, _MOST_STEPS = 40, 2**53  # up to there every whole number is a float
+_name = lru_cache(1000)(printable)  # every row has the same
+
+
+def is_step(value: Any) -> bool:
+    """Whether it can be the number of a step."""
+    return type(value) is int and 0 <= value <= _MOST_STEPS
+
+
+def _are_pairs(value: Any) -> bool:
+    pairs = value.values() if isinstance(value, dict) else [None]
+    return all(isinstance(x, list) and [*map(_NUMBER[1], x)] == [True, True] for x in pairs)
+
+
+# By names of fields, of which one that may be missing ends in "?": what is expected, and the test.
+Fields = dict[str, tuple[str, Callable[[Any], bool]]]
+_STEP = "a step", is_step
+_NUMBER = "a number", lambda x: isinstance(x, int | float)
+_TEXT = "a text", lambda x: isinstance(x, str)
+_COUNT = "a whole number", lambda x: type(x) is int and abs(x) <= _MOST_STEPS
+_FLAG = "true or false", lambda x: isinstance(x, bool)
+_MAYBE = "a number or null", lambda x: x is None or isinstance(x, int | float)
+_CAUSE: Fields = {"step": _STEP, "rule": _TEXT, "tag": _TEXT, "value": _NUMBER, "message": _TEXT}
+ROW: Fields = {
+    "step": _STEP,
+    "recovery/attempt?": ("a count", lambda x: _NUMBER[1](x) and 0 <= x <= _MOST_STEPS),
+}
+ALERT: Fields = _CAUSE | {
+    "level": ("one of INFO, WARN, ERROR", list(Level.__members__).__contains__),
+    "limit": _NUMBER,
+    "remedies": ("texts", lambda x: isinstance(x, list) and all(isinstance(y, str) for y in x)),
+    "follows?": _TEXT,
+}
+ROLLBACK: Fields = (
+    _CAUSE
+    | {"restored_step": _STEP, "attempt": _COUNT, "budget_left": _COUNT, "certified?": _FLAG}
+    | {"relapse": _FLAG, "changes": ("pairs of numbers by name", _are_pairs)}
+)
+ACCURACY: Fields = {"step": _STEP, "test_accuracy": _NUMBER, "attempt?": _COUNT}
+RESULTS: Fields = {
+    "diverged_at?": ("a step or null", lambda x: x is None or is_step(x)),
+    **dict.fromkeys(("wall_seconds?", "accuracy?", "best_accuracy?", "grad_scale?"), _MAYBE),
+    **dict.fromkeys(("median_abs_gap_last_100?", "ess?", "reference_ess?"), _MAYBE),
+    "reference_grad_scale?": _MAYBE,
+}
+
+
+def check(record: Mapping[str, Any], fields: Fields, where: Path) -> None:
+    """Refuse a record without what readers need by a ``ConfigError``."""
+    for key, (expected, is_one) in fields.items():
+        name = key.removesuffix("?")
+        if is_one(record[name]) if name in record else key != name:
+            continue
+        has = f"{name}={str(record[name])[:40]!r}" if name in record else f"no {name!r}"
+        raise ConfigError(
+            f"{where} has {has}, expected {expected}, in {str(record)[:80]}. It should be a file "
+            "that the guard or its trainer wrote: restore or remove it."
+        )
+
+
+def _plain(value: Any, where: Path, depth: int = 0) -> Any:
+    """A value of JSON with printable texts, and as a float what is beyond every step."""
+    if isinstance(value, str):
+        return NON_FINITE.get(value, printable(value))
+    if isinstance(value, int) and abs(value) > _MOST_STEPS:
+        return number(value, "", where)
+    if depth > _DEEPEST:
+        raise ConfigError(f"{where} is nested more than {_DEEPEST} deep. Restore or remove it.")
+    if isinstance(value, dict):
+        return {printable(key): _plain(own, where, depth + 1) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_plain(own, where, depth + 1) for own in value]
+    return value
+
+
+def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """A row as floats by tag, but for its step; what is null is missing."""
+    return {
+        _name(tag): own if type(own) is float else number(own, tag, where)
+        for tag, own in row.items()
+        if own is not None
+    } | {"step": row["step"]}
+
+
+def number(value: Any, tag: str, where: Path) -> float:
+    """A number of a row as a float, or a ``ConfigError``."""
+    if not isinstance(value, int | float):
+        raise ConfigError(
+            f"A row of {where} has {tag}={str(value)[:40]!r}, expected a number. Remove the line "
+            "or restore the file."
+        )
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def flat(found: Mapping[str, Any], between: str, outer: str = "") -> dict[str, Any]:
+    """Nested settings by joined names."""
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, between, f"{outer}{name}{between}")
+        else:
+            values[outer + name] = value
+    return values
 
 
 def opened(path: Path) -> BinaryIO | None:
@@ -31,32 +140,28 @@ def opened(path: Path) -> BinaryIO | None:
         reason = "it is not a file"
     except FileNotFoundError:
         return None
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError as error:  # a name that no file has
-        reason = str(error)
+    except (OSError, ValueError) as error:  # ValueError: a name that no file has
+        reason = getattr(error, "strerror", None) or str(error)
     raise ConfigError(f"{path} cannot be read: {reason}. Remove it, or name another folder.")
 
 
 class GrowingFile:
     """The records of a file of JSON lines that may still be written, each of them once.
 
-    A last line that is only half written is left for later. The file need not exist yet. Where what
-    was read is no longer there, since a trainer that resumes cuts its files back, reading begins
-    anew.
+    A half-written last line is left for later. The file need not exist. Where a resumed trainer has
+    cut off what was read, reading begins anew. With ``fields`` records are plain, and checked.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._before = b""
+    def __init__(self, path: Path, fields: Fields | None = None) -> None:
+        self.path, self._fields = path, fields
+        self._offset, self._before = 0, b""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether earlier records are void, and the next ones, of about two megabytes.
 
         Raises:
-            ConfigError: the file cannot be read, or a line that is complete is not a JSON object,
-                or longer than eight megabytes.
+            ConfigError: the file cannot be read, a complete line is not a JSON object or longer
+                than eight megabytes, or a record lacks a field.
         """
         file = opened(self.path)
         if file is None:
@@ -80,7 +185,12 @@ class GrowingFile:
         data = data[:whole]
         self._offset += len(data)
         self._before = (self._before + data)[-_REMEMBERED:]
-        return anew, self._records([line for line in data.split(b"\n") if line])
+        records = self._records([line for line in data.split(b"\n") if line])
+        if self._fields is not None:
+            records = [_plain(record, self.path) for record in records]
+            for record in records:
+                check(record, self._fields, self.path)
+        return anew, records
 
     def _records(self, lines: list[bytes]) -> list[dict[str, Any]]:
         try:
@@ -92,7 +202,6 @@ class GrowingFile:
             records = [parse_line(line) for line in lines]
             if None in records:
                 raise self._damage(lines[records.index(None)], "not a JSON object")
-            return records
         return [
             from_json(record) if b'"NaN"' in line or b'Infinity"' in line else record
             for line, record in zip(lines, records, strict=True)
@@ -110,14 +219,13 @@ class GrowingFile:
         return had
 
 
-def batches(path: Path) -> Iterator[list[dict[str, Any]]]:
+def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str, Any]]]:
     """The records that a file of JSON lines holds now."""
-    file = GrowingFile(path)
-    return iter(lambda: file.read()[1], [])
+    return (records for _, records in iter(GrowingFile(path, fields).read, (False, [])))
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object that a file holds; empty where it is missing or half written."""
+def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:
+    """The JSON object that a file holds, plain; empty where it is missing or half written."""
     file = opened(path)
     if file is None:
         return {}
@@ -127,9 +235,11 @@ def read_object(path: Path) -> dict[str, Any]:
         if not text or (text.startswith(b"{") and not text.endswith(b"}")):
             return {}  # half written
         found = json.loads(text)
-        if isinstance(found, dict):
-            return found
         reason = f"it is a {type(found).__name__}"
     except (OSError, ValueError, RecursionError) as error:
-        reason = printable(error)
-    raise ConfigError(f"{path} is not a JSON object: {reason}. Restore or remove it.")
+        found, reason = None, printable(error)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is not a JSON object: {reason}. Restore or remove it.")
+    plain: dict[str, Any] = _plain(found, path)
+    check(plain, fields or {}, path)
+    return plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,29 @@ from typing import Any
 from ..alerts import Bands, Level, Limits
 from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
-from ..tags import ATTEMPT, BETA_STAR, is_own, weight_tag
-from . import records as of
+from ..tags import ATTEMPT, BETA_STAR, Tag, is_own, weight_tag
+from . import files as of
 from .bins import Bin, BinnedSeries
-from .charts import ACCURACY, value_of
-from .files import GrowingFile, read_object
 
-__all__ = ["Attempt", "RecordedRun"]
+__all__ = ["ACCURACY", "Advice", "Attempt", "RecordedRun", "advice", "outcome", "value_of"]
 
+# By the name of its file: a trainer may log an accuracy of its own.
+ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
 # Bins of a series. From the fourth attempt on they share them: who resumes every hour fills no
 # memory, and no page.
-_BINS = 600
-_FEWEST_BINS = 8
-_MOST_ATTEMPTS = 1000
-_MOST_OWN = 200
-# Rows from which on the moving limits are followed in the last rows of each batch alone. They
-# depend on fewer rows before: see ebmguard.alerts.GrowthRule.
-_ALL_FOLLOWED = 10_000
-_FOLLOWED = 100
+_BINS, _FEWEST_BINS = 600, 8
+_MOST_ATTEMPTS, _MOST_OWN = 1000, 200
+# Rows from which on the moving limits are followed in the last rows of each batch alone, and how
+# many. They depend on fewer rows before: see ebmguard.alerts.GrowthRule.
+_ALL_FOLLOWED, _FOLLOWED = 10_000, 100
 
-_Reading = tuple[of.Fields | None, Callable[[list[dict[str, Any]]], None], Callable[[], None]]
+
+def value_of(row: Mapping[str, float], tag: str) -> float | None:
+    """A diagnostic of a row, None where the row lacks it.
+
+    At β* = 0, where the weights are uniform and say nothing, it is that of the reference exponent.
+    """
+    return row.get(weight_tag(tag, row.get(BETA_STAR, math.nan)), row.get(tag))
 
 
 @dataclass
@@ -47,29 +50,18 @@ class Attempt:
     end: float = math.inf
     # What is kept whole: its steps, and the values by tag; NaN where a row lacks it.
     steps: array[int] = field(default_factory=lambda: array("q"))
-    columns: dict[str, array[float]] = field(
-        default_factory=lambda: defaultdict(lambda: array("d"))
-    )
+    columns: dict[str, array[float]] = field(default_factory=dict)
     series: dict[str, BinnedSeries] = field(default_factory=dict)  # by tag
     # Lower and upper edge of a moving band by tag; infinite where it is open.
     bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = field(default_factory=dict)
-
-    def add_limits(self, step: int, tag: str, limits: Limits) -> None:
-        """Add the limits of a diagnostic that held for a row."""
-        if math.isfinite(limits.low) or math.isfinite(limits.high):
-            edges = BinnedSeries(self.capacity), BinnedSeries(self.capacity)
-            for own, value in zip(self.bands.setdefault(tag, edges), limits, strict=False):
-                own.extend([step], [value])
 
 
 class RecordedRun:
     """What a run folder holds so far; :meth:`update` takes in what is new.
 
-    A folder of the guard alone (``metrics.jsonl``, ``alerts.jsonl``, ``recovery.jsonl``) is enough.
-    A trainer's ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used where they are. Of
-    a step that came again, only the last time counts, and nothing after the earlier ones.
-
-    Files are read once, some megabytes at a time, and thinned as they are read.
+    The guard's ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` are enough; a trainer's
+    ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used where they are. Of a step that
+    came again, only the last time counts, and nothing after the earlier ones.
 
     Args:
         path: the folder, which need not exist yet.
@@ -83,20 +75,21 @@ class RecordedRun:
         self.tags, self.whole = tuple(tags), tuple(whole)
         self.alerts: list[dict[str, Any]] = []  # oldest first, as are rollbacks
         self.rollbacks: list[dict[str, Any]] = []
+        self._evaluations: list[dict[str, Any]] = []  # some come late, and out of order
         self.config: dict[str, Any] = {}  # empty where the trainer wrote none, as are results
         self.results: dict[str, Any] = {}
-        # By attempt and step: evaluations come late, and out of order.
-        self._accuracy: dict[int, dict[int, float]] = {}
         self._rows = path / "metrics.jsonl"
-        # Of each file its fields, what takes its records, and what forgets them all. Rows are
-        # checked as they are taken.
-        files: dict[str, _Reading] = {
-            "metrics": (None, self._take_rows, self._start),
-            "alerts": (of.ALERT, self.alerts.extend, self.alerts.clear),
-            "recovery": (of.ROLLBACK, self.rollbacks.extend, self.rollbacks.clear),
-            "accuracy": (of.ACCURACY, self._take_accuracy, self._accuracy.clear),
-        }
-        self._files = [(GrowingFile(path / f"{name}.jsonl"), *do) for name, do in files.items()]
+        # Of each file what takes its records, and what forgets them. Rows are checked as they come.
+        self._files: list[tuple[of.GrowingFile, Callable[..., None], Callable[[], None]]] = [
+            (of.GrowingFile(self._rows), self._take_rows, self._start)
+        ]
+        for name, fields, kept in (
+            ("alerts", of.ALERT, self.alerts),
+            ("recovery", of.ROLLBACK, self.rollbacks),
+            ("accuracy", of.ACCURACY, self._evaluations),
+        ):
+            file = of.GrowingFile(path / f"{name}.jsonl", fields)
+            self._files.append((file, kept.extend, kept.clear))
         self._start()
 
     def _start(self) -> None:
@@ -109,11 +102,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> RecordedRun:
-        """The run that a folder holds now.
-
-        Raises:
-            ConfigError: there are no rows, or a file does not hold what it should.
-        """
+        """The run that a folder holds now; a ``ConfigError`` where it has no rows or is damaged."""
         run = cls(path, tags, whole)
         run.update()
         if not run.attempts:
@@ -124,24 +113,18 @@ class RecordedRun:
 
     def update(self) -> bool:
         """Read what was written since the last time; say whether there was anything."""
-        is_new = False
-        for file, fields, take, forget in self._files:
-            records = None
-            while records is None or records:
-                anew, records = file.read()
+        before, is_new = (self.config, self.results), False
+        for file, take, forget in self._files:
+            for anew, records in iter(file.read, (False, [])):
                 if anew:
                     forget()
-                take(of.checked(records, fields, file.path) if fields else records)
-                is_new |= anew or bool(records)
-        before = self.config, self.results
-        self.config, self.results = (
-            of.plain(read_object(path), path)
-            for path in (self.path / "config.json", self.path / "results.json")
-        )
-        of.check(self.results, of.RESULTS, self.path / "results.json")
+                take(records)
+                is_new = True
+        self.config = of.read_object(self.path / "config.json")
+        self.results = of.read_object(self.path / "results.json", of.RESULTS)
         return is_new or before != (self.config, self.results)
 
-    def _take_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+    def _take_rows(self, rows: list[dict[str, Any]]) -> None:
         """Take a batch apart where an attempt or the use of weights begins or ends."""
         last = self.attempts[-1].last if self.attempts else -1
         kind, begin = None, 0
@@ -155,30 +138,23 @@ class RecordedRun:
             last = step
         self._take_stretch(rows[begin:])
 
-    def _take_stretch(self, rows: Sequence[dict[str, Any]]) -> None:
+    def _take_stretch(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        where, steps = self._rows, [row["step"] for row in rows]
-        number = int(of.number(rows[0].get(ATTEMPT, 0), ATTEMPT, where))
-        now = self.attempts[-1] if self.attempts else None
-        # A trainer that is resumed without cutting its rows begins anew, too.
-        if now is None or number != now.number or steps[0] <= now.last:
-            now = self._begin(number, steps[0])
+        where, steps, now = self._rows, [row["step"] for row in rows], self._attempt(rows[0])
         now.last = steps[-1]
         now.steps.extend(steps if self.whole else ())
         for tag in self.whole:
             values = (math.nan if row.get(tag) is None else row[tag] for row in rows)
-            now.columns[tag].extend(of.number(value, tag, where) for value in values)
+            column = now.columns.setdefault(tag, array("d"))
+            column.extend(of.number(value, tag, where) for value in values)
         if self.tags:
             names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
             self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
             for tag in (*self.tags, *self.own):
-                self._draw(now, rows, tag)
+                self._draw(now, rows, steps, tag)
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
-                numbers = of.numbers(row, where)
-                for tag, limits in self.bands.read(numbers).items():
-                    if tag in self.tags:
-                        now.add_limits(row["step"], tag, self._still(numbers, tag, limits))
+                self._follow(now, of.numbers(row, where))
         self.latest = of.numbers(rows[-1], where)
         self.row_count += len(rows)
 
@@ -186,21 +162,24 @@ class RecordedRun:
         """Of a diagnostic, as they hold; in an ERROR, as they held before it."""
         return self._held.get(tag, self.bands.limits.get(tag, Limits()))
 
-    def _still(self, row: Mapping[str, float], tag: str, limits: Limits) -> Limits:
-        # From an ERROR on the rule's own limits would follow the value.
-        held = self._held.pop(tag, limits)
-        if held.error_low <= row.get(tag, math.nan) <= held.error_high:
-            return limits
-        self._held[tag] = held
-        return held
+    def _follow(self, now: Attempt, row: Mapping[str, Any]) -> None:
+        for tag, limits in self.bands.read(row).items():
+            held = self._held.pop(tag, limits)
+            if held.error_low <= row.get(tag, math.nan) <= held.error_high:
+                held = limits
+            else:  # from an ERROR on the rule's own limits would follow the value
+                self._held[tag] = held
+            if tag in self.tags and (math.isfinite(held.low) or math.isfinite(held.high)):
+                edges = BinnedSeries(now.capacity), BinnedSeries(now.capacity)
+                for own, value in zip(now.bands.setdefault(tag, edges), held, strict=False):
+                    own.extend([row["step"]], [value])
 
-    def _draw(self, now: Attempt, rows: Sequence[dict[str, Any]], tag: str) -> None:
-        """Add rows to a series, all at β* = 0 or none; see :func:`.charts.value_of`."""
+    def _draw(self, now: Attempt, rows: list[dict[str, Any]], steps: list[int], tag: str) -> None:
+        """Add rows to a series, all at β* = 0 or none; see :func:`value_of`."""
         own = weight_tag(tag, rows[0].get(BETA_STAR, math.nan))
         values: list[Any] = [row.get(own) for row in rows]
         if own != tag:
             values = [row.get(own, row.get(tag)) for row in rows]
-        steps = [row["step"] for row in rows]
         try:
             are_numbers = isinstance(sum(values), float)
         except (TypeError, OverflowError):
@@ -212,7 +191,12 @@ class RecordedRun:
         if values:
             now.series.setdefault(tag, BinnedSeries(now.capacity)).extend(steps, values)
 
-    def _begin(self, number: int, step: int) -> Attempt:
+    def _attempt(self, row: Mapping[str, Any]) -> Attempt:
+        """The attempt of a row, a new one where its step or its number says so."""
+        number, step = int(row.get(ATTEMPT, 0)), row["step"]
+        # A trainer that is resumed without cutting its rows begins anew, too.
+        if self.attempts and number == self.attempts[-1].number and step > self.attempts[-1].last:
+            return self.attempts[-1]
         if len(self.attempts) == _MOST_ATTEMPTS:
             raise ConfigError(
                 f"The steps of {self._rows} begin anew {_MOST_ATTEMPTS:,} times. Expected the rows "
@@ -224,21 +208,16 @@ class RecordedRun:
         self.attempts.append(Attempt(number, step, step, max(_FEWEST_BINS, _BINS // share)))
         return self.attempts[-1]
 
-    def _take_accuracy(self, records: Sequence[dict[str, Any]]) -> None:
-        for record in records:
-            attempt = self._accuracy.setdefault(record.get("attempt", 0), {})
-            attempt[record["step"]] = float(record["test_accuracy"])
-
     @property
-    def step(self) -> int | None:
+    def step(self) -> int:
         """The last row's step."""
-        return self.latest.get("step")
+        return int(self.latest["step"])
 
     @property
     def is_over(self) -> bool:
         """The trainer has written how the run ended, and no row since, or its process is gone."""
         if not self.results:
-            return is_gone(read_object(self.path / LOCK))
+            return is_gone(of.read_object(self.path / LOCK))
         try:
             return (self.path / "results.json").stat().st_mtime >= self._rows.stat().st_mtime
         except OSError:
@@ -262,12 +241,12 @@ class RecordedRun:
         return 0
 
     def series(self, tag: str) -> list[tuple[int, float]]:
-        """Steps and values, but for NaN, of a tag in the rows that count; of those kept whole."""
+        """Steps and finite values of a tag in the rows that count; of those kept whole."""
         return [
             (step, value)
             for own in self.attempts
             for step, value in zip(own.steps, own.columns[tag], strict=True)
-            if step < own.end and value == value
+            if step < own.end and math.isfinite(value)
         ]
 
     @property
@@ -277,16 +256,18 @@ class RecordedRun:
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
         """The series of every attempt in two: what counts, and what came again in later bins."""
+        found = [(a.series[tag].bins if tag in a.series else [], a.end) for a in self.attempts]
         if tag == ACCURACY.name:
+            values: dict[int, dict[int, float]] = defaultdict(dict)
+            for record in self._evaluations:
+                values[record.get("attempt", 0)][record["step"]] = float(record["test_accuracy"])
             found = [
                 (
-                    [Bin.over([at], [value]) for at, value in sorted(values.items())],
+                    [Bin.over([step], [value]) for step, value in sorted(values[number].items())],
                     min((a.first for a in self.attempts if a.number > number), default=math.inf),
                 )
-                for number, values in sorted(self._accuracy.items())
+                for number in sorted(values)
             ]
-        else:
-            found = [(a.series[tag].bins if tag in a.series else [], a.end) for a in self.attempts]
         return [
             ([own for own in bins if own.step < end], [own for own in bins if own.step >= end])
             for bins, end in found
@@ -300,3 +281,41 @@ class RecordedRun:
         """What the latest value of a diagnostic is worth by itself."""
         value = value_of(self.latest, tag)
         return None if value is None else self.bands.level(tag, value)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What one rule has to say about a run."""
+
+    rule: str  # its name, which is that of its section in docs/alerts.md
+    level: str  # the worst that it reported
+    count: int
+    first: int  # steps of its first and its last report
+    last: int
+    alert: Mapping[str, Any]  # the first of the worst level
+    remedies: tuple[str, ...]  # those of the worst level first, likeliest first
+
+
+def advice(run: RecordedRun) -> list[Advice]:
+    """One entry for each rule that fired unanswered, the most severe first, then the earliest."""
+    by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for alert in sorted(run.alerts[run.answered :], key=lambda alert: -Level[alert["level"]]):
+        by_rule[alert["rule"]].append(alert)
+    found = []
+    for rule, alerts in by_rule.items():
+        worst, at = alerts[0], [alert["step"] for alert in alerts]
+        remedies = tuple(dict.fromkeys(r for alert in alerts for r in alert["remedies"]))
+        found.append(Advice(rule, worst["level"], len(at), min(at), max(at), worst, remedies))
+    return sorted(found, key=lambda entry: (-Level[entry.level], entry.first))
+
+
+def outcome(run: RecordedRun) -> str:
+    """In a few words: finished, diverged, ended, or not over."""
+    back, total, steps = len(run.rollbacks), run.setting("iterations"), f"{run.step + 1:,}"
+    after = f" after {back} rollback{'s' if back > 1 else ''}" if back else ""
+    if run.results.get("diverged_at") is not None:
+        return f"DIVERGED at step {run.results['diverged_at']:,}{after}"
+    if run.results:
+        return f"finished {steps} steps{after}"
+    steps += f" of {total:,} steps" if total else " steps"
+    return f"ended after {steps}{after}" if run.is_over else f"{steps} so far{after}"

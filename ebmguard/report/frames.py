@@ -6,12 +6,12 @@ import glob
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
-from . import records as of
-from .files import batches, read_object
+from . import files as of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -65,8 +65,8 @@ def load(
         raise ImportError('data frames need pandas: pip install "ebmguard[train]"') from error
     several = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     names = [name for path in several for name in sorted(glob.glob(os.fspath(path)))]
-    folders = {name: _Folder(Path(name)) for name in names if os.path.isdir(name)}
-    folders = {name: folder for name, folder in folders.items() if len(folder.rows)}
+    folders = {name: _read(Path(name)) for name in names if os.path.isdir(name)}
+    folders = {name: found for name, found in folders.items() if len(found["rows"])}
     if not folders:
         raise ConfigError(
             f"{', '.join(map(str, several)) or 'No folder'}: nothing there holds a metrics.jsonl "
@@ -74,15 +74,14 @@ def load(
         )
 
     def of_all(kind: str, *index: str) -> DataFrame:
-        parts = [getattr(folder, kind).assign(run=name) for name, folder in folders.items()]
-        found = pd.concat([part for part in parts if len(part)] or parts[:1])
-        if "abandoned" in found and not abandoned:
-            found = found[~found["abandoned"]].drop(columns="abandoned")
-        return found.set_index(["run", *index])
+        parts = [found[kind].assign(run=name) for name, found in folders.items()]
+        frame = pd.concat([part for part in parts if len(part)] or parts[:1])
+        if "abandoned" in frame and not abandoned:
+            frame = frame[~frame["abandoned"]].drop(columns="abandoned")
+        return frame.set_index(["run", *index])
 
-    lines = [folder.line() for folder in folders.values()]
     return Runs(
-        pd.DataFrame(lines, pd.Index(folders, name="run")),
+        pd.DataFrame([found["line"] for found in folders.values()], pd.Index(folders, name="run")),
         of_all("rows", "step"),
         of_all("evaluations", "step"),
         of_all("alerts"),
@@ -90,69 +89,47 @@ def load(
     )
 
 
-class _Folder:
-    """One run. Its rows and evaluations say whether they are abandoned."""
+def _read(path: Path) -> dict[str, Any]:
+    """The line of one run and its frames; rows and evaluations say whether they are abandoned."""
+    import pandas as pd
 
-    def __init__(self, path: Path) -> None:
-        import pandas as pd
+    file = path / "metrics.jsonl"
+    # A batch at a time: as objects of Python they take ten times the memory.
+    parts = [pd.DataFrame({"step": [], "attempt": []})]
+    for records in of.batches(file):
+        for record in records:
+            of.check(record, of.ROW, file)
+        parts.append(pd.DataFrame([of.numbers(record, file) for record in records]))
+    rows = pd.concat(parts, ignore_index=True)
+    attempt = rows.pop("recovery/attempt") if "recovery/attempt" in rows else rows["attempt"]
+    rows["attempt"] = attempt.fillna(0).astype("int64")
+    rows["step"] = rows["step"].astype("int64")
+    # Their step, or one before it, comes again later in the file.
+    rows["abandoned"] = rows["step"] >= rows["step"][::-1].cummin()[::-1].shift(-1)
+    alerts = pd.DataFrame(chain.from_iterable(of.batches(path / "alerts.jsonl", of.ALERT)))
+    rollbacks = pd.DataFrame(chain.from_iterable(of.batches(path / "recovery.jsonl", of.ROLLBACK)))
+    none = {"step": [], "abandoned": pd.array([], "bool")}
+    evaluations = pd.DataFrame(_evaluations(path, rows.groupby("attempt")["step"].min()) or none)
+    config, results = (of.read_object(path / f"{name}.json") for name in ("config", "results"))
+    settings = config.pop("settings", None)
+    nested = settings if isinstance(settings, dict) else {}
+    line = of.flat(config, "/") | of.flat(nested, "/") | of.flat(results, "/")
+    line |= {
+        "recorded_steps": int((~rows["abandoned"]).sum()),
+        "error_count": sum(level == "ERROR" for level in alerts.get("level", ())),
+        "rollback_count": len(rollbacks),
+    }
+    frames = {"rows": rows, "evaluations": evaluations, "alerts": alerts, "rollbacks": rollbacks}
+    return frames | {"line": line}
 
-        self.path = path
-        self.rows = self._rows()
-        self.evaluations = self._evaluations()
-        self.alerts = pd.DataFrame(self._records("alerts", of.ALERT))
-        self.rollbacks = pd.DataFrame(self._records("recovery", of.ROLLBACK))
 
-    def line(self) -> dict[str, Any]:
-        """Settings, results and counts."""
-        config, results = (
-            of.plain(read_object(file), file)
-            for file in (self.path / "config.json", self.path / "results.json")
-        )
-        settings = config.pop("settings", None)
-        parts = config, settings if isinstance(settings, dict) else {}, results
-        return {
-            **{
-                name: own for each in parts for name, own in of.flat(each, "/").items() if own != {}
-            },
-            "recorded_steps": int((~self.rows["abandoned"]).sum()),
-            "error_count": sum(level == "ERROR" for level in self.alerts.get("level", ())),
-            "rollback_count": len(self.rollbacks),
-        }
-
-    def _rows(self) -> DataFrame:
-        import pandas as pd
-
-        path = self.path / "metrics.jsonl"
-        # A batch at a time: as objects of Python they take ten times the memory.
-        parts = [pd.DataFrame({"step": [], "attempt": []})]
-        for records in batches(path):
-            for record in records:
-                of.check(record, of.ROW, path)
-            parts.append(pd.DataFrame([of.numbers(record, path) for record in records]))
-        found = pd.concat(parts, ignore_index=True)
-        attempt = found.pop("recovery/attempt") if "recovery/attempt" in found else found["attempt"]
-        found["attempt"] = attempt.fillna(0).astype("int64")
-        found["step"] = found["step"].astype("int64")
-        # Their step, or one before it, comes again later in the file.
-        later = found["step"][::-1].cummin()[::-1].shift(-1)
-        return found.assign(abandoned=found["step"] >= later)
-
-    def _evaluations(self) -> DataFrame:
-        """What evaluations of one step have left in several files, as one line."""
-        import pandas as pd
-
-        firsts = self.rows.groupby("attempt")["step"].min()
-        found: dict[tuple[int, int, int], dict[str, Any]] = {}
-        for name in ("evaluations", "accuracy", "members"):
-            for record in self._records(name, {"step": of.ROW["step"]}):
-                step, attempt = record["step"], record.get("attempt", 0)
-                key = step, attempt, record.get("member", 0)
-                again = firsts[firsts.index > attempt].min()  # NaN where there is no later one
-                own = found.setdefault(key, {"attempt": attempt, "abandoned": bool(step >= again)})
-                own.update(record)
-        none = {"step": [], "abandoned": pd.array([], "bool")}
-        return pd.DataFrame([found[key] for key in sorted(found)] or none)
-
-    def _records(self, name: str, fields: of.Fields) -> list[dict[str, Any]]:
-        path = self.path / f"{name}.jsonl"
-        return [record for batch in batches(path) for record in of.checked(batch, fields, path)]
+def _evaluations(path: Path, firsts: Any) -> list[dict[str, Any]]:
+    """What evaluations of one step have left in several files, by the first steps of attempts."""
+    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    for name in ("evaluations", "accuracy", "members"):
+        for record in chain.from_iterable(of.batches(path / f"{name}.jsonl", of.ROW)):
+            step, attempt = record["step"], record.get("attempt", 0)
+            again = firsts[firsts.index > attempt].min()  # NaN where there is no later one
+            own = found.setdefault((step, attempt, record.get("member", 0)), {})
+            own |= {"attempt": attempt, "abandoned": bool(step >= again)} | record
+    return [found[key] for key in sorted(found)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,12 +17,9 @@ import tyro
 from ..errors import ConfigError, printable
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
-from .advice import advice, outcome
-from .charts import ACCURACY, CHARTS, MORE_CHARTS, note, unnamed, value_of
-from .files import batches, opened
-from .folder import RecordedRun
-from .plots import short_number
-from .records import flat
+from .files import ALERT, batches, flat, opened
+from .folder import ACCURACY, RecordedRun, advice, outcome, value_of
+from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
 __all__ = ["ReportConfig", "page", "report"]
 
@@ -49,8 +46,9 @@ def report(config: ReportConfig) -> int:
     try:
         config.out.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        why = f"{config.out} cannot be written: {error}. Name another --out."
-        raise ConfigError(why) from error
+        raise ConfigError(
+            f"{config.out} cannot be written: {error}. Name another --out."
+        ) from error
     print(f"report: {printable(config.out)}")
     return 0
 
@@ -61,10 +59,8 @@ def page(folders: Sequence[Path]) -> str:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
         raise ImportError('reports need jinja2: pip install "ebmguard[cli]"') from error
-    mixtures, others = _more_charts(folders)
-    main, more = (*CHARTS, *mixtures), (*MORE_CHARTS, *others)
-    tags = [chart.name for chart in (*main, *more)]
-    runs = [RecordedRun.read(folder, tags) for folder in folders]
+    main, more = _charts(folders)
+    runs = [RecordedRun.read(folder, [chart.name for chart in main + more]) for folder in folders]
     environment = Environment(
         loader=PackageLoader("ebmguard.report", "templates"),
         autoescape=True,
@@ -76,58 +72,48 @@ def page(folders: Sequence[Path]) -> str:
     names = [printable(folder.resolve().name) for folder in folders]
     if len(set(names)) < len(names):
         names = [run.name for run in runs]
-    configs = [_flat(run.config) for run in runs]
-    results = [_flat(run.results) for run in runs]
+    own = sorted({name for run in runs for name in run.own})
+    configs, results = [_flat(run.config) for run in runs], [_flat(run.results) for run in runs]
     return environment.get_template("report.html").render(
-        names=names,
         runs=[_facts(run, name) for run, name in zip(runs, names, strict=True)],
         main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
         # What stayed 0 from beginning to end is healthy, and no news.
         more=[plot for chart in more if (plot := plots.draw(chart, runs)) and not plot.is_zero],
-        own=_own_charts(runs),
-        differing_config=_differing(configs),
-        differing_results=_differing(results),
+        own=[plot for name in own if (plot := plots.draw(unnamed(name), runs))],
+        differing={"settings": _differing(configs), "outcome": _differing(results)},
         configs=configs,
         results=results,
         plots=plots,
     )
 
 
-def _more_charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
-    """The samplers of mixtures, which the first row names, and what only alerts name."""
-    first: dict[str, Any] = {}
-    tags = [chart.name for chart in (*CHARTS, *MORE_CHARTS)]
-    others: dict[str, None] = {}
+def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
+    """The main ones, with the samplers that the first row names; the others, with alerts' tags."""
+    main, more = ({chart.name: chart for chart in charts} for charts in (CHARTS, MORE_CHARTS))
     for folder in folders:
-        first |= next((rows[0] for rows in batches(folder / "metrics.jsonl")), {})
-        for alert in chain.from_iterable(batches(folder / "alerts.jsonl")):
-            others |= {str(alert.get("tag", tags[0])).removeprefix(REFERENCE): None}
-    weights = [match for tag in first if (match := re.fullmatch("mixture/(.*)/weight", tag))]
-    return (
-        [Tag(m[0], f"weight on {m[1]}", "share", "beside its share of samples") for m in weights],
-        [unnamed(tag) for tag in others if tag not in tags],
-    )
-
-
-def _own_charts(runs: Sequence[RecordedRun]) -> dict[str, list[plots.Plot]]:
-    """What the trainers logged themselves, by what stands before the slash of the name."""
-    found: dict[str, list[plots.Plot]] = defaultdict(list)
-    for name in sorted({name for run in runs for name in run.own}):
-        if plot := plots.draw(unnamed(name), runs):
-            found[printable(name.partition("/")[0]) if "/" in name else ""].append(plot)
-    return dict(sorted(found.items()))
+        first = next((rows[0] for rows in batches(folder / "metrics.jsonl")), {})
+        for match in filter(None, (re.fullmatch("mixture/(.*)/weight", tag) for tag in first)):
+            title = f"weight on {match[1]}"
+            main[match[0]] = Tag(match[0], title, "share", "beside its share of samples")
+        for alert in chain.from_iterable(batches(folder / "alerts.jsonl", ALERT)):
+            tag = alert["tag"].removeprefix(REFERENCE)
+            if tag not in main:
+                more.setdefault(tag, unnamed(tag))
+    return [*main.values()], [*more.values()]
 
 
 def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
-    counts, results = Counter(alert["level"] for alert in run.alerts), run.results
-    evaluated = run.surviving(ACCURACY.name)
-    accuracy = evaluated[-1].low if evaluated else None
+    counts, results, row = Counter(alert["level"] for alert in run.alerts), run.results, run.latest
     tiles = [
-        (ACCURACY.title, results.get("accuracy", accuracy)),
+        (ACCURACY.title, results.get("accuracy", run.accuracy[-1][1] if run.accuracy else None)),
         ("best test accuracy", results.get("best_accuracy")),
-        *((_title(chart, run.latest), value_of(run.latest, chart.name)) for chart in CHARTS),
-        ("seconds", results.get("wall_seconds")),
     ]
+    for chart in CHARTS:
+        # Not the name that the results have for another number: theirs is at β*, 0 or not.
+        own = weight_tag(chart.name, row.get(BETA_STAR, math.nan))
+        title = f"reference {chart.title}" if own != chart.name and own in row else chart.title
+        tiles.append((title, value_of(row, chart.name)))
+    tiles.append(("seconds", results.get("wall_seconds")))
     return {
         "name": name,
         "recorded": run,
@@ -153,12 +139,6 @@ def _samples(folder: Path) -> list[tuple[str, str]]:
     return found
 
 
-def _title(chart: Tag, row: Mapping[str, float]) -> str:
-    """Not the name that the results have for another number: theirs is at β*, 0 or not."""
-    own = weight_tag(chart.name, row.get(BETA_STAR, math.nan))
-    return f"reference {chart.title}" if own != chart.name and own in row else chart.title
-
-
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings by dotted names; long lists by their length."""
     return {
@@ -177,5 +157,5 @@ def _cell(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, float):
-        return short_number(value) if math.isfinite(value) else str(value)
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        return short_number(value)
+    return f"{value:,}" if type(value) is int else str(value)

@@ -1,25 +1,44 @@
-"""Charts of runs as coordinates: their scales, axes and lines; the markup is the page's."""
+"""Charts of runs as coordinates: which there are, axes and lines; the markup is the page's."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..tags import REFERENCE, Scale, Tag
+from ..errors import printable
+from ..tags import REFERENCE, TAGS, Scale, Tag
 from .bins import Bin, BinnedSeries
-from .charts import value_of
-from .folder import RecordedRun
+from .folder import RecordedRun, value_of
 
-__all__ = ["Axis", "Plot", "draw", "short_number"]
+__all__ = ["CHARTS", "MORE_CHARTS", "Axis", "Plot", "draw", "note", "short_number", "unnamed"]
 
+_FIRST = "energy_gap", "grad_scale", "ess", "energy_overlap", "sampler/grad_norm"
+CHARTS = tuple(TAGS[name] for name in _FIRST)
+MORE_CHARTS = tuple(tag for tag in TAGS.values() if tag.scale is not None and tag not in CHARTS)
 WIDTH, HEIGHT = 560, 210
 LEFT, RIGHT, TOP, BOTTOM = 54, 548, 16, 186
-_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)  # of the axis, times a power of ten
 # Beyond these a lost run would flatten everything that came before.
-_TALLEST = 1e6
-_DECADES = 6
+_TALLEST, _DECADES = 1e6, 12
+# From a value to what is drawn evenly, and back.
+_TRANSFORMS: dict[str | None, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "log": (math.log10, lambda y: 10.0**y),
+    "symlog": (
+        lambda x: x if abs(x) <= 1 else math.copysign(1 + math.log10(abs(x)), x),
+        lambda y: y if abs(y) <= 1 else math.copysign(10.0 ** (abs(y) - 1), y),
+    ),
+}
+
+
+def unnamed(name: str) -> Tag:
+    """The chart of a number that no line of the tags describes: a trainer's own, as a rule."""
+    return Tag(name, printable(name), "symlog", "")
+
+
+def note(chart: Tag) -> str:
+    """What is healthy and what else it tells, in a few words."""
+    return "; ".join(filter(None, (chart.healthy, chart.tells))) or chart.definition
 
 
 def short_number(value: float) -> str:
@@ -45,47 +64,34 @@ class Axis:
         if scale == "share":
             return cls(scale, 0.0, 1.0)
         if scale == "log":
-            values = [value for value in values if value > 0] or [1.0]
-            high = max(values)
-            return cls(scale, max(min(values), high / 10 ** (2 * _DECADES)) / 1.3, high * 1.3)
+            values = [min(value, 1e300) for value in values if value > 1e-300] or [1.0]
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         if scale == "symlog":
             low, high = (min(_TALLEST, max(-_TALLEST, end)) for end in (low, high))
-        middle = max(abs(low), abs(high)) or 1.0
+        forward, back = _TRANSFORMS.get(scale, (float, float))
+        down, up = forward(low), forward(high)
+        if scale == "log":
+            return cls(scale, back(max(down, up - _DECADES) - 0.1), back(up + 0.1))
+        middle = max(abs(down), abs(up)) or 1.0
         # A constant is drawn in the middle.
-        pad = 0.05 * (high - low) if high - low > 1e-9 * middle else 0.5 * middle
-        if scale == "symlog" and high - low > 4:
-            down, up = _symlog(low), _symlog(high)
-            pad = 0.05 * (up - down)
-            return cls(scale, _symexp(down - pad), _symexp(up + pad))
-        return cls(scale, low - pad, high + pad)
+        pad = 0.05 * (up - down) if up - down > 1e-9 * middle else 0.5 * middle
+        return cls(scale, back(down - pad), back(up + pad))
 
     def at(self, value: float) -> float:
         """Where a finite value lies: 0 at the lower end, 1 at the upper."""
         if self.scale == "log" and value <= 0:
             return 0.0
-        transform = {"log": math.log10, "symlog": _symlog}.get(self.scale or "", float)
-        low, x, high = map(transform, (self.low, value, self.high))
+        low, x, high = map(_TRANSFORMS.get(self.scale, (float,))[0], (self.low, value, self.high))
         return min(1.0, max(0.0, (x - low) / (high - low)))
 
     def ticks(self) -> list[float]:
         """Some five round values inside."""
-        ticks: list[float] = []
-        if self.scale == "log":
-            ticks = _powers(self.low, self.high)
-        elif self.scale == "symlog" and max(-self.low, self.high) > 4:
+        ticks = _powers(self.low, self.high) if self.scale == "log" else []
+        if self.scale == "symlog" and max(-self.low, self.high) > 4:
             inside = [0.0, *_powers(1.0, self.high), *(-x for x in _powers(1.0, -self.low))]
             inside += [5 * x for x in inside if x] if len(inside) < 5 else []
             ticks = sorted(tick for tick in inside if self.low <= tick <= self.high)
         return ticks if len(ticks) > 1 else _round_values(self.low, self.high)
-
-
-def _symlog(x: float) -> float:
-    return x if abs(x) <= 1 else math.copysign(1 + math.log10(abs(x)), x)
-
-
-def _symexp(y: float) -> float:
-    return y if abs(y) <= 1 else math.copysign(10.0 ** (abs(y) - 1), y)
 
 
 def _powers(low: float, high: float) -> list[float]:
@@ -98,9 +104,8 @@ def _powers(low: float, high: float) -> list[float]:
 def _round_values(low: float, high: float) -> list[float]:
     rough = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(rough))
-    step = unit * next(s for s in _STEPS if s * unit >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
+    step = unit * next(s for s in (1.0, 2.0, 2.5, 5.0, 10.0) if s * unit >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
@@ -127,6 +132,11 @@ class Plot:
     rollbacks: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
 
     @property
+    def group(self) -> str:
+        """What stands before the slash of its name, by which a trainer's own are grouped."""
+        return printable(self.chart.name.rpartition("/")[0].partition("/")[0])
+
+    @property
     def is_zero(self) -> bool:
         """Whether every value is 0, and no alert says otherwise."""
         ends = (end for run in self.data["runs"] for end in (*run["low"], *run["high"]))
@@ -144,12 +154,12 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     end = max(1, *(attempt.last for run in runs for attempt in run.attempts))
     x = Axis("linear", 0, end)
     bounds = runs[0].limits(chart.name)
-    moves = [a for a in runs[0].attempts if chart.name in a.bands]
+    moves = [a.bands[chart.name] for a in runs[0].attempts if chart.name in a.bands]
     plot = Plot(
         chart,
         [(_x(x, tick), f"{tick:,.0f}") for tick in x.ticks() if tick == int(tick)],
         [(_y(y, tick), short_number(tick)) for tick in y.ticks()],
-        bands=[_band(*a.bands[chart.name], x, y) for a in moves if len(runs) == 1],
+        bands=[_band(low, high, x, y) for low, high in moves if len(runs) == 1],
         limits=[
             (_y(y, at), f"WARN {sign} {short_number(at)}")
             for sign, at in (("<", bounds.low), (">", bounds.high))
@@ -160,7 +170,9 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     )
     for index, (run, of_run) in enumerate(zip(runs, pieces, strict=True)):
         kept = [own for piece, _ in of_run for own in piece]
-        kept += _last_row(run, chart.name, kept)
+        last = value_of(run.latest, chart.name)
+        if kept and last is not None and (run.step, last) not in kept[-1].points():
+            kept += [Bin.over([run.step], [last])] if math.isfinite(last) else []
         low = [None if own.is_gap else float(f"{own.low:.4g}") for own in kept]
         high = [None if own.is_gap else float(f"{own.high:.4g}") for own in kept]
         plot.data["runs"].append({"step": [own.step for own in kept], "low": low, "high": high})
@@ -173,22 +185,11 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     return plot
 
 
-def _last_row(run: RecordedRun, tag: str, kept: Sequence[Bin]) -> list[Bin]:
-    """The last row as a bin of its own, unless the last stretch shows it."""
-    value, step = value_of(run.latest, tag), run.step
-    if not kept or value is None or step is None or not math.isfinite(value):
-        return []
-    return [] if (step, value) in kept[-1].points() else [Bin.over([step], [value])]
-
-
 def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
     for index, alert in enumerate(run.alerts):
         at = _x(x, alert["step"])
         if alert["tag"].removeprefix(REFERENCE) == plot.chart.name:
-            value = float(alert["value"])
-            # What has no place on the axis is marked at its foot, like a gap.
-            height = BOTTOM if math.isnan(value) else _y(y, value)
-            plot.markers.append((at, height, of, index, alert))
+            plot.markers.append((at, _y(y, float(alert["value"])), of, index, alert))
         elif alert["level"] != "INFO":
             plot.moments.append((at, alert["level"]))
     plot.moments = list(dict.fromkeys(plot.moments))  # of many at one place, one

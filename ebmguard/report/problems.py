@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections import ChainMap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 
 import tyro
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
 from ..check import show
 from ..check.problem import Problem, error, in_order, info, warn
-from .advice import advice
-from .folder import RecordedRun
+from .folder import RecordedRun, advice
 
 __all__ = ["CheckConfig", "check", "problems_of_run"]
 
-_LOST_ACCURACY = 0.05
-_SKIPPED = 0.05
-_TOLERANCE = 0.02
-_AMPLIFIED = 10.0
-# Rows after which a chain should have started afresh.
-_LONG = 100
 _MEDIANS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule))
 _FLOORS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
 _NONFINITE = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
@@ -39,8 +31,7 @@ _READ = {
 }
 # What a median beyond a rule's limit means.
 _MEANINGS = {
-    ("ess", "below"): "The effective sample size is {:.1%} of the negatives: a few of them carry "
-    "the batch.",
+    ("ess", "below"): "The effective sample size is {:.1%} of the negatives: a few carry it all.",
     ("pareto_k", "above"): "The weights' Pareto shape is {:.2g}: do not trust their variance.",
     ("energy_overlap", "above"): "{:.0%} of the pairs have a negative likelier than the data.",
     ("sampler/repeated", "above"): "{:.0%} of the samples are bit for bit the last call's.",
@@ -48,7 +39,7 @@ _MEANINGS = {
     ("buffer/age", "above"): "The chains are {:.0f} steps old.",
     ("sampler/clamped", "above"): "{:.0%} of the samples' entries lie at an end of the clamp.",
     ("sampler/acceptance", "below"): "A Metropolis test would accept {:.1%} of the steps: they are "
-    "too long for the density that the output scale speaks of, as JEM's are on purpose.",
+    "too long for its density, as JEM's are on purpose.",
     ("sampler/drift_to_noise", "above"): "The drift is {:.3g} times the noise: gradient ascent.",
     ("sampler/drift_to_noise", "below"): "The drift is {:.3g} times the noise: a random walk.",
 }
@@ -56,10 +47,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """List every problem of a run, each with its fix, by the limits of the alert rules.
-
-    The exit status is 1 where there is an error.
-    """
+    """List every problem of a run, each with its fix; the exit status is 1 with an error."""
 
     run: tyro.conf.Positional[Path]
     """The folder of a run."""
@@ -73,15 +61,10 @@ def check(config: CheckConfig) -> int:
 
 
 def problems_of_run(path: Path) -> list[Problem]:
-    """Every problem of a run folder, the worst first.
-
-    Raises:
-        ConfigError: it is no run folder, or a file in it is damaged.
-    """
+    """Every problem of a run folder, worst first; a ``ConfigError`` where it is none or damaged."""
     run = RecordedRun.read(path, whole=_READ)
-    told = (_of_outcome, _of_numbers, _of_alerts, _of_rollbacks)
-    measured = (_of_medians, _of_grad_scale, _of_sampler, _of_optimizer)
-    return in_order(problem for check in (*told, *measured) for problem in check(run))
+    checks = (_of_outcome, _of_numbers, _of_alerts, _of_rollbacks, _of_medians, _of_grad_scale)
+    return in_order(p for check in (*checks, _of_sampler, _of_optimizer) for p in check(run))
 
 
 def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
@@ -92,12 +75,11 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
     if run.accuracy:
         best_step, best = max(run.accuracy, key=lambda pair: pair[1])
         last_step, last = run.accuracy[-1]
-        if best - last > _LOST_ACCURACY:
+        if best - last > 0.05:
             text = f"Test accuracy fell from {best:.1%} (step {best_step:,}) to {last:.1%}."
-            fix = f"restart from a checkpoint near step {best_step:,} with other random numbers; "
-            fix += "see the alerts between the two."
+            fix = f"restart from a checkpoint near step {best_step:,} with other random numbers."
             yield error("accuracy_lost", f"step {last_step:,}", text, fix)
-    wanted, reached = run.setting("iterations"), run.latest["step"] + 1
+    wanted, reached = run.setting("iterations"), run.step + 1
     if not run.results and wanted and reached < wanted:
         text = f"{reached:,} of {wanted:,.0f} steps and no results.json: going on still, or killed."
         fix = "--resume, or g.resume() with Recovery(folder=...)."
@@ -106,16 +88,15 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
 
 def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
     for what, names in _NONFINITE.items():
-        series = [_known(run, f"nonfinite/{name}") for name in names.split()]
-        steps = {step for pairs in series for step, value in pairs if value > 0}
+        found = (pair for name in names.split() for pair in run.series(f"nonfinite/{name}"))
+        steps = {step for step, value in found if value > 0}
         if steps:
             text = f"{what} were NaN or infinite in {len(steps):,} steps, first here."
             fix = 'a lower learning rate; action="rollback", which replaces such buffer rows too.'
             yield error("nonfinite", f"step {min(steps):,}", text, fix)
-    skipped = [value > 0 for _, value in _known(run, "scaler/skipped")]
-    share = sum(skipped) / max(1, len(skipped))
-    if share > _SKIPPED:
-        text = f"The AMP scaler skipped {share:.0%} of the steps."
+    skipped = [value > 0 for _, value in run.series("scaler/skipped")]
+    if sum(skipped) > 0.05 * len(skipped):
+        text = f"The AMP scaler skipped {sum(skipped) / len(skipped):.0%} of the steps."
         fix = "autocast to bfloat16, which needs no scaler."
         yield warn("scaler_skips", "scaler/skipped", text, fix)
 
@@ -126,8 +107,9 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
         if entry.level != "INFO":
             times = f"{entry.count} times" if entry.count > 1 else "once"
             value, limit = float(alert["value"]), float(alert["limit"])
-            text = f"The rule fired {times}; {alert['tag']} was {value:.4g} here "
-            text += f"(limit {limit:.4g})."
+            text = (
+                f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g})."
+            )
             fix = ("; ".join(entry.remedies) or f"that of {alert.get('follows', 'others')}") + "."
             yield Problem(Level[entry.level], entry.rule, f"step {alert['step']:,}", text, fix)
 
@@ -135,26 +117,23 @@ def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
 def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     if not run.rollbacks:
         return
-    last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1].get("budget_left")
-    changes = ChainMap(*(record.get("changes", {}) for record in reversed(run.rollbacks)))
-    said = ", ".join(f"{name} {after:g}" for name, (_, after) in changes.items())
-    times = f"{count} rollback{'s' if count > 1 else ''}"
-    text = f"{times}, the last one for {last['rule']}; {left} left."
-    fix = "keep what the last one changed from the start: "
-    fix += f"{said or 'new random numbers were enough'}."
+    last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1]["budget_left"]
+    changes = {name: pair[1] for own in run.rollbacks for name, pair in own["changes"].items()}
+    said = ", ".join(f"{name} {after:g}" for name, after in changes.items())
+    text = f"{count} rollback{'s' if count > 1 else ''}, the last for {last['rule']}; {left} left."
+    fix = f"begin the next run with {said or 'new random numbers, which were enough'}."
     level = Level.WARN if left == 0 or count > 1 else Level.INFO
     yield Problem(level, "rollbacks", f"step {last['step']:,}", text, fix)
     for record in run.rollbacks:
         if record.get("certified") is False:
             text = f"It went back to step {record['restored_step']:,}, never quiet for long enough."
-            fix = "a lower learning rate or more SGLD steps at first; Recovery(every=, "
-            fix += "certify_after=) below the time to the first ERROR."
+            fix = "a lower learning rate at first; Recovery(every=, certify_after=) in fewer steps."
             yield warn("uncertified", f"step {record['step']:,}", text, fix)
-    relapses = [record for record in run.rollbacks if record.get("relapse")]
+    relapses = [record["step"] for record in run.rollbacks if record["relapse"]]
     if relapses:
         text = f"{len(relapses)} of {count} rollbacks did not hold."
         fix = "a change that lasts: beta_star up, more SGLD steps (Recovery(ladder=...))."
-        yield warn("relapse", f"step {relapses[-1]['step']:,}", text, fix)
+        yield warn("relapse", f"step {relapses[-1]:,}", text, fix)
 
 
 def _of_medians(run: RecordedRun) -> Iterator[Problem]:
@@ -173,14 +152,10 @@ def _of_medians(run: RecordedRun) -> Iterator[Problem]:
             yield Problem(bound.level, rule.name, tag, text, "; ".join(remedies) + ".")
 
 
-def _known(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
-    return [pair for pair in run.series(tag) if math.isfinite(pair[1])]
-
-
 def _late(run: RecordedRun, tag: str, window: int) -> float:
     """The median of the last known values; NaN where there are not as many."""
-    known = [value for _, value in _known(run, tag)[-window:]]
-    return statistics.median(known) if len(known) == window else math.nan
+    known = [value for _, value in run.series(tag)[-window:]]
+    return median(known) if len(known) == window else math.nan
 
 
 def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
@@ -188,15 +163,14 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
     beta_star = _late(run, "beta_star", 1)
     for rule in _FLOORS:
         tag = rule.reference_tag if beta_star == 0 else rule.tag
-        known = _known(run, tag)
+        known = run.series(tag)
         groups = groupby(known, lambda pair, floor=rule.floor: pair[1] < floor)  # type: ignore[misc]
         low = [[step for step, _ in pairs] for is_low, pairs in groups if is_low]
         long = [steps for steps in low if len(steps) >= rule.error_patience]
         if long:
             still = long[-1][-1] == known[-1][0]
             text = f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
-            text += ", to the end" if still else ""
-            text += ": no negative was competitive, and the generative part stood still."
+            text += (", to the end" if still else "") + ": no negative was competitive."
             fix = "; ".join(rule.remedies.at(beta_star)[:2]) + "."
             level = Level.ERROR if still and beta_star else Level.WARN
             yield Problem(level, rule.name, f"step {long[-1][0]:,}", text, fix)
@@ -205,35 +179,33 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
 def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     """Step and noise against the output scale, and chains that never start afresh."""
     step, noise = run.setting("step_size"), run.setting("noise_std")
-    gaps = dict(_known(run, "energy_gap"))
+    gaps = dict(run.series("energy_gap"))
     # o as the guard used it: of the gap in both units.
-    scales = [scaled / gaps[at] for at, scaled in _known(run, "energy_gap_scaled") if gaps.get(at)]
+    scales = [own / gaps[at] for at, own in run.series("energy_gap_scaled") if gaps.get(at)]
     if step and noise and scales:
-        implied, used = 2 * step / noise**2, statistics.median(scales)
-        if abs(used / implied - 1) > _TOLERANCE:
-            text = f"The guard ran with output_scale = {used:.6g}, but step {step:g} and noise "
-            text += f"{noise:g} mean 2 * step / noise**2 = {implied:g}."
+        implied, used = 2 * step / noise**2, median(scales)
+        if abs(used / implied - 1) > 0.02:
+            text = (
+                f"The guard ran with output_scale = {used:.6g}; 2 * step / noise**2 = {implied:g}."
+            )
             yield error("output_scale", "config.json", text, f"output_scale={implied:g}.")
-    reinit = _known(run, "buffer/reinit")
-    if len(reinit) >= _LONG and not any(value for _, value in reinit):
+    reinit = [value for _, value in run.series("buffer/reinit")]
+    if len(reinit) >= 100 and not any(reinit):
         text = "No chain has started afresh in the whole run."
-        fix = "a re-initialisation rate of 0.05, as JEM."
-        yield info("stale_chains", "buffer/reinit", text, fix)
-    if not _known(run, "sampler/drift_to_noise"):
-        text = "Step and noise of the sampler were not attached, so that drift, clamp and "
-        text += "acceptance are not known."
+        yield info("stale_chains", "buffer/reinit", text, "a reinit rate of 0.05, as JEM.")
+    if not run.series("sampler/drift_to_noise"):
+        text = "Drift, clamp and acceptance are unknown: step and noise were not attached."
         fix = "g.attach(step_size=..., noise_std=..., clamp=...)."
         yield info("unknown", "sampler/drift_to_noise", text, fix)
 
 
 def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
-    series = [value for _, value in _known(run, "optim/amplification")]
-    quarter = len(series) // 4
-    if quarter < 2:
-        return
-    first, last = statistics.median(series[:quarter]), statistics.median(series[-quarter:])
-    if first > 0 and last > _AMPLIFIED * first:
-        text = f"Updates per learning rate and GradScale grew from {first:.3g} to {last:.3g}: the "
-        text += "adaptive optimizer undoes what GradScale takes away (Appendix H of the paper)."
+    series = [value for _, value in run.series("optim/amplification")]
+    quarter = max(2, len(series) // 4)
+    first, last = (median(part or [0.0]) for part in (series[:quarter], series[-quarter:]))
+    if len(series) >= 8 and last > 10 * first > 0:
+        text = (
+            f"The adaptive optimizer undoes GradScale (Appendix H): {first:.3g} grew to {last:.3g}."
+        )
         fix = "more SGLD steps or a lower learning rate, so that GradScale comes back."
         yield warn("amplification", "optim/amplification", text, fix)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ import tyro
 
 from ..tags import Scale
 from .bins import Bin
-from .charts import ACCURACY, CHARTS, unnamed, value_of
-from .folder import RecordedRun
-from .plots import Axis, short_number
+from .folder import ACCURACY, RecordedRun, value_of
+from .plots import CHARTS, Axis, short_number, unnamed
 
 try:
     from rich.console import Console, Group, RenderableType
@@ -29,19 +29,16 @@ except ImportError as error:
 
 __all__ = ["WatchConfig", "sparkline", "watch"]
 
-_EVERY = 1.0
+_EVERY, _RATE_OVER = 1.0, 60.0  # seconds
 _EVERY_AS_TEXT = 30.0  # without a terminal, where frames are appended
-_RATE_OVER = 60.0
 _TEXT_HEIGHT = 50  # of a frame that is not for a screen
 
 _STYLES = {"": "green", "INFO": "cyan", "WARN": "yellow", "ERROR": "bold red"}
-_BAR = 24
-_LEVELS, _VALUES = 6, 12  # characters, with the space around them
+_BAR, _LEVELS, _VALUES = 24, 6, 12  # characters, with the space around them
 _NARROWEST_SPARK, _WIDEST_SPARK = 12, 100
 _MOST_OWN = 4  # of the trainer's own numbers
 _TALL = 34  # lines, from which on sparklines are two lines tall
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_NOT_A_NUMBER = "×"
+_BLOCKS, _NOT_A_NUMBER = " ▁▂▃▄▅▆▇█", "×"
 
 
 @dataclass(frozen=True)
@@ -63,39 +60,33 @@ def watch(config: WatchConfig) -> int:
     console = Console(highlight=False)
     tags = [chart.name for chart in CHARTS]
     run = RecordedRun(config.run, tags)
-    try:
+    with suppress(KeyboardInterrupt):
         if config.once:
             console.print(_frame(RecordedRun.read(config.run, tags), None, console))
         elif console.is_terminal:
             with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
                 live.update(f"reading {run.name}", refresh=True)  # some seconds where it is long
-                _follow(run, console, lambda frame: live.update(frame, refresh=True), 0.0)
+                for frame in _frames(run, console, 0.0):
+                    live.update(frame, refresh=True)
         else:
-            _follow(run, console, lambda frame: console.print(frame, "\n", end=""), _EVERY_AS_TEXT)
-    except KeyboardInterrupt:
-        pass
+            for frame in _frames(run, console, _EVERY_AS_TEXT):
+                console.print(frame, "\n", end="")
     return 0
 
 
-def _follow(
-    run: RecordedRun, console: Console, show: Callable[[RenderableType], None], every: float
-) -> None:
-    """Show frames until the run is over: with ``every``, only new ones and not too often."""
-    # Moments of the last minute, and how many rows there were.
-    seen: deque[tuple[float, int]] = deque()
+def _frames(run: RecordedRun, console: Console, every: float) -> Iterator[RenderableType]:
+    """Frames until the run is over: with ``every``, only new ones and not too often."""
+    seen: list[tuple[float, int]] = []  # of the last minute: when, and how many rows
     shown, is_new = -math.inf, True
     while True:
         is_new |= run.update()
         now, rows = time.monotonic(), run.row_count
-        if seen and rows < seen[-1][1]:
-            seen.clear()  # the file began anew
+        # Those with more rows than now are of before the file began anew.
+        seen = [(at, had) for at, had in seen if now - at <= _RATE_OVER and had <= rows]
         seen.append((now, rows))
-        while now - seen[0][0] > _RATE_OVER:
-            seen.popleft()
-        start, before = seen[0]
-        rate = (rows - before) / (now - start) if rows > before else None
+        rate = (rows - seen[0][1]) / (now - seen[0][0]) if rows > seen[0][1] else None
         if run.is_over or not every or (is_new and now - shown >= every):
-            show(_frame(run, rate, console))
+            yield _frame(run, rate, console)
             shown, is_new = now, False
         if run.is_over:
             return
@@ -107,19 +98,17 @@ def _frame(run: RecordedRun, rate: float | None, console: Console) -> Renderable
     if not run.attempts:
         there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
         return Group(Text(run.name, style="bold"), Text(there, style="dim"))
-    width, height = console.width, console.height if console.is_terminal else _TEXT_HEIGHT
-    charts = len(CHARTS) + len(run.own[:_MOST_OWN]) + bool(run.surviving(ACCURACY.name))
-    tall = 2 if height >= _TALL else 1
-    head = [_headline(run, rate), _state(run), Text()]
-    left = height - sum(_lines(part, width) for part in head) - charts * tall
-    rollbacks = _records("rollbacks", run.rollbacks, left // 3, width)
-    left -= sum(_lines(part, width) for part in rollbacks)
-    alerts = _records("alerts", run.alerts, left, width)
-    return Group(*head, _diagnostics(run, width, tall), *rollbacks, *alerts)
+    height = console.height if console.is_terminal else _TEXT_HEIGHT
+    table = _diagnostics(run, console.width, 2 if height >= _TALL else 1)
+    head = Group(_headline(run, rate), _state(run), Text(), table)
+    left = height - len(console.render_lines(head))
+    rollbacks = _records("rollbacks", run.rollbacks, left // 3, console)
+    left -= len(console.render_lines(rollbacks))
+    return Group(head, rollbacks, _records("alerts", run.alerts, left, console))
 
 
 def _headline(run: RecordedRun, rate: float | None) -> Text:
-    step, total = (run.step or 0) + 1, run.setting("iterations")
+    step, total = run.step + 1, run.setting("iterations")
     line = Text.assemble((run.name, "bold"), f"  step {step:,}")
     if total:
         share = max(0.0, min(1.0, step / total))
@@ -164,34 +153,27 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
     seen = [(own, bins) for own in others if (bins := run.surviving(own.name))]
     rows += [(own, run.latest.get(own.name, bins[-1].mean), bins) for own, bins in seen]
     bands = [_band(*run.limits(chart.name)[:2]) for chart, *_ in rows]
-    words = _LEVELS + max(len(chart.title) for chart, *_ in rows) + _VALUES
+    free = width - _LEVELS - max(len(chart.title) for chart, *_ in rows) - _VALUES
     # In a narrow terminal the bands make room for the lines.
-    with_band = width >= words + max(map(len, bands)) + _NARROWEST_SPARK
-    spark = width - words - (max(map(len, bands)) + 1 if with_band else 0)
+    with_band = free >= max(map(len, bands)) + _NARROWEST_SPARK
+    spark = free - (max(map(len, bands)) + 1 if with_band else 0)
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True, min_width=_LEVELS - 1)
     table.add_column(no_wrap=True, max_width=max(4, width - _LEVELS - _VALUES))
     table.add_column(no_wrap=True, min_width=_VALUES - 2, justify="right")
     columns = 3 + (spark >= _NARROWEST_SPARK // 2) + with_band
-    for _ in range(3, columns):
-        table.add_column(no_wrap=True)
+    lift = "\n" * (tall - 1)  # words stand at the foot of a tall line
     for (chart, value, bins), band in zip(rows, bands, strict=True):
         level = run.level(chart.name)
         name = level.name if level else ""
         lines = sparkline(bins, chart.scale, max(1, min(_WIDEST_SPARK, spark)), tall)
-        drawn = Text("\n".join(lines), style=_STYLES[name])
+        drawn = Text("\n".join(lines), _STYLES[name])
         bad = _STYLES["ERROR"] if run.bands.owes(chart.name) else "dim"
         drawn.highlight_words([_NOT_A_NUMBER], bad)
         shown = "unknown" if value is None else short_number(value)
-        lift = "\n" * (tall - 1)  # words stand at the foot of a tall line
-        cells = [
-            Text(lift + name, style=_STYLES[name]),
-            Text(lift + chart.title),
-            Text(lift + shown, style=_STYLES[name] if name else "bold"),
-            drawn,
-            Text(lift + band, style="dim"),
-        ]
-        table.add_row(*cells[:columns])
+        words = Text(lift + name, _STYLES[name]), Text(lift + chart.title)
+        number = Text(lift + shown, _STYLES[name] if name else "bold")
+        table.add_row(*(*words, number, drawn, Text(lift + band, "dim"))[:columns])
     return table
 
 
@@ -202,28 +184,19 @@ def _band(low: float, high: float) -> str:
     return above if math.isinf(high) else f"{short_number(low)} … {short_number(high)}"
 
 
-def _records(
-    title: str, records: Sequence[Mapping[str, Any]], room: int, width: int
-) -> list[RenderableType]:
+def _records(title: str, records: list[dict[str, Any]], room: int, console: Console) -> Group:
     """The latest, newest first, as many as there is room for, and one in any case."""
-    if not records:
-        return []
     shown: list[Text] = []
     room -= 3  # title, an empty line and the count of the rest
     for record in reversed(records):
-        line = Text(str(record["message"]), style=_STYLES.get(record.get("level", ""), ""))
-        room -= _lines(line, width)
+        line = Text(record["message"], _STYLES.get(record.get("level", ""), ""))
+        room -= len(console.render_lines(line))
         if shown and room < 0:
             break
         shown.append(line)
+    head = [Text(f"\nlatest {title}", "bold")] if records else []
     rest = len(records) - len(shown)
-    more = [Text(f"and {rest} before", style="dim")] if rest else []
-    return [Text(f"\nlatest {title}", style="bold"), *shown, *more]
-
-
-def _lines(part: RenderableType, width: int) -> int:
-    """Lines that a text takes, or nearly: words are not broken."""
-    return sum(1 + len(line) // width for line in str(part).split("\n"))
+    return Group(*head, *shown, *([Text(f"and {rest} before", "dim")] if rest else []))
 
 
 def _duration(seconds: float) -> str:

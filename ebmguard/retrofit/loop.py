@@ -100,9 +100,9 @@ class Loop:
                 self.rows.note({"alert_level": float(self._judge.level)}, row)
             self.actions.observe(row, alerts)
             self.writer.write_alerts([alert.record() for alert in alerts])
+            worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
+            self.course.update(row.step, self._judge.level, worst)
             if row.is_over:
-                worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
-                self.course.update(row.step, self._judge.level, worst)
                 self.writer.write(row.step, row.numbers | row.logged, row.samples)
             self.actions.report(alerts)
 

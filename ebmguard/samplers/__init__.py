@@ -1,13 +1,11 @@
 """Samplers of energy-based models: pure functions with an explicit random generator.
 
-- A sampler (:func:`sgld`, :func:`mala`, :func:`hmc`) is called as ``(f, x0, steps=, step_size=,
-  noise_std=, generator=)`` and returns the samples, a detached tensor like ``x0``.
-- A step (:func:`sgld_step`, :func:`mala_step`, :func:`hmc_step`) is called as ``(f, chains,
-  step_size=, noise_std=, generator=)`` and returns ``(chains, proposal)``: the new state, and what
-  became of the step. :func:`start_chains` makes the first state.
+- A sampler is called as ``(f, x0, steps=, step_size=, noise_std=, generator=)`` and returns
+  detached samples like ``x0``.
+- A step is called as ``(f, chains, step_size=, noise_std=, generator=)`` and returns ``(chains,
+  proposal)``; :func:`start_chains` makes the first chains.
 
-Parameters' gradients and the inputs stay untouched. Everything works on any device; the
-``torch.Generator`` must live on that of the samples.
+Parameters' gradients and inputs stay untouched. The generator lives on the device of the samples.
 """
 
 from .chains import Chains, Proposal, start_chains

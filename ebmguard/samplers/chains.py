@@ -1,4 +1,4 @@
-"""What every step of a sampler takes and returns."""
+"""What a step of any sampler takes and returns, and what all samplers check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import ConfigError, ShapeError, typed
 
 __all__ = [
     *("Chains", "Energy", "Proposal", "start_chains"),
-    *("check_count", "check_noise", "check_start", "evaluated", "slope"),
+    *("check_count", "check_noise", "evaluated", "slope"),
 ]
 
 Energy: TypeAlias = Callable[[Tensor], Tensor]
@@ -41,7 +41,7 @@ class Proposal(NamedTuple):
 
 @typed
 def start_chains(f: Energy, x0: Tensor, *, dim: int = 0) -> Chains:
-    """Evaluate f and its gradient at the start points.
+    """Evaluate f and its gradient at the start points x0; ConfigError of whole numbers.
 
     Args:
         f: negative energy: ``(B, ...)`` to ``(B,)``, or ``(*models, B, ...)`` to ``(*models, B)``;
@@ -49,7 +49,6 @@ def start_chains(f: Energy, x0: Tensor, *, dim: int = 0) -> Chains:
         x0: start points.
         dim: the batch dimension; 1 for ``(models, B, ...)``.
     """
-    check_start(x0)
     return evaluated(f, x0, dim)
 
 
@@ -67,14 +66,14 @@ def evaluated(f: Energy, x: Tensor, dim: int) -> Chains:
 
 def slope(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
     """What f returns at x, and the gradient of its sum, both detached."""
+    if not x.is_floating_point():
+        raise ConfigError(f"x0 has dtype {x.dtype}, expected floating-point start points")
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         values = f(x)
         if not isinstance(values, Tensor) or not values.requires_grad:
             found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)
-            raise ShapeError(
-                f"f returned {found[:50]}; expected a tensor of energies that depend on x"
-            )
+            raise ShapeError(f"f returned {found[:50]}; expected energies that depend on x")
         (grad,) = torch.autograd.grad(values.sum(), x)
     return values.detach(), grad
 
@@ -83,12 +82,6 @@ def check_count(name: str, count: int, least: int) -> None:
     """Refuse, with a ``ConfigError``, a number of steps or samples that is too small."""
     if count < least:
         raise ConfigError(f"{name} is {count}, expected a whole number, {least} or more")
-
-
-def check_start(x0: Tensor) -> None:
-    """Refuse start points that are no floating-point tensor."""
-    if not x0.is_floating_point():
-        raise ConfigError(f"x0 has dtype {x0.dtype}, expected floating-point start points")
 
 
 def check_noise(noise: Tensor | None, shape: Sequence[int], generator: Generator | None) -> None:

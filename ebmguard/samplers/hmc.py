@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypedDict
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
@@ -15,25 +15,12 @@ from .chains import Chains, Energy, Proposal, check_count, check_noise, evaluate
 __all__ = ["hmc", "hmc_step", "leapfrog", "mala", "mala_step"]
 
 
-class _Settings(TypedDict):
-    steps: int
-    step_size: float
-    noise_std: float
-
-
 def leapfrog(
-    f: Energy,
-    chains: Chains,
-    momentum: Tensor,
-    *,
-    steps: int,
-    step_size: float,
-    noise_std: float,
+    f: Energy, chains: Chains, momentum: Tensor, *, steps: int, step_size: float, noise_std: float
 ) -> tuple[Chains, Tensor, Tensor]:
-    """Follow Hamilton's equations for `steps` leapfrog steps.
+    """Follow H(x, p) = -o f(x) + |p|²/2, o = 2 step_size / noise_std**2, in steps of noise_std.
 
-    Of H(x, p) = -o f(x) + |p|²/2 with o = 2 step_size / noise_std**2, in steps of length noise_std
-    (Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30). Returns the ends, the momenta
+    Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30. Returns the ends, the momenta
     there, and H(start) - H(end) for each chain, float64 (float32 on MPS).
     """
     # Positions and momenta are as wide as the energies: they lose what f itself has lost, o eps f,
@@ -89,16 +76,16 @@ def hmc_step(
         ConfigError: settings that are not above 0, or both `noise` and `generator`.
         ShapeError: what f returns, see :func:`start_chains`.
     """
-    settings = _settings(leapfrog_steps, step_size, noise_std)
+    walk = _trajectory(leapfrog_steps, step_size, noise_std)
     for each, like in zip(noise or (), (chains.x, chains.f), strict=False):
         check_noise(each, like.shape, generator)
-    return _step(f, chains, settings, generator, noise)
+    return _step(walk, f, chains, generator, noise)
 
 
 def _step(
+    walk: partial[tuple[Chains, Tensor, Tensor]],
     f: Energy,
     chains: Chains,
-    settings: _Settings,
     generator: Generator | None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
@@ -109,41 +96,20 @@ def _step(
         wide = torch.promote_types(x.dtype, torch.float32)
         noise = z, torch.rand(chains.f.shape, generator=generator, device=device, dtype=wide)
     z, u = noise
-    end, _, log_ratio = leapfrog(f, chains, z, **settings)
+    end, _, log_ratio = walk(f, chains, z)
     divergent = ~torch.isfinite(log_ratio)
     acceptance = torch.where(divergent, 0.0, log_ratio.clamp(max=0.0).exp())
     accepted = u < acceptance
     chosen = accepted.reshape(accepted.shape + (1,) * (x.ndim - accepted.ndim))
-    moved = Chains(
-        torch.where(chosen, end.x, x),
-        torch.where(accepted, end.f, chains.f),
-        torch.where(chosen, end.grad, chains.grad),
-    )
+    moved = Chains(*map(torch.where, (chosen, accepted, chosen), end, chains))
     return moved, Proposal(end, acceptance, accepted, divergent)
 
 
-def mala_step(
-    f: Energy,
-    chains: Chains,
-    *,
-    step_size: float,
-    noise_std: float,
-    generator: Generator | None = None,
-    noise: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Chains, Proposal]:
-    """:func:`hmc_step` with one leapfrog step (Neal 2011, Section 5.2): a tested Langevin step.
+mala_step = partial(hmc_step, leapfrog_steps=1)
+""":func:`hmc_step` with one leapfrog step (Neal 2011, Section 5.2): a tested Langevin step.
 
-    The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996).
-    """
-    return hmc_step(
-        f,
-        chains,
-        leapfrog_steps=1,
-        step_size=step_size,
-        noise_std=noise_std,
-        generator=generator,
-        noise=noise,
-    )
+The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996).
+"""
 
 
 @typed
@@ -166,46 +132,27 @@ def hmc(
     those of :func:`start_chains` and :func:`hmc_step`. Returns detached samples like `x0`.
     """
     check_count("steps", steps, 0)
-    settings = _settings(leapfrog_steps, step_size, noise_std)
+    walk = _trajectory(leapfrog_steps, step_size, noise_std)
     chains = start_chains(f, x0, dim=dim)
     for _ in range(steps):
-        chains, proposal = _step(f, chains, settings, generator)
+        chains, proposal = _step(walk, f, chains, generator)
         if on_step is not None:
             on_step(proposal)
     return chains.x
 
 
-def mala(
-    f: Energy,
-    x0: Tensor,
-    *,
-    steps: int,
-    step_size: float,
-    noise_std: float,
-    generator: Generator | None = None,
-    dim: int = 0,
-    on_step: Callable[[Proposal], object] | None = None,
-) -> Tensor:
-    """:func:`hmc` with one leapfrog step: `steps` steps of :func:`mala_step` from `x0`."""
-    return hmc(
-        f,
-        x0,
-        steps=steps,
-        leapfrog_steps=1,
-        step_size=step_size,
-        noise_std=noise_std,
-        generator=generator,
-        dim=dim,
-        on_step=on_step,
-    )
+mala = partial(hmc, leapfrog_steps=1)
+""":func:`hmc` with one leapfrog step: `steps` steps of :func:`mala_step` from `x0`."""
 
 
-def _settings(leapfrog_steps: int, step_size: float, noise_std: float) -> _Settings:
+def _trajectory(
+    leapfrog_steps: int, step_size: float, noise_std: float
+) -> partial[tuple[Chains, Tensor, Tensor]]:
     check_count("leapfrog_steps", leapfrog_steps, 1)
     for name, value in (("step_size", step_size), ("noise_std", noise_std)):
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value < math.inf:
             raise ConfigError(
                 f"{name} is {value}, expected a finite number above 0: the density that the chains "
                 "are tested on is exp(o f) with o = 2 step_size / noise_std**2"
             )
-    return {"steps": leapfrog_steps, "step_size": step_size, "noise_std": noise_std}
+    return partial(leapfrog, steps=leapfrog_steps, step_size=step_size, noise_std=noise_std)

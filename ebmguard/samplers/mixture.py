@@ -18,16 +18,15 @@ class Mixture:
     """A sampler that asks several samplers, and puts their samples side by side.
 
     The weights of the robust objective go to the negatives that are likely under the model: one
-    sampler that delivers is enough. At β* = 0 all negatives weigh the same. Every sampler gets the
-    arguments of the call, and returns as many samples as it likes. ::
+    sampler that delivers is enough. Every sampler gets the arguments of the call, and returns as
+    many samples as it likes. ::
 
         sample_q = Mixture({
             "buffer": lambda f: mala(f, from_buffer(64), ...),
             "noise": lambda f: sgld(f, torch.rand(16, 3, 32, 32) * 2 - 1, ...),
         })
 
-    Under :func:`ebmguard.guard` all of them run on the tempered energy. Called with labels y, the
-    labels of the negatives are ``torch.cat([y] * len(samplers))``.
+    Called with labels y, the labels of the negatives are ``torch.cat([y] * len(samplers))``.
 
     Args:
         samplers: by name, which becomes part of tags; each returns one tensor of samples.
@@ -42,10 +41,7 @@ class Mixture:
 
     def __init__(self, samplers: Mapping[str, Callable[..., Tensor]], *, dim: int = 0) -> None:
         if not samplers:
-            raise ConfigError(
-                f"Mixture: samplers is {samplers!r}; expected at least one sampler by its name, as "
-                'in {"buffer": ..., "noise": ...}.'
-            )
+            raise ConfigError('Mixture: expected at least one sampler, as in {"noise": draw}.')
         if dim < 0:
             raise ConfigError(f"Mixture: dim is {dim}; expected a dimension from the left, from 0.")
         for name, sampler in samplers.items():
@@ -56,8 +52,7 @@ class Mixture:
                     f"Mixture: the sampler {name!r} is a {type(sampler).__name__}, which cannot be "
                     "called. Pass its method that draws samples."
                 )
-        self.samplers = dict(samplers)
-        self.dim = dim
+        self.samplers, self.dim = dict(samplers), dim
         self.parts: dict[str, slice] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -82,9 +77,8 @@ class Mixture:
                 )
             if self._common(x) != self._common(first):
                 raise SamplerError(
-                    f"Mixture: the sampler {name!r} returned {_described(x)}, and "
-                    f"{first_name!r} {_described(first)}; expected the same but for dimension "
-                    f"{self.dim}, that of the batch."
+                    f"Mixture: the sampler {name!r} returned {_described(x)}, and {first_name!r} "
+                    f"{_described(first)}; expected the same but for dimension {self.dim}."
                 )
             parts[name] = slice(start, start + x.shape[self.dim])
             start = parts[name].stop

@@ -50,20 +50,16 @@ class ReplayBuffer(Stateful):
         dtype: torch.dtype = torch.float32,
         classes: int = 1,
     ) -> None:
-        if size < 1:
-            raise ConfigError(f"size is {size}, expected at least one chain")
-        if classes < 1 or size % classes:
+        if size < 1 or classes < 1 or size % classes:
             raise ConfigError(
-                f"size is {size} and classes is {classes}, expected classes that divide it"
+                f"size is {size} and classes is {classes}, expected a multiple of it above 0"
             )
         if not 0 <= reinit_rate <= 1:
             raise ConfigError(f"reinit_rate is {reinit_rate}, expected a probability in [0, 1]")
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"low is {low} and high is {high}, expected finite low < high")
-        self.reinit_rate = reinit_rate
+        self.reinit_rate, self.generator, self.classes = reinit_rate, generator, classes
         self.low, self.high = low, high
-        self.generator = generator
-        self.classes = classes
         self._sample_shape = tuple(sample_shape)
         self._dtype = dtype
         self.samples = self._fresh(size)
@@ -80,8 +76,8 @@ class ReplayBuffer(Stateful):
 
         Args:
             n: how many.
-            labels: draw each from the chains of its class: (n,) int64 in [0, classes), which is
-                not checked: that would wait for the device.
+            labels: draw each from the chains of its class: (n,) int64 in [0, classes). Their range
+                is not checked, since that would wait for the device.
 
         Returns:
             Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
@@ -121,14 +117,12 @@ class ReplayBuffer(Stateful):
             samples: (n, *sample_shape); ConfigError of what does not fit the buffer.
         """
         expected = (*indices.shape, *self._sample_shape)
-        if indices.ndim != 1 or samples.shape != expected:
+        if indices.ndim != 1 or samples.shape != expected or indices.dtype != torch.int64:
             raise ConfigError(
                 f"samples have shape {tuple(samples.shape)} for indices of shape "
-                f"{tuple(indices.shape)}, expected (n, {', '.join(map(str, self._sample_shape))}) "
-                "and (n,)"
+                f"{tuple(indices.shape)} and {indices.dtype}, expected "
+                f"(n, {', '.join(map(str, self._sample_shape))}) for (n,) and torch.int64"
             )
-        if indices.dtype != torch.int64:
-            raise ConfigError(f"indices have dtype {indices.dtype}, expected int64")
         # Duplicate rows: which write lands last is undefined on several threads or a GPU, so every
         # duplicate writes the value of the last one.
         order = torch.arange(len(indices), device=indices.device)

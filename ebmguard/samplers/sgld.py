@@ -10,16 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..errors import ConfigError, ShapeError, typed
-from .chains import (
-    Chains,
-    Energy,
-    Proposal,
-    check_count,
-    check_noise,
-    check_start,
-    evaluated,
-    slope,
-)
+from .chains import Chains, Energy, Proposal, check_count, check_noise, evaluated, slope
 
 __all__ = ["annealed", "random_steps", "sgld", "sgld_step"]
 
@@ -74,14 +65,13 @@ def sgld(
     """Run `steps` Langevin steps from `x0` towards high `f`; its parameters' gradients stay.
 
     Args:
-        f: negative energy, one value for each sample: (B, ...) -> (B,), or (models, B, ...) ->
-            (models, B) of an ensemble.
+        f: negative energy: (B, ...) to (B,), or (models, B, ...) to (models, B) of an ensemble.
         x0: start points, of any shape that f takes.
         steps: at least 0.
         step_size: factor of the gradient; one number, or one for each step (see :func:`annealed`).
         noise_std: standard deviation of the noise, in units of `x0`; likewise. 0 draws nothing.
         generator: source of the noise, on the device of `x0`; None is PyTorch's global one.
-        clamp: (low, high) of the samples after each step; None leaves them free, as JEM.
+        clamp: (low, high) of the samples after each step; None leaves them free.
         grad_clip: what entries of the gradient are cut to, before `step_size` multiplies them
             (IGEBM: 0.01). Where it cuts, the chains sample no density that is known, and tempering
             f does not slow them down.
@@ -92,11 +82,10 @@ def sgld(
         Detached samples, in the shape of `x0`.
 
     Raises:
-        ConfigError: a setting out of range, or both `noise` and `generator`.
+        ConfigError: a setting out of range, both `noise` and `generator`, or `x0` of whole numbers.
         ShapeError: `noise` has another shape.
     """
     move = _update(steps, step_size, noise_std, generator, clamp, grad_clip)
-    check_start(x0)
     check_noise(noise, (steps, *x0.shape), generator)
     if noise is not None and (noise.ndim != x0.ndim + 1 or noise.shape[0] != steps):
         raise ShapeError(
@@ -105,8 +94,7 @@ def sgld(
         )
     x = x0.detach()
     for step in range(steps):
-        _, grad = slope(f, x)
-        x = move(step, x, grad, None if noise is None else noise[step])
+        x = move(step, x, slope(f, x)[1], None if noise is None else noise[step])
     return x
 
 
@@ -115,8 +103,7 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
     """A number for each step of a chain, from `first` down or up to `last`.
 
     For ``step_size`` and ``noise_std`` of :func:`sgld`. A chain that is to follow exp(o f) all the
-    way has the steps ``[o / 2 * noise**2 for noise in annealed(...)]``. With the step kept and the
-    noise annealed, o grows along the chain, and its output scale is that of the last steps.
+    way has the steps ``[o / 2 * noise**2 for noise in annealed(...)]``.
 
     Args:
         first, last: of the first and of the last step; an only step has the last.
@@ -171,16 +158,13 @@ def _update(
         given: Any = setting if isinstance(setting, Sequence) else [setting]
         for value in given:
             if not 0 <= float(value) < math.inf:
-                raise ConfigError(
-                    f"{name} is {value}, expected a finite number, 0 or more, or a list of them, "
-                    "one for each step"
-                )
+                raise ConfigError(f"{name} is {value}, expected a finite number, 0 or more")
         sizes[name] = given if given is setting else given * steps
         if len(sizes[name]) != steps:
             raise ConfigError(f"{name} has {len(given)} entries for {steps} steps")
     if clamp is not None and not clamp[0] < clamp[1]:
         raise ConfigError(f"clamp is {clamp}, expected (low, high) with low < high")
-    if grad_clip is not None and not (math.isfinite(grad_clip) and grad_clip > 0):
+    if grad_clip is not None and not 0 < grad_clip < math.inf:
         raise ConfigError(f"grad_clip is {grad_clip}, expected a finite number above 0, or None")
 
     def move(step: int, x: Tensor, grad: Tensor, noise: Tensor | None) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,49 +26,29 @@ _MOST = 0.7  # of the steps must agree
 
 @dataclass(frozen=True)
 class Measured:
-    """A sampler, measured: ``x += step * gradient + noise * randn``.
+    """A sampler, measured: ``x += step * gradient + noise * randn``, NaN where unknown.
 
     The gradient is that of the energy itself, whatever multiple of it the sampler differentiates.
-
-    Attributes:
-        verdict: "exact" where the numbers hold to rounding; else, in words, why not.
-        step: negative where the sampler goes down. NaN where unknown, as are the other numbers.
-        noise: standard deviation of the noise.
-        output_scale: 2 |step| / noise², the o of exp(o f).
-        step_error, noise_error, output_scale_error: standard errors.
-        convention: "log_density" where the sampler goes up, "energy" where it goes down; None
-            unless the step is larger than four standard errors.
-        share: smallest share, over the steps, of the free entries that obey to rounding.
-        sizes: step and noise of each step, where they differ along the chain.
-        clamp: the ends of the samples' range; None where none is seen.
-        clip: how the gradient is clipped, in words; empty where it is not.
-        decay: factor of -x in the update.
-        notes: further facts, in words.
     """
 
-    verdict: str
-    step: float = math.nan
-    noise: float = math.nan
-    output_scale: float = math.nan
-    step_error: float = math.nan
+    verdict: str  # "exact" where the numbers hold to rounding; else, in words, why not
+    step: float = math.nan  # negative where the sampler goes down
+    noise: float = math.nan  # standard deviation
+    output_scale: float = math.nan  # 2 |step| / noise², the o of exp(o f)
+    step_error: float = math.nan  # standard errors
     noise_error: float = math.nan
     output_scale_error: float = math.nan
-    convention: str | None = None
-    share: float = 0.0
-    sizes: tuple[tuple[float, float], ...] = ()
-    clamp: tuple[float | None, float | None] = (None, None)
-    clip: str = ""
-    decay: float = 0.0
-    notes: tuple[str, ...] = ()
+    convention: str | None = None  # "log_density": it goes up; "energy": down
+    share: float = 0.0  # of the free entries that obey to rounding, the smallest of the steps
+    sizes: tuple[tuple[float, float], ...] = ()  # step and noise of each step, where they differ
+    clamp: tuple[float | None, float | None] = (None, None)  # the ends of the samples' range
+    clip: str = ""  # how the gradient is clipped, in words; empty where it is not
+    decay: float = 0.0  # factor of -x in the update
+    notes: tuple[str, ...] = ()  # further facts, in words
 
     @classmethod
     def of(cls, evaluations: Sequence[Evaluation], draws: Sequence[Draw | None]) -> Measured:
-        """What the chain behind these evaluations is.
-
-        Args:
-            evaluations: of one energy along one chain, in order.
-            draws: ``recording.draws.log`` of the recording that they are from.
-        """
+        """What a chain is, from its evaluations of one energy and ``recording.draws.log``."""
         points = [seen.point[0] for seen in evaluations]
         if points and all(torch.equal(x, x.round()) for x in points):
             return cls("discrete samples")
@@ -84,8 +63,8 @@ class Measured:
             return cls("HMC" if is_free else f"momentum ({momenta[-1]:.4g})")
         told = [pair for pair in pairs if not pair[1].why]
         if len(told) < max(2, _MOST * len(pairs)):
-            why = Counter(step.why for _, step in pairs if step.why)
-            return cls(why.most_common(1)[0][0] if why else "one step alone was told")
+            why = [step.why for _, step in pairs if step.why]
+            return cls(statistics.mode(why) if why else "one step alone was told")
         return _pooled(told)
 
     @property
@@ -141,17 +120,14 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
         f"{stays:.0%} of the samples stay (a rejection?)": stays > 0,
     }
     notes = tuple(note for note, holds in said.items() if holds)
-    factors = [_factor(seen) for seen, _ in told]
     if not any(step.noise for step in steps):
         return Measured("gradient steps without noise", notes=notes)
-    factor = factors[0]
-    if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in factors):
+    factor, *others = (_factor(seen) for seen, _ in told)
+    if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in others):
         return Measured("the output is not differentiated as it is, and alike for all samples")
     sizes = [(step.step * factor, step.noise) for step in steps]
-    size, size_error = _mean(
-        [(step.step * factor, step.step_error * abs(factor)) for step in steps]
-    )
-    noise, noise_error = _mean([(step.noise, step.noise_error) for step in steps])
+    size, size_error = _mean([(s.step * factor, s.step_error * abs(factor)) for s in steps])
+    noise, noise_error = _mean([(s.noise, s.noise_error) for s in steps])
     moved = [a * float(seen.point[1].norm()) for (a, _), (seen, _) in zip(sizes, told, strict=True)]
     # A step that rounding blurs says nothing of a change.
     blurred = any(_SURE * step.step_error > _SAME * abs(step.step) for step in steps)
@@ -206,8 +182,7 @@ def _factor(seen: Evaluation) -> float:
     if cotangent is None or not cotangent.numel():
         return math.nan
     each = cotangent.cpu().double().reshape(len(cotangent) if cotangent.ndim else 1, -1)
-    # Heads that are all taken alike are one energy, their sum; others are weighted (a logsumexp,
-    # one column), and the weights add up to the factor.
+    # Heads taken alike are one energy, their sum; weights of a logsumexp add up to the factor.
     first = each[:, :1]
     is_alike = bool((each - first).abs().max() <= 1e-6 * each.abs().max())
     of_rows = first[:, 0] if is_alike else each.sum(1)

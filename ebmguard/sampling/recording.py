@@ -1,15 +1,12 @@
-"""Copies of what a sampler does: its Gaussian draws, and its differentiated calls of an energy.
-
-Nothing of the sampler changes: hooks look at gradients that pass by, and no random number is drawn.
-"""
+"""Copies of a sampler's Gaussian draws and differentiated energies; it goes on as without them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +16,13 @@ from torch.utils.hooks import RemovableHandle
 
 __all__ = ["Draw", "Draws", "Evaluation", "Recording", "is_capturing"]
 
+_NONE = slice(0)
 # Functions of normal numbers, and where their positional arguments have the standard deviation.
-_GAUSSIAN = {"randn": None, "randn_like": None, "normal": 1, "normal_": 2}
+_GAUSSIAN = {"randn": _NONE, "randn_like": _NONE, "normal": slice(1, 2), "normal_": slice(2, 3)}
 _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
 
 
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """Gaussian numbers that Python code has drawn, in a copy."""
 
     values: Tensor
@@ -39,20 +36,12 @@ class Draws(TorchFunctionMode):
         super().__init__()
         self.log: list[Draw | None] = []  # None in the place of what was dropped
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
-            position = _GAUSSIAN[name]
-            given = args[position] if position is not None and len(args) > position else 1.0
-            std = kwargs.get("std", given)
+            std = kwargs.get("std", next(iter(args[_GAUSSIAN[name]]), 1.0))
             if isinstance(std, Tensor):
                 first = std.flatten()[0]
                 std = float(first) if bool((std == first).all()) else None
@@ -93,14 +82,12 @@ class Evaluation:
 class Recording:
     """Records energies while it is active: ``with Recording() as seen: sample_q(f)``.
 
-    It then sees calls of all modules, but for those inside of a recorded one, through
-    ``nn.Module.__call__``. Where calls pass through another's hands anyway, that one hands them to
-    :meth:`call` instead, inside of :meth:`listening`, and nothing is patched.
+    It then sees calls of all modules, but for those inside of a recorded one. Inside of
+    :meth:`listening` it sees only those that are handed to :meth:`call`, and patches nothing.
 
     Args:
         on_evaluation: called with each evaluation, once it has been differentiated.
-        on_call: called with ``(energy, args, kwargs, output)`` after each of these calls; what it
-            returns is the ``noted`` of the evaluation.
+        on_call: called with ``(energy, args, kwargs, output)``; what it returns is ``noted``.
         ends: keep only so many evaluations, two or more, at either end, and the draws around them.
         has_draws: whether draws are copied, into ``draws``.
     """
@@ -109,7 +96,7 @@ class Recording:
         self,
         *,
         on_evaluation: Callable[[Evaluation], object] | None = None,
-        on_call: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], object] | None = None,
+        on_call: Callable[[Any, Any, Any, Any], object] | None = None,
         ends: int | None = None,
         has_draws: bool = True,
     ) -> None:
@@ -117,8 +104,7 @@ class Recording:
         self.evaluations: list[Evaluation] = []  # in the order in which they were differentiated
         self._on_evaluation, self._on_call = on_evaluation, on_call
         self._ends, self._has_draws = ends, has_draws
-        self._is_inside = False
-        self._known: set[int] = set()
+        self._is_inside, self._known = False, set[int]()  # ids of energies
         self._patched = ExitStack()
         self._hooks: list[tuple[Evaluation, RemovableHandle]] = []
 
@@ -146,16 +132,12 @@ class Recording:
             self._unhook(list(self._hooks))
 
     def call(
-        self,
-        energy: Any,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, energy: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         """``function(*args, **kwargs)``, recorded as a call of the energy unless inside of one."""
         if self._is_inside:
             return function(*args, **kwargs)
-        seen = self._begin(energy, (*args, *kwargs.values()))
+        seen = self._begin(energy, (*args, *kwargs.values())) if torch.is_grad_enabled() else None
         # What is no energy, such as a loss that is a module, may call one.
         self._is_inside = id(energy) in self._known
         try:
@@ -172,11 +154,10 @@ class Recording:
         return output
 
     def _begin(self, energy: Any, given: Sequence[Any]) -> Evaluation | None:
-        for x in given if torch.is_grad_enabled() else ():
-            if isinstance(x, Tensor) and x.requires_grad and x.is_floating_point() and x.ndim:
-                leaf = _leaf_behind(x) if _is_plain(x) else None
-                if leaf is None:
-                    continue
+        for x in given:
+            moving = isinstance(x, Tensor) and x.requires_grad and x.is_floating_point() and x.ndim
+            leaf = _leaf_behind(x) if moving and _is_plain(x) else None
+            if leaf is not None:
                 # A sampler may move one leaf in place: hooks must not pile up on it.
                 self._unhook([each for each in self._hooks if each[0].gradient is not None])
                 self._known.add(id(energy))
@@ -191,19 +172,18 @@ class Recording:
 
     def _hook(self, seen: Evaluation, x: Tensor, name: str) -> None:
         def look(gradient: Tensor) -> None:
-            is_input = name == "gradient"
             # What comes by another way than through the output is that of another call.
-            if is_input and seen.cotangent is None and seen.output is not None:
+            is_input = name == "gradient"
+            is_others = is_input and seen.cotangent is None and seen.output is not None
+            if is_others or getattr(seen, name) is not None or not _is_plain(gradient):
                 return
-            if getattr(seen, name) is None and _is_plain(gradient):
-                if is_input:
-                    reached = {e for e, _ in self._hooks if e.cotangent is not None}
-                    waiting = [e for e in reached if e.gradient is None and not e.is_joint]
-                    for each in waiting if len(waiting) > 1 else ():
-                        each.is_joint = True
-                setattr(seen, name, gradient.detach().clone())
-                if is_input:
-                    self._keep(seen)
+            reached = {e for e, _ in self._hooks if e.cotangent is not None} if is_input else set()
+            waiting = [e for e in reached if e.gradient is None and not e.is_joint]
+            for each in waiting if len(waiting) > 1 else ():
+                each.is_joint = True
+            setattr(seen, name, gradient.detach().clone())
+            if is_input:
+                self._keep(seen)
 
         self._hooks.append((seen, x.register_hook(look)))  # type: ignore[no-untyped-call]
 
@@ -238,14 +218,11 @@ def _is_plain(x: Tensor) -> bool:
 
 def _leaf_behind(x: Tensor) -> Tensor | None:
     """The one leaf that x was computed from, else x itself; None where parameters are behind x."""
-    if x.is_leaf:
-        return x
     found: dict[int, Tensor] = {}
-    seen: set[Any] = set()
+    seen: set[Any] = {None}
     todo: list[Any] = [x.grad_fn]
-    while todo and len(seen) < _MOST_NODES:
-        node = todo.pop()
-        if node is None or node in seen:
+    while todo and len(seen) <= _MOST_NODES:
+        if (node := todo.pop()) in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)

@@ -1,14 +1,11 @@
-"""One step of a sampler, solved: x' - x = a g + s n, from the gradient g and the draws n.
-
-Noise that is known is taken off to the last bit, so that few entries tell a and s to rounding.
-"""
+"""One step of a sampler, solved to rounding: x' - x = a g + s n, of the gradient g and draws n."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +23,7 @@ _ALL = 0.97  # of them is all: the rest are accidents of rounding
 _AT_ONCE = 512  # steps whose noise may be drawn at once
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What one step did: a and s with their standard errors, NaN where no entries tell them."""
 
     step: float = math.nan
@@ -46,25 +42,21 @@ class Step:
 def solve(
     x: Tensor, gradient: Tensor, end: Tensor, draws: Sequence[Draw], before: Tensor | None = None
 ) -> Step:
-    """The step from ``x`` to ``end``.
+    """The step from samples x to end, ``(B, ...)``, with the gradient at x.
 
-    Args:
-        x, end: samples, ``(B, ...)``, before and after.
-        gradient: what the sampler got at ``x``, in its shape.
-        draws: those that may have entered, of ``x``'s shape, of as many entries, shared by the
-            first dimension, or with that of the steps in front.
-        before: the samples of one step earlier, for momentum.
+    A draw has x's shape, as many entries, no first dimension, or one of the steps in front. The
+    samples ``before`` are those of one step earlier, for momentum.
     """
     pick = _picker(x)
-    start, g, y = pick(x), pick(gradient), pick(end)
-    dx = y - start
-    back = None if before is None else pick(before)
-    moves = (dx != 0).any(1)
-    if back is not None:
-        moves &= (y != back).any(1)  # a rejected proposal is left again
-    at_end, clamp = _at_ends(y)
+    start, g, y = map(pick, (x, gradient, end))
+    dx, back = y - start, start if before is None else pick(before)
+    moves = (dx != 0).any(1) & (y != back).any(1)  # a rejected proposal is left again
+    # Values at either end that many entries share.
+    least = max(3, 1e-4 * y.numel())
+    low, high = (float(end) if (y == end).sum() > least else None for end in (y.min(), y.max()))
+    at_end = torch.isin(y, y.new_tensor([end for end in (low, high) if end is not None]))
     free = ~at_end & moves[:, None]
-    known = partial(Step, moved=float(moves.double().mean()), clamp=clamp)
+    known = partial(Step, moved=float(moves.double().mean()), clamp=(low, high))
     if not all(bool(each.isfinite().all()) for each in (start, g, y)):
         return known(why="values that are not finite")
     noises, move, by = _noises(pick, draws, x), dx[free], g[free]
@@ -72,16 +64,15 @@ def solve(
     left = move - by * (by @ move) / (by @ by).clamp(min=1e-300)
     noises.sort(key=lambda n: -abs(float(n[free] @ left)) / max(float(n[free].norm()), 1e-300))
     noises = noises[:_MOST_DRAWS]
-    # The rounding of x + a g + s n.
-    eps = torch.finfo(x.dtype).eps
-    tolerance = 4 * eps * (start.abs() + y.abs() + dx.abs()) + torch.finfo(x.dtype).tiny
+    rounding = torch.finfo(x.dtype)  # of x + a g + s n
+    tolerance = 4 * rounding.eps * (start.abs() + y.abs() + dx.abs()) + rounding.tiny
     limit = tolerance[free]
     if len(move) < 4 * (len(noises) + 1) or not bool(g.any()):
         return known(why="too few entries are free")
     if limit.mean() > 0.05 * move.square().mean().sqrt():
         return known(why="rounding hides the step")
     models: dict[tuple[str, ...], list[Tensor]] = {(): [], ("decay",): [-start]}
-    if back is not None:
+    if before is not None:
         models |= {("momentum",): [start - back], ("momentum", "decay"): [start - back, -start]}
     best, names = _Fit(), tuple[str, ...]()
     for further, columns in models.items():
@@ -97,7 +88,6 @@ def solve(
     values, last = best.values, len(noises) + 1
     noise = math.hypot(*values[1:last])
     drift = dx - sum(v * n for v, n in zip(values[1:], [*noises, *models[names]], strict=True))
-    rest = dict(zip(names, values[last:], strict=True))
     return known(
         step=values[0],
         noise=noise if noise > 1e-6 * float(move.abs().mean()) else 0.0,
@@ -105,8 +95,7 @@ def solve(
         noise_error=math.hypot(*best.errors[1:last]),
         exact=best.share,
         clip=_clip(drift / values[0], free, best.obeys) if best.share < _ALL else "",
-        momentum=rest.get("momentum", 0.0),
-        decay=rest.get("decay", 0.0),
+        **dict[str, Any](zip(names, values[last:], strict=True)),
     )
 
 
@@ -142,21 +131,9 @@ def _noises(pick: Callable[[Tensor], Tensor], draws: Sequence[Draw], x: Tensor) 
     return found
 
 
-def _at_ends(y: Tensor) -> tuple[Tensor, tuple[float | None, float | None]]:
-    """Entries at a smallest or largest value that many share, and these values."""
-    mask, ends = torch.zeros_like(y, dtype=torch.bool), []
-    for end in (y.min(), y.max()):
-        here = y == end
-        is_shared = int(here.sum()) > max(3, 1e-4 * y.numel())
-        mask |= here & is_shared
-        ends.append(float(end) if is_shared else None)
-    return mask, (ends[0], ends[1])
-
-
-@dataclass(frozen=True)
-class _Fit:
+class _Fit(NamedTuple):
     share: float = 0.0
-    obeys: Tensor = field(default_factory=lambda: torch.empty(0))  # of the free entries
+    obeys: Tensor = torch.empty(0)  # of the free entries
     values: Sequence[float] = (math.nan,)
     errors: Sequence[float] = (math.nan,)
 
@@ -177,18 +154,12 @@ def _fit(columns: Tensor, y: Tensor, limit: Tensor) -> _Fit:
         obeys = (y - a @ values).abs() <= torch.maximum(limit, loose * 0.5**halving)
         if int(obeys.sum()) < k + 4:
             return _Fit()
-        values = _least_squares(a[obeys], y[obeys])
+        values = torch.linalg.lstsq(a[obeys], y[obeys, None], driver="gelsd").solution[:, 0]
     misses = (y - a @ values).abs()
     obeys = misses <= limit
     inverse = torch.linalg.pinv(a[obeys].T @ a[obeys], hermitian=True)
-    spread = misses[obeys].square().mean()
-    errors = (inverse.diagonal().clamp(min=0) * spread).sqrt() / size
+    errors = (inverse.diagonal().clamp(min=0) * misses[obeys].square().mean()).sqrt() / size
     return _Fit(float(obeys.double().mean()), obeys, (values / size).tolist(), errors.tolist())
-
-
-def _least_squares(a: Tensor, y: Tensor) -> Tensor:
-    solution: Tensor = torch.linalg.lstsq(a, y.unsqueeze(-1), driver="gelsd").solution
-    return solution.squeeze(-1)
 
 
 def _is_one_number(x: Tensor, share: float = 1.0) -> bool:
@@ -199,8 +170,7 @@ def _is_one_number(x: Tensor, share: float = 1.0) -> bool:
 
 def _clip(drift: Tensor, free: Tensor, obeys: Tensor) -> str:
     """How the gradient was clipped where entries do not obey. ``drift``: what was left of it."""
-    wrong = free.clone()
-    wrong[free] = ~obeys
+    wrong = free.masked_scatter(free, ~obeys)
     cut = drift[wrong].abs()
     # Others may have met a clamp before the noise came.
     if _is_one_number(cut, 0.5):
@@ -214,12 +184,10 @@ def _clip(drift: Tensor, free: Tensor, obeys: Tensor) -> str:
 def _why(g: Tensor, noises: Sequence[Tensor], dx: Tensor, free: Tensor, tolerance: Tensor) -> str:
     """Why the move is not a constant times the gradient plus known noise."""
     y, columns = dx[free], torch.stack([g, *noises], -1)
-    signs = torch.stack([g.sign(), *noises], -1)
-    if _fit(signs[free], y, tolerance[free]).share > _SHARE:
+    if _fit(torch.stack([g.sign(), *noises], -1)[free], y, tolerance[free]).share > _SHARE:
         return "sign of the gradient alone"
     # The same with coefficients of each row.
-    of_rows = columns * free.unsqueeze(-1)
-    moves = (dx * free).unsqueeze(-1)
+    of_rows, moves = columns * free.unsqueeze(-1), (dx * free).unsqueeze(-1)
     values = torch.linalg.pinv(of_rows) @ moves
     obeys = (moves - of_rows @ values).squeeze(-1).abs() <= tolerance
     obeys &= free & (free.sum(1, keepdim=True) >= 4 * columns.shape[-1])
@@ -229,9 +197,8 @@ def _why(g: Tensor, noises: Sequence[Tensor], dx: Tensor, free: Tensor, toleranc
             return "gradient clipped by norm in every sample"
         return "step sizes differ between samples"
     a = columns[free]
-    values = _least_squares(a, y)
-    drift = y - a[:, 1:] @ values[1:]
-    slope = a[:, 0] * values[0]
+    values = torch.linalg.lstsq(a, y[:, None], driver="gelsd").solution[:, 0]
+    drift, slope = y - a[:, 1:] @ values[1:], a[:, 0] * values[0]
     alike = (drift * slope > 0)[drift.abs() > drift.abs().median()].double().mean()
     if noises and alike > 0.9 and torch.corrcoef(torch.stack([drift, slope]))[0, 1] < 0.99:
         return "preconditioned gradient"

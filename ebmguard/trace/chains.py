@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from ..sampling import Draw, Evaluation, Measured
 from .graph import DATA
-from .places import Place, Stack
+from .script import Place, Stack
 
 __all__ = ["Chain", "Chains", "Sampler"]
 
@@ -34,26 +36,35 @@ class Chain:
 
 @dataclass(eq=False)
 class Sampler:
-    """The chains of one energy that one loop makes.
-
-    ``entries`` are the calls that lead from beside the loss to the loop, the outermost first.
-    """
+    """The chains of one energy that one loop makes."""
 
     name: str  # of the function with the loop
-    energy: nn.Module  # whose output is differentiated
+    first: Evaluation  # of its energy, the module whose output is differentiated
     loop: Place  # of that loop's evaluations
     site: Place  # the energy's call in the user's code
-    shape: tuple[int, ...]
-    output_shape: tuple[int, ...]
-    is_scalar: bool  # one number per sample is differentiated
-    is_linear: bool  # it is a sum of heads with fixed weights
     names: dict[Any, list[str]]  # of the energy, in the code of each frame and in each file
     method: str  # of the energy that is called; empty for the module's own call
-    entries: tuple[Place, ...] = ()
-    is_inline: bool = False  # the loop stands where the loss does
+    entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     buffer: str = ""  # the name of a larger tensor into which samples are written
+
+    @cached_property
+    def is_scalar(self) -> bool:
+        """Whether one number per sample is differentiated: heads of which the sum is the same."""
+        each = self.first.cotangent
+        if each is None:
+            return False
+        total = each.double().reshape(len(each) if each.ndim else 1, -1).sum(1)
+        return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
+
+    @cached_property
+    def is_linear(self) -> bool:
+        """Whether heads are differentiated alike in all samples: no logsumexp of them."""
+        each = self.first.cotangent
+        if each is None or each.ndim < 2 or each[0].numel() == 1:
+            return True
+        return bool((each - each[:1]).abs().max() <= 1e-3 * each.abs().max())
 
 
 class Chains:
@@ -76,7 +87,7 @@ class Chains:
     def is_energy(self, module: nn.Module) -> bool:
         """Whether a sampler differentiates one number per sample of this module."""
         known = self.samplers.values()
-        energies = [s.energy for s in known if s.is_scalar] or [s.energy for s in known]
+        energies = [s.first.energy for s in [s for s in known if s.is_scalar] or known]
         return any(each in module.modules() or module in each.modules() for each in energies)
 
     def replace(self, sampler: Sampler, energy: object, method: str) -> None:
@@ -157,53 +168,24 @@ class Chains:
             names = _names(first.energy, chain.calls)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"
-            self.samplers[key] = Sampler(
-                name,
-                first.energy,
-                loop=place,
-                site=chain.calls[0][1],
-                shape=tuple(first.x.shape),
-                output_shape=first.output_shape,
-                is_scalar=_is_scalar(first.cotangent),
-                is_linear=_is_linear(first.cotangent),
-                names=names,
-                method=self._methods.get(id(first.energy), ""),
-            )
+            site, method = chain.calls[0][1], self._methods.get(id(first.energy), "")
+            self.samplers[key] = Sampler(name, first, place, site, names, method)
         return self.samplers[key]
 
 
-def _lengths(x: Tensor) -> Tensor:
-    lengths: Tensor = x.double().flatten(1).norm(dim=1)
-    return lengths
-
-
-def _is_scalar(cotangent: Tensor | None) -> bool:
-    """Whether one number per sample was differentiated: heads of which the sum is the same."""
-    if cotangent is None:
-        return False
-    total = cotangent.double().reshape(len(cotangent), -1).sum(1) if cotangent.ndim else cotangent
-    return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
-
-
-def _is_linear(cotangent: Tensor | None) -> bool:
-    """Whether heads were differentiated alike in all samples: no logsumexp of them."""
-    if cotangent is None or cotangent.ndim < 2 or cotangent[0].numel() == 1:
-        return True
-    return bool((cotangent - cotangent[:1]).abs().max() <= 1e-3 * cotangent.abs().max())
+def _lengths(x: Tensor) -> Any:
+    return x.double().flatten(1).norm(dim=1)
 
 
 def _names(module: object, calls: Stack) -> dict[Any, list[str]]:
-    found: dict[Any, list[str]] = {}
+    found = defaultdict[Any, list[str]](list)
     for frame, _ in calls:
-        code, me = frame.f_code, frame.f_locals.get("self")
+        code, mine = frame.f_code, _attributes(frame.f_locals.get("self"))
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
-        if me is not None:
-            mine = _attributes(me)
-            spaces.append((code, "self.", mine))
-            spaces += [(code, f"self.{name}.", _attributes(part)) for name, part in mine.items()]
+        spaces += [(code, "self.", mine)]
+        spaces += [(code, f"self.{name}.", _attributes(part)) for name, part in mine.items()]
         for where, prefix, space in spaces:
-            names = [prefix + name for name, each in space.items() if each is module]
-            found[where] = [*found.get(where, []), *names]
+            found[where] += [prefix + name for name, each in space.items() if each is module]
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,13 +16,10 @@ from ..errors import ConfigError
 from .chains import Sampler
 from .graph import DATA
 from .lines import BETA_STAR, NO_SAMPLER, Plan, Unclear, plans
-from .places import Source, shown
-from .script import replay
+from .script import replay, shown, source_of
 from .tracer import Trace, trace_script
 
 __all__ = ["TraceConfig", "trace"]
-
-UNPROVEN = 1
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,7 @@ class TraceConfig:
 def trace(config: TraceConfig) -> int:
     """Trace, print and prove; 0 where the lines that are printed were proven, else 1.
 
-    Raises:
-        ConfigError: no such file, or too few steps.
+    A ConfigError where there is no such file, or too few steps.
     """
     if not config.script.is_file():
         raise ConfigError(f"{config.script} does not exist; name the Python file of a trainer.")
@@ -62,21 +57,19 @@ def trace(config: TraceConfig) -> int:
         tried = plans(found)
     except (Unclear, OSError, SyntaxError) as unclear:
         print(f"\ncould not tell how to guard it: {unclear}")
-        return UNPROVEN
+        return 1
     return _prove(config, found, tried)
 
 
 def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     outcomes = []
     for plan in tried:
-        texts = plan.texts()
-        at_zero = {file: text.replace(BETA_STAR, "beta_star=0.0") for file, text in texts.items()}
+        at_zero = {k: text.replace(BETA_STAR, "beta_star=0.0") for k, text in plan.texts().items()}
         done = replay(config.script, config.arguments, found.steps, at_zero)
         seen = f"saw {done.sampler_calls} sampler calls and {done.losses} losses"
         sees_all = done.guards == 1 and done.losses and (done.sampler_calls or plan.is_inline)
         if done.error or not done.state:
-            stopped = done.error or "it ended before as many steps"
-            outcomes.append(f"the guarded run stopped: {stopped}")
+            outcomes.append(f"the guarded run stopped: {done.error or 'it ended before as long'}")
         elif not sees_all:
             outcomes.append(f"{done.guards} guards were made, which {seen}")
         elif done.state != found.state:
@@ -93,11 +86,10 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
             return 0
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
     print(f"\nbut {outcomes[0]}")
-    if not outcomes[0].startswith("the guarded run stopped"):
-        plain = replay(config.script, config.arguments, found.steps, {})
-        if plain.state != found.state:
-            print("Two runs without these lines differ as well: the script cannot be repeated.")
-    return UNPROVEN
+    has_run = not outcomes[0].startswith("the guarded run stopped")
+    if has_run and replay(config.script, config.arguments, found.steps, {}).state != found.state:
+        print("Two runs without these lines differ as well: the script cannot be repeated.")
+    return 1
 
 
 def _text(found: Trace) -> Iterator[str]:
@@ -111,8 +103,8 @@ def _text(found: Trace) -> Iterator[str]:
         yield f"no sampler: {NO_SAMPLER}"
     for each in found.differences:
         yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
-        for side in each.sides.values():
-            of = "data" if side.label == DATA else f"samples of `{side.label}`"
+        for label, side in each.sides.items():
+            of = "data" if label == DATA else f"samples of `{label}`"
             way = "raises" if side.cotangent < 0 else "lowers"
             what = f"`{side.expression}` {side.shape}" if side.expression else "no expression found"
             yield f"  {of}: {what}; the loss {way} the output there ({side.cotangent:+.4g})"
@@ -121,33 +113,31 @@ def _text(found: Trace) -> Iterator[str]:
 
 
 def _sampler(each: Sampler) -> Iterator[str]:
-    measured = each.measured
     steps = " to ".join(map(str, sorted({min(each.lengths), max(each.lengths)})))
     yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
-    if each.is_inline:
+    if each.entries == ():
         yield f"  its loop stands beside the loss: {each.loop}"
-    for entry in each.entries:
+    for entry in each.entries or ():
         yield f"  called at {entry}: {entry.text}"
-    kind = type(each.energy)
-    names = [*dict.fromkeys(itertools.chain(*each.names.values()))]
+    kind = type(each.first.energy)
+    names = [*dict.fromkeys(name for group in each.names.values() for name in group)]
     called = f", called {', '.join(names[:3])}" if names else ""
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
     yield f"  at {each.site}: {each.site.text}"
     heads = "" if each.is_scalar else ": not one number per sample is differentiated"
     if each.is_scalar and not each.is_linear:
-        heads = ": of its heads a function such as logsumexp is the energy, which a factor on the"
-        heads += " heads does not temper"
-    yield f"  input {each.shape}, output {each.output_shape}{heads}"
+        heads = ": a function of them such as logsumexp is the energy, which no factor tempers"
+    yield f"  input {tuple(each.first.x.shape)}, output {each.first.output_shape}{heads}"
     if each.buffer:
         yield f"  samples are written into {each.buffer}"
-    yield f"  {measured}"
-    if "discrete" in measured.verdict:
+    yield f"  {each.measured}"
+    if "discrete" in each.measured.verdict:
         yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"
 
 
 def _diff(plan: Plan) -> Iterator[str]:
     for file, text in sorted(plan.texts().items()):
-        before = Source.of(file).text.splitlines()
+        before = source_of(file).text.splitlines()
         changes = difflib.unified_diff(before, text.splitlines(), n=0, lineterm="")
         yield f"  {shown(file)}"
         yield from (f"    {line}" for line in changes if not line.startswith(("---", "+++")))

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from .places import Place
+from .script import Place
 
-__all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "place_of", "remember"]
+__all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "remember"]
 
 DATA = "data"
-_KEY = "ebmguard.trace"
 _SELECT = ("Unbind", "Split", "Slice", "Select", "Index")  # nodes that take some of the rows
 # Behind these an output is part of a penalty or of a likelihood, not of a difference of energies.
 _NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", "Mse", "SmoothL1")
@@ -33,7 +32,7 @@ class Output:
     place: Place | None  # the innermost expression of the user's that called the module
     label_rows: Callable[[Tensor], list[str]]
     method: str = ""  # that has returned it; empty for the module's own call
-    cotangent: Tensor | None = None  # the gradient of the loss by it, once there is one
+    cotangent: Any = None  # the gradient of the loss by it, once there is one
 
     @functools.cached_property
     def labels(self) -> list[str]:
@@ -44,6 +43,10 @@ class Output:
         """The hook of the tensor itself."""
         self.cotangent = gradient.detach().clone()
 
+    def pull(self, label: str) -> float:
+        """The sum of the loss's gradient by the rows of a label."""
+        return float(self.cotangent[[each == label for each in self.labels]].double().sum())
+
 
 # Rows of outputs: of each output those that a tensor was computed from.
 Rows = frozenset[tuple[Output, tuple[int, ...]]]
@@ -51,26 +54,20 @@ Rows = frozenset[tuple[Output, tuple[int, ...]]]
 
 def remember(tensor: Tensor, what: Output | Place) -> None:
     """Write on a tensor's node what it is, or which expression has made it."""
-    node: Any = tensor.grad_fn
-    if node is not None:
-        key: Any = tensor.output_nr if isinstance(what, Output) else Place
-        node.metadata.setdefault(_KEY, {}).setdefault(key, what)
-
-
-def place_of(node: Any) -> Any:
-    """The :class:`Place` of the expression that has made a node; None where it is not known."""
-    return node.metadata.get(_KEY, {}).get(Place)
+    written: Any = tensor.grad_fn.metadata  # type: ignore[union-attr]
+    if isinstance(what, Output):
+        written.setdefault(Output, {}).setdefault(tensor.output_nr, what)
+    else:
+        written.setdefault(Place, what)
 
 
 def edges(root: Any) -> dict[Output, GradientEdge]:
     """The outputs behind a node, as edges of the graph that gradients can be asked for."""
-    if root is None:
-        return {}
     children = [child for node in _inside_out(root, {}) for child, _ in _children(node)]
     return {
         output: GradientEdge(node, number)
         for node in dict.fromkeys([root, *children])
-        for number, output in _outputs(node).items()
+        for number, output in node.metadata.get(Output, {}).items()
     }
 
 
@@ -105,30 +102,23 @@ def _children(node: Any) -> list[tuple[Any, int]]:
     return [(child, nr) for child, nr in node.next_functions if child is not None]
 
 
-def _outputs(node: Any) -> dict[int, Output]:
-    written = node.metadata.get(_KEY, {})
-    return {key: what for key, what in written.items() if isinstance(what, Output)}
-
-
 def _inside_out(root: Any, known: dict[Any, Rows]) -> Iterator[Any]:
     """Nodes behind the root that are not known, each after those behind it. Outputs are an end."""
     todo, entered = [root], set()
     while todo:
         node = todo.pop()
-        if node in known or _outputs(node):
+        if node in known or Output in node.metadata:
             continue
         if node in entered:
             yield node
-            continue
-        entered.add(node)
-        todo.append(node)
-        todo += [child for child, _ in _children(node)]
+        else:
+            entered.add(node)
+            todo += [node, *(child for child, _ in _children(node))]
 
 
 def _value(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
-    outputs = _outputs(node)
-    if outputs:
-        output = outputs.get(number)
+    if Output in node.metadata:
+        output = node.metadata[Output].get(number)
         return frozenset() if output is None else frozenset({(output, tuple(range(len(output.x))))})
     rows = known.get(node, frozenset())
     if not rows or not node.name().startswith(_SELECT):

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any
 
 from .chains import Sampler
-from .places import Place, Source, shown
+from .script import Place, Source, shown, source_of
 from .tracer import Difference, Trace
 
-__all__ = ["BETA_STAR", "NO_SAMPLER", "Edit", "Plan", "Unclear", "plans"]
+__all__ = ["BETA_STAR", "NO_SAMPLER", "Plan", "Unclear", "plans"]
 
 BETA_STAR = "beta_star=0.5"
 NO_SAMPLER = "no module with an output per sample was differentiated by its input in a loop"
 _SURE = 1e-3
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SCOPES = (*_FUNCTIONS, ast.Module)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
+# The file, the first byte that is replaced and the first one that stays, and the new text.
+Edit = tuple[str, int, int, str]
 
 
 class Unclear(Exception):
     """What could not be told, in words."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Bytes of a file that another text replaces; none, where it is put in between."""
-
-    file: str
-    start: int
-    end: int
-    text: str
 
 
 @dataclass(frozen=True)
@@ -46,33 +38,30 @@ class Plan:
     def texts(self) -> dict[str, str]:
         """The text of each file with its edits."""
         found: dict[str, bytes] = {}
-        for edit in sorted(self.edits, key=lambda edit: -edit.start):
-            text = found.get(edit.file, Source.of(edit.file).text.encode())
-            found[edit.file] = text[: edit.start] + edit.text.encode() + text[edit.end :]
+        for file, start, end, new in sorted(self.edits, key=lambda edit: -edit[1]):
+            text = found.get(file, source_of(file).text.encode())
+            found[file] = text[:start] + new.encode() + text[end:]
         return {file: text.decode() for file, text in found.items()}
 
 
 def plans(found: Trace) -> list[Plan]:
-    """Plans to try, the plainest first: the loss replaced; the energies reweighted before it.
-
-    Raises:
-        Unclear: none could be made, and why.
-    """
+    """Plans to try: the loss replaced; energies reweighted before it. Unclear, if there is none."""
     if not found.samplers:
         raise Unclear(NO_SAMPLER)
-    sided = [each for each in found.differences if _is_contrastive(each)]
+    pairs = {each: combinations(each.sides.values(), 2) for each in found.differences}
+    sided = [d for d, two in pairs.items() if any(a.cotangent * b.cotangent < 0 for a, b in two)]
     if not sided:
         raise Unclear("energies of samples and of data were met in no difference of a loss")
     sides = sided[0].sides
     for each in found.samplers:
-        energy = (each.energy, each.method)
+        energy = (each.first.energy, each.method)
         if each.method and each.name in sides and any(s.energy != energy for s in sides.values()):
-            called = f"{type(each.energy).__name__}.{each.method}"
+            called = f"{type(each.first.energy).__name__}.{each.method}"
             raise Unclear(f"the sampler differentiates {called}, and the loss has another output")
     sampler, positive, negative = _sides(found, sided[0])
     if not sampler.is_scalar:
-        made_by = sampler.site.code.co_qualname
-        raise Unclear(f"the module called at {sampler.site} gives no energies; {made_by} does")
+        site, made_by = sampler.site, sampler.site.code.co_qualname
+        raise Unclear(f"the module called at {site} gives no energies; {made_by} does")
     is_energy = sides[negative].cotangent < 0
     losses = [each for each in sided if negative in each.sides]
     of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
@@ -84,15 +73,15 @@ def plans(found: Trace) -> list[Plan]:
         raise Unclear(f"`{negative}` draws for losses at {places}: a guard and a call for each")
     options = _options(sampler, is_energy=is_energy)
     why, tried = "", []
-    for entry in (*sampler.entries, None):
+    for entry in (*(sampler.entries or ()), None):
         try:
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
                 first, loss = _around(sampler, entry, losses[0].place, options)
-            ways = [list(_losses(each, positive, negative, loss, is_energy)) for each in losses]
+            ways = (_losses(each, positive, negative, loss, is_energy) for each in losses)
             tried += [
-                Plan((*first, *itertools.chain(*way)), options, is_inline=entry is None)
+                Plan((*first, *chain(*way)), options, is_inline=entry is None)
                 for way in zip(*ways, strict=False)
             ]
         except Unclear as unclear:
@@ -102,67 +91,56 @@ def plans(found: Trace) -> list[Plan]:
     return tried
 
 
-def _is_contrastive(difference: Difference) -> bool:
-    pulls = [side.cotangent for side in difference.sides.values()]
-    return any(a * b < 0 for a in pulls for b in pulls)
-
-
 def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     """The sampler of the negatives, and the labels of the positives and the negatives."""
     by_name = {each.name: each for each in found.samplers}
     samplers = [by_name[label] for label in difference.sides if label in by_name]
-    known = [each.measured.convention for each in samplers if each.measured.convention is not None]
-    if len(set(known)) > 1:
-        raise Unclear("the samplers of this difference go up and down: " + ", ".join(known))
+    known = {each.measured.convention for each in samplers} - {None}
+    if len(known) > 1:
+        raise Unclear("of the samplers of this difference one goes up and another down")
+    is_up = "log_density" in known
     for sampler in samplers:
         pull = difference.sides[sampler.name].cotangent
-        if (pull > 0) == (known[0] == "log_density") if known else len(samplers) == 1:
-            others = [s.label for s in difference.sides.values() if s.cotangent * pull < 0]
+        if (pull > 0) == is_up if known else len(samplers) == 1:
+            others = [at for at, side in difference.sides.items() if side.cotangent * pull < 0]
             return sampler, others[0], sampler.name
     if not known:
         raise Unclear("which of the samplers draws the negatives: none of them has told its sign")
-    way, word = ("up", "raises") if known[0] == "log_density" else ("down", "lowers")
+    way, word = ("up", "raises") if is_up else ("down", "lowers")
     raise Unclear(f"the sampler goes {way} the output, and the loss {word} the output there")
 
 
 def _options(sampler: Sampler, *, is_energy: bool) -> str:
-    words, found = [BETA_STAR], sampler.measured
+    words, found = BETA_STAR, sampler.measured
     if found.is_exact and found.noise > 0 and sampler.is_linear:
         scale = found.output_scale  # the shortest number within its error
-        words.append(f"output_scale={scale:{'_.0f' if scale == int(scale) else 'g'}}")
-    if is_energy:
-        words.append('convention="energy"')
-    return ", ".join(words)
+        words += f", output_scale={scale:{'_.0f' if scale == int(scale) else 'g'}}"
+    return f'{words}, convention="energy"' if is_energy else words
 
 
-_Placed = tuple[list[Edit], str]  # where the guard is made, and the name of its loss
-
-
-def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Placed:
-    """The sampler wrapped where it is called, beside the loss."""
+def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[list[Edit], str]:
+    """The sampler wrapped where it is called, beside the loss; and the name of the guard's loss."""
     call, source = entry.node, entry.source
-    if not isinstance(call, ast.Call):
-        raise Unclear(f"the sampler is no call of a function at {entry}")
-    name, base = source.segment(call.func), call.func
+    base = getattr(call, "func", None)
     while isinstance(base, ast.Attribute):
         base = base.value
-    if not isinstance(base, ast.Name):
-        raise Unclear(f"`{name}` is no name that could be bound again")
+    if not isinstance(call, ast.Call) or not isinstance(base, ast.Name):
+        raise Unclear(f"the sampler is no call of a name that could be bound again, at {entry}")
+    name = source.segment(call.func)
     elsewhere = Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
     above = source.around(call)
     loops = [each for each in above if isinstance(each, _LOOPS)]
-    owner = next((each for each in above if isinstance(each, ast.ClassDef)), None)
-    has_loss = owner is not None and _has(owner, loss)
+    owner: Any = next((each for each in above if isinstance(each, ast.ClassDef)), None)
+    around_loss = source.around(loss.statement)  # nothing, where that is in another file
     energies = sampler.names.get(entry.code, [])
     mine = [each for each in energies if each.startswith("self.")]
     prefix, moved = "", list[Edit]()
-    if base.id != "self" and call.func is base and mine and has_loss:
+    if base.id != "self" and call.func is base and mine and owner in around_loss:
         moved = [_spliced(source, call.func, f"self.{name}")]
     if base.id == "self" or moved:
-        if owner is None or not has_loss:
+        if owner not in around_loss:
             raise elsewhere
-        named = {each.name: each for each in owner.body if isinstance(each, ast.FunctionDef)}
-        init = named.get("__init__")
+        init = next((each for each in owner.body if "__init__" in _names(each)), None)
         if init is None:
             raise Unclear(f"the class {owner.name} has no __init__, where a guard could be made")
         prefix, energies, (line, indent) = "self.", mine, _after(init.body[-1])
@@ -172,21 +150,21 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Place
         scope: ast.AST = source.tree
         if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
             scopes = [each for each in above if isinstance(each, _SCOPES)]
-            scope = next((each for each in scopes if base.id in _bound(each)), source.tree)
-        if not _has(scope, loss) or loss.file != entry.file:
+            scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
+        if scope not in around_loss:
             raise elsewhere
-        bound = _bound(scope)
+        bound = _bound(source, scope)
         binds = bound.get(base.id) or bound.get("*")
         if binds is None:
-            raise Unclear(f"where `{name}` is bound in {shown(entry.file)}")
+            raise Unclear(f"where `{name}` is bound in {shown(source.file)}")
         loops = [each for each in loops if _owner(source, each) is scope]
-        of_file = sampler.names.get(entry.file, [])
+        of_file = sampler.names.get(source.file, [])
         energies = energies or of_file
         if loops:
             line, indent = loops[-1].lineno, loops[-1].col_offset
         elif binds is not scope and scope is not _owner(source, call):
             line, indent = _after(binds)
-            made = _bound(source.tree).get(of_file[0]) if of_file else None
+            made = _bound(source, source.tree).get(of_file[0]) if of_file else None
             energies = of_file if made is not None and made.lineno < line else []
         else:
             raise Unclear(f"`{name}` is known only inside of the function that takes a step")
@@ -198,60 +176,49 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> _Place
     return [_import(source), _line(source, line, text), *moved], f"{prefix}cd_loss"
 
 
-def _inside(sampler: Sampler, difference: Difference, options: str) -> _Placed:
-    """The energy tempered inside of the sampler's loop."""
+def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
+    """The energy tempered inside of the sampler's loop; and the name of the guard's loss."""
     site, loss = sampler.site, difference.place
     if any(side.site == site for side in difference.sides.values()):
         raise Unclear(f"the sampler and the loss call the energy at the same place, {site}")
-    node = site.node
-    if site.file != loss.file or node is None:
+    node, source = site.node, site.source
+    if source is not loss.source or node is None:
         raise Unclear(f"the sampler calls the energy at {site}, and the loss is at {loss}")
-    source = site.source
-    made = f"g = ebmguard.guard(None, None, {options})"
     line, _ = _after(_imports(source)[-1])
-    edits = [_import(source), _line(source, line, made)]
+    made = _line(source, line, f"g = ebmguard.guard(None, None, {options})")
+    edits = [_import(source), made]
     if "output_scale" in options:  # without one nothing is tempered
         edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
     return edits, "g.loss"
-
-
-def _has(scope: ast.AST, place: Place) -> bool:
-    return any(each is place.statement for each in ast.walk(scope))
 
 
 def _owner(source: Source, node: ast.AST) -> ast.AST:
     return next(each for each in source.around(node) if isinstance(each, _SCOPES))
 
 
-def _bound(scope: ast.AST) -> dict[str, ast.stmt]:
-    """The names that a scope itself binds, each with the last statement that does."""
-    found: dict[str, ast.stmt] = {}
-    if isinstance(scope, _FUNCTIONS):
-        found |= {each.arg: scope for each in ast.walk(scope.args) if isinstance(each, ast.arg)}  # type: ignore[misc]
-    for statement in _statements(getattr(scope, "body", [])):
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            names = [statement.name]
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            names = [(a.asname or a.name).partition(".")[0] for a in statement.names]
-        else:
-            names = _names_in(statement)
-        found |= dict.fromkeys(names, statement)
+def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
+    """The names that a scope itself binds, each with the last statement that does, or the scope."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(scope):
+        around = [node, *source.around(node)]
+        owners = (each for each in around[1:] if isinstance(each, (ast.ClassDef, *_SCOPES)))
+        by: Any = next(each for each in around if each is scope or isinstance(each, ast.stmt))
+        is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
+        is_own = node is not scope and not is_header and next(owners) is scope
+        for name in _names(node) if is_own else ():
+            found[name] = max(by, found.get(name, by), key=lambda each: each.lineno)
     return found
 
 
-def _names_in(statement: ast.AST) -> list[str]:
-    found = [each for each in ast.walk(statement) if isinstance(each, ast.Name)]
-    return [each.id for each in found if isinstance(each.ctx, ast.Store)]
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a scope, blocks opened, functions and classes not."""
-    for each in body if isinstance(body, list) else []:
-        inner = [s for name in ("body", "orelse", "finalbody") for s in getattr(each, name, [])]
-        if inner and not isinstance(each, (ast.ClassDef, *_FUNCTIONS)):
-            yield from _statements(inner)
-        else:
-            yield each
+def _names(node: ast.AST) -> list[str]:
+    """What a node itself binds."""
+    if isinstance(node, ast.Name):
+        return [node.id] if isinstance(node.ctx, ast.Store) else []
+    if isinstance(node, ast.alias):
+        return [(node.asname or node.name).partition(".")[0]]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    return [node.arg] if isinstance(node, ast.arg) else []
 
 
 def _after(statement: ast.stmt) -> tuple[int, int]:
@@ -259,19 +226,17 @@ def _after(statement: ast.stmt) -> tuple[int, int]:
 
 
 def _line(source: Source, line: int, text: str) -> Edit:
-    """A new line before the one of this number, from 1."""
     start = source.offset(line, 0)
-    return Edit(source.file, start, start, f"{text}\n")
+    return source.file, start, start, f"{text}\n"
 
 
 def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
-    """Another expression in the place of one."""
     start = source.offset(node.lineno, node.col_offset)
     end = source.offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
     whole = source.text.encode()
     if whole[start - 2 : start] in (b" (", b"((") and whole[end : end + 1] == b")":
         start, end = start - 1, end + 1
-    return Edit(source.file, start, end, text)
+    return source.file, start, end, text
 
 
 def _import(source: Source) -> Edit:
@@ -291,8 +256,7 @@ def _losses(
 ) -> Iterator[list[Edit]]:
     """The expression replaced by the guarded loss; or its energies reweighted before it."""
     place, source, node = difference.place, difference.place.source, difference.place.node
-    named: list[Edit] = []
-    words = []
+    named, words = list[Edit](), list[str]()
     for label, new in ((positive, "pos_all"), (negative, "neg_all")):
         side = difference.sides[label]
         words.append(side.expression or new)
@@ -302,8 +266,7 @@ def _losses(
                 raise Unclear(f"no name for the energies of {label} where they meet, at {place}")
             named.append(_spliced(source, call, f"({new} := {source.segment(call)})"))
     pos, neg = words
-    sign = -1 if is_energy else 1
-    factor, other = (sign * difference.sides[label].weight for label in (negative, positive))
+    factor, other = (difference.sides[label].weight for label in (negative, positive))
     if node is not None and abs(abs(factor) - 1) < _SURE and abs(factor + other) < _SURE:
         for above in source.around(node):
             if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
@@ -312,25 +275,21 @@ def _losses(
                 node = above  # type: ignore[assignment]
             elif not isinstance(above, ast.Attribute) or above.attr != "mean":
                 break
-        minus = "-" if factor < 0 else ""
+        minus = "-" if (factor < 0) != is_energy else ""
         yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
     if not named and pos.isidentifier() and neg.isidentifier() and pos != neg:
-        statement = place.statement
-        bound = [
-            each
-            for each in ast.walk(_owner(source, statement))
-            if isinstance(each, ast.Assign) and each.lineno < statement.lineno
-            if {pos, neg} & {*_names_in(each)}
-        ]
-        if bound:
-            line, indent = _after(max(bound, key=lambda each: each.lineno))
+        inside, last = ast.walk(_owner(source, place.statement)), place.statement.lineno
+        assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
+        binds = [e for e in assigned if {pos, neg} & {*chain(*map(_names, ast.walk(e)))}]
+        if binds:
+            line, indent = _after(max(binds, key=lambda each: each.lineno))
             guard = "g" if loss == "g.loss" else f"{loss}.guard"
             text = f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})"
             yield [_line(source, line, text)]
 
 
-def _is_mean(above: ast.AST, node: ast.expr) -> bool:
+def _is_mean(above: Any, node: ast.expr) -> bool:
     """Whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
-    if not isinstance(above, ast.Call) or not isinstance(above.func, ast.Attribute):
-        return False
-    return above.func.attr == "mean" and node in (above.func.value, *above.args[:1])
+    func: Any = getattr(above, "func", None)
+    is_mean = isinstance(func, ast.Attribute) and func.attr == "mean"
+    return is_mean and node in (func.value, *above.args[:1])

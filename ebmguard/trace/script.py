@@ -1,29 +1,144 @@
-"""A user's script, run as ``python script.py`` runs it; or once more, with the lines of a plan."""
+"""A user's script: places in its code, running it, and running it with other lines."""
 
 from __future__ import annotations
 
-import ctypes
+import ast
+import functools
 import hashlib
 import importlib
 import importlib.machinery
+import io
 import itertools
 import json
+import operator
+import os
 import random
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["Replay", "replay", "run"]
+__all__ = ["Place", "Source", "Stack", "replay", "run", "shown", "source_of", "stack", "user_frame"]
+
+_ends = operator.attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
+# Neither Python's own, nor torch's, nor this package's is the user's; what is installed is.
+_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
+
+
+@functools.cache
+def _is_users(file: str) -> bool:
+    is_library = file.startswith(_LIBRARY) and not any(part in file for part in _INSTALLED)
+    return not is_library and not file.startswith(("<", *_OURS))
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame, from this one outwards, that is the user's."""
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+class Source:
+    """A file as text and as a tree that knows its parents. OSError or SyntaxError if unreadable."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.text = Path(file).read_text()
+        self.tree = ast.parse(self.text)
+        above = ast.walk(self.tree)
+        self._parents = {each: parent for parent in above for each in ast.iter_child_nodes(parent)}
+
+    def around(self, node: ast.AST) -> list[ast.AST]:
+        """What the node is part of, from the inside out."""
+        above = self._parents.get(node)
+        return [] if above is None else [above, *self.around(above)]
+
+    def offset(self, line: int, column: int) -> int:
+        """Bytes before a place: its line from 1, its column in bytes."""
+        before = self.text.splitlines(keepends=True)[: line - 1]
+        return len("".join(before).encode()) + column
+
+    def segment(self, node: ast.AST) -> str:
+        """The text of a node."""
+        return ast.get_source_segment(self.text, node) or ""
+
+
+source_of = functools.cache(Source)
+
+
+@dataclass(frozen=True)
+class Place:
+    """An instruction of the user's code."""
+
+    code: CodeType
+    instruction: int
+
+    def __hash__(self) -> int:
+        return hash((id(self.code), self.instruction))  # A code object would hash all of itself.
+
+    @property
+    def _span(self) -> tuple[int, ...]:
+        """First and last line from 1, first and last column in bytes; zeros where unknown."""
+        return tuple(each or 0 for each in list(self.code.co_positions())[self.instruction // 2])
+
+    @property
+    def source(self) -> Source:
+        """Its file."""
+        return source_of(self.code.co_filename)
+
+    @property
+    def node(self) -> ast.expr | None:
+        """The expression that is being evaluated there; None where it is a statement."""
+        span, all_nodes = self._span, ast.walk(self.source.tree)
+        return next((e for e in all_nodes if isinstance(e, ast.expr) and _ends(e) == span), None)
+
+    @property
+    def statement(self) -> ast.stmt:
+        """The innermost statement around it."""
+        line = self._span[0]
+        found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
+        # From the outside in.
+        return [each for each in found if each.lineno <= line <= (each.end_lineno or line)][-1]
+
+    def __str__(self) -> str:
+        return f"{shown(self.code.co_filename)}:{self._span[0]}"
+
+    @property
+    def text(self) -> str:
+        """Its statement on one line, cut where it is long."""
+        try:
+            line = ast.unparse(self.statement).splitlines()[0]
+        except (OSError, SyntaxError, LookupError):
+            return "?"
+        return line if len(line) <= 100 else line[:97] + "..."
+
+
+# The user's frames, the innermost first, each with where it stood then.
+Stack = tuple[tuple[FrameType, Place], ...]
+
+
+def stack(frame: FrameType | None) -> Stack:
+    """The user's frames from this one outwards."""
+    frame = user_frame(frame)
+    return ((frame, Place(frame.f_code, frame.f_lasti)), *stack(frame.f_back)) if frame else ()
+
+
+def shown(file: str) -> str:
+    """A path as short as it can be said from here."""
+    short = os.path.relpath(file)
+    return file if short.startswith(".." + os.sep + "..") else short
 
 
 class _Seen(BaseException):
@@ -31,16 +146,12 @@ class _Seen(BaseException):
 
 
 def run(
-    script: Path,
-    arguments: Sequence[str],
-    is_enough: Callable[[Optimizer], bool],
-    text: str | None = None,
+    script: Path, arguments: Sequence[str], is_enough: Callable[[Optimizer], bool], text: str = ""
 ) -> tuple[str, str]:
     """Run a script, or ``text`` in its place, with seeds of 0 until an optimizer's step is enough.
 
-    Returns:
-        the hash of all optimizers' parameters and of the random generators when it was enough,
-        empty where the script ended before; and the error that ended it, empty where none did.
+    Returns the hash of parameters and random states then, and the error that ended it before: one
+    of them is empty, and both are where it ended by itself.
     """
     optimizers: list[Optimizer] = []
     state = error = ""
@@ -65,7 +176,7 @@ def run(
         random.seed(0)
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(0)
-        text = script.read_text() if text is None else text
+        text = text or script.read_text()
         exec(compile(text, main.__file__, "exec", dont_inherit=True), vars(main))
     except _Seen:
         pass
@@ -82,18 +193,16 @@ def run(
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
-    tensors = [p for each in optimizers for group in each.param_groups for p in group["params"]]
-    tensors.append(torch.get_rng_state())
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        tensors += torch.cuda.get_rng_state_all()
-    found = hashlib.sha256(repr(random.getstate()).encode())
-    for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous()
-        found.update(ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size()))
-    if (numpy := sys.modules.get("numpy")) is not None:
-        _, keys, *rest = numpy.random.get_state()
-        found.update(keys.tobytes() + repr(rest).encode())
-    return found.hexdigest()
+    groups = [group for each in optimizers for group in each.param_groups]
+    numpy = sys.modules.get("numpy")
+    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    parts = [
+        [p.detach().cpu().clone() for group in groups for p in group["params"]],
+        [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if is_on_gpu else ())],
+        [random.getstate(), numpy and numpy.random.get_state()],
+    ]
+    torch.save(parts, written := io.BytesIO())
+    return hashlib.sha256(written.getvalue()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -116,8 +225,8 @@ def replay(script: Path, arguments: Sequence[str], steps: int, texts: Mapping[st
             [sys.executable, "-m", __name__, str(task)], capture_output=True, text=True, check=False
         )
         if not told.exists():
-            lines = [line for line in done.stderr.splitlines() if line.strip()]
-            return Replay("", lines[-1] if lines else f"exit status {done.returncode}")
+            words = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
+            return Replay("", words[-1])
         return Replay(**json.loads(told.read_text()))
 
 
@@ -140,11 +249,11 @@ def _main(task: Path) -> None:
         return original(self, name)
 
     facade.guard, loader.get_code = guard, get_code
-    text = texts.get(str(Path(script).resolve()))
+    text = texts.get(str(Path(script).resolve()), "")
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
     states = [each.state_dict() for each in guards]
-    seen = {name: sum(each[name] for each in states) for name in ("sampler_calls", "losses")}
-    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), **seen))))
+    seen = (sum(each[name] for each in states) for name in ("sampler_calls", "losses"))
+    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), *seen))))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import math
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +23,8 @@ from torch.overrides import TorchFunctionMode
 
 from ..sampling import Evaluation, Recording
 from .chains import Chain, Chains, Sampler
-from .graph import Output, Rows, behind, edges, kinds, meetings, place_of, remember
-from .places import Place, Stack, stack, users_frame
-from .script import run
+from .graph import Output, Rows, behind, edges, kinds, meetings, remember
+from .script import Place, Stack, run, stack, user_frame
 
 __all__ = ["Difference", "Side", "Trace", "trace_script"]
 
@@ -35,24 +34,19 @@ _SURE = 1e-4
 
 @dataclass(eq=False)
 class Side:
-    """One side of a difference.
+    """One side of a difference."""
 
-    ``weight`` is the derivative of the difference by the mean of these energies, of the sum over
-    heads; NaN where they enter unequally. ``cotangent`` sums the loss's gradient by the outputs.
-    """
-
-    label: str  # "data", or the name of the sampler
     expression: str = ""  # the user's, one energy for each sample, high where the output is
     site: Place | None = None  # where the module was called that has made them
     energy: tuple[object, str] = (None, "")  # that module, and its method: "" for its own call
     shape: tuple[int, ...] = ()
-    weight: float = math.nan
-    cotangent: float = math.nan
+    weight: float = math.nan  # slope of the difference in their mean; NaN: they enter unequally
+    cotangent: float = math.nan  # the sum of the loss's gradient by the outputs
 
 
 @dataclass(eq=False)
 class Difference:
-    """The expression in which the energies of samples and of data meet: sides by their labels."""
+    """Where energies of samples and of data meet: sides by "data", or the sampler's name."""
 
     place: Place
     sides: dict[str, Side]
@@ -80,9 +74,8 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     seconds = time.perf_counter() - began
     tracer.chains.end()
     samplers, differences = tracer.chains.samplers.values(), tracer.differences.values()
-    optimizers = [*dict.fromkeys(tracer.optimizers)]
-    taken = len(tracer.optimizers)
-    return Trace([*samplers], [*differences], optimizers, taken, seconds, state, error)
+    steps, optimizers = len(tracer.optimizers), [*dict.fromkeys(tracer.optimizers)]
+    return Trace([*samplers], [*differences], optimizers, steps, seconds, state, error)
 
 
 class _Tracer(TorchFunctionMode):
@@ -94,7 +87,7 @@ class _Tracer(TorchFunctionMode):
         self.chains = Chains(self._recording.draws.log)
         self.differences: dict[Place, Difference] = {}
         self.optimizers: list[str] = []  # the class of each step's
-        self._steps, self._with_difference, self._has_difference = steps, 0, False
+        self._steps, self._contrastive = steps, set[int]()  # numbers of steps with a difference
         self._patched = ExitStack()
 
     @contextmanager
@@ -108,7 +101,10 @@ class _Tracer(TorchFunctionMode):
             met = [each for root in roots for each in self._before_backward(root)]
             backward(tensors, *args, **kwargs)
             for difference, outputs in met:
-                _add_cotangents(difference, outputs)
+                reached = [each for each in outputs if each.cotangent is not None]
+                for label, side in difference.sides.items():
+                    pulls = [each.pull(label) for each in reached if label in each.labels]
+                    side.cotangent = sum(pulls) if pulls else side.cotangent
 
         torch.autograd.backward = watched
         with self._patched, self._recording, self:
@@ -122,25 +118,16 @@ class _Tracer(TorchFunctionMode):
             return False  # It is the sampler's own.
         self.chains.end()
         self.optimizers.append(type(optimizer).__name__)
-        self._with_difference += self._has_difference
-        self._has_difference = False
-        return self._steps <= max(self._with_difference, len(self.optimizers) // _PATIENCE)
+        return self._steps <= max(len(self._contrastive), len(self.optimizers) // _PATIENCE)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        frame = None if torch.compiler.is_compiling() else users_frame(sys._getframe(1))
+        frame = None if torch.compiler.is_compiling() else user_frame(sys._getframe(1))
         if frame is None:
             return result
-        place = Place.of(frame)
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, Tensor) and each.grad_fn is not None:
-                remember(each, place)
+        place = Place(frame.f_code, frame.f_lasti)
+        for each in _nodes(result):
+            remember(each, place)
         if getattr(func, "__name__", "") == "__setitem__":
             self._see_buffer(args, frame)
         # Before the first `backward` nothing is known; later, a known difference is read.
@@ -151,14 +138,10 @@ class _Tracer(TorchFunctionMode):
         return result
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> Stack:
-        calls = stack(sys._getframe(1))
-        given = (*args, *kwargs.values())
-        x = next((v for v in given if isinstance(v, Tensor) and v.ndim), None)
-        outputs = output.values() if isinstance(output, dict) else output
-        for each in outputs if isinstance(output, tuple | list | dict) else (output,):
-            if x is None or not isinstance(each, Tensor) or each.grad_fn is None:
-                continue
-            if each.shape[:1] == x.shape[:1] and calls and self.chains.is_energy(module):
+        calls, given = stack(sys._getframe(1)), (*args, *kwargs.values())
+        x: Any = next((v for v in given if isinstance(v, Tensor) and v.ndim), None)
+        for each in _nodes(output) if calls and x is not None else ():
+            if each.shape[:1] == x.shape[:1] and self.chains.is_energy(module):
                 shape, place = tuple(each.shape), calls[0][1]
                 seen = Output(module, x.detach(), shape, place, self.chains.labels)
                 remember(each, seen)
@@ -173,21 +156,17 @@ class _Tracer(TorchFunctionMode):
                 self._find_method(chain, chain.sampler)
 
     def _find_method(self, chain: Chain, sampler: Sampler) -> None:
-        """A method that makes energies of what parts of its module return, called in the loop.
-
-        From here on its calls are recorded, in the place of those of the parts.
-        """
+        """A method that makes energies of what parts of its module return: recorded from now on."""
         frames = [frame for frame, _ in chain.last_calls]
         inside = frames[: frames.index(chain.loop)]
         for frame in sorted(inside, key=lambda each: each.f_code.co_name != "forward"):
             code, name = frame.f_code, frame.f_code.co_name
             owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
             is_energy = sampler.is_scalar and sampler.is_linear and name != "forward"
-            if is_energy or not isinstance(owner, nn.Module):
-                continue
+            parts = owner.modules() if isinstance(owner, nn.Module) and not is_energy else ()
             kind: Any = next((k for k in type(owner).__mro__ if name in vars(k)), nn.Module)
             original: Any = vars(kind).get(name)
-            if getattr(original, "__code__", None) is code and sampler.energy in owner.modules():
+            if getattr(original, "__code__", None) is code and sampler.first.energy in parts:
                 setattr(kind, name, _recorded(original, self._recording))
                 self._patched.callback(setattr, kind, name, original)
                 self.chains.replace(sampler, owner, "" if name == "forward" else name)
@@ -196,7 +175,7 @@ class _Tracer(TorchFunctionMode):
     def _see_buffer(self, args: tuple[Any, ...], frame: FrameType) -> None:
         into, _, value = args
         for sampler in self.chains.samplers.values():
-            is_batch = isinstance(value, Tensor) and value.shape == sampler.shape
+            is_batch = isinstance(value, Tensor) and value.shape == sampler.first.x.shape
             if is_batch and into.shape[1:] == value.shape[1:] and len(into) > len(value):
                 names = [name for name, each in frame.f_locals.items() if each is into]
                 sampler.buffer = f"{names[0] if names else 'a tensor'} {tuple(into.shape)}"
@@ -209,19 +188,18 @@ class _Tracer(TorchFunctionMode):
             if shared is not None:
                 calls = chain.calls[frames.index(chain.loop) + 1 : shared + 1]
                 sampler.entries = tuple(place for _, place in reversed(calls))
-                sampler.is_inline = not calls
 
     def _before_backward(self, root: Tensor) -> Iterator[tuple[Difference, list[Output]]]:
         known: dict[Any, Rows] = {}
         if root.grad_fn is None or not self.chains.recent:
             return
         for node in meetings(root.grad_fn, known):
-            place = place_of(node)
+            place = node.metadata.get(Place)
             if place is not None:
-                sides = {label: Side(label) for label in sorted(kinds(known[node]))}
+                sides = {label: Side() for label in sorted(kinds(known[node]))}
                 difference = self.differences.setdefault(place, Difference(place, sides))
                 difference.times += 1
-                self._has_difference = True
+                self._contrastive.add(len(self.optimizers))
                 yield difference, [output for output, _ in known[node]]
 
 
@@ -246,14 +224,13 @@ def _read(difference: Difference, args: tuple[Any, ...], result: Tensor, frame: 
     operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
     named = [(source.segment(each), v) for each, v in zip(operands, args, strict=False)]
     for text, value in [*named, *frame.f_locals.items()]:
-        if not isinstance(value, Tensor) or value.grad_fn is None or value.ndim == 0:
-            continue
-        rows = behind(value.grad_fn, value.output_nr, known)
-        if len(rows) != 1:
+        has_rows = isinstance(value, Tensor) and value.grad_fn is not None and value.ndim > 0
+        rows = behind(value.grad_fn, value.output_nr, known) if has_rows else Rows()
+        side = difference.sides.get(next(iter(kinds(rows)), ""))
+        if side is None or len(rows) != 1:
             continue
         ((output, chosen),) = rows
-        side = difference.sides.get(next(iter(kinds(rows)), ""))
-        if side is None or output not in found or len(value) != len(chosen):
+        if output not in found or len(value) != len(chosen):
             continue
         weight = _weight(total, GradientEdge(value.grad_fn, value.output_nr), value.shape)
         sign = _sign(value, found[output], chosen)
@@ -262,10 +239,17 @@ def _read(difference: Difference, args: tuple[Any, ...], result: Tensor, frame: 
             side.weight, side.shape = sign * weight, tuple(value.shape)
 
 
+def _nodes(result: Any) -> list[Tensor]:
+    """The tensors of a result that have a node in the graph."""
+    parts = result.values() if isinstance(result, dict) else result
+    each = parts if isinstance(result, tuple | list | dict) else (result,)
+    return [part for part in each if isinstance(part, Tensor) and part.grad_fn is not None]
+
+
 def _recorded(original: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
     def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = recording.call(module, functools.partial(original, module), args, kwargs)
-        for output in edges(getattr(result, "grad_fn", None)):
+        for output in itertools.chain(*(edges(node.grad_fn) for node in _nodes(result))):
             if output.module is module:
                 output.method = original.__name__.removeprefix("forward")
         return result
@@ -284,26 +268,12 @@ def _weight(total: Tensor, energies: GradientEdge, shape: Sequence[int]) -> floa
 
 
 def _sign(value: Tensor, output: GradientEdge, rows: Sequence[int]) -> int:
-    """1 where values are the outputs of these rows, -1 where their negatives, 0 else.
-
-    Several heads may enter as their sum, or with weights that add up to one, as in a logsumexp.
-    """
+    """1 where values are the outputs of these rows, -1 where their negatives, 0 else."""
     (found,) = torch.autograd.grad(value.sum(), output, retain_graph=True)
     each = found.double().reshape(len(found), -1)[list(rows)]
     for sign in (1, -1):
+        # Heads may enter as their sum, or with weights that add up to one, as in a logsumexp.
         for of_rows in (each, each.sum(1)):
             if float((of_rows - sign).abs().max()) <= _SURE:
                 return sign
     return 0
-
-
-def _add_cotangents(difference: Difference, outputs: Sequence[Output]) -> None:
-    """The gradient of the loss on each side, of rows that have one label."""
-    totals = defaultdict[str, float](float)
-    for output in outputs:
-        if output.cotangent is not None:
-            rows = output.cotangent.double().reshape(len(output.labels), -1).sum(1).tolist()
-            for label, row in zip(output.labels, rows, strict=True):
-                totals[label] += row
-    for label in totals.keys() & difference.sides.keys():
-        difference.sides[label].cotangent = totals[label]

@@ -5,8 +5,7 @@ import socket
 import subprocess
 import sys
 
-from ebmguard.report.advice import advice, outcome
-from ebmguard.report.folder import RecordedRun
+from ebmguard.report.folder import RecordedRun, advice, outcome
 from ebmguard.sinks import LOCK
 
 from .folders import BACK_TO, write

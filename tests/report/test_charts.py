@@ -7,7 +7,8 @@ import math
 import pytest
 
 from ebmguard.alerts import DEFAULT_RULES, Bands, FloorRule, GrowthRule, Judge, Level, MedianRule
-from ebmguard.report.charts import CHARTS, MORE_CHARTS, value_of
+from ebmguard.report.folder import value_of
+from ebmguard.report.plots import CHARTS, MORE_CHARTS
 from ebmguard.sinks import read_jsonl
 
 from .folders import rows, write

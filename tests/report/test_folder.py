@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
-from ebmguard.report.charts import ACCURACY, CHARTS, MORE_CHARTS
 from ebmguard.report.files import GrowingFile
-from ebmguard.report.folder import RecordedRun
+from ebmguard.report.folder import ACCURACY, RecordedRun
+from ebmguard.report.plots import CHARTS, MORE_CHARTS
 from ebmguard.sinks import read_jsonl, to_json
 
 from .folders import BACK_TO, LOST_AT, record, rows, write
