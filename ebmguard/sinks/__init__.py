@@ -1,7 +1,6 @@
-"""Where rows of diagnostics, alerts and rollbacks are written: anything like :class:`Sink`.
+"""Where rows, alerts and rollbacks are written: anything like :class:`Sink`, yours included.
 
-``log_dir=`` makes a :class:`JsonlSink` and a :class:`TensorBoardSink`. Tag names and texts are here
-for sinks of your own.
+``log_dir=`` makes a :class:`JsonlSink` and a :class:`TensorBoardSink`.
 """
 
 from .jsonl import JsonlSink, read_jsonl, to_json

@@ -22,7 +22,7 @@ from ..errors import ConfigError, typed
 __all__ = ["LOCK", "FolderLock", "is_gone", "lock_folder", "unwritable", "without_links"]
 
 LOCK = ".lock"
-"""Its name in the folder. It stays there: what counts is whether a process holds it."""
+"""A file that stays in the folder: what counts is whether a process holds it."""
 
 _log = logging.getLogger("ebmguard")
 _HELD: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
@@ -52,10 +52,9 @@ class FolderLock:
                 "first alone writes (process_group=)."
             ) from None
         except OSError as error:
-            unsafe = (
-                "%s cannot be locked (%s): nothing keeps a second process from writing into it."
-            )
-            _log.warning(unsafe, folder, error.strerror or error)
+            why = error.strerror or error
+            said = "%s cannot be locked (%s): nothing keeps a second process from writing into it."
+            _log.warning(said, folder, why)
         else:
             since = datetime.now(UTC).isoformat(" ", "seconds")
             who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
@@ -75,10 +74,7 @@ def lock_folder(folder: Path) -> FolderLock:
         ConfigError: another process holds it, or the folder cannot be written.
     """
     key = folder.resolve()
-    lock = _HELD.get(key)
-    if lock is None:
-        _HELD[key] = lock = FolderLock(folder)
-    return lock
+    return _HELD.get(key) or _HELD.setdefault(key, FolderLock(folder))
 
 
 def is_gone(holder: Mapping[str, Any]) -> bool:
@@ -100,9 +96,8 @@ def without_links(path: str | Path, flags: int) -> int:
 def unwritable(folder: Path, error: OSError) -> ConfigError:
     """What is said of a folder that cannot be written."""
     return ConfigError(
-        f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Expected a "
-        "folder that exists or can be created. Pass another log_dir, or change the permissions of "
-        "this one."
+        f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. "
+        "Pass another log_dir, or change the permissions of this one."
     )
 
 

@@ -37,8 +37,7 @@ LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
 class Sink(Protocol):
     """Four methods. Anything that has them can be passed as ``sinks=[...]``.
 
-    The guard calls ``flush`` every ``flush_every`` steps, on an alert, on a rollback and at exit,
-    so a sink may keep rows in memory until then.
+    A class that derives from this may leave out those that it does not need, but ``write_alert``.
     """
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
@@ -46,11 +45,11 @@ class Sink(Protocol):
 
         Args:
             step: the guard's step.
-            scalars: tag to value, the guard's without the prefix that :func:`prefixed` gives to
-                them. NaN and infinities must be kept: one looks for them after a blow-up.
-            histograms: raw values of ``f_pos`` and ``f_neg`` on rows of the slower tier, else
-                empty.
+            scalars: tag to value, the guard's without the prefix of :func:`prefixed`. NaN and
+                infinities must be kept: one looks for them after a blow-up.
+            histograms: raw values of ``f_pos`` and ``f_neg``; on most rows none.
         """
+        return
 
     def write_alert(self, record: Record) -> None:
         """Take one alert, as the plain dict that ``Alert.record()`` returns."""
@@ -58,12 +57,14 @@ class Sink(Protocol):
     def write_recovery(self, record: Record) -> None:
         """Take one rollback, as the plain dict of the audit log.
 
-        Rows of the steps from ``record["restored_step"]`` on come again afterwards; on a GPU, where
-        rows are read late, those of a few steps before it, too.
+        Rows from ``record["restored_step"]`` on come again; on a GPU some steps before it, too.
         """
+        return
 
     def flush(self) -> None:
-        """Write everything taken so far to where it belongs."""
+        """Write all that was taken, which may stay in memory until then: the guard calls this every
+        ``flush_every`` steps, on an alert, on a rollback and at exit."""
+        return
 
 
 @lru_cache(10_000)

@@ -15,6 +15,7 @@ from .protocol import (
     Histograms,
     Record,
     Scalars,
+    Sink,
     alert_markdown,
     marker_tag,
     prefixed,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .events import EventFile
 
 __all__ = ["AddScalarSink", "TensorBoardSink", "event_file_type"]
-
 
 # Category -> chart -> tags of the Custom Scalars page: regular expressions, a line for each that
 # matches; or "margin" and the tags of a line and its lower and upper edge.
@@ -70,7 +70,7 @@ class TensorBoardSink:
     """Writes one event file into a folder.
 
     - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
-      triangles. Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
+      triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
     - Alerts as text under ``guard/alerts``, and as markers on TensorBoard's first page: the scalar
       ``_alerts/<LEVEL>_<rule>``, whose value is the level (1 WARN, 2 ERROR; INFO has none), beside
       the gap and GradScale once more.
@@ -79,15 +79,12 @@ class TensorBoardSink:
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
     ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Of steps that a resumed or rewound run writes again it shows only the later pass. With
-    ``--load_fast=false``, or without the package tensorboard-data-server, this needs a folder with
-    no other writer's event files: voiding steps there would void them for all tags.
+    Of steps that a resumed or rewound run writes again it shows only the later pass; with
+    ``--load_fast=false``, or without the package tensorboard-data-server, where no other writer's
+    event files are in the folder.
 
-    Args:
-        folder: created if missing. Other event files in it are left alone.
-
-    Raises:
-        ConfigError: if the folder cannot be written, or the package tensorboard is missing.
+    The folder is created if missing; other event files in it are left alone. Raises a
+    ``ConfigError`` if it cannot be written, or the package tensorboard is missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -152,20 +149,20 @@ def event_file_type() -> type[EventFile]:
         from .events import EventFile
     except ImportError as error:
         raise ConfigError(
-            f"Event files need the package tensorboard, which cannot be imported: {error}. "
-            'Run `pip install "ebmguard[tensorboard]"`, or pass '
-            "sinks=[ebmguard.sinks.JsonlSink(dir)] instead of log_dir."
+            f"Event files need the package tensorboard, which cannot be imported: {error}. Run "
+            '`pip install "ebmguard[tensorboard]"`, or pass sinks=[JsonlSink(dir)], not log_dir.'
         ) from error
     return EventFile
 
 
-class AddScalarSink:
-    """Writes to anything that has ``add_scalar(tag, value, step)``.
+class AddScalarSink(Sink):
+    """Writes to anything that has ``add_scalar(tag, value, step)``: a ``SummaryWriter``, or
+    Lightning's ``logger.experiment``.
 
-    For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
-    ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has
-    them; closing it stays the caller's. Tags and markers are those of :class:`TensorBoardSink`.
-    Some 60 calls a step cost several times as much as ``log_dir=``, which writes the row at once.
+    Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has them; closing it stays the
+    caller's. Tags and markers are those of :class:`TensorBoardSink`; of rollbacks there is the
+    rows' ``recovery/attempt``. Some 60 calls a step cost several times as much as ``log_dir=``,
+    which writes the row at once.
     """
 
     def __init__(self, logger: Any) -> None:
@@ -175,16 +172,13 @@ class AddScalarSink:
         """Pass every scalar on, and the histograms where the logger has ``add_histogram``."""
         for tag, value in scalars.items():
             self.logger.add_scalar(prefixed(tag), value, step)
-        add_histogram = getattr(self.logger, "add_histogram", None)
-        if add_histogram is None or not histograms:
-            return
-        import torch  # only here: other sinks need none
+        for tag, values in histograms.items() if hasattr(self.logger, "add_histogram") else ():
+            import torch  # only here: other sinks need none
 
-        for tag, values in histograms.items():
             # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
-            drawn = [value for value in values if math.isfinite(value)]
-            if drawn:
-                add_histogram(TAG_PREFIX + tag, torch.tensor(drawn, dtype=torch.float64), step)
+            drawn = torch.tensor([x for x in values if math.isfinite(x)], dtype=torch.float64)
+            if len(drawn):
+                self.logger.add_histogram(TAG_PREFIX + tag, drawn, step)
 
     def write_alert(self, record: Record) -> None:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
@@ -193,9 +187,6 @@ class AddScalarSink:
             self.logger.add_scalar(marker_tag(record), level, step)
         if add_text := getattr(self.logger, "add_text", None):
             add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
-
-    def write_recovery(self, record: Record) -> None:
-        """Nothing: a logger shows a rollback by the rows' ``recovery/attempt``."""
 
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""

@@ -8,7 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ..errors import ConfigError
 from .jsonl import JsonlSink
@@ -55,70 +55,54 @@ class PatientSink:
         self._pass_on("write_recovery", record)
 
     def flush(self) -> None:
-        """Flush the sink, and pass on what has been kept.
-
-        One that has all is left alone: after the guard's ``close`` its owner may have closed it.
-        """
-        if not self._unflushed and not self._kept:
-            return
-        try:
-            self.sink.flush()
-            self._unflushed = 0
-            if self._kept:
-                self._drain()
-                self.sink.flush()
-        except OSError as error:
-            self._fail(error)
-            return
-        self._unflushed = 0
-        if self._error is not None:
-            lost = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
-            name = type(self.sink).__name__
-            _log.warning("%s takes its rows again: %s was written.", name, lost)
+        """Flush the sink, and pass on what has been kept."""
+        self._drain(flushing=True)
+        if self._error is not None and not (self._unflushed or self._kept):
+            what = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
+            _log.warning(f"{type(self.sink).__name__} takes its rows again: {what} was written.")
             self._error, self._dropped = None, 0
 
     def close(self) -> None:
         """Flush, and say what is lost if nothing more is tried."""
         self.flush()
         if self._error is not None:
+            count = self._unflushed + len(self._kept) + self._dropped
+            alerts = sum(method != "write_row" for method, _ in self._kept)
             _log.error(
-                "%s has not taken up to %d rows and alerts until the end, among them %d alerts and "
-                "rollbacks that were kept: %s. Unless it takes them later, they are lost.",
-                type(self.sink).__name__,
-                self._unflushed + len(self._kept) + self._dropped,
-                sum(method != "write_row" for method, _ in self._kept),
-                self._error,
+                f"{type(self.sink).__name__} has not taken up to {count} rows and alerts until the "
+                f"end, among them {alerts} alerts and rollbacks that were kept: {self._error}. "
+                "Unless it takes them later, they are lost."
             )
 
     def _pass_on(self, method: str, *args: Any) -> None:
         self._kept.append((method, args))
         if self._error is None:
-            try:
-                self._drain()
-            except OSError as error:
-                self._fail(error)
+            self._drain()
         if len(self._kept) > _KEPT:
             oldest = next((i for i, kept in enumerate(self._kept) if kept[0] == "write_row"), 0)
             del self._kept[oldest]
             self._dropped += 1
 
-    def _drain(self) -> None:
-        while self._kept:
-            method, args = self._kept[0]
-            getattr(self.sink, method)(*args)
-            self._kept.popleft()
-            self._unflushed += 1
-
-    def _fail(self, error: OSError) -> None:
-        if self._error is None:
-            _log.error(
-                "%s cannot write: %s. Training goes on; the last %d rows and alerts are kept in "
-                "memory and tried again at every flush. Make room, or restore what is missing.",
-                type(self.sink).__name__,
-                error,
-                _KEPT,
-            )
-        self._error = error
+    def _drain(self, *, flushing: bool = False) -> None:
+        try:
+            # A sink that has all is left alone: its owner may have closed it.
+            while self._kept or (flushing and self._unflushed):
+                if flushing:
+                    self.sink.flush()
+                    self._unflushed = 0
+                while self._kept:
+                    method, args = self._kept[0]
+                    getattr(self.sink, method)(*args)
+                    self._kept.popleft()
+                    self._unflushed += 1
+        except OSError as error:
+            if self._error is None:
+                _log.error(
+                    f"{type(self.sink).__name__} cannot write: {error}. Training goes on; the last "
+                    f"{_KEPT} rows and alerts are kept in memory and tried again at every flush. "
+                    "Make room, or restore what is missing."
+                )
+            self._error = error
 
 
 class Writer:
@@ -129,11 +113,8 @@ class Writer:
         flush_every: rows between flushes, and so what a killed run loses. An alert or a rollback is
             flushed at once.
         folder: that of ``log_dir=``, made if missing: JSON lines and an event file in it come
-            first, and this writer alone may use it until it is closed.
-
-    Raises:
-        ConfigError: another writer is using the folder, in this process or in another; it cannot be
-            written, or the package tensorboard is missing.
+            first, and this writer alone may use it until it is closed. Raises a ``ConfigError`` if
+            another one does, it cannot be written, or the package tensorboard is missing.
     """
 
     def __init__(
@@ -143,9 +124,9 @@ class Writer:
         flush_every: int,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._folder = None if folder is None else Path(folder).resolve()
         self._lock: FolderLock | None = None
-        if self._folder is not None:
+        if folder is not None:
+            self._folder = Path(folder).resolve()
             if self._folder in _OWNERS:
                 raise ConfigError(
                     f"log_dir={str(self._folder)!r} is in use by another guard of this process. "
@@ -187,7 +168,7 @@ class Writer:
 
     def release(self) -> None:
         """Let another writer use the folder."""
-        if self._folder is not None and _OWNERS.get(self._folder) is self:
+        if self._lock is not None:
             del _OWNERS[self._folder]
             self._lock = None
 
@@ -205,16 +186,14 @@ class Writer:
 def as_sink(obj: Any) -> Sink:
     """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger.
 
-    Raises:
-        ConfigError: if it is neither.
+    Raises a ``ConfigError`` if it is neither.
     """
     if isinstance(obj, type):
         name = obj.__name__
         raise ConfigError(f"sinks= holds the class {name}, not an object. Pass {name}(...).")
     missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
     if not missing:
-        sink: Sink = obj
-        return sink
+        return cast("Sink", obj)
     if callable(getattr(obj, "add_scalar", None)):
         return AddScalarSink(obj)
     if isinstance(obj, str | os.PathLike):
