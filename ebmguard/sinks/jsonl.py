@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, typed
-from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
 
 __all__ = [
@@ -20,6 +19,7 @@ __all__ = [
     "AppendFile",
     "JsonlSink",
     "from_json",
+    "opened",
     "parse_line",
     "read_jsonl",
     "to_json",
@@ -164,6 +164,23 @@ def _end(path: Path) -> tuple[int, bytes]:
     )
 
 
+def opened(path: Path, flags: int) -> int:
+    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _without_links(path, flags | os.O_CREAT)
+    except OSError as error:
+        raise ConfigError(
+            f"The log folder {str(path.parent)!r} cannot be written: {error.strerror or error}. "
+            "Pass another log_dir, or change the permissions of this one."
+        ) from error
+
+
+def _without_links(path: str | Path, flags: int) -> int:
+    """Open a file, but no link, which in a folder from elsewhere may lead to any file."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 class AppendFile:
     """Records in memory that :meth:`flush` appends to a file, which is made if missing.
 
@@ -181,11 +198,7 @@ class AppendFile:
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
                 "through links. Remove it, or name another folder; the folder itself may be a link."
             )
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            open(path, "ab", opener=without_links).close()
-        except OSError as error:
-            raise unwritable(path.parent, error) from error
+        os.close(opened(path, os.O_WRONLY))
 
     def add(self, record: Any) -> None:
         """Keep one record for the next flush."""
@@ -198,6 +211,6 @@ class AppendFile:
         self.rest += b"".join(map(self._encode, self._pending))
         self._pending = []
         # Unbuffered: a buffered file would not say how much of it arrived.
-        with open(self.path, "ab", buffering=0, opener=without_links) as file:
+        with open(self.path, "ab", buffering=0, opener=_without_links) as file:
             while self.rest:
                 self.rest = self.rest[file.write(self.rest) :]

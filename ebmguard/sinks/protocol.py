@@ -16,8 +16,6 @@ __all__ = [
     "Record",
     "Scalars",
     "Sink",
-    "alert_markdown",
-    "marker_tag",
     "prefixed",
 ]
 
@@ -71,27 +69,3 @@ class Sink(Protocol):
 def prefixed(name: str) -> str:
     """The tag of a row's number beside other scalars: ``guard/NAME``; a trainer's own as it is."""
     return TAG_PREFIX + name if is_own(name) and not name.startswith(MARKER_PREFIX) else name
-
-
-def marker_tag(record: Record) -> str:
-    """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
-
-    Level and rule follow the last slash: TensorBoard cuts what stands before it if room is short.
-    """
-    return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
-
-
-def alert_markdown(record: Record) -> str:
-    """A heading, a table of the numbers and the remedies of an ``Alert.record()``."""
-    remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
-    advice = f"Likeliest remedies:\n\n{remedies}\n" if remedies else ""
-    if "follows" in record:
-        advice = f"Follows {record['follows']}.\n"
-    member = f", member {record['member']}" if "member" in record else ""
-    return (
-        f"**{record['level']} {record['rule']}** at step {record['step']}{member}\n\n"
-        "| diagnostic | value | limit | window |\n"
-        "|---|---|---|---|\n"
-        f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
-        f"| {record['window']} |\n\n{advice}"
-    )

@@ -8,23 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
-from .protocol import (
-    LEVEL_NUMBERS,
-    MARKER_PREFIX,
-    TAG_PREFIX,
-    Histograms,
-    Record,
-    Scalars,
-    Sink,
-    alert_markdown,
-    marker_tag,
-    prefixed,
-)
+from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
 
 if TYPE_CHECKING:
     from .events import EventFile
 
-__all__ = ["AddScalarSink", "TensorBoardSink", "event_file_type"]
+__all__ = ["AddScalarSink", "TensorBoardSink", "alert_markdown", "event_file_type", "marker_tag"]
 
 # Category -> chart -> tags of the Custom Scalars page: regular expressions, a line for each that
 # matches; or "margin" and the tags of a line and its lower and upper edge.
@@ -111,7 +100,7 @@ class TensorBoardSink:
         self._alerts.append(record)
         if level := LEVEL_NUMBERS[record["level"]]:
             self._file.add_row(step, {marker_tag(record): level}, {})
-        self._file.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
+        self._file.add_text(step, "guard/alerts", alert_markdown(record))
 
     def write_recovery(self, record: Record) -> None:
         """Keep the story of all rollbacks; the steps that come again are void."""
@@ -140,7 +129,7 @@ class TensorBoardSink:
         return abandoned
 
     def _tell_story(self) -> None:
-        self._file.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
+        self._file.add_text(self._story_step, "guard/recovery", self._story)
 
 
 def event_file_type() -> type[EventFile]:
@@ -178,7 +167,7 @@ class AddScalarSink(Sink):
             # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
             drawn = torch.tensor([x for x in values if math.isfinite(x)], dtype=torch.float64)
             if len(drawn):
-                self.logger.add_histogram(TAG_PREFIX + tag, drawn, step)
+                self.logger.add_histogram(prefixed(tag), drawn, step)
 
     def write_alert(self, record: Record) -> None:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
@@ -186,8 +175,32 @@ class AddScalarSink(Sink):
         if level := LEVEL_NUMBERS[record["level"]]:
             self.logger.add_scalar(marker_tag(record), level, step)
         if add_text := getattr(self.logger, "add_text", None):
-            add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
+            add_text("guard/alerts", alert_markdown(record), step)
 
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""
         getattr(self.logger, "flush", lambda: None)()
+
+
+def marker_tag(record: Record) -> str:
+    """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
+
+    Level and rule follow the last slash: TensorBoard cuts what stands before it if room is short.
+    """
+    return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
+
+
+def alert_markdown(record: Record) -> str:
+    """A heading, a table of the numbers and the remedies of an ``Alert.record()``."""
+    remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
+    advice = f"Likeliest remedies:\n\n{remedies}\n" if remedies else ""
+    if "follows" in record:
+        advice = f"Follows {record['follows']}.\n"
+    member = f", member {record['member']}" if "member" in record else ""
+    return (
+        f"**{record['level']} {record['rule']}** at step {record['step']}{member}\n\n"
+        "| diagnostic | value | limit | window |\n"
+        "|---|---|---|---|\n"
+        f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
+        f"| {record['window']} |\n\n{advice}"
+    )

@@ -1,28 +1,39 @@
-"""What a guard writes to: sinks of what the caller passes, with patience for those that fail."""
+"""What a guard writes to: sinks, with patience for those that fail, in a folder that it locks.
+
+Not by filelock: its older versions, which torch takes too, empty the file that says who holds it.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import socket
+import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import ConfigError
-from .jsonl import JsonlSink
-from .lock import FolderLock, lock_folder
+from ..errors import ConfigError, typed
+from .jsonl import JsonlSink, opened
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 
-__all__ = ["PatientSink", "Writer", "as_sink"]
+__all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
+
+LOCK = ".lock"
+"""A file that stays in the folder: what counts is whether a process holds it."""
 
 _log = logging.getLogger("ebmguard")
 
 # Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
 _KEPT = 10_000
 _METHODS = ("write_row", "write_alert", "write_recovery", "flush")
+_HELD: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
 # Rows of two guards in one folder could not be told apart.
 _OWNERS: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()
 
@@ -181,6 +192,80 @@ class Writer:
         if os.getpid() == self._process:
             for sink in self.sinks:
                 getattr(sink, method)(*args)
+
+
+class FolderLock:
+    """A folder that no other process may lock while this object lives; see :func:`lock_folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        descriptor = opened(folder / LOCK, os.O_RDWR)
+        self.close = weakref.finalize(self, os.close, descriptor)
+        try:
+            _flock(descriptor)
+        except BlockingIOError:
+            holder = "another process"
+            with suppress(ValueError, KeyError, TypeError):  # it has not written it yet
+                who = json.loads(os.read(descriptor, 1000))
+                holder = f"process {who['pid']} on {who['host']}, since {who['since']}"
+            self.close()
+            raise ConfigError(
+                f"The folder {str(folder)!r} is in use by {holder}. Two processes would mix their "
+                "files: let that one end, or name another folder. Of several ranks of one run the "
+                "first alone writes (process_group=)."
+            ) from None
+        except OSError as error:
+            why = error.strerror or error
+            said = "%s cannot be locked (%s): nothing keeps a second process from writing into it."
+            _log.warning(said, folder, why)
+        else:
+            since = datetime.now(UTC).isoformat(" ", "seconds")
+            who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+            with suppress(OSError):  # a full disk: the lock holds, without a name
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps(who).encode())
+
+
+@typed
+def lock_folder(folder: Path) -> FolderLock:
+    """Let no other process lock this folder, which is made if missing.
+
+    The kernel ends the lock with the object, or with the process, however that dies. Within the
+    process whoever asks gets the same one. A forked child has none: it may outlive its parent.
+
+    Raises:
+        ConfigError: another process holds it, or the folder cannot be written.
+    """
+    key = folder.resolve()
+    return _HELD.get(key) or _HELD.setdefault(key, FolderLock(folder))
+
+
+def is_gone(holder: Mapping[str, Any]) -> bool:
+    """Whether the process that the file of a lock names is over; False of another machine's."""
+    pid, is_here = holder.get("pid"), holder.get("host") == socket.gethostname()
+    try:
+        if is_here and sys.platform != "win32" and type(pid) is int and 0 < pid < 2**31:
+            os.kill(pid, 0)  # which only asks
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
+
+
+def _flock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        raise OSError("this system has no flock")
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _forget_in_child() -> None:
+    for lock in list(_HELD.values()):
+        lock.close()  # of the parent's handle this is a copy: its lock stays
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def as_sink(obj: Any) -> Sink:
