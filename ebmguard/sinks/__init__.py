@@ -1,7 +1,4 @@
-"""Where rows, alerts and rollbacks are written: anything like :class:`Sink`, yours included.
-
-``log_dir=`` makes a :class:`JsonlSink` and a :class:`TensorBoardSink`.
-"""
+"""Where rows, alerts and rollbacks are written: anything like :class:`Sink`, yours included."""
 
 from .jsonl import JsonlSink, read_jsonl, to_json
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed

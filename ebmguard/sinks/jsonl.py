@@ -41,8 +41,8 @@ class JsonlSink:
     :func:`read_jsonl` makes floats. Files of an earlier run are appended to, once a last line that
     a kill tore in two is cut off.
 
-    The folder is created if missing, and may be a link. Raises a ``ConfigError``, with all as it
-    was, if it cannot be written, or a file in it is a link, or ends in text that is no row.
+    The folder is made if missing, and may be a link. Raises a ``ConfigError``, with all as it was,
+    if it cannot be written, or a file in it is a link, or ends in text that is no row.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -184,8 +184,7 @@ def _without_links(path: str | Path, flags: int) -> int:
 class AppendFile:
     """Records in memory that :meth:`flush` appends to a file, which is made if missing.
 
-    It is open only while it is written, so that a forked data loader inherits no handle. That it
-    cannot be written, or is a link, is a ``ConfigError`` at once.
+    It is open only while it is written, so that a forked data loader inherits no handle.
     """
 
     def __init__(self, path: Path, encode: Callable[[Any], bytes]) -> None:

@@ -41,11 +41,9 @@ class Sink(Protocol):
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Take the diagnostics of one step, and the numbers that the trainer gave to ``g.log``.
 
-        Args:
-            step: the guard's step.
-            scalars: tag to value, the guard's without the prefix of :func:`prefixed`. NaN and
-                infinities must be kept: one looks for them after a blow-up.
-            histograms: raw values of ``f_pos`` and ``f_neg``; on most rows none.
+        ``scalars`` are by tags, the guard's without the prefix of :func:`prefixed`. NaN and
+        infinities must be kept: one looks for them after a blow-up. ``histograms`` are the raw
+        values of ``f_pos`` and ``f_neg``; on most rows there are none.
         """
         return
 

@@ -60,9 +60,8 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
       triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
-    - Alerts as text under ``guard/alerts``, and as markers on TensorBoard's first page: the scalar
-      ``_alerts/<LEVEL>_<rule>``, whose value is the level (1 WARN, 2 ERROR; INFO has none), beside
-      the gap and GradScale once more.
+    - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
+      ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
     - A layout for the Custom Scalars page with what belongs together on one chart.
 
@@ -72,8 +71,8 @@ class TensorBoardSink:
     ``--load_fast=false``, or without the package tensorboard-data-server, where no other writer's
     event files are in the folder.
 
-    The folder is created if missing; other event files in it are left alone. Raises a
-    ``ConfigError`` if it cannot be written, or the package tensorboard is missing.
+    The folder is made if missing; other event files in it are left alone. Raises a ``ConfigError``
+    if it cannot be written, or the package tensorboard is missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -81,8 +80,7 @@ class TensorBoardSink:
         # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if self._file.is_continued else -math.inf
         self._alerts: list[Record] = []
-        self._story = ""
-        self._story_step = -1
+        self._story, self._story_step = "", -1
         self._file.add_layout(LAYOUT)
         self._file.flush()
 

@@ -41,13 +41,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class WebhookSink(Sink):
     """POSTs every alert from a level on, and every rollback, as JSON to an address.
 
-    The body is an object with ``title``, ``text`` (what Slack, Mattermost and their like show),
-    ``level``, ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, the full record, with NaN
-    and infinities as :class:`ebmguard.sinks.JsonlSink` has them. Rows are not sent.
-
-    A daemon thread sends in order, and tries each message up to four times. What could not be
-    delivered is logged as an error that names only the host: such addresses hold a secret. At its
-    end the process waits up to ten seconds for what is left.
+    The body is an object with ``title``, ``text`` (what Slack and its like show), ``level``,
+    ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, whose NaN and infinities are those of
+    :class:`ebmguard.sinks.JsonlSink`. A daemon thread sends in order, and tries each message up to
+    four times. What could not be delivered is logged as an error that names only the host: such
+    addresses hold a secret. At its end the process waits up to ten seconds for what is left.
 
     Args:
         url: an http or https address; nothing is sent there at construction.
@@ -146,18 +144,12 @@ class WebhookSink(Sink):
 
 
 def _host(url: str) -> str:
-    wrong = (
-        "is no web address. Pass https://host/path whole, as the settings of an incoming webhook "
-        "show it"
-    )
+    wrong = "is no web address. Pass https://host/path whole, as the webhook's settings show it"
     with suppress(ValueError):  # no number as the port, or a bracket too few
         parts = urllib.parse.urlsplit(url)
         is_plain = url.isascii() and url.isprintable() and " " not in url
         if is_plain and parts.scheme in ("http", "https") and parts.port != 0 and parts.hostname:
             if "@" not in parts.netloc:
                 return parts.hostname
-            wrong = (
-                "has a user name or a password before its host, which would never be sent. Pass an "
-                "address whose secret is in its path or query"
-            )
+            wrong = "has a user or a password before its host. Put the secret into its path"
     raise ConfigError(f"url= of a WebhookSink {wrong} (not repeated here: it holds a secret).")

@@ -29,7 +29,6 @@ LOCK = ".lock"
 """A file that stays in the folder: what counts is whether a process holds it."""
 
 _log = logging.getLogger("ebmguard")
-
 # Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
 _KEPT = 10_000
 _METHODS = ("write_row", "write_alert", "write_recovery", "flush")
@@ -149,8 +148,7 @@ class Writer:
             sinks = [JsonlSink(self._folder), TensorBoardSink(self._folder), *sinks]
             _OWNERS[self._folder] = self
         self.sinks = tuple(PatientSink(sink) for sink in sinks)
-        self._flush_every = flush_every
-        self._since_flush = 0
+        self._flush_every, self._since_flush = flush_every, 0
         self._process = os.getpid()
 
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
@@ -194,6 +192,29 @@ class Writer:
                 getattr(sink, method)(*args)
 
 
+def as_sink(obj: Any) -> Sink:
+    """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger;
+    else a ``ConfigError``."""
+    if isinstance(obj, type):
+        name = obj.__name__
+        raise ConfigError(f"sinks= holds the class {name}, not an object. Pass {name}(...).")
+    missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
+    if not missing:
+        return cast("Sink", obj)
+    if callable(getattr(obj, "add_scalar", None)):
+        return AddScalarSink(obj)
+    if isinstance(obj, str | os.PathLike):
+        raise ConfigError(
+            f"sinks= holds the path {os.fspath(obj)!r}, but expected sinks. Pass "
+            "log_dir=path, or sinks=[ebmguard.sinks.JsonlSink(path)]."
+        )
+    lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(_METHODS) else ""
+    raise ConfigError(
+        f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
+        f"the methods {', '.join(_METHODS)}, or a logger with add_scalar(tag, value, step)."
+    )
+
+
 class FolderLock:
     """A folder that no other process may lock while this object lives; see :func:`lock_folder`."""
 
@@ -231,9 +252,7 @@ def lock_folder(folder: Path) -> FolderLock:
 
     The kernel ends the lock with the object, or with the process, however that dies. Within the
     process whoever asks gets the same one. A forked child has none: it may outlive its parent.
-
-    Raises:
-        ConfigError: another process holds it, or the folder cannot be written.
+    Raises a ``ConfigError`` where another process holds it, or the folder cannot be written.
     """
     key = folder.resolve()
     return _HELD.get(key) or _HELD.setdefault(key, FolderLock(folder))
@@ -266,28 +285,3 @@ def _forget_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
-
-
-def as_sink(obj: Any) -> Sink:
-    """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger.
-
-    Raises a ``ConfigError`` if it is neither.
-    """
-    if isinstance(obj, type):
-        name = obj.__name__
-        raise ConfigError(f"sinks= holds the class {name}, not an object. Pass {name}(...).")
-    missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
-    if not missing:
-        return cast("Sink", obj)
-    if callable(getattr(obj, "add_scalar", None)):
-        return AddScalarSink(obj)
-    if isinstance(obj, str | os.PathLike):
-        raise ConfigError(
-            f"sinks= holds the path {os.fspath(obj)!r}, but expected sinks. Pass "
-            "log_dir=path, or sinks=[ebmguard.sinks.JsonlSink(path)]."
-        )
-    lacks = f" It lacks {', '.join(missing)}." if len(missing) < len(_METHODS) else ""
-    raise ConfigError(
-        f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
-        f"the methods {', '.join(_METHODS)}, or a logger with add_scalar(tag, value, step)."
-    )
