@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import zlib
@@ -32,10 +33,8 @@ class Archive:
     """The newest snapshots of a run, one in ``every`` steps; each rank has its own folder."""
 
     def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:
-        self._folder = folder
+        self._folder, self._every, self._ranks = folder, every, ranks
         self._own = folder if ranks.group is None else folder / f"rank{ranks.index}"
-        self._every = every
-        self._ranks = ranks
         self.saved: int | None = None  # the step of the last one, or that the run goes on from
         self._is_failing = False
 
@@ -60,18 +59,16 @@ class Archive:
             problem = str(error)
         # Killed before that, they go on from what they all had.
         problems = [each for each in self._ranks.from_all(problem) if each]
+        if self._is_failing != bool(problems) and self._ranks.is_first:
+            said = f"No snapshot of step {step}: {'; '.join(problems)}. Training goes on; the next "
+            said += "one is tried again."
+            _log.warning(said if problems else f"Snapshots are written again, that of step {step}.")
+        self._is_failing = bool(problems)
         if problems:
             self.saved = None
             if not problem:
                 file.unlink()
-            if not self._is_failing and self._ranks.is_first:
-                said = "No snapshot of step %d: %s. Training goes on; the next one is tried again."
-                _log.warning(said, step, "; ".join(problems))
-            self._is_failing = True
             return
-        if self._is_failing and self._ranks.is_first:
-            _log.warning("Snapshots are written again, that of step %d.", step)
-        self._is_failing = False
         self.saved = step
         found = _snapshots([self._own])
         kept = [path for at, path in found if at <= step][-_KEPT:]
@@ -92,11 +89,9 @@ class Archive:
     def newest(self) -> dict[str, Any] | None:
         """The newest snapshot that every rank has and can read; None where there is none at all.
 
-        Raises:
-            ConfigError: on all ranks: none that all can read, or of another number of ranks.
+        Raises a ``ConfigError``, on all, where not all can read one or their number is another.
         """
-        before: int | None = None
-        damaged: list[str] = []
+        before, damaged = math.inf, list[str]()
         while True:
             found = self._newest_readable(before, damaged)
             mine = None if found is None else {x: found[x] for x in ("step", "ranks", "recovery")}
@@ -113,8 +108,7 @@ class Archive:
             steps = [mark["step"] for mark in marks]
             before = min(steps) + (len(set(steps)) > 1)
         if found is None:
-            problems = [each for rank in self._ranks.from_all(damaged) for each in rank]
-            if problems:
+            if problems := [each for rank in self._ranks.from_all(damaged) for each in rank]:
                 raise ConfigError("no snapshot can be read:\n  " + "\n  ".join(problems))
             return None
         if found["ranks"] != self._ranks.count:
@@ -124,9 +118,8 @@ class Archive:
             )
         return found
 
-    def _newest_readable(self, before: int | None, damaged: list[str]) -> dict[str, Any] | None:
-        found = _snapshots([self._own])
-        for _, path in reversed([x for x in found if before is None or x[0] < before]):
+    def _newest_readable(self, before: float, damaged: list[str]) -> dict[str, Any] | None:
+        for _, path in reversed([x for x in _snapshots([self._own]) if x[0] < before]):
             try:
                 snapshot = load_durably(path)
                 if set(snapshot) != _KEYS or snapshot["version"] != _VERSION:
@@ -181,11 +174,9 @@ def load_durably(file: Path, device: torch.device | None = None) -> dict[str, An
         ConfigError: the file cannot be read, or is not what was written.
     """
     try:
-        # PyTorch writes checksums and does not look at them again.
-        with ZipFile(file) as archive:
-            torn = archive.testzip()
-        if torn is not None:
-            raise BadZipFile(f"{torn} in it is not what was written")
+        with ZipFile(file) as archive:  # PyTorch writes checksums and does not look at them again
+            if torn := archive.testzip():
+                raise BadZipFile(f"{torn} in it is not what was written")
         state: dict[str, Any] = torch.load(file, map_location=device or "cpu", weights_only=True)
     except _DAMAGE as error:
         raise ConfigError(f"{file}: {error}") from error

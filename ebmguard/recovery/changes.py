@@ -5,25 +5,17 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-__all__ = [
-    "LearningRate",
-    "poisoned_rows",
-    "purge",
-    "random_state",
-    "rates",
-    "reseed",
-    "restore_random_state",
-]
+__all__ = ["LearningRate", "purge", "random_state", "reseed", "restore_random_state"]
 
-# As far out as no chain of a healthy buffer.
-_FAR = 10.0
+_FAR = 10.0  # as no chain of a healthy buffer
 _MAD_TO_SIGMA = 1.4826
 # Fresh rows and chains at a clamp all have about the same largest entry, and a MAD near 0; chains
 # that have moved lie a few times farther out.
@@ -39,8 +31,7 @@ def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
         "python": random.getstate(),
         "own": [each.get_state() for each in generators],
     }
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if numpy := sys.modules.get("numpy"):
         name, keys, *rest = numpy.random.get_state()
         state["numpy"] = [str(name), keys.tolist(), *rest]
     return state
@@ -54,38 +45,30 @@ def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Ge
     random.setstate(state["python"])
     for generator, own in zip(generators, state["own"], strict=True):
         generator.set_state(own)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and "numpy" in state:
+    if "numpy" in state and (numpy := sys.modules.get("numpy")):
         numpy.random.set_state(tuple(state["numpy"]))
 
 
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
-    """Seed every generator from its state and the attempt, so that ranks stay equal or different.
-
-    Returns how many.
-    """
+    """Seed every generator from its state and the attempt, so that ranks stay equal or different;
+    say how many."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()
+    shared = torch.default_generator, *gpus
+    numbered = [*((each, 0) for each in shared), *((x, i) for i, x in enumerate(generators, 1))]
     # All first, since the global one is given to the GPUs too; each rank may use another of these.
-    seed = _seed_of(torch.default_generator, attempt)
-    of_gpus = [_seed_of(each, attempt) for each in gpus]
-    of_own = [_seed_of(each, attempt, i) for i, each in enumerate(generators, 1)]
-    torch.manual_seed(seed)
-    for generator, seed in zip((*gpus, *generators), (*of_gpus, *of_own), strict=True):
+    seeds = [_seed(bytes(x.get_state().tolist()), f"{attempt} {i}") for x, i in numbered]
+    torch.manual_seed(seeds[0])
+    for (generator, _), seed in zip(numbered, seeds, strict=True):
         generator.manual_seed(seed)
-    random.seed(_seed_after(random.randbytes(32), attempt))
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(_seed_after(numpy.random.bytes(32), attempt) % (1 << 32))
-    return 2 + len(generators) + (numpy is not None)
+    random.seed(_seed(random.randbytes(32), f"{attempt} 0"))
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(_seed(numpy.random.bytes(32), f"{attempt} 0") % (1 << 32))
+    return 2 + len(generators) + bool(numpy)
 
 
-def _seed_of(generator: torch.Generator, attempt: int, i: int = 0) -> int:
-    return _seed_after(bytes(generator.get_state().tolist()), attempt, i)
-
-
-def _seed_after(state: bytes, attempt: int, i: int = 0) -> int:
-    digest = hashlib.blake2b(state + f"{attempt} {i}".encode(), digest_size=8).digest()
+def _seed(state: bytes, of: str) -> int:
+    digest = hashlib.blake2b(state + of.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # the sign of PyTorch's seeds
 
 
@@ -96,7 +79,7 @@ def poisoned_rows(samples: Tensor) -> Tensor:
     """
     largest = samples.reshape(len(samples), -1).abs().amax(-1).double()
     finite = torch.isfinite(largest)
-    if not bool(finite.any()):
+    if not finite.any():
         return ~finite
     known = largest[finite]
     centre = known.median()
@@ -104,13 +87,17 @@ def poisoned_rows(samples: Tensor) -> Tensor:
     return ~finite | (largest > centre + _FAR * scale)
 
 
-def purge(samples: Tensor, generator: torch.Generator, classes: int = 1) -> int:
-    """Overwrite poisoned rows of ``(rows, ...)`` by healthy ones of their class; say how many.
+def purge(buffer: object, generator: torch.Generator) -> int:
+    """Overwrite poisoned rows of a replay buffer by healthy ones of their class; say how many.
 
-    The generator is on the CPU. Classes are equal blocks of rows; without a healthy row one stays.
+    The generator is on the CPU. Classes are equal blocks of rows; without a healthy row one stays,
+    as does a buffer whose ``samples``, or itself, is not one tensor.
     """
-    poisoned = poisoned_rows(samples)
-    count = 0
+    samples = getattr(buffer, "samples", buffer)
+    if not (isinstance(samples, Tensor) and samples.ndim and len(samples)):
+        return 0
+    poisoned, count = poisoned_rows(samples), 0
+    classes = getattr(buffer, "classes", 1)
     for own, bad in zip(samples.chunk(classes), poisoned.chunk(classes), strict=True):
         healthy = (~bad).nonzero().squeeze(1)
         replaced = int(bad.sum())
@@ -121,12 +108,6 @@ def purge(samples: Tensor, generator: torch.Generator, classes: int = 1) -> int:
     return count
 
 
-def rates(optimizer: Optimizer | None) -> list[float]:
-    """The learning rates of an optimizer's groups that have one, read on the host."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    return [float(group["lr"]) for group in groups if group.get("lr") is not None]
-
-
 class LearningRate:
     """Multiplies the learning rate of an optimizer by ``factor`` inside its ``step`` alone."""
 
@@ -134,24 +115,19 @@ class LearningRate:
         self.factor = 1.0
         # Groups whose rate is scaled now, with the trainer's own and the one in its place.
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []
-        self._undo: list[Callable[[], None]] = []
+        self._hooks: list[RemovableHandle] = []
 
     def watch(self, optimizer: Optimizer) -> None:
         """Act on this optimizer from now on, instead of an earlier one."""
-        for undo in self._undo:
-            undo()
-        self._undo = [
-            optimizer.register_step_pre_hook(self._before).remove,
-            optimizer.register_step_post_hook(self._restore).remove,
-        ]
+        for hook in self._hooks:
+            hook.remove()
+        before = optimizer.register_step_pre_hook(self._before)
+        self._hooks = [before, optimizer.register_step_post_hook(self._restore)]
 
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         self._restore()  # a step that raised has left it scaled
-        if self.factor == 1:
-            return
-        for group in optimizer.param_groups:
-            own = group.get("lr")
-            if own is not None:  # some optimizers set their own
+        for group in optimizer.param_groups if self.factor != 1 else ():
+            if (own := group.get("lr")) is not None:  # some optimizers set their own
                 group["lr"] = own * self.factor
                 self._scaled.append((group, own, group["lr"]))
 

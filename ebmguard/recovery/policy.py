@@ -36,10 +36,9 @@ class Change:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"Change: {name}={value!r}; expected a positive factor.")
-        if self.beta_star is not None and not (math.isfinite(self.beta_star) and self.beta_star):
-            raise ConfigError(
-                f"Change: beta_star={self.beta_star!r}; expected a finite number other than 0."
-            )
+        star = self.beta_star
+        if star is not None and not (math.isfinite(star) and star):
+            raise ConfigError(f"Change: beta_star={star!r}; expected a finite number other than 0.")
 
 
 BY_CAUSE = {
@@ -51,7 +50,6 @@ BY_CAUSE = {
     Remedy.FEWER_STEPS: Change(sgld_steps=0.5),
 }
 """What a rollback changes for a remedy of the alert."""
-
 FALLBACK = (Remedy.LOWER_LR, Remedy.RAISE_BETA, Remedy.MORE_STEPS)
 """What is tried, in this order, after the remedies of the alert."""
 
@@ -76,8 +74,8 @@ class Recovery:
             the steps from there to where the run had broken. Unless it has come farther, the
             snapshot is condemned, and the next restore goes deeper.
         keep: certified snapshots that are kept, in ages that grow by factors.
-        folder: certified snapshots are also written there, for a run whose process dies.
-        folder_every: steps between these.
+        folder, folder_every: where certified ones are also written, for a run whose process dies,
+            and the steps between these.
     """
 
     ladder: tuple[Change, ...] | None = None
@@ -92,16 +90,12 @@ class Recovery:
     folder_every: int = 1000
 
     def __post_init__(self) -> None:
-        if self.ladder is not None:
-            if not self.ladder or not all(isinstance(each, Change) for each in self.ladder):
-                raise ConfigError("Recovery: ladder= takes at least one Change(...), or None.")
-            object.__setattr__(self, "ladder", tuple(self.ladder))
+        if self.ladder == ():
+            raise ConfigError("Recovery: ladder= takes at least one Change(...), or None.")
         for name in ("budget", "every", "certify_after", "relapse_within", "keep", "folder_every"):
             value, least = getattr(self, name), int(name not in ("budget", "relapse_within"))
             if value < least:
-                raise ConfigError(
-                    f"Recovery: {name}={value!r}; expected a whole number, {least} or more."
-                )
+                raise ConfigError(f"Recovery: {name}={value!r}; expected {least} or more.")
 
     def not_followed(self, now: Situation) -> Iterator[str]:
         """In words, what of its changes a run cannot follow."""
@@ -153,10 +147,8 @@ class Rollback:
         """The rollback in words."""
         why = f"{self.alert.rule} ({self.alert.tag} = {self.alert.value:.4g})"
         again = ", a relapse" if self.relapse else ""
-        changed = [
-            f"{_WORDS.get(name, name)} {old:.3g} -> {new:.3g}"
-            for name, (old, new) in self.changes.items()
-        ]
+        pairs = self.changes.items()
+        changed = [f"{_WORDS.get(what, what)} {old:.3g} -> {new:.3g}" for what, (old, new) in pairs]
         changed += ["new random numbers"] if self.reseeded else []
         changed += [f"{self.purged_rows} buffer rows replaced"] if self.purged_rows else []
         kind = "" if self.certified else "uncertified "

@@ -1,4 +1,4 @@
-"""The stateful part of recovery: takes snapshots, certifies them, and takes the run back."""
+"""Takes snapshots of a run, certifies them, and takes the run back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
@@ -21,10 +20,9 @@ from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
 from .archive import Archive
-from .changes import LearningRate, purge, rates, reseed
+from .changes import LearningRate, purge, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
-from .snapshots import Snapshot, Snapshots
-from .state import buffer_rows, capture, check_complete, generators_of, restore
+from .snapshots import Snapshot, Snapshots, capture, check_complete, generators_of, restore
 
 __all__ = ["Recoverer"]
 
@@ -32,9 +30,8 @@ _log = logging.getLogger("ebmguard")
 
 # Rules of a run that is being lost. What others tell of may last, and such a run needs snapshots.
 _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
-
-# Medians of GradScale over so many steps before a snapshot, and over those that certify it, from
-# which on it counts as good: that at which the rule ``sampler_failing`` is calm.
+# A snapshot is good from this median of GradScale on, over so many steps before it and over those
+# that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
 
@@ -49,72 +46,58 @@ class Recoverer(Stateful):
         effect: what rollbacks have changed in the run so far.
         attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
+        rate: what scales the optimizer's rate; its hooks come before those that look at a step.
     """
 
     _owner = "a recovery"
 
     def __init__(self, settings: Recovery, ranks: Ranks) -> None:
-        self.settings = settings
-        self._ranks = ranks
-        self._archive: Archive | None = None
-        if settings.folder is not None:
-            self._archive = Archive(Path(settings.folder), settings.folder_every, ranks)
+        self.settings, self._ranks = settings, ranks
+        every, folder = settings.folder_every, settings.folder
+        self._archive = None if folder is None else Archive(Path(folder), every, ranks)
         self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
         self._rung = 0
         self._tried: list[tuple[str, bool]] = []  # remedies, and whether an alert named them
-        # The steps of the last rollback's snapshot and of its ERROR.
-        self._restored: int | None = None
-        self._broke = 0
-        self._forget()
+        self._restored: int | None = None  # the step of the last rollback's snapshot
+        self._broke = 0  # that of its ERROR
+        self._snapshots = Snapshots(settings.keep, settings.certify_after)
+        self._scales = deque[float](maxlen=max(_STEPS_BEFORE, settings.certify_after))
         self._has_begun = False
-        self._rate = LearningRate()
-
-    def _forget(self) -> None:
-        self._snapshots = Snapshots(self.settings.keep, self.settings.certify_after)
-        self._forget_scales()
-
-    def _forget_scales(self) -> None:
-        self._before = deque[float](maxlen=_STEPS_BEFORE)
-        self._since = deque[float](maxlen=self.settings.certify_after)
+        self.rate = LearningRate()
 
     def read(self, row: Mapping[str, float]) -> None:
         """Take the row of a step that is over: GradScale says whether negatives compete."""
         value = row.get(GRAD_SCALE, math.nan)
         if row.get(BETA_STAR, math.nan) == 0:
-            self._forget_scales()  # the weights say nothing
+            self._scales.clear()  # the weights say nothing
         elif math.isfinite(value):
-            self._before.append(value)
-            self._since.append(value)
+            self._scales.append(value)
 
-    def watch(self, optimizer: Optimizer) -> None:
-        """Scale this optimizer's rate in its ``step``; call it before hooks that act after it."""
-        self._rate.watch(optimizer)
-        self._rate.factor = self.effect.lr
+    def _is_settled(self, steps: int) -> bool:
+        """Whether GradScale was healthy over the last steps, or is unknown."""
+        last = [*self._scales][-steps:]
+        return not last or statistics.median(last) >= _SETTLED
 
     def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
-        """Certify what has been quiet before ``judged``; say whether one is due before ``step``.
-
-        ``active`` is that of the judge.
-        """
+        """Certify what has been quiet before ``judged``; say whether one is due before ``step``."""
         settings, snapshots = self.settings, self._snapshots
         if any(
-            level >= Level.ERROR or (rule in _UNSETTLING and level >= Level.WARN)
+            level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
             for rule, level in active.items()
         ):
             snapshots.disquiet(judged - 1)
             return False
-        for ripe in snapshots.certify(judged, settled=_is_settled(self._since)):
+        for ripe in snapshots.certify(judged, settled=self._is_settled(settings.certify_after)):
             if self._archive is not None and self._archive.is_due(ripe.step):
                 self._archive.write(ripe.step, ripe.state, self.state_dict())
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
-        state = capture(trainer, guard_state, self._snapshots.spare())
-        settled = _is_settled(self._before)
-        self._snapshots.waiting.append(Snapshot(step, state, settled=settled))
+        settled = self._is_settled(_STEPS_BEFORE)
+        self._snapshots.waiting.append(Snapshot(step, capture(trainer, guard_state), settled))
 
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
         """Put the run back; return the first half of a rollback, and the guard's own part.
@@ -140,17 +123,10 @@ class Recoverer(Stateful):
         snapshots.restart_from(snapshot)
         self.attempt += 1
         self._restored, self._broke = snapshot.step, error.step
-        self._forget_scales()
-        rollback = Rollback(
-            alert=error,
-            step=step - 1,
-            restored_step=snapshot.step,
-            attempt=self.attempt,
-            certified=snapshot.certified,
-            relapse=relapse,
-            condemned=condemned,
-            budget_left=settings.budget - self.attempt,
-        )
+        self._scales.clear()
+        at = (step - 1, snapshot.step, self.attempt)
+        certified, left = snapshot in snapshots.certified, settings.budget - self.attempt
+        rollback = Rollback(error, *at, certified, relapse, condemned, left)
         return rollback, snapshot.state["guard"]
 
     def change(
@@ -158,17 +134,17 @@ class Recoverer(Stateful):
     ) -> Rollback:
         """Change the run that was put back, so that it does not take the same course again."""
         changes: dict[str, tuple[float, float]] = {}
-        usual, own_rates = trainer.sgld_steps if knows_steps else None, rates(trainer.optimizer)
+        usual = trainer.sgld_steps if knows_steps else None
+        groups = () if trainer.optimizer is None else trainer.optimizer.param_groups
+        own_rates = [float(x["lr"]) for x in groups if x.get("lr") is not None]
         for change in self._rungs(rollback.alert):
             changes, self.effect = self._applied(change, now, usual, own_rates)
             if changes or change == Change():
                 break
-        self._rate.factor = self.effect.lr
+        self.rate.factor = self.effect.lr
         reseeded = reseed(self.attempt, generators_of(trainer)) if self.settings.reseed else 0
-        rows, purged = buffer_rows(trainer), 0
-        if self.settings.purge and rows is not None:
-            classes = getattr(trainer.buffer, "classes", 1)
-            purged = purge(rows, torch.Generator().manual_seed(self.attempt), classes)
+        seeded = torch.Generator().manual_seed(self.attempt)
+        purged = purge(trainer.buffer, seeded) if self.settings.purge else 0
         purged = sum(self._ranks.from_all(purged))
         rollback = replace(rollback, changes=changes, reseeded=reseeded, purged_rows=purged)
         self.rollbacks.append(rollback)
@@ -178,15 +154,13 @@ class Recoverer(Stateful):
 
     def _rungs(self, alert: Alert) -> Iterator[Change]:
         """The changes to try in turn, until one changes something here."""
-        ladder = self.settings.ladder
-        if ladder is not None:
-            first = min(self._rung, len(ladder) - 1)
-            for change in ladder[first:]:
+        if ladder := self.settings.ladder:
+            for change in ladder[min(self._rung, len(ladder) - 1) :]:
                 self._rung += 1
                 yield change
             return
         causes = sorted({*BY_CAUSE} & {*alert.remedies}, key=alert.remedies.index)
-        order = [*causes, *(remedy for remedy in FALLBACK if remedy not in causes)]
+        order = dict.fromkeys((*causes, *FALLBACK))
         for remedy in sorted(order, key=[tried for tried, _ in self._tried].count):
             named = remedy in causes  # it may undo what no alert has named
             before = [other for other, was_named in self._tried if was_named or not named]
@@ -203,11 +177,9 @@ class Recoverer(Stateful):
         before, star, effect = self.effect, now.beta_star, self.effect
         if change.beta_factor != 1 and math.isfinite(star):
             star = max(star * change.beta_factor, now.least)
-            effect = replace(
-                effect,
-                beta_star=before.beta_star and before.beta_star * change.beta_factor,
-                beta_factor=before.beta_factor * change.beta_factor,
-            )
+            least = before.beta_star and before.beta_star * change.beta_factor
+            factor = before.beta_factor * change.beta_factor
+            effect = replace(effect, beta_star=least, beta_factor=factor)
         if change.beta_star is not None:
             raised = min(change.beta_star, now.most)
             # Never to the other side of 0, where all is reversed.
@@ -224,7 +196,8 @@ class Recoverer(Stateful):
                 effect = replace(effect, sgld_steps=factors[1])
         if change.lr != 1 and own_rates:
             name = "lr" if len(set(own_rates)) == 1 else "largest_lr"
-            found[name] = (max(own_rates) * before.lr, max(own_rates) * before.lr * change.lr)
+            rate = max(own_rates) * before.lr
+            found[name] = (rate, rate * change.lr)
             effect = replace(effect, lr=before.lr * change.lr)
         return found, effect if found else before
 
@@ -244,8 +217,7 @@ class Recoverer(Stateful):
     def resume(self, trainer: Trainer) -> Snapshot | None:
         """Put the run back to the newest snapshot on the disk that all ranks can read, if any.
 
-        Raises:
-            ConfigError: none of them can be read, or no ``folder`` was given.
+        Raises a ``ConfigError`` where none of them can be read, or no ``folder`` was given.
         """
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
@@ -253,7 +225,7 @@ class Recoverer(Stateful):
         found = self._archive.newest()
         if found is None:
             return None
-        snapshot = Snapshot(int(found["step"]), found["state"], certified=True)
+        snapshot = Snapshot(int(found["step"]), found["state"])
         restore(trainer, snapshot.state)
         self.load_state_dict(found["recovery"])
         self._archive.saved = snapshot.step
@@ -266,13 +238,9 @@ class Recoverer(Stateful):
 
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
-        self._rate.factor = self.effect.lr
-        self._forget()
+        self.rate.factor = self.effect.lr
+        self._snapshots.certified, self._snapshots.waiting = [], []
+        self._scales.clear()
         self._has_begun = True
         if self._archive is not None:
             self._archive.saved = None
-
-
-def _is_settled(scales: Collection[float]) -> bool:
-    """Whether GradScale was healthy, or is unknown."""
-    return not scales or statistics.median(scales) >= _SETTLED

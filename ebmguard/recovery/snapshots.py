@@ -1,46 +1,176 @@
-"""The snapshots of a run: which are certified, which are kept, which is used next."""
+"""Snapshots of a run: its whole state, copied and put back bit by bit, and which are kept."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Snapshot", "Snapshots"]
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import ConfigError
+from ..ranks import Place, joined, local, place_of
+from ..trainer import Trainer
+from .changes import random_state, restore_random_state
+
+__all__ = ["Snapshot", "Snapshots", "capture", "check_complete", "generators_of", "restore"]
+
+_PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "buffer")
+
+
+def check_complete(trainer: Trainer) -> None:
+    """Refuse, with a ``ConfigError``, a run of which too little is attached to take it back."""
+    missing = [f"{name}=..." for name in ("model", "optimizer") if getattr(trainer, name) is None]
+    if missing:
+        raise ConfigError(
+            'action="rollback" takes the whole run back: before the first step call '
+            f"g.attach({', '.join(missing)}), with buffer=, scheduler=, scaler=, ema=, generators= "
+            "where the trainer has them."
+        )
+
+
+def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
+    """Copy everything that a step changes to the host."""
+    parts = {
+        name: part if _is_plain(name, part) else part.state_dict()
+        for name, part in _attached(trainer).items()
+    }
+    return {
+        **{name: copied(part) for name, part in parts.items()},
+        "places": {name: places_of(part) for name, part in parts.items()},
+        "random": random_state(generators_of(trainer)),
+        "guard": guard,
+    }
+
+
+@torch.no_grad()
+def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Put back what :func:`capture` copied, but the guard's part; the copy stays as it is.
+
+    Raises a ``ConfigError`` where something else is attached than then.
+    """
+    parts, generators = _attached(trainer), generators_of(trainer)
+    unknown = [name for name in parts if name not in state]
+    unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
+    if unknown:
+        raise ConfigError(
+            "A snapshot does not fit what is attached now: it was taken with other parts for "
+            f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
+        )
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()  # the copies to the host have come so far
+    assert trainer.optimizer is not None
+    # The module itself may show its gathered parameters.
+    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    for name, part in parts.items():
+        places = state["places"][name]
+        if name == "model" or isinstance(part, Tensor):
+            # These copy: but for what a set_extra_state keeps, and sharded parameters.
+            places = [place if isinstance(place, dict) else "cpu" for place in places]
+        # Whoever else loads a state may keep the very objects that it is given, as optimizers do,
+        # and expect them where they were.
+        kept = fresh(state[name], places, parameters)
+        if not _is_plain(name, part):
+            part.load_state_dict(kept)
+        elif isinstance(part, Tensor):
+            part.copy_(kept)
+        elif [x.shape for x in part] == [x.shape for x in kept]:
+            for own, before in zip(part, kept, strict=True):
+                own.copy_(before)
+        else:  # it has grown since
+            part[:] = kept
+    restore_random_state(state["random"], generators)
+
+
+def _is_plain(name: str, part: object) -> bool:
+    """Whether a part is its own state: a buffer of tensors. Schedulers in a list have a state."""
+    return name == "buffer" and isinstance(part, Tensor | list)
+
+
+def _attached(trainer: Trainer) -> dict[str, Any]:
+    return {name: part for name in _PARTS if (part := getattr(trainer, name)) is not None}
+
+
+def generators_of(trainer: Trainer) -> Sequence[torch.Generator]:
+    """The generators that were attached, and the buffer's own."""
+    own = getattr(trainer.buffer, "generator", None)
+    if isinstance(own, torch.Generator) and own not in trainer.generators:
+        return (*trainer.generators, own)
+    return trainer.generators
+
+
+def copied(tree: Any) -> Any:
+    """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
+
+    Of a GPU's it is pinned, and complete when the stream has come so far.
+    """
+
+    def kept(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return copy.deepcopy(x)  # plain values too are the trainer's own objects
+        x = local(x.detach())
+        # PyTorch uses the pinned memory of dropped copies again.
+        host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+        return host.copy_(x, non_blocking=x.is_cuda)
+
+    return tree_map(kept, tree)
+
+
+def places_of(tree: Any) -> list[Place]:
+    """Where the tensors of a tree belong, in the order of its leaves."""
+    return [place_of(x) for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def fresh(tree: Any, places: Sequence[Place] = (), like: Sequence[Tensor] = ()) -> Any:
+    """A copy of what :func:`copied` returned: tensors in ``places``, as :func:`places_of` has them.
+
+    Sharded ones are sharded as one of ``like``, else a ``ConfigError``.
+    """
+    remaining = iter(places)
+
+    def put(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return copy.deepcopy(x)
+        place = next(remaining, "cpu")
+        if isinstance(place, str):
+            return x.to(_existing(place), copy=True)
+        return joined(x.to(_existing(place["device"]), copy=True), place, like)
+
+    return tree_map(put, tree)
+
+
+def _existing(device: str) -> torch.device:
+    found = torch.device(device)
+    lacks = found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count()
+    return torch.device("cpu") if lacks else found
 
 
 @dataclass(eq=False)  # its tensors have no single truth value
 class Snapshot:
-    """A run's whole state between two steps, as :func:`.state.capture` returned it."""
+    """A run's whole state before a step, as :func:`capture` returned it."""
 
-    step: int  # the one that comes next
+    step: int
     state: dict[str, Any]
-    certified: bool = False  # followed by enough quiet steps
     settled: bool = True  # GradScale was healthy before it
 
 
 @dataclass(eq=False)
 class Snapshots:
-    """``keep`` certified snapshots in ages that grow by factors, and those that ``certify_after``
-    quiet steps make so; the oldest first."""
+    """``keep`` certified ones, whose ages grow by factors, and those that ``certify_after`` quiet
+    steps make so; the oldest first."""
 
     keep: int
     certify_after: int
     certified: list[Snapshot] = field(default_factory=list)
     waiting: list[Snapshot] = field(default_factory=list)
-    _spare: dict[str, Any] | None = None
-
-    def spare(self) -> dict[str, Any] | None:
-        """A state whose memory may be used again."""
-        state, self._spare = self._spare, None
-        return state
 
     def disquiet(self, quiet_until: int) -> None:
         """Drop what was taken less than ``certify_after`` steps before an alert's step."""
         # The first one stays as the last resort: there is nothing deeper.
-        kept = self._ripe(quiet_until) or int(not self.certified)
-        for dropped in self.waiting[kept:]:
-            self._spare = dropped.state
-        del self.waiting[kept:]
+        del self.waiting[self._ripe(quiet_until) or int(not self.certified) :]
 
     def certify(self, step: int, *, settled: bool = True) -> list[Snapshot]:
         """Certify what has been quiet for long enough by ``step``; return the new ones.
@@ -50,16 +180,11 @@ class Snapshots:
         count = self._ripe(step)
         ripe = [each for each in self.waiting[:count] if settled and each.settled]
         # The first one stays as the last resort here too.
-        last_resort = self.waiting[: int(not (ripe or self.certified) and count > 0)]
-        for each in self.waiting[:count]:
-            if each not in (*ripe, *last_resort):
-                self._spare = each.state
-        self.waiting = last_resort + self.waiting[count:]
+        del self.waiting[int(not (ripe or self.certified)) : count]
         for each in ripe:
-            each.certified = True
             self.certified.append(each)
             if len(self.certified) > self.keep:
-                self._spare = self.certified.pop(self._superfluous(step)).state
+                del self.certified[self._superfluous(step)]
         return ripe
 
     def best(self) -> Snapshot | None:
@@ -76,7 +201,7 @@ class Snapshots:
     def restart_from(self, snapshot: Snapshot) -> None:
         """Forget what came after a snapshot that was restored."""
         self.certified = [each for each in self.certified if each.step <= snapshot.step]
-        self.waiting = [] if snapshot.certified else [snapshot]
+        self.waiting = [each for each in self.waiting if each is snapshot]
 
     def _ripe(self, step: int) -> int:
         """How many of the waiting ones, the oldest, are old enough by ``step``."""

@@ -68,7 +68,7 @@ class Actions:
     def attach(self, trainer: Trainer) -> None:
         """Take what is attached; before any hook that looks at the optimizer after its step."""
         if self.recoverer is not None and trainer.optimizer is not None:
-            self.recoverer.watch(trainer.optimizer)
+            self.recoverer.rate.watch(trainer.optimizer)
         steps = trainer.sgld_steps
         if self._adapt is not None and steps is not None and steps != self._usual_steps:
             self._steps = self._adapt.start(steps)

@@ -1,23 +1,10 @@
-"""Where rows of diagnostics, alerts and rollbacks are written: anything like :class:`Sink`.
-
-``log_dir=`` makes a :class:`JsonlSink` and a :class:`TensorBoardSink`. Tag names and texts are here
-for sinks of your own.
-"""
+"""Where rows, alerts and rollbacks are written: anything like :class:`Sink`, yours included."""
 
 from .jsonl import JsonlSink, read_jsonl, to_json
-from .lock import LOCK, is_gone, lock_folder
-from .protocol import (
-    LEVEL_NUMBERS,
-    MARKER_PREFIX,
-    TAG_PREFIX,
-    Sink,
-    alert_markdown,
-    marker_tag,
-    prefixed,
-)
-from .tensorboard import AddScalarSink, TensorBoardSink
+from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed
+from .tensorboard import AddScalarSink, TensorBoardSink, alert_markdown, marker_tag
 from .webhook import WebhookSink
-from .writer import PatientSink, Writer, as_sink
+from .writer import LOCK, PatientSink, Writer, as_sink, is_gone, lock_folder
 
 __all__ = [
     "LEVEL_NUMBERS",

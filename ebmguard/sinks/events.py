@@ -1,12 +1,11 @@
 """TensorBoard's event file: records of serialised protobufs with checksums.
 
-Framed here: tensorboard's own writers compute checksums byte by byte in Python, 0.3 ms a row where
-this takes 0.02, and after a full disk cannot go on at the very byte. Needs the package tensorboard.
+Framed here: tensorboard's own writers take 0.3 ms a row for checksums where this takes 0.02, and
+after a full disk cannot go on at the very byte.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import struct
@@ -18,10 +17,10 @@ from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto
-from tensorboard.plugins.custom_scalar import layout_pb2
-from tensorboard.plugins.custom_scalar import metadata as custom_scalar
-from tensorboard.plugins.text import metadata as text
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG, create_summary_metadata
+from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from .jsonl import AppendFile
@@ -31,11 +30,8 @@ __all__ = ["EventFile", "crc32c"]
 
 _SUFFIX = ".guard"
 _HISTOGRAM_BINS = 30
-# Values beyond this are left out of histograms, whose edges TensorBoard turns into float32.
-_HISTOGRAM_LIMIT = 1e38
-_file_numbers = itertools.count()
-
-_BLOCK = 4096  # bytes: more than most rows have
+_HISTOGRAM_LIMIT = 1e38  # TensorBoard turns the edges of bins into float32
+_BLOCK = 1024  # bytes
 _BEGIN = b"Td\x1fd"  # brings the checksum's register from zeros to the ones that it begins with
 
 
@@ -45,7 +41,7 @@ def _table() -> np.ndarray:
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
     rows = [table]
-    for _ in range(_BLOCK - 1):
+    while len(rows) < _BLOCK:
         rows.append(table[rows[-1] & 0xFF] ^ (rows[-1] >> 8))
     return np.concatenate(rows[::-1])
 
@@ -57,14 +53,13 @@ _ROWS = np.arange(_BLOCK) * 256
 @lru_cache(8)  # nearly all events have the length of one before
 def crc32c(record: bytes) -> int:
     """CRC-32C (Castagnoli), as RFC 3720, appendix B.4, defines it."""
-    # It is linear over GF(2): that of n bytes is the XOR of one entry per byte. The register so
-    # far enters through the first four bytes of the next block, and the first block is the short.
-    data, register = np.frombuffer(_BEGIN + record, np.uint8), np.zeros(1, "<u4")
-    first = len(data) % _BLOCK
-    for block in (data[:first], *data[first:].reshape(-1, _BLOCK)):
-        entered = _TABLE.take(_ROWS[:4] + register.view(np.uint8))
-        register = np.bitwise_xor.reduce(_TABLE.take(_ROWS[_BLOCK - len(block) :] + block))
-        register = np.bitwise_xor.reduce(entered, initial=register, keepdims=True)
+    # It is linear over GF(2): the XOR of one entry per byte. Zeros before the beginning add
+    # nothing, and the register so far enters through the first bytes of the next block.
+    data = bytearray(-len(_BEGIN + record) % _BLOCK) + _BEGIN + record
+    register = np.zeros(1, "<u4")
+    for block in np.frombuffer(data, np.uint8).reshape(-1, _BLOCK):
+        block[:4] ^= register.view(np.uint8)
+        register = np.bitwise_xor.reduce(_TABLE.take(_ROWS + block), keepdims=True)
     return int(~register[0])
 
 
@@ -73,29 +68,22 @@ class EventFile(AppendFile):
 
     def __init__(self, folder: Path) -> None:
         self.is_continued = any(folder.glob(f"*{_SUFFIX}"))  # it held such files before
-        name = (
-            f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}."
-            f"{os.getpid()}.{next(_file_numbers)}{_SUFFIX}"
-        )
-        super().__init__(folder / name, self._encoded)
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        super().__init__(folder / f"{name}.{time.perf_counter_ns()}{_SUFFIX}", self._encoded)
         self._blank = lru_cache(8)(_blank)  # rows have the same names as the one before
         self._add(0, file_version="brain.Event:2")
 
     def add_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
-        """One event with all scalars and histograms of a step, by their names in the row.
-
-        Scalars of event files are float32: what is beyond its range is stored as an infinity.
-        """
+        """One event with all numbers of a row; scalars beyond float32 are infinities."""
         self.add((time.time(), step, dict(scalars), dict(histograms)))
 
     def add_text(self, step: int, tag: str, markdown: str) -> None:
         """One event with a text for the Text page."""
-        metadata = text.create_summary_metadata(display_name=None, description=None)
-        self._add_tensor(step, tag, [markdown.encode()], metadata)
+        self._add(step, summary=text_pb(tag, markdown))
 
     def add_layout(self, layout: Mapping[str, Mapping[str, str]]) -> None:
         """One event with the layout of the Custom Scalars page."""
-        message = layout_pb2.Layout()
+        message = Layout()
         for title, charts in layout.items():
             category = message.category.add(title=title)
             for chart_title, tags in charts.items():
@@ -106,24 +94,17 @@ class EventFile(AppendFile):
                     chart.margin.series.add(value=value, lower=lower, upper=upper)
                 else:  # the page needs to match only the start of a tag
                     chart.multiline.tag.extend(f"{tag}$" for tag in (first, *rest))
-        tag, metadata = custom_scalar.CONFIG_SUMMARY_TAG, custom_scalar.create_summary_metadata()
-        # Before every step, so that no restart voids it.
-        self._add_tensor(-1, tag, message.SerializeToString(), metadata)
+        summary = Summary()
+        tensor = make_tensor_proto(message.SerializeToString())
+        summary.value.add(tag=CONFIG_SUMMARY_TAG, metadata=create_summary_metadata(), tensor=tensor)
+        self._add(-1, summary=summary)  # before every step, so that no restart voids it
 
     def add_restart(self, step: int) -> None:
-        """Void what was written for this step and later ones.
-
-        Only some readers go by such events. They void all tags of a folder, so nothing is done if
-        other writers' event files lie in it.
-        """
+        """Void what was written for this step and later ones, unless others wrote there too."""
         if all(path.name.endswith(_SUFFIX) for path in self.path.parent.glob("*tfevents*")):
             # Twice: a reader takes the first one in a folder for the beginning of the run.
             for _ in range(2):
                 self._add(step, session_log=SessionLog(status=SessionLog.START))
-
-    def _add_tensor(self, step: int, tag: str, value: bytes | list[bytes], metadata: Any) -> None:
-        tensor = make_tensor_proto(value)
-        self._add(step, summary={"value": [{"tag": tag, "tensor": tensor, "metadata": metadata}]})
 
     def _add(self, step: int, **content: Any) -> None:
         self.add(Event(wall_time=time.time(), step=step, **content).SerializeToString())
@@ -135,7 +116,7 @@ class EventFile(AppendFile):
         for part in (struct.pack("<Q", len(event)), event):
             crc = crc32c(part)
             # Masked, so that a record that holds records has no fixed point.
-            masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+            masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
             record += part + struct.pack("<I", masked)
         return record
 
@@ -155,13 +136,12 @@ class EventFile(AppendFile):
 
 
 def _blank(names: tuple[str, ...]) -> tuple[Event, list[Any]]:
-    """An event with these scalars, and where their values are to be put."""
+    """An event with these scalars, and where their values go."""
     event = Event()
     return event, [event.summary.value.add(tag=prefixed(name)) for name in names]
 
 
 def _histogram(drawn: np.ndarray) -> HistogramProto:
-    """Equal bins between the smallest and the largest value."""
     low, high = drawn.min(), drawn.max()
     bins = _HISTOGRAM_BINS if high > low else 1
     # Edges, since numpy refuses a number of bins for which there are too few numbers between.

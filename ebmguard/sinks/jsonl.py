@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, typed
-from .lock import unwritable, without_links
 from .protocol import Histograms, Record, Scalars
 
 __all__ = [
@@ -20,6 +19,7 @@ __all__ = [
     "AppendFile",
     "JsonlSink",
     "from_json",
+    "opened",
     "parse_line",
     "read_jsonl",
     "to_json",
@@ -28,7 +28,6 @@ __all__ = [
 # Strings of the proto3 JSON mapping, since not every parser reads the bare NaN that Python writes.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
-_BEGINNING = b'{"'  # of every line
 _LONGEST = 1 << 20  # bytes; lines have a few thousand
 
 
@@ -38,16 +37,12 @@ class JsonlSink:
 
     A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
     ``guard/`` prefix); one of the others is the full record of an alert or a rollback. NaN and
-    infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :func:`read_jsonl`
-    turns them back. Lines are appended to files of an earlier run, of which a last line that a
-    kill tore in two is cut off first.
+    infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, of which
+    :func:`read_jsonl` makes floats. Files of an earlier run are appended to, once a last line that
+    a kill tore in two is cut off.
 
-    Args:
-        folder: created if missing. It may be a link, but not a file in it.
-
-    Raises:
-        ConfigError: the folder cannot be written, or a file in it is a link, or ends in text that
-            is no row. What the files hold is then as it was.
+    The folder is made if missing, and may be a link. Raises a ``ConfigError``, with all as it was,
+    if it cannot be written, or a file in it is a link, or ends in text that is no row.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -81,14 +76,12 @@ class JsonlSink:
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a file that :class:`JsonlSink` wrote; one that a kill tore in two is left out.
 
-    Raises:
-        ConfigError: if a line before the last is not a JSON object.
-        FileNotFoundError: if there is no such file.
+    Raises a ``ConfigError`` if a line before the last is not a JSON object.
     """
-    *lines, last = Path(path).read_bytes().split(b"\n")
-    records = [parse_line(line) for line in (*lines, last)]
-    for number, (line, record) in enumerate(zip(lines, records, strict=False), start=1):
-        if line and record is None:
+    lines = Path(path).read_bytes().split(b"\n")
+    records = [parse_line(line) for line in lines]
+    for number, line in enumerate(lines[:-1], 1):
+        if line and records[number - 1] is None:
             raise ConfigError(
                 f"Line {number} of {os.fspath(path)!r} is not a JSON object: {line[:80]!r}. "
                 "Expected a file written by JsonlSink. Remove the line or restore the file."
@@ -112,7 +105,6 @@ def to_json(value: Any) -> Any:
 
 
 def _line(record: Record) -> bytes:
-    """A record as ``json.dumps`` has it."""
     plain = to_json(record)
     if dumps := _orjson_dumps():
         with suppress(TypeError):  # a value that orjson refuses, or with a comma in it
@@ -131,7 +123,7 @@ def _orjson_dumps() -> Callable[[Any], bytes] | None:
 
 @lru_cache(8)
 def _blank(names: tuple[str, ...]) -> bytes:
-    """The line of a record without its values: those before and after it have the same names."""
+    """The line of a record of these names, as of the one before it, without its values."""
     keys = [json.dumps(name).encode().replace(b"%", b"%%") for name in names]
     return b"{" + b", ".join(key + b": %b" for key in keys) + b"}\n"
 
@@ -155,19 +147,16 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _end(path: Path) -> tuple[int, bytes]:
-    """Bytes of a file of rows that are to stay, and what its last line lacks."""
+    """How many bytes of a file of rows stay, and what its last line lacks."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, size - _LONGEST))
-        block = file.read()
-    last = block[block.rfind(b"\n") + 1 :]
+        _, newline, last = file.read().rpartition(b"\n")
     # The start of an object is never itself an object, so a last line that parses is complete.
     if parse_line(last) is not None:
         return size, b"\n"
     # After a loss of power zeros may stand for what was not written.
-    torn = last.rstrip(b"\0")
-    is_whole = start == 0 or len(last) < len(block)
-    if is_whole and (torn.startswith(_BEGINNING) or _BEGINNING.startswith(torn)):
+    if (newline or start == 0) and last.rstrip(b"\0")[:2] in (b"", b"{", b'{"'):
         return size - len(last), b""
     raise ConfigError(
         f"{str(path)!r} ends in a line that is no row: {last[:80]!r}. Expected a file written by "
@@ -175,11 +164,27 @@ def _end(path: Path) -> tuple[int, bytes]:
     )
 
 
-class AppendFile:
-    """Records kept in memory and appended to one file, made if missing, by :meth:`flush`.
+def opened(path: Path, flags: int) -> int:
+    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _without_links(path, flags | os.O_CREAT)
+    except OSError as error:
+        raise ConfigError(
+            f"The log folder {str(path.parent)!r} cannot be written: {error.strerror or error}. "
+            "Pass another log_dir, or change the permissions of this one."
+        ) from error
 
-    The file is open only while it is written, so that a forked data loader inherits no handle. A
-    ``ConfigError`` says at once that it cannot be written, or is a link.
+
+def _without_links(path: str | Path, flags: int) -> int:
+    """Open a file, but no link, which in a folder from elsewhere may lead to any file."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+class AppendFile:
+    """Records in memory that :meth:`flush` appends to a file, which is made if missing.
+
+    It is open only while it is written, so that a forked data loader inherits no handle.
     """
 
     def __init__(self, path: Path, encode: Callable[[Any], bytes]) -> None:
@@ -192,11 +197,7 @@ class AppendFile:
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
                 "through links. Remove it, or name another folder; the folder itself may be a link."
             )
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            open(path, "ab", opener=without_links).close()
-        except OSError as error:
-            raise unwritable(path.parent, error) from error
+        os.close(opened(path, os.O_WRONLY))
 
     def add(self, record: Any) -> None:
         """Keep one record for the next flush."""
@@ -206,12 +207,9 @@ class AppendFile:
         """Append what is pending; after an ``OSError`` the next flush goes on at the very byte."""
         if not self._pending and not self.rest:
             return
-        data = memoryview(self.rest + b"".join(map(self._encode, self._pending)))
-        self._pending, written = [], 0
-        try:
-            # Unbuffered: a buffered file would not say how much of it arrived.
-            with open(self.path, "ab", buffering=0, opener=without_links) as file:
-                while written < len(data):
-                    written += file.write(data[written:])
-        finally:
-            self.rest = bytes(data[written:])
+        self.rest += b"".join(map(self._encode, self._pending))
+        self._pending = []
+        # Unbuffered: a buffered file would not say how much of it arrived.
+        with open(self.path, "ab", buffering=0, opener=_without_links) as file:
+            while self.rest:
+                self.rest = self.rest[file.write(self.rest) :]

@@ -16,8 +16,6 @@ __all__ = [
     "Record",
     "Scalars",
     "Sink",
-    "alert_markdown",
-    "marker_tag",
     "prefixed",
 ]
 
@@ -37,20 +35,17 @@ LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
 class Sink(Protocol):
     """Four methods. Anything that has them can be passed as ``sinks=[...]``.
 
-    The guard calls ``flush`` every ``flush_every`` steps, on an alert, on a rollback and at exit,
-    so a sink may keep rows in memory until then.
+    A class that derives from this may leave out those that it does not need, but ``write_alert``.
     """
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Take the diagnostics of one step, and the numbers that the trainer gave to ``g.log``.
 
-        Args:
-            step: the guard's step.
-            scalars: tag to value, the guard's without the prefix that :func:`prefixed` gives to
-                them. NaN and infinities must be kept: one looks for them after a blow-up.
-            histograms: raw values of ``f_pos`` and ``f_neg`` on rows of the slower tier, else
-                empty.
+        ``scalars`` are by tags, the guard's without the prefix of :func:`prefixed`. NaN and
+        infinities must be kept: one looks for them after a blow-up. ``histograms`` are the raw
+        values of ``f_pos`` and ``f_neg``; on most rows there are none.
         """
+        return
 
     def write_alert(self, record: Record) -> None:
         """Take one alert, as the plain dict that ``Alert.record()`` returns."""
@@ -58,39 +53,17 @@ class Sink(Protocol):
     def write_recovery(self, record: Record) -> None:
         """Take one rollback, as the plain dict of the audit log.
 
-        Rows of the steps from ``record["restored_step"]`` on come again afterwards; on a GPU, where
-        rows are read late, those of a few steps before it, too.
+        Rows from ``record["restored_step"]`` on come again; on a GPU some steps before it, too.
         """
+        return
 
     def flush(self) -> None:
-        """Write everything taken so far to where it belongs."""
+        """Write all that was taken, which may stay in memory until then: the guard calls this every
+        ``flush_every`` steps, on an alert, on a rollback and at exit."""
+        return
 
 
 @lru_cache(10_000)
 def prefixed(name: str) -> str:
     """The tag of a row's number beside other scalars: ``guard/NAME``; a trainer's own as it is."""
     return TAG_PREFIX + name if is_own(name) and not name.startswith(MARKER_PREFIX) else name
-
-
-def marker_tag(record: Record) -> str:
-    """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
-
-    Level and rule follow the last slash: TensorBoard cuts what stands before it if room is short.
-    """
-    return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
-
-
-def alert_markdown(record: Record) -> str:
-    """A heading, a table of the numbers and the remedies of an ``Alert.record()``."""
-    remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
-    advice = f"Likeliest remedies:\n\n{remedies}\n" if remedies else ""
-    if "follows" in record:
-        advice = f"Follows {record['follows']}.\n"
-    member = f", member {record['member']}" if "member" in record else ""
-    return (
-        f"**{record['level']} {record['rule']}** at step {record['step']}{member}\n\n"
-        "| diagnostic | value | limit | window |\n"
-        "|---|---|---|---|\n"
-        f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
-        f"| {record['window']} |\n\n{advice}"
-    )

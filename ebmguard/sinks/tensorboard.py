@@ -8,23 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
-from .protocol import (
-    LEVEL_NUMBERS,
-    MARKER_PREFIX,
-    TAG_PREFIX,
-    Histograms,
-    Record,
-    Scalars,
-    alert_markdown,
-    marker_tag,
-    prefixed,
-)
+from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
 
 if TYPE_CHECKING:
     from .events import EventFile
 
-__all__ = ["AddScalarSink", "TensorBoardSink", "event_file_type"]
-
+__all__ = ["AddScalarSink", "TensorBoardSink", "alert_markdown", "event_file_type", "marker_tag"]
 
 # Category -> chart -> tags of the Custom Scalars page: regular expressions, a line for each that
 # matches; or "margin" and the tags of a line and its lower and upper edge.
@@ -70,24 +59,20 @@ class TensorBoardSink:
     """Writes one event file into a folder.
 
     - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
-      triangles. Histograms ``guard/f_pos`` and ``guard/f_neg`` on the rows that carry them.
-    - Alerts as text under ``guard/alerts``, and as markers on TensorBoard's first page: the scalar
-      ``_alerts/<LEVEL>_<rule>``, whose value is the level (1 WARN, 2 ERROR; INFO has none), beside
-      the gap and GradScale once more.
+      triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
+    - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
+      ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
     - A layout for the Custom Scalars page with what belongs together on one chart.
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
     ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Of steps that a resumed or rewound run writes again it shows only the later pass. With
-    ``--load_fast=false``, or without the package tensorboard-data-server, this needs a folder with
-    no other writer's event files: voiding steps there would void them for all tags.
+    Of steps that a resumed or rewound run writes again it shows only the later pass; with
+    ``--load_fast=false``, or without the package tensorboard-data-server, where no other writer's
+    event files are in the folder.
 
-    Args:
-        folder: created if missing. Other event files in it are left alone.
-
-    Raises:
-        ConfigError: if the folder cannot be written, or the package tensorboard is missing.
+    The folder is made if missing; other event files in it are left alone. Raises a ``ConfigError``
+    if it cannot be written, or the package tensorboard is missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -95,8 +80,7 @@ class TensorBoardSink:
         # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if self._file.is_continued else -math.inf
         self._alerts: list[Record] = []
-        self._story = ""
-        self._story_step = -1
+        self._story, self._story_step = "", -1
         self._file.add_layout(LAYOUT)
         self._file.flush()
 
@@ -114,7 +98,7 @@ class TensorBoardSink:
         self._alerts.append(record)
         if level := LEVEL_NUMBERS[record["level"]]:
             self._file.add_row(step, {marker_tag(record): level}, {})
-        self._file.add_text(step, TAG_PREFIX + "alerts", alert_markdown(record))
+        self._file.add_text(step, "guard/alerts", alert_markdown(record))
 
     def write_recovery(self, record: Record) -> None:
         """Keep the story of all rollbacks; the steps that come again are void."""
@@ -143,7 +127,7 @@ class TensorBoardSink:
         return abandoned
 
     def _tell_story(self) -> None:
-        self._file.add_text(self._story_step, TAG_PREFIX + "recovery", self._story)
+        self._file.add_text(self._story_step, "guard/recovery", self._story)
 
 
 def event_file_type() -> type[EventFile]:
@@ -152,20 +136,20 @@ def event_file_type() -> type[EventFile]:
         from .events import EventFile
     except ImportError as error:
         raise ConfigError(
-            f"Event files need the package tensorboard, which cannot be imported: {error}. "
-            'Run `pip install "ebmguard[tensorboard]"`, or pass '
-            "sinks=[ebmguard.sinks.JsonlSink(dir)] instead of log_dir."
+            f"Event files need the package tensorboard, which cannot be imported: {error}. Run "
+            '`pip install "ebmguard[tensorboard]"`, or pass sinks=[JsonlSink(dir)], not log_dir.'
         ) from error
     return EventFile
 
 
-class AddScalarSink:
-    """Writes to anything that has ``add_scalar(tag, value, step)``.
+class AddScalarSink(Sink):
+    """Writes to anything that has ``add_scalar(tag, value, step)``: a ``SummaryWriter``, or
+    Lightning's ``logger.experiment``.
 
-    For example ``torch.utils.tensorboard.SummaryWriter``, tensorboardX's, or Lightning's
-    ``logger.experiment``. Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has
-    them; closing it stays the caller's. Tags and markers are those of :class:`TensorBoardSink`.
-    Some 60 calls a step cost several times as much as ``log_dir=``, which writes the row at once.
+    Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has them; closing it stays the
+    caller's. Tags and markers are those of :class:`TensorBoardSink`; of rollbacks there is the
+    rows' ``recovery/attempt``. Some 60 calls a step cost several times as much as ``log_dir=``,
+    which writes the row at once.
     """
 
     def __init__(self, logger: Any) -> None:
@@ -175,16 +159,13 @@ class AddScalarSink:
         """Pass every scalar on, and the histograms where the logger has ``add_histogram``."""
         for tag, value in scalars.items():
             self.logger.add_scalar(prefixed(tag), value, step)
-        add_histogram = getattr(self.logger, "add_histogram", None)
-        if add_histogram is None or not histograms:
-            return
-        import torch  # only here: other sinks need none
+        for tag, values in histograms.items() if hasattr(self.logger, "add_histogram") else ():
+            import torch  # only here: other sinks need none
 
-        for tag, values in histograms.items():
             # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
-            drawn = [value for value in values if math.isfinite(value)]
-            if drawn:
-                add_histogram(TAG_PREFIX + tag, torch.tensor(drawn, dtype=torch.float64), step)
+            drawn = torch.tensor([x for x in values if math.isfinite(x)], dtype=torch.float64)
+            if len(drawn):
+                self.logger.add_histogram(prefixed(tag), drawn, step)
 
     def write_alert(self, record: Record) -> None:
         """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
@@ -192,11 +173,32 @@ class AddScalarSink:
         if level := LEVEL_NUMBERS[record["level"]]:
             self.logger.add_scalar(marker_tag(record), level, step)
         if add_text := getattr(self.logger, "add_text", None):
-            add_text(TAG_PREFIX + "alerts", alert_markdown(record), step)
-
-    def write_recovery(self, record: Record) -> None:
-        """Nothing: a logger shows a rollback by the rows' ``recovery/attempt``."""
+            add_text("guard/alerts", alert_markdown(record), step)
 
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""
         getattr(self.logger, "flush", lambda: None)()
+
+
+def marker_tag(record: Record) -> str:
+    """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
+
+    Level and rule follow the last slash: TensorBoard cuts what stands before it if room is short.
+    """
+    return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
+
+
+def alert_markdown(record: Record) -> str:
+    """A heading, a table of the numbers and the remedies of an ``Alert.record()``."""
+    remedies = "\n".join(f"{i}. {text}" for i, text in enumerate(record["remedies"], start=1))
+    advice = f"Likeliest remedies:\n\n{remedies}\n" if remedies else ""
+    if "follows" in record:
+        advice = f"Follows {record['follows']}.\n"
+    member = f", member {record['member']}" if "member" in record else ""
+    return (
+        f"**{record['level']} {record['rule']}** at step {record['step']}{member}\n\n"
+        "| diagnostic | value | limit | window |\n"
+        "|---|---|---|---|\n"
+        f"| `{record['tag']}` | {record['value']:.6g} | {record['limit']:.6g} "
+        f"| {record['window']} |\n\n{advice}"
+    )

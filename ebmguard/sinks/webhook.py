@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, typed
 from .jsonl import to_json
-from .protocol import LEVEL_NUMBERS, Histograms, Record, Scalars
+from .protocol import LEVEL_NUMBERS, Record, Sink
 
 __all__ = ["WebhookSink"]
 
@@ -25,11 +25,9 @@ _log = logging.getLogger("ebmguard")
 
 # Messages that wait for the server. Alerts have a cool-down: more means hours without a server.
 _CAPACITY = 100
-# Seconds before the second, third and fourth attempt.
-_PAUSES = (1.0, 4.0, 16.0)
+_PAUSES = (1.0, 4.0, 16.0)  # seconds before the second, third and fourth attempt
 _EXIT_WAIT = 10.0  # seconds
-# Time-out on the server, and too many requests: the only refusals worth another attempt.
-_PASSING = frozenset({408, 429})
+_PASSING = (408, 429)  # time-out, too many requests: the only refusals worth another attempt
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -40,25 +38,20 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 @typed
-class WebhookSink:
+class WebhookSink(Sink):
     """POSTs every alert from a level on, and every rollback, as JSON to an address.
 
-    The body is an object with ``title``, ``text`` (what Slack, Mattermost and their like show),
-    ``level``, ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, the full record. NaN and
-    infinities are the strings of :class:`ebmguard.sinks.JsonlSink`. Rows are not sent.
-
-    A daemon thread sends in order, and tries each message up to four times. What could not be
-    delivered is logged as an error, which names only the host: such addresses hold a secret. At its
-    end the process waits up to ten seconds for what is left.
+    The body is an object with ``title``, ``text`` (what Slack and its like show), ``level``,
+    ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, whose NaN and infinities are those of
+    :class:`ebmguard.sinks.JsonlSink`. A daemon thread sends in order, and tries each message up to
+    four times. What could not be delivered is logged as an error that names only the host: such
+    addresses hold a secret. At its end the process waits up to ten seconds for what is left.
 
     Args:
-        url: an http or https address.
+        url: an http or https address; nothing is sent there at construction.
         min_level: the lowest level of an alert that is sent.
         title: comes first in the text; the run's name is a good one.
         timeout: seconds for one attempt.
-
-    Raises:
-        ConfigError: if an argument is invalid. Nothing is sent at construction.
     """
 
     def __init__(
@@ -79,9 +72,6 @@ class WebhookSink:
         self._thread: threading.Thread | None = None
         atexit.register(self._deliver_rest)
 
-    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
-        """Nothing: a row comes every step."""
-
     def write_alert(self, record: Record) -> None:
         """Hand the alert to the thread, if it is of a level that is sent."""
         if LEVEL_NUMBERS[record["level"]] >= LEVEL_NUMBERS[self.min_level]:
@@ -90,9 +80,6 @@ class WebhookSink:
     def write_recovery(self, record: Record) -> None:
         """Hand the rollback to the thread, whatever the level of alerts that are sent."""
         self._send("recovery", "WARN", record)
-
-    def flush(self) -> None:
-        """Nothing: sending has begun, and training does not wait for it."""
 
     def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds until all is delivered or given up; say if it is."""
@@ -108,13 +95,12 @@ class WebhookSink:
                 self._report(f"is {_CAPACITY} messages behind", message)
                 return
             if self._thread is None or not self._thread.is_alive():
-                thread = threading.Thread(target=self._work, name="ebmguard-webhook", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="ebmguard", daemon=True)
                 try:
-                    thread.start()
+                    self._thread.start()
                 except RuntimeError as error:  # no more threads, or the interpreter shuts down
                     self._report(f"cannot be called: {error}", message)
                     return
-                self._thread = thread
             self._pending.append((message, json.dumps(body, allow_nan=False).encode()))
             self._changed.notify_all()
 
@@ -158,21 +144,12 @@ class WebhookSink:
 
 
 def _host(url: str) -> str:
-    host = wrong = None
+    wrong = "is no web address. Pass https://host/path whole, as the webhook's settings show it"
     with suppress(ValueError):  # no number as the port, or a bracket too few
         parts = urllib.parse.urlsplit(url)
-        if parts.scheme in ("http", "https") and parts.port != 0 and url.isascii():
-            host = parts.hostname if url.isprintable() and " " not in url else None
-    if not host:
-        wrong = (
-            "is no web address. Pass https://host/path whole, as the settings of an incoming "
-            "webhook show it"
-        )
-    elif "@" in parts.netloc:
-        wrong = (
-            "has a user name or a password before its host, which would never be sent. Pass an "
-            "address whose secret is in its path or query"
-        )
-    if host is None or wrong:
-        raise ConfigError(f"url= of a WebhookSink {wrong} (not repeated here: it holds a secret).")
-    return host
+        is_plain = url.isascii() and url.isprintable() and " " not in url
+        if is_plain and parts.scheme in ("http", "https") and parts.port != 0 and parts.hostname:
+            if "@" not in parts.netloc:
+                return parts.hostname
+            wrong = "has a user or a password before its host. Put the secret into its path"
+    raise ConfigError(f"url= of a WebhookSink {wrong} (not repeated here: it holds a secret).")

@@ -1,28 +1,38 @@
-"""What a guard writes to: sinks of what the caller passes, with patience for those that fail."""
+"""What a guard writes to: sinks, with patience for those that fail, in a folder that it locks.
+
+Not by filelock: its older versions, which torch takes too, empty the file that says who holds it.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import socket
+import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ..errors import ConfigError
-from .jsonl import JsonlSink
-from .lock import FolderLock, lock_folder
+from ..errors import ConfigError, typed
+from .jsonl import JsonlSink, opened
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 
-__all__ = ["PatientSink", "Writer", "as_sink"]
+__all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
+
+LOCK = ".lock"
+"""A file that stays in the folder: what counts is whether a process holds it."""
 
 _log = logging.getLogger("ebmguard")
-
 # Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
 _KEPT = 10_000
 _METHODS = ("write_row", "write_alert", "write_recovery", "flush")
+_HELD: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
 # Rows of two guards in one folder could not be told apart.
 _OWNERS: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()
 
@@ -55,70 +65,54 @@ class PatientSink:
         self._pass_on("write_recovery", record)
 
     def flush(self) -> None:
-        """Flush the sink, and pass on what has been kept.
-
-        One that has all is left alone: after the guard's ``close`` its owner may have closed it.
-        """
-        if not self._unflushed and not self._kept:
-            return
-        try:
-            self.sink.flush()
-            self._unflushed = 0
-            if self._kept:
-                self._drain()
-                self.sink.flush()
-        except OSError as error:
-            self._fail(error)
-            return
-        self._unflushed = 0
-        if self._error is not None:
-            lost = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
-            name = type(self.sink).__name__
-            _log.warning("%s takes its rows again: %s was written.", name, lost)
+        """Flush the sink, and pass on what has been kept."""
+        self._drain(flushing=True)
+        if self._error is not None and not (self._unflushed or self._kept):
+            what = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
+            _log.warning(f"{type(self.sink).__name__} takes its rows again: {what} was written.")
             self._error, self._dropped = None, 0
 
     def close(self) -> None:
         """Flush, and say what is lost if nothing more is tried."""
         self.flush()
         if self._error is not None:
+            count = self._unflushed + len(self._kept) + self._dropped
+            alerts = sum(method != "write_row" for method, _ in self._kept)
             _log.error(
-                "%s has not taken up to %d rows and alerts until the end, among them %d alerts and "
-                "rollbacks that were kept: %s. Unless it takes them later, they are lost.",
-                type(self.sink).__name__,
-                self._unflushed + len(self._kept) + self._dropped,
-                sum(method != "write_row" for method, _ in self._kept),
-                self._error,
+                f"{type(self.sink).__name__} has not taken up to {count} rows and alerts until the "
+                f"end, among them {alerts} alerts and rollbacks that were kept: {self._error}. "
+                "Unless it takes them later, they are lost."
             )
 
     def _pass_on(self, method: str, *args: Any) -> None:
         self._kept.append((method, args))
         if self._error is None:
-            try:
-                self._drain()
-            except OSError as error:
-                self._fail(error)
+            self._drain()
         if len(self._kept) > _KEPT:
             oldest = next((i for i, kept in enumerate(self._kept) if kept[0] == "write_row"), 0)
             del self._kept[oldest]
             self._dropped += 1
 
-    def _drain(self) -> None:
-        while self._kept:
-            method, args = self._kept[0]
-            getattr(self.sink, method)(*args)
-            self._kept.popleft()
-            self._unflushed += 1
-
-    def _fail(self, error: OSError) -> None:
-        if self._error is None:
-            _log.error(
-                "%s cannot write: %s. Training goes on; the last %d rows and alerts are kept in "
-                "memory and tried again at every flush. Make room, or restore what is missing.",
-                type(self.sink).__name__,
-                error,
-                _KEPT,
-            )
-        self._error = error
+    def _drain(self, *, flushing: bool = False) -> None:
+        try:
+            # A sink that has all is left alone: its owner may have closed it.
+            while self._kept or (flushing and self._unflushed):
+                if flushing:
+                    self.sink.flush()
+                    self._unflushed = 0
+                while self._kept:
+                    method, args = self._kept[0]
+                    getattr(self.sink, method)(*args)
+                    self._kept.popleft()
+                    self._unflushed += 1
+        except OSError as error:
+            if self._error is None:
+                _log.error(
+                    f"{type(self.sink).__name__} cannot write: {error}. Training goes on; the last "
+                    f"{_KEPT} rows and alerts are kept in memory and tried again at every flush. "
+                    "Make room, or restore what is missing."
+                )
+            self._error = error
 
 
 class Writer:
@@ -129,11 +123,8 @@ class Writer:
         flush_every: rows between flushes, and so what a killed run loses. An alert or a rollback is
             flushed at once.
         folder: that of ``log_dir=``, made if missing: JSON lines and an event file in it come
-            first, and this writer alone may use it until it is closed.
-
-    Raises:
-        ConfigError: another writer is using the folder, in this process or in another; it cannot be
-            written, or the package tensorboard is missing.
+            first, and this writer alone may use it until it is closed. Raises a ``ConfigError`` if
+            another one does, it cannot be written, or the package tensorboard is missing.
     """
 
     def __init__(
@@ -143,9 +134,9 @@ class Writer:
         flush_every: int,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._folder = None if folder is None else Path(folder).resolve()
         self._lock: FolderLock | None = None
-        if self._folder is not None:
+        if folder is not None:
+            self._folder = Path(folder).resolve()
             if self._folder in _OWNERS:
                 raise ConfigError(
                     f"log_dir={str(self._folder)!r} is in use by another guard of this process. "
@@ -157,8 +148,7 @@ class Writer:
             sinks = [JsonlSink(self._folder), TensorBoardSink(self._folder), *sinks]
             _OWNERS[self._folder] = self
         self.sinks = tuple(PatientSink(sink) for sink in sinks)
-        self._flush_every = flush_every
-        self._since_flush = 0
+        self._flush_every, self._since_flush = flush_every, 0
         self._process = os.getpid()
 
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
@@ -187,7 +177,7 @@ class Writer:
 
     def release(self) -> None:
         """Let another writer use the folder."""
-        if self._folder is not None and _OWNERS.get(self._folder) is self:
+        if self._lock is not None:
             del _OWNERS[self._folder]
             self._lock = None
 
@@ -203,18 +193,14 @@ class Writer:
 
 
 def as_sink(obj: Any) -> Sink:
-    """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger.
-
-    Raises:
-        ConfigError: if it is neither.
-    """
+    """An entry of ``sinks=`` if it is a :class:`Sink`; an :class:`AddScalarSink` around a logger;
+    else a ``ConfigError``."""
     if isinstance(obj, type):
         name = obj.__name__
         raise ConfigError(f"sinks= holds the class {name}, not an object. Pass {name}(...).")
     missing = [name for name in _METHODS if not callable(getattr(obj, name, None))]
     if not missing:
-        sink: Sink = obj
-        return sink
+        return cast("Sink", obj)
     if callable(getattr(obj, "add_scalar", None)):
         return AddScalarSink(obj)
     if isinstance(obj, str | os.PathLike):
@@ -227,3 +213,75 @@ def as_sink(obj: Any) -> Sink:
         f"sinks= holds an object of type {type(obj).__name__}, which is no sink.{lacks} Expected "
         f"the methods {', '.join(_METHODS)}, or a logger with add_scalar(tag, value, step)."
     )
+
+
+class FolderLock:
+    """A folder that no other process may lock while this object lives; see :func:`lock_folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        descriptor = opened(folder / LOCK, os.O_RDWR)
+        self.close = weakref.finalize(self, os.close, descriptor)
+        try:
+            _flock(descriptor)
+        except BlockingIOError:
+            holder = "another process"
+            with suppress(ValueError, KeyError, TypeError):  # it has not written it yet
+                who = json.loads(os.read(descriptor, 1000))
+                holder = f"process {who['pid']} on {who['host']}, since {who['since']}"
+            self.close()
+            raise ConfigError(
+                f"The folder {str(folder)!r} is in use by {holder}. Two processes would mix their "
+                "files: let that one end, or name another folder. Of several ranks of one run the "
+                "first alone writes (process_group=)."
+            ) from None
+        except OSError as error:
+            why = error.strerror or error
+            said = "%s cannot be locked (%s): nothing keeps a second process from writing into it."
+            _log.warning(said, folder, why)
+        else:
+            since = datetime.now(UTC).isoformat(" ", "seconds")
+            who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+            with suppress(OSError):  # a full disk: the lock holds, without a name
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps(who).encode())
+
+
+@typed
+def lock_folder(folder: Path) -> FolderLock:
+    """Let no other process lock this folder, which is made if missing.
+
+    The kernel ends the lock with the object, or with the process, however that dies. Within the
+    process whoever asks gets the same one. A forked child has none: it may outlive its parent.
+    Raises a ``ConfigError`` where another process holds it, or the folder cannot be written.
+    """
+    key = folder.resolve()
+    return _HELD.get(key) or _HELD.setdefault(key, FolderLock(folder))
+
+
+def is_gone(holder: Mapping[str, Any]) -> bool:
+    """Whether the process that the file of a lock names is over; False of another machine's."""
+    pid, is_here = holder.get("pid"), holder.get("host") == socket.gethostname()
+    try:
+        if is_here and sys.platform != "win32" and type(pid) is int and 0 < pid < 2**31:
+            os.kill(pid, 0)  # which only asks
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
+    return False
+
+
+def _flock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        raise OSError("this system has no flock")
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _forget_in_child() -> None:
+    for lock in list(_HELD.values()):
+        lock.close()  # of the parent's handle this is a copy: its lock stays
+    _HELD.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

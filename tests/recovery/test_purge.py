@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,8 @@ def test_rows_stay_within_their_class() -> None:
     before = samples.clone()
     samples[7, 1] = torch.nan
     samples[16, 0] = 1e9
-    assert purge(samples, torch.Generator().manual_seed(0), classes=4) == 2
+    buffer = SimpleNamespace(samples=samples, classes=4)
+    assert purge(buffer, torch.Generator().manual_seed(0)) == 2
     assert torch.equal(samples, before)
 
 

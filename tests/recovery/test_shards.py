@@ -17,7 +17,7 @@ from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.ranks import copies, is_sharded, local
 from ebmguard.recovery import load_durably, save_durably
-from ebmguard.recovery.state import copied, fresh, places_of
+from ebmguard.recovery.snapshots import copied, fresh, places_of
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ebmguard.recovery.state import copied, fresh, places_of
+from ebmguard.recovery.snapshots import copied, fresh, places_of
 
 
 def test_leaves_go_back_to_where_they_were() -> None:

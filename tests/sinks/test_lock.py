@@ -19,7 +19,7 @@ import pytest
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import LOCK, lock, lock_folder
+from ebmguard.sinks import LOCK, lock_folder, writer
 
 fork_only = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -140,7 +140,7 @@ def test_where_there_are_no_locks_a_warning_says_so(
     def refuse(descriptor: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(lock, "_flock", refuse)
+    monkeypatch.setattr(writer, "_flock", refuse)
     with caplog.at_level(logging.WARNING, logger="ebmguard"):
         held = lock_folder(tmp_path)
     assert "cannot be locked (No locks available): nothing keeps a second process" in caplog.text
