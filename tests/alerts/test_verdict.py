@@ -1,0 +1,83 @@
+"""The verdict of a run, from rows that tell a story, and from a guard that lives one."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from ebmguard.alerts import Course, Judge, Level, Verdict
+
+CALM, HUGE = (0.5, 1.0), (500.0, 1.0)
+NAN = (math.nan, math.nan)
+
+
+def told(*stretches: tuple[int, tuple[float, float]], judge: Judge | None = None) -> Course:
+    """After so many rows of a gap and a spread each; those of NaN have energies that are none."""
+    judge, course = judge or Judge(), Course()
+    rows = [pair for count, pair in stretches for _ in range(count)]
+    for step, (gap, spread) in enumerate(rows):
+        row = {"energy_gap": gap, "f_pos/std": spread, "energy_overlap": 0.45}
+        row["nonfinite/energies"] = float(gap != gap)
+        alerts = judge.observe(step, row)
+        worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
+        course.update(step, judge.level, worst)
+        judge.load_state_dict(json.loads(json.dumps(judge.state_dict(), allow_nan=False)))
+        course.load_state_dict(json.loads(json.dumps(course.state_dict(), allow_nan=False)))
+    return course
+
+
+@pytest.mark.parametrize(
+    ("stretches", "verdict", "line"),
+    [
+        ([(200, CALM)], Verdict("healthy"), "healthy"),
+        (
+            [(100, CALM), (1, HUGE)],
+            Verdict("lost", 100, "energy_blowup"),
+            "lost since step 100 (energy_blowup)",
+        ),
+        # However long: a rule's own record takes in what it sees, the verdict does not.
+        ([(100, CALM), (400, HUGE)], Verdict("lost", 100, "energy_blowup"), None),
+        (
+            [(100, CALM), (200, HUGE), (200, (90.0, 1.0))],
+            Verdict("lost", 100, "energy_blowup"),
+            None,
+        ),
+        ([(100, CALM), (300, NAN)], Verdict("lost", 100, "nonfinite"), None),
+        ([(100, CALM), (5, HUGE), (9, CALM)], Verdict("lost", 100, "energy_blowup"), None),
+        (
+            [(100, CALM), (5, HUGE), (200, CALM)],
+            Verdict("recovered", 114, "energy_blowup"),
+            "recovered at step 114 (energy_blowup)",
+        ),
+        ([(100, CALM), (2, NAN), (200, CALM)], Verdict("recovered", 111, "nonfinite"), None),
+        (
+            [(100, CALM), (5, HUGE), (90, CALM), (50, HUGE)],
+            Verdict("lost", 195, "energy_blowup"),
+            None,
+        ),
+    ],
+)
+def test_verdicts(stretches: Sequence[tuple[int, tuple[float, float]]], verdict, line):
+    found = told(*stretches).verdict
+    assert found == verdict
+    assert line is None or str(found) == line
+
+
+def test_a_rollback_saves_until_the_next_error():
+    course = Course()
+    for step, level in enumerate([0, 1, 2, 2]):
+        course.update(step, level, {1: "stale_chains", 2: "energy_blowup"}.get(level, ""))
+    assert course.verdict == Verdict("lost", 2, "energy_blowup")
+    course.rolled_back(3, 1, "energy_blowup")
+    assert str(course.verdict) == "saved by 3 rollbacks, the last to step 1 (energy_blowup)"
+    course.update(1, Level.WARN, "stale_chains")
+    assert str(course.verdict) == "look since step 1 after 3 rollbacks (stale_chains)"
+    course.update(2, Level.INFO)
+    assert course.verdict.name == "saved"
+    course.update(3, Level.ERROR, "nonfinite")
+    assert str(course.verdict) == "lost since step 3 after 3 rollbacks (nonfinite)"
+    course.update(4, Level.INFO)
+    assert course.verdict == Verdict("recovered", 4, "nonfinite", 3)
