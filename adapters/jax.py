@@ -127,7 +127,7 @@ class Recorder:
             found = self._judge.observe(step, values)
             now = self._actions.situation(Trainer(), values.get("beta_star"), math.inf, values)
             alerts = [self._actions.advised(alert, now) for alert in found]
-            values["alert_level"] = float(max((alert.level for alert in alerts), default=0))
+            values["alert_level"] = float(self._judge.level)
             self._actions.observe(StepRow(step, values), alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])
             self._writer.write(step, values, {})

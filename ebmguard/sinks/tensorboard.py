@@ -20,7 +20,7 @@ __all__ = ["AddScalarSink", "TensorBoardSink", "alert_markdown", "event_file_typ
 LAYOUT = {
     "Alerts": {
         "alerts by rule: 1 WARN, 2 ERROR": "_alerts/(WARN|ERROR)_.*",
-        "alert level of every step: 0 none, 1 WARN, 2 ERROR": "alert_level",
+        "state of the run: 0 healthy, 1 look, 2 lost": "alert_level",
         "non-finite energies and samples": "nonfinite/energies nonfinite/samples",
     },
     "Energies": {
