@@ -66,26 +66,22 @@ class Guard:
 
     @property
     def last(self) -> Row:
-        """The most recent row of diagnostics that reached the host, tag to value.
+        """The latest row of diagnostics that reached the host, tag to value.
 
-        Of an ensemble, the means over its members (NaN where any member's is), as the sinks get
-        them.
+        Of an ensemble the means over its members, NaN where any member's is.
         """
         return self._loop.last
 
     @property
     def members(self) -> list[Row]:
-        """The rows behind ``last``, one for each member of an ensemble; empty for a single model.
-
-        In the order of the flattened model dimensions.
-        """
+        """The rows behind ``last``, in the order of the flattened model dimensions, if any."""
         return self._loop.members
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """Calls pure functions of tensors, ``compute(function, *args, **kwargs)``; may be replaced.
+        """Calls pure functions of tensors, ``compute(function, *args, **kwargs)``.
 
-        By what captures CUDA graphs, say; ``guard(compile=True)`` puts ``torch.compile`` here.
+        May be replaced, by what captures CUDA graphs, say.
         """
         return self._loop.compute
 
@@ -116,10 +112,7 @@ class Guard:
     def sgld_steps(self) -> int:
         """How many SGLD steps a sampler call takes now; a sampler asks :meth:`next_steps`.
 
-        The number of ``attach(sgld_steps=)``, until a rollback or the adaptive sampler changes it.
-
-        Raises:
-            ConfigError: that was not attached.
+        A ConfigError where ``sgld_steps=`` was not attached.
         """
         return self._loop.actions.steps.steps
 
@@ -186,14 +179,12 @@ class Guard:
         """Put numbers of your own into the row of the step under way.
 
         ``g.log({"accuracy": 0.93, "loss/classification": x})`` before the optimizer's step: they
-        stand beside the guard's under these names, in every sink, the report and
-        :mod:`ebmguard.runs`. After that step they are the next one's. Of a name that is logged
-        twice in a step the last number counts. No rule sees them, and of several ranks the first
-        writes its own.
+        stand beside the guard's, in every sink, the report and :mod:`ebmguard.runs`. Of a name that
+        is logged twice in a step the last number counts. No rule sees them, and of several ranks
+        the first writes its own.
 
         Args:
-            numbers: by name, numbers or tensors with one element. Those on a device are read with
-                the row, so that nothing waits.
+            numbers: by name, numbers or tensors with one element. A device's are read with the row.
 
         Raises:
             ConfigError: a name that is the guard's or no text, or a value that is no number.
@@ -205,10 +196,8 @@ class Guard:
         for name, value in numbers.items():
             is_text = isinstance(name, str) and name.isprintable() and name
             if not is_text or is_own(name):
-                raise ConfigError(
-                    f"g.log: {name!r} is no name for a number of yours: "
-                    + ("the guard writes it itself." if is_text else "it is empty, or no text.")
-                )
+                why = "the guard writes it itself." if is_text else "it is empty, or no text."
+                raise ConfigError(f"g.log: {name!r} is no name for a number of yours: {why}")
             if isinstance(value, Tensor):
                 is_number = value.numel() == 1 and not value.is_complex()
                 kind = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
@@ -220,10 +209,10 @@ class Guard:
             self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
-        """What the next sampler call should run: the number of steps, and how much finer they are.
+        """What the next sampler call should run, for samplers that then do.
 
-        For samplers that ask the guard; asking means following. A sampler that has lost the data
-        comes back by finer steps, not by more of the same size (``docs/results/steering.md``).
+        A sampler that has lost the data comes back by finer steps, not by more of the same size
+        (``docs/results/steering.md``).
 
         Returns:
             ``(steps, refinement)``: run ``steps`` steps, the step size divided by ``refinement``
@@ -239,11 +228,8 @@ class Guard:
     def temper(self, output: Tensor) -> Tensor:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 
-        Args:
-            output: energies inside the sampler's loop.
-
         Returns:
-            a tensor of the same shape and dtype; at β = 0 the very same one.
+            a tensor of the output's shape and dtype; at β = 0 the very same one.
 
         Raises:
             SamplerError: not a tensor, called inside a sampler that is guarded already, or while
@@ -293,14 +279,11 @@ class Guard:
         """Every problem that can be seen before the first step, the worst first.
 
         Call it when everything is attached; ``ebmguard.check.show`` prints what it returns. Nothing
-        is raised for a problem, and nothing of the trainer is changed.
+        of the trainer is changed.
 
         Args:
             example: a batch of two or more inputs, as the model gets them. The model is then called
                 on it a few times; its buffers and the random generators are put back.
-
-        Returns:
-            what was found; empty where all is well.
 
         Raises:
             ConfigError: the example is not a tensor.
@@ -310,13 +293,9 @@ class Guard:
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        loop, settings, strength = (
-            self._loop,
-            self._loop.settings,
-            self._loop.strength_at(self.step),
-        )
+        loop, strength = self._loop, self._loop.strength_at(self.step)
+        settings, recoverer = loop.settings, loop.actions.recoverer
         in_group = dist.is_available() and dist.is_initialized()
-        recoverer = loop.actions.recoverer
         followed = () if recoverer is None else recoverer.settings.not_followed(loop.situation)
         setup = Setup(
             trainer=self.trainer,
