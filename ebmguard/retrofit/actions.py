@@ -81,11 +81,7 @@ class Actions:
             )
 
     def situation(
-        self,
-        trainer: Trainer,
-        beta_star: float | None,
-        most: float,
-        numbers: Mapping[str, float] = {},
+        self, trainer: Trainer, beta_star: float | None, most: float, row: Mapping[str, float] = {}
     ) -> Situation:
         """What the run is like: β* (None: several), how far it may be raised, a row's numbers."""
         least, highest = (-math.inf, math.inf) if self._steer is None else self._steer.bounds
@@ -96,7 +92,7 @@ class Actions:
             beta_star=math.nan if beta_star is None else beta_star,
             least=least,
             most=min(most, highest),
-            samples_above=numbers.get("energy_gap", 0.0) < -numbers.get("f_pos/std", math.inf),
+            samples_above=row.get("energy_gap", 0.0) < -row.get("f_pos/std", math.inf),
             sgld_steps=None if self._usual_steps is None else self.steps.steps,
             noise_std=trainer.noise_std,
             learning_rate=factor * max(own, default=math.nan),
@@ -223,7 +219,6 @@ class Actions:
         self._pending = None
         advised = state["advised"].items()
         self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}
-        if self._steps is not None and state["steps"] is not None:
-            self._steps.load_state_dict(state["steps"])
-        if self._steer is not None and state["beta"] is not None:
-            self._steer.load_state_dict(state["beta"])
+        for controller, saved in ((self._steps, state["steps"]), (self._steer, state["beta"])):
+            if controller is not None and saved is not None:
+                controller.load_state_dict(saved)

@@ -74,23 +74,20 @@ def guard(
             step. Alone, it leaves the sampler as it is.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
-            randn``, and taken from these two where they are given here. The sampler then runs on
-            (1 - β*/o) f. "measure" has the first sampler call, which runs on f itself, tell o; see
-            :attr:`Guard.measured`.
+            randn``, and taken from these two where they are given. The sampler then runs on
+            (1 - β*/o) f. "measure" has the first call, on f itself, tell o: :attr:`Guard.measured`.
         beta: β = β*/o instead of ``beta_star``; needs the output scale.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1).
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
-        variant: "default", "no_pos", "batch" or "true"; see
-            :func:`ebmguard.objective.contrastive_loss`. Or a sequence of these, one for each entry
-            of the first model dimension.
+        variant: "default", "no_pos", "batch" or "true", or one for each entry of the first model
+            dimension; see :func:`ebmguard.objective.contrastive_loss`.
 
     The rest of the trainer, all optional; :meth:`Guard.attach` takes what is made later:
         model: the energy module. Needed where it is not among the sampler's arguments.
         energy: its method that returns the energies, where the sampler calls ``model.energy(x)``.
-        optimizer: a step then ends at its ``step()``, and a step whose gradients are not finite is
-            skipped: on the device by fused optimizers that can, else at the price of one host read
-            per step.
+        optimizer: a step then ends at its ``step()``, and is skipped where gradients are not
+            finite: on the device by fused optimizers that can, else by one host read per step.
         scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
         scheduler, ema, buffer: the rest of the training state. A buffer is a tensor of rows, a
             list of tensors, or an object with ``state_dict`` and ``load_state_dict``.
@@ -121,9 +118,6 @@ def guard(
         process_group: the loss and the rows are those of all ranks' samples, and all ranks skip a
             step, stop and roll back together. FSDP2's parameters need it. See ``docs/ranks.md``.
         compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
-
-    Returns:
-        the guard, which unpacks into the two callables.
 
     Raises:
         ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..alerts import Verdict
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
-from ..errors import ConfigError, SamplerError
+from ..errors import ConfigError, SamplerError, undamaged
 from ..sampling import Measured, scale
 from ..tags import is_own
 from ..trainer import Told, Trainer
@@ -24,6 +24,8 @@ from .losses import Losses
 from .parts import Row
 
 __all__ = ["Guard"]
+
+_STATE_VERSION = 10
 
 
 class Guard:
@@ -122,15 +124,9 @@ class Guard:
         return self._loop.actions.refinement
 
     def loss(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None = None,
-        log_q: LogQ | None = None,
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
         """The contrastive loss to minimise, instead of ``-(f_pos.mean() - f_neg.mean())``.
-
-        Not for several threads at once: losses belong to the steps of one training loop.
 
         Args:
             f_pos: the network's raw output on positives, ``(N,)``, ``(N, 1)`` or ``(N, heads)``;
@@ -140,17 +136,14 @@ class Guard:
                 level or a pair; third, where levels differ in it, each positive's output scale
                 ``(N,)``, in units of the guard's: see ``docs/retrofit.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
-                that knows its own, in either ``convention`` high where it draws often: see
-                :func:`ebmguard.objective.contrastive_loss`.
+                that knows its own: see :func:`ebmguard.objective.contrastive_loss`.
 
         Returns:
             0-dim tensor; with model dimensions, the sum over the models.
 
         Raises:
-            EnergyTypeError, ShapeError: means instead of vectors, integers, shapes that would
-                broadcast.
-            ConfigError: ``log_q`` at β* = 0, where there are no weights; a schedule of β* that
-                returned what cannot be used.
+            EnergyTypeError, ShapeError: means, integers, or shapes that would broadcast.
+            ConfigError: ``log_q`` at β* = 0, or a schedule of β* that returned what cannot be used.
             LossError: ``loss_fn`` is not an affine contrastive difference, a CUDA graph is being
                 captured, or another thread is inside this guard's loss.
             SamplerError: the wrapped sampler has not been called yet.
@@ -159,19 +152,13 @@ class Guard:
         return self._losses.loss(f_pos, f_neg, groups, log_q)
 
     def reweight(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None = None,
-        log_q: LogQ | None = None,
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> tuple[Tensor, Tensor]:
         """The energies themselves, whose backward pass applies the weights.
 
-        For loops whose loss line cannot be replaced: put it before that line. Gradients that
-        arrive are multiplied by (1 - w⁺_i) and by M · GradScale · w_j (of the ``variant``), so that
-        a plain difference of means gets the gradient of the guarded loss.
-
-        Args, Raises: as for :meth:`loss`.
+        For loops whose loss line cannot be replaced: put it before that line, with the arguments
+        of :meth:`loss`. Gradients that arrive are multiplied by (1 - w⁺_i) and by M · GradScale ·
+        w_j (of the ``variant``), so that a plain difference of means gets the guarded gradient.
         """
         return self._losses.reweight(f_pos, f_neg, groups, log_q)
 
@@ -258,19 +245,16 @@ class Guard:
             self._loop.is_paused = before
 
     def attach(self, **told: Unpack[Told]) -> Guard:
-        """Tell the guard about parts of the trainer that were made after it. All are optional.
+        """Tell the guard about parts of the trainer that were made after it; returns the guard.
 
         Several calls add up; what is given again replaces what was there. The keywords are those
         that :func:`guard` takes for the rest of the trainer (:class:`ebmguard.trainer.Told`); here,
         ``step_size`` and ``noise_std`` leave the output scale as it is.
 
-        Returns:
-            the guard itself.
-
         Raises:
             TypeError: a keyword that there is not.
             ConfigError: what cannot be meant, such as an optimizer that trains none of the model's
-                parameters, or a clamp whose ends are the wrong way round. Nothing has changed then.
+                parameters. Nothing has changed then.
         """
         self._loop.attach(told, self.sampler)
         return self
@@ -319,19 +303,32 @@ class Guard:
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
 
-        For a run whose process died. The caller's data iterator is not part of it.
-
         Returns:
             the step that comes next; None where the folder has no snapshot yet.
 
         Raises:
             ConfigError: no folder, too little attached, or no snapshot that can be read.
         """
-        return self._loop.resume()
+        loop, recoverer = self._loop, self._loop.actions.recoverer
+        if recoverer is None:
+            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
+        snapshot = recoverer.resume(loop.trainer)
+        if snapshot is None:
+            return None
+        loop.load_own_state(snapshot.state["guard"])
+        return snapshot.step
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
-        return self._loop.state_dict()
+        loop, recoverer = self._loop, self._loop.actions.recoverer
+        # Without an optimizer's word a step is over when its loss is.
+        is_over = loop.hooks is None and loop.rows.losses_in_step > 0
+        return {
+            "version": _STATE_VERSION,
+            "sampler_calls": loop.sampling.calls,
+            "recovery": None if recoverer is None else recoverer.state_dict(),
+            **loop.own_state(is_over=is_over),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`. Schedules and options are the constructor's.
@@ -340,15 +337,28 @@ class Guard:
             ConfigError: not the state of a guard of this version, or damaged. The guard is then as
                 it was.
         """
-        self._loop.load_state_dict(state)
+        loop, recoverer = self._loop, self._loop.actions.recoverer
+        before = self.state_dict()
+        try:
+            with undamaged("a guard"):
+                if set(state) != set(before) or state["version"] != _STATE_VERSION:
+                    raise ConfigError(
+                        f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
+                        f"{', '.join(sorted(before))}; got {', '.join(sorted(map(str, state)))}."
+                    )
+                calls = int(state["sampler_calls"])
+                loop.load_own_state(state)
+                if recoverer is not None and state["recovery"] is not None:
+                    recoverer.load_state_dict(state["recovery"])
+                loop.sampling.calls = calls
+        except ConfigError:
+            loop.load_own_state(before)
+            raise
 
     def flush(self) -> None:
         """Flush the sinks now."""
         self._loop.writer.flush()
 
     def close(self) -> None:
-        """Judge and write what is still under way, flush, and let another guard use ``log_dir``.
-
-        Rows are written at exit anyway.
-        """
+        """Judge and write what is still under way, flush, and let another guard use ``log_dir``."""
         self._loop.close()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Situation, error_for
-from ..errors import ConfigError, SamplerError, undamaged
+from ..errors import SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
@@ -32,8 +32,6 @@ from .strength import Strength, StrengthAt
 __all__ = ["Loop"]
 
 _log = logging.getLogger("ebmguard")
-
-_STATE_VERSION = 10
 
 
 class Loop:
@@ -202,17 +200,16 @@ class Loop:
         self.load_own_state(guard_state)
         self._judge.after_rollback()
         self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
-        rollback = recoverer.change(
-            rollback, self.trainer, self.situation, knows_steps=actions.asks_steps
-        )
+        now = self.situation
+        rollback = recoverer.change(rollback, self.trainer, now, knows_steps=actions.asks_steps)
         actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self.own_state())
         self.writer.write_recovery(rollback.record())
 
     @property
     def situation(self) -> Situation:
-        """What the run is like at the step that comes next. Read on the host: between steps."""
-        (beta_star,) = self.strength_at(self.rows.step).numbers[0]  # no ensemble is taken back
+        """What a run that is no ensemble is like now. Read on the host: between steps."""
+        beta_star = float(self.strength_at(self.rows.step).beta_star)
         return self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
 
     def attach(self, told: Told, sampler: object) -> None:
@@ -232,47 +229,6 @@ class Loop:
                 process_group=self.settings.process_group,
             )
         self.trainer = trainer
-
-    def resume(self) -> int | None:
-        """See :meth:`ebmguard.Guard.resume`."""
-        if self.actions.recoverer is None:
-            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
-        snapshot = self.actions.recoverer.resume(self.trainer)
-        if snapshot is None:
-            return None
-        self.load_own_state(snapshot.state["guard"])
-        return snapshot.step
-
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`ebmguard.Guard.state_dict`."""
-        # Without an optimizer's word a step is over when its loss is.
-        is_over = self.hooks is None and self.rows.losses_in_step > 0
-        recoverer = self.actions.recoverer
-        return {
-            "version": _STATE_VERSION,
-            "sampler_calls": self.sampling.calls,
-            "recovery": None if recoverer is None else recoverer.state_dict(),
-            **self.own_state(is_over=is_over),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`ebmguard.Guard.load_state_dict`."""
-        before, recoverer = self.state_dict(), self.actions.recoverer
-        try:
-            with undamaged("a guard"):
-                if set(state) != set(before) or state["version"] != _STATE_VERSION:
-                    raise ConfigError(
-                        f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
-                        f"{', '.join(sorted(before))}; got {', '.join(sorted(map(str, state)))}."
-                    )
-                calls = int(state["sampler_calls"])
-                self.load_own_state(state)
-                if recoverer is not None and state["recovery"] is not None:
-                    recoverer.load_state_dict(state["recovery"])
-                self.sampling.calls = calls
-        except ConfigError:
-            self.load_own_state(before)
-            raise
 
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
@@ -302,10 +258,9 @@ class Loop:
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
         self.first_calls.load_state_dict(state["measured"])
-        if self.strength.awaits_scale and self.first_calls.result is not None:
-            self.strength = self.strength.with_scale(
-                self.first_calls.result.output_scale, self.rows.step
-            )
+        measured = self.first_calls.result
+        if self.strength.awaits_scale and measured is not None:
+            self.strength = self.strength.with_scale(measured.output_scale, self.rows.step)
         self.actions.load_steering(state)
         self._now = None
 

@@ -35,15 +35,10 @@ _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be see
 
 
 class FirstCalls(Stateful):
-    """Records sampler calls until one is measured exactly, or a handful was not.
-
-    Attributes:
-        result: of the latest call that was recorded; None before. Of several ranks, the first's.
-        calls_left: how many more are recorded at most.
-    """
+    """Records sampler calls until one is measured exactly, or a handful was not."""
 
     def __init__(self, settings: Settings) -> None:
-        self.result: Measured | None = None
+        self.result: Measured | None = None  # of the latest call; of several ranks, the first's
         self.calls_left = _CALLS
         self._settings = settings
         # The latest of the module's, until the first loss.

@@ -104,20 +104,17 @@ def sampled(
     refinement: int,
     slow: bool,
 ) -> tuple[tuple[list[Part], Row], Tensor | None]:
-    """Numbers of a sampler call that is just over, and what identifies its samples.
+    """Parts of the row of a sampler call, numbers that the host knows, and what its samples are.
+
+    Which tags there are depends on what is attached, not on what the sampler did, so that all ranks
+    have the same. NaN is unknown.
 
     Args:
-        tempering: what ran it; None where no energy module is known.
         samples: what the sampler returned; its first floating-point tensor is looked at.
-        compute: calls pure functions.
         before: what identified the samples of the call before; None where there was none.
         evaluations: the last two, if they were recorded.
         refinement: in how many finer steps the sampler has split each one.
         slow: include the tier that is not taken at every step.
-
-    Returns:
-        parts of the row, and numbers that the host knows. NaN is unknown. Which tags there are
-        depends on what is attached, not on what the sampler did, so that all ranks have the same.
     """
     models, steps = settings.models, trainer.steps
     if steps is not None:
@@ -138,12 +135,13 @@ def sampled(
         sums = compute(_norms, _by_model(drift, models), factor)
         parts.append(Part(sums, partial(_named_norms, entries, steps, size)))
     if slow and steps is not None:
-        acceptance = None
-        if count is not None and len(evaluations) == 2:
-            acceptance = _acceptance(evaluations, steps, models, settings.sign)
-        if acceptance is None:
+        # Mean Metropolis acceptance, where the two are a step of the same chains.
+        seen = evaluations if count is not None and len(evaluations) == 2 else ()
+        first, last = [_point(each, models, settings.sign) for each in seen] or (None, None)
+        if first is None or last is None or first.x.shape != last.x.shape:
             known["sampler/acceptance"] = math.nan
         else:
+            acceptance = metropolis_acceptance(first, last, **steps).mean(-1).float()
             parts.append(Part.of({"sampler/acceptance": acceptance}, models))
     if (x := _first_tensor(samples)) is None:
         return (parts, known), None
@@ -184,16 +182,6 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
     leading = len(models) if has_models(x, models) else 0
     rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
     return rows.flatten(0, leading - 1) if leading > 1 else rows
-
-
-def _acceptance(
-    step: Sequence[Evaluation], steps: Mapping[str, float], models: torch.Size, sign: int
-) -> Tensor | None:
-    """Mean Metropolis acceptance, where the two are a step of the same chains."""
-    before, after = (_point(seen, models, sign) for seen in step)
-    if before is None or after is None or before.x.shape != after.x.shape:
-        return None
-    return metropolis_acceptance(before, after, **steps).mean(-1).float()
 
 
 def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None:

@@ -232,9 +232,9 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
 
 def _lowest(factor: float | Tensor, step: int) -> float | None:
     """None where only a device knows."""
-    if isinstance(factor, Tensor):
-        return float(factor.min()) if _may_be_read(factor, step) else None
-    return factor
+    if not isinstance(factor, Tensor):
+        return factor
+    return float(factor.min()) if _may_be_read(factor, step) else None
 
 
 def _may_be_read(x: Tensor, step: int) -> bool:
