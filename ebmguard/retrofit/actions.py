@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import MOVES
 from ..errors import ConfigError
@@ -21,7 +19,6 @@ from .rows import StepRow
 __all__ = ["Actions", "SgldSteps"]
 
 _log = logging.getLogger("ebmguard")
-_LOUDNESS = {Level.WARN: logging.WARNING, Level.ERROR: logging.ERROR}
 
 
 class SgldSteps(NamedTuple):
@@ -37,7 +34,6 @@ class Actions:
     Args:
         acts: whether an ERROR has an action, which waits for a safe point.
         is_logging: whether alerts are logged; of several ranks one does.
-        recoverer, adapt, steer: what takes the run back, sets its SGLD steps, and moves β*.
     """
 
     def __init__(
@@ -62,8 +58,7 @@ class Actions:
         self._steps: StepsController | None = None
         self._steer = steer
         self._usual_steps: int | None = None
-        # What was advised: in which direction, and what the run was like.
-        self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}
+        self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
 
     def attach(self, trainer: Trainer) -> None:
         """Take what is attached; before any hook that looks at the optimizer after its step."""
@@ -86,22 +81,18 @@ class Actions:
             )
 
     def situation(
-        self,
-        trainer: Trainer,
-        beta_star: float | None,
-        most: float,
-        numbers: Mapping[str, float] = {},
+        self, trainer: Trainer, beta_star: float | None, most: float, row: Mapping[str, float] = {}
     ) -> Situation:
         """What the run is like: β* (None: several), how far it may be raised, a row's numbers."""
-        bounds = (-math.inf, math.inf) if self._steer is None else self._steer.bounds
+        least, highest = (-math.inf, math.inf) if self._steer is None else self._steer.bounds
         groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
         own = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]  # on the host
         factor = 1.0 if self.recoverer is None else self.recoverer.effect.lr
         return Situation(
             beta_star=math.nan if beta_star is None else beta_star,
-            least=bounds[0],
-            most=min(most, bounds[1]),
-            samples_above=numbers.get("energy_gap", 0.0) < -numbers.get("f_pos/std", math.inf),
+            least=least,
+            most=min(most, highest),
+            samples_above=row.get("energy_gap", 0.0) < -row.get("f_pos/std", math.inf),
             sgld_steps=None if self._usual_steps is None else self.steps.steps,
             noise_std=trainer.noise_std,
             learning_rate=factor * max(own, default=math.nan),
@@ -132,9 +123,8 @@ class Actions:
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
-        errors = [alert for alert in alerts if alert.level is Level.ERROR]
-        if self._acts and self._pending is None and errors:
-            self._pending = errors[0]
+        if self._acts and self._pending is None:
+            self._pending = next((each for each in alerts if each.level is Level.ERROR), None)
         if row.is_over and "grad_scale" in row.numbers:
             for controller in (self._steps, self._steer):
                 if controller is not None:
@@ -144,7 +134,8 @@ class Actions:
         """Log alerts and call ``on_alert``: last of all, since that is the caller's."""
         for alert in alerts:
             if self._is_logging and alert.level > Level.INFO:
-                _log.log(_LOUDNESS[alert.level], alert.message)
+                say = _log.error if alert.level is Level.ERROR else _log.warning
+                say(alert.message)
             if self._on_alert is not None:
                 self._on_alert(alert)
 
@@ -189,21 +180,18 @@ class Actions:
 
     def ask_steps(self, *, for_refinement: bool) -> SgldSteps:
         """:attr:`steps` for a sampler that will follow them, made finer too or not."""
-        steps = self.steps
-        self.asks_steps = True
+        steps, self.asks_steps = self.steps, True
         self._asks_refinement |= for_refinement
         return steps
 
     @property
     def refined_by(self) -> int:
-        """The refinement of the sampler as it is; 1 where it does not ask."""
+        """:attr:`refinement` of the sampler as it is; 1 where it does not ask."""
         return self.refinement if self._asks_refinement else 1
 
     def notes(self) -> dict[str, float]:
         """What the step runs with, for its row."""
-        found = {}
-        if self.asks_steps:
-            found["sampler/steps"] = float(self.steps.steps)
+        found = {"sampler/steps": float(self.steps.steps)} if self.asks_steps else {}
         if self._steps is not None:
             found["sampler/steps_factor"] = float(self._steps.factor)
             found["steering/extra_compute"] = self._steps.extra_compute
@@ -213,9 +201,8 @@ class Actions:
         """Take β* to where rollbacks have put it; an older snapshot knows nothing of them."""
         if self._steer is None or self.recoverer is None:
             return
-        _, value = rollback.changes.get("beta_star", (0.0, self._steer.value))
-        least = self.recoverer.effect.beta_star
-        value = value if least is None else max(value, least)
+        value = rollback.changes.get("beta_star", (0.0, self._steer.value))[1]
+        value = max(value, self.recoverer.effect.beta_star or 0.0)  # no steered β* is negative
         if value != self._steer.value:
             self._steer.move_to(value)
 
@@ -232,14 +219,6 @@ class Actions:
         self._pending = None
         advised = state["advised"].items()
         self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}
-        if self._steps is not None and state["steps"] is not None:
-            self._steps.load_state_dict(state["steps"])
-        if self._steer is not None and state["beta"] is not None:
-            self._steer.load_state_dict(state["beta"])
-
-
-def single_number(beta_star: float | Tensor | tuple[float | Tensor, ...]) -> float | None:
-    """β* as one number; None where it is several. Read on the host: between two steps."""
-    if isinstance(beta_star, Tensor):
-        return None if beta_star.ndim else float(beta_star)
-    return None if isinstance(beta_star, tuple) else float(beta_star)
+        for controller, saved in ((self._steps, state["steps"]), (self._steer, state["beta"])):
+            if controller is not None and saved is not None:
+                controller.load_state_dict(saved)

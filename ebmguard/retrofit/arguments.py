@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
-from types import NoneType
 from typing import Any, Literal, Unpack, get_args
 
 import torch.distributed as dist
@@ -32,6 +31,10 @@ from .strength import Schedulable, Strength
 __all__ = ["announce", "guard"]
 
 _log = logging.getLogger("ebmguard")
+_GROUP = (
+    "the ProcessGroup of the ranks that train together, this one among them, such as "
+    "torch.distributed.group.WORLD after init_process_group()"
+)
 
 
 def guard(
@@ -71,23 +74,20 @@ def guard(
             step. Alone, it leaves the sampler as it is.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
-            randn``, and taken from these two where they are given here. The sampler then runs on
-            (1 - β*/o) f. "measure" has the first sampler call, which runs on f itself, tell o; see
-            :attr:`Guard.measured`.
+            randn``, and taken from these two where they are given. The sampler then runs on
+            (1 - β*/o) f. "measure" has the first call, on f itself, tell o: :attr:`Guard.measured`.
         beta: β = β*/o instead of ``beta_star``; needs the output scale.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1).
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
-        variant: "default", "no_pos", "batch" or "true"; see
-            :func:`ebmguard.objective.contrastive_loss`. Or a sequence of these, one for each entry
-            of the first model dimension.
+        variant: "default", "no_pos", "batch" or "true", or one for each entry of the first model
+            dimension; see :func:`ebmguard.objective.contrastive_loss`.
 
     The rest of the trainer, all optional; :meth:`Guard.attach` takes what is made later:
         model: the energy module. Needed where it is not among the sampler's arguments.
         energy: its method that returns the energies, where the sampler calls ``model.energy(x)``.
-        optimizer: a step then ends at its ``step()``, and a step whose gradients are not finite is
-            skipped: on the device by fused optimizers that can, else at the price of one host read
-            per step.
+        optimizer: a step then ends at its ``step()``, and is skipped where gradients are not
+            finite: on the device by fused optimizers that can, else by one host read per step.
         scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
         scheduler, ema, buffer: the rest of the training state. A buffer is a tensor of rows, a
             list of tensors, or an object with ``state_dict`` and ``load_state_dict``.
@@ -114,17 +114,10 @@ def guard(
         judge_in_loss: decide on a step inside ``loss()``, before its gradient exists; unless the
             action is "warn", the contrastive term is then withheld from an ERROR on. None: on a
             CPU yes, on a GPU no, where decisions come two steps later and nothing waits.
-        reference_beta_star: exponent of the diagnostics under ``guard/ref/``, which say something
-            at β* = 0 too.
-        process_group: the loss and the rows are those of all ranks' samples (see
-            :func:`ebmguard.objective.contrastive_loss`), and all ranks skip a step, stop and roll
-            back together. Sharded parameters (FSDP2) need it. See ``docs/ranks.md``.
-
-        compile: compute loss and diagnostics by ``torch.compile``, which makes a few kernels of
-            them: for GPUs.
-
-    Returns:
-        the guard, which unpacks into the two callables.
+        reference_beta_star: exponent of the diagnostics under ``guard/ref/``, also at β* = 0.
+        process_group: the loss and the rows are those of all ranks' samples, and all ranks skip a
+            step, stop and roll back together. FSDP2's parameters need it. See ``docs/ranks.md``.
+        compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
 
     Raises:
         ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
@@ -139,20 +132,14 @@ def guard(
         "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
         "compile": (bool, "True or False"),
         "log_dir": (str | PathLike, "the path of a folder"),
-        "process_group": (
-            dist.ProcessGroup,
-            "the ProcessGroup of the ranks that train together, this one among them, such as "
-            "torch.distributed.group.WORLD after init_process_group()",
-        ),
+        "process_group": (dist.ProcessGroup, _GROUP),
+        **{each: (list | tuple, f"a list of {each}") for each in ("sinks", "methods", "rules")},
     }
     for name, (kind, wanted) in kinds.items():
         value = arguments[name]
-        if value is not None and not isinstance(value, kind):
+        is_left_out = value is None and name not in ("sinks", "methods")
+        if not is_left_out and not isinstance(value, kind):
             raise ConfigError(f"{name}= is a {type(value).__name__}; expected {wanted}.")
-    for name in ("sinks", "methods", "rules"):
-        if not isinstance(arguments[name], list | tuple | (NoneType if name == "rules" else list)):
-            kind = type(arguments[name]).__name__
-            raise ConfigError(f"{name}= is a {kind}; expected a list of {name}.")
     for name, choices in (("convention", Convention), ("action", Action)):
         if not isinstance(arguments[name], str) or arguments[name] not in get_args(choices):
             expected = ", ".join(get_args(choices))
@@ -179,9 +166,9 @@ def guard(
         beta_star=beta_star,
         beta=beta,
         output_scale=output_scale,
+        sampler_scale=sampler_scale,
         step_size=trainer.step_size,
         noise_std=trainer.noise_std,
-        sampler_scale=sampler_scale,
     )
     check_variants(variant, strength.models)
     if action != "rollback" and recovery is not None:
@@ -209,22 +196,19 @@ def guard(
         judge_in_loss=judge_in_loss,
         process_group=process_group,
     )
-    judge = Judge(
-        DEFAULT_RULES if rules is None else rules,
-        members=strength.models.numel() if strength.models else 0,
-    )
+    members = strength.models.numel() if strength.models else 0
+    judge = Judge(DEFAULT_RULES if rules is None else rules, members=members)
+    ranks = settings.ranks
     actions = Actions(
         on_alert,
         acts=action != "warn",
-        is_logging=settings.ranks.is_first,
-        recoverer=Recoverer(recovery or Recovery(), settings.ranks)
-        if action == "rollback"
-        else None,
+        is_logging=ranks.is_first,
+        recoverer=Recoverer(recovery or Recovery(), ranks) if action == "rollback" else None,
         adapt=adapt,
         steer=controller,
     )
     opened = [as_sink(sink) for sink in sinks]
-    if not settings.ranks.is_first:
+    if not ranks.is_first:
         opened, log_dir = [], None  # all ranks have the same rows
     else:
         announce(sampler, strength, log_dir)

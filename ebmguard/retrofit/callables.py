@@ -21,11 +21,7 @@ Run: TypeAlias = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], A
 
 
 class GuardedLoss:
-    """The guarded contrastive loss, instead of ``-(fp - fq)``.
-
-    Attributes:
-        guard: the :class:`~ebmguard.Guard` behind it.
-    """
+    """The guarded contrastive loss of ``guard``, instead of ``-(fp - fq)``."""
 
     def __init__(self, guard: Any) -> None:
         self.guard = guard
@@ -39,11 +35,7 @@ class GuardedLoss:
 
 
 class GuardedFunction:
-    """A sampler function that runs on the tempered energy; same arguments, same results.
-
-    Attributes:
-        original: the sampler as it was, untempered.
-    """
+    """A sampler function that runs tempered; ``original`` is the one that does not."""
 
     def __init__(self, run: Run, sampler: Callable[..., Any]) -> None:
         functools.update_wrapper(self, sampler)
@@ -51,7 +43,6 @@ class GuardedFunction:
         self._run = run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw negatives."""
         return self._run(self.original, args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -60,11 +51,7 @@ class GuardedFunction:
 
 
 class GuardedObject:
-    """A sampler object whose calls and named methods run tempered; all else passes through.
-
-    Attributes:
-        original: the object itself, untempered.
-    """
+    """A sampler object whose calls and named methods run tempered; all else is ``original``'s."""
 
     original: Any
     _run: Run
@@ -74,7 +61,6 @@ class GuardedObject:
         vars(self).update(original=sampler, _run=run, _methods=frozenset(methods))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Draw negatives."""
         return self._run(self.original, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -95,13 +81,7 @@ def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> GuardedFunct
 
 
 def check_sampler(sampler: object, methods: Sequence[str]) -> None:
-    """Refuse samplers that cannot run tempered.
-
-    Raises:
-        ConfigError: already guarded, a class, not callable without ``methods``, or methods it does
-            not have.
-        SamplerError: a generator or coroutine function, which runs after the call has returned.
-    """
+    """Refuse samplers that cannot run tempered: a ConfigError, or a SamplerError if deferred."""
     function = sampler.func if isinstance(sampler, functools.partial) else sampler
     function = getattr(function, "__func__", function)
     if isinstance(function, GuardedFunction | GuardedObject):
@@ -113,10 +93,6 @@ def check_sampler(sampler: object, methods: Sequence[str]) -> None:
         raise ConfigError(
             f"The sampler is the class {sampler.__name__}; expected an object made from it. Pass "
             f"{sampler.__name__}(...)."
-        )
-    if isinstance(methods, str):
-        raise ConfigError(
-            f"methods={methods!r}; expected a sequence of names, e.g. ({methods!r},)."
         )
     missing = [name for name in methods if not callable(getattr(sampler, name, None))]
     if missing:

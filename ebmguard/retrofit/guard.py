@@ -13,7 +13,7 @@ from torch import Tensor
 from ..alerts import Verdict
 from ..check import Problem, Setup, find_problems
 from ..energies import Groups, LogQ
-from ..errors import ConfigError, SamplerError
+from ..errors import ConfigError, SamplerError, undamaged
 from ..sampling import Measured, scale
 from ..tags import is_own
 from ..trainer import Told, Trainer
@@ -24,6 +24,8 @@ from .losses import Losses
 from .parts import Row
 
 __all__ = ["Guard"]
+
+_STATE_VERSION = 10
 
 
 class Guard:
@@ -66,26 +68,22 @@ class Guard:
 
     @property
     def last(self) -> Row:
-        """The most recent row of diagnostics that reached the host, tag to value.
+        """The latest row of diagnostics that reached the host, tag to value.
 
-        Of an ensemble, the means over its members (NaN where any member's is), as the sinks get
-        them.
+        Of an ensemble the means over its members, NaN where any member's is.
         """
         return self._loop.last
 
     @property
     def members(self) -> list[Row]:
-        """The rows behind ``last``, one for each member of an ensemble; empty for a single model.
-
-        In the order of the flattened model dimensions.
-        """
+        """The rows behind ``last``, in the order of the flattened model dimensions, if any."""
         return self._loop.members
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """Calls pure functions of tensors, ``compute(function, *args, **kwargs)``; may be replaced.
+        """Calls pure functions of tensors, ``compute(function, *args, **kwargs)``.
 
-        By what captures CUDA graphs, say; ``guard(compile=True)`` puts ``torch.compile`` here.
+        May be replaced, by what captures CUDA graphs, say.
         """
         return self._loop.compute
 
@@ -116,10 +114,7 @@ class Guard:
     def sgld_steps(self) -> int:
         """How many SGLD steps a sampler call takes now; a sampler asks :meth:`next_steps`.
 
-        The number of ``attach(sgld_steps=)``, until a rollback or the adaptive sampler changes it.
-
-        Raises:
-            ConfigError: that was not attached.
+        A ConfigError where ``sgld_steps=`` was not attached.
         """
         return self._loop.actions.steps.steps
 
@@ -129,15 +124,9 @@ class Guard:
         return self._loop.actions.refinement
 
     def loss(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None = None,
-        log_q: LogQ | None = None,
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
         """The contrastive loss to minimise, instead of ``-(f_pos.mean() - f_neg.mean())``.
-
-        Not for several threads at once: losses belong to the steps of one training loop.
 
         Args:
             f_pos: the network's raw output on positives, ``(N,)``, ``(N, 1)`` or ``(N, heads)``;
@@ -147,17 +136,14 @@ class Guard:
                 level or a pair; third, where levels differ in it, each positive's output scale
                 ``(N,)``, in units of the guard's: see ``docs/retrofit.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
-                that knows its own, in either ``convention`` high where it draws often: see
-                :func:`ebmguard.objective.contrastive_loss`.
+                that knows its own: see :func:`ebmguard.objective.contrastive_loss`.
 
         Returns:
             0-dim tensor; with model dimensions, the sum over the models.
 
         Raises:
-            EnergyTypeError, ShapeError: means instead of vectors, integers, shapes that would
-                broadcast.
-            ConfigError: ``log_q`` at β* = 0, where there are no weights; a schedule of β* that
-                returned what cannot be used.
+            EnergyTypeError, ShapeError: means, integers, or shapes that would broadcast.
+            ConfigError: ``log_q`` at β* = 0, or a schedule of β* that returned what cannot be used.
             LossError: ``loss_fn`` is not an affine contrastive difference, a CUDA graph is being
                 captured, or another thread is inside this guard's loss.
             SamplerError: the wrapped sampler has not been called yet.
@@ -166,19 +152,13 @@ class Guard:
         return self._losses.loss(f_pos, f_neg, groups, log_q)
 
     def reweight(
-        self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None = None,
-        log_q: LogQ | None = None,
+        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> tuple[Tensor, Tensor]:
         """The energies themselves, whose backward pass applies the weights.
 
-        For loops whose loss line cannot be replaced: put it before that line. Gradients that
-        arrive are multiplied by (1 - w⁺_i) and by M · GradScale · w_j (of the ``variant``), so that
-        a plain difference of means gets the gradient of the guarded loss.
-
-        Args, Raises: as for :meth:`loss`.
+        For loops whose loss line cannot be replaced: put it before that line, with the arguments
+        of :meth:`loss`. Gradients that arrive are multiplied by (1 - w⁺_i) and by M · GradScale ·
+        w_j (of the ``variant``), so that a plain difference of means gets the guarded gradient.
         """
         return self._losses.reweight(f_pos, f_neg, groups, log_q)
 
@@ -186,14 +166,12 @@ class Guard:
         """Put numbers of your own into the row of the step under way.
 
         ``g.log({"accuracy": 0.93, "loss/classification": x})`` before the optimizer's step: they
-        stand beside the guard's under these names, in every sink, the report and
-        :mod:`ebmguard.runs`. After that step they are the next one's. Of a name that is logged
-        twice in a step the last number counts. No rule sees them, and of several ranks the first
-        writes its own.
+        stand beside the guard's, in every sink, the report and :mod:`ebmguard.runs`. Of a name that
+        is logged twice in a step the last number counts. No rule sees them, and of several ranks
+        the first writes its own.
 
         Args:
-            numbers: by name, numbers or tensors with one element. Those on a device are read with
-                the row, so that nothing waits.
+            numbers: by name, numbers or tensors with one element. A device's are read with the row.
 
         Raises:
             ConfigError: a name that is the guard's or no text, or a value that is no number.
@@ -205,10 +183,8 @@ class Guard:
         for name, value in numbers.items():
             is_text = isinstance(name, str) and name.isprintable() and name
             if not is_text or is_own(name):
-                raise ConfigError(
-                    f"g.log: {name!r} is no name for a number of yours: "
-                    + ("the guard writes it itself." if is_text else "it is empty, or no text.")
-                )
+                why = "the guard writes it itself." if is_text else "it is empty, or no text."
+                raise ConfigError(f"g.log: {name!r} is no name for a number of yours: {why}")
             if isinstance(value, Tensor):
                 is_number = value.numel() == 1 and not value.is_complex()
                 kind = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
@@ -220,10 +196,10 @@ class Guard:
             self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
-        """What the next sampler call should run: the number of steps, and how much finer they are.
+        """What the next sampler call should run, for samplers that then do.
 
-        For samplers that ask the guard; asking means following. A sampler that has lost the data
-        comes back by finer steps, not by more of the same size (``docs/results/steering.md``).
+        A sampler that has lost the data comes back by finer steps, not by more of the same size
+        (``docs/results/steering.md``).
 
         Returns:
             ``(steps, refinement)``: run ``steps`` steps, the step size divided by ``refinement``
@@ -239,11 +215,8 @@ class Guard:
     def temper(self, output: Tensor) -> Tensor:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 
-        Args:
-            output: energies inside the sampler's loop.
-
         Returns:
-            a tensor of the same shape and dtype; at β = 0 the very same one.
+            a tensor of the output's shape and dtype; at β = 0 the very same one.
 
         Raises:
             SamplerError: not a tensor, called inside a sampler that is guarded already, or while
@@ -272,19 +245,16 @@ class Guard:
             self._loop.is_paused = before
 
     def attach(self, **told: Unpack[Told]) -> Guard:
-        """Tell the guard about parts of the trainer that were made after it. All are optional.
+        """Tell the guard about parts of the trainer that were made after it; returns the guard.
 
         Several calls add up; what is given again replaces what was there. The keywords are those
         that :func:`guard` takes for the rest of the trainer (:class:`ebmguard.trainer.Told`); here,
         ``step_size`` and ``noise_std`` leave the output scale as it is.
 
-        Returns:
-            the guard itself.
-
         Raises:
             TypeError: a keyword that there is not.
             ConfigError: what cannot be meant, such as an optimizer that trains none of the model's
-                parameters, or a clamp whose ends are the wrong way round. Nothing has changed then.
+                parameters. Nothing has changed then.
         """
         self._loop.attach(told, self.sampler)
         return self
@@ -293,14 +263,11 @@ class Guard:
         """Every problem that can be seen before the first step, the worst first.
 
         Call it when everything is attached; ``ebmguard.check.show`` prints what it returns. Nothing
-        is raised for a problem, and nothing of the trainer is changed.
+        of the trainer is changed.
 
         Args:
             example: a batch of two or more inputs, as the model gets them. The model is then called
                 on it a few times; its buffers and the random generators are put back.
-
-        Returns:
-            what was found; empty where all is well.
 
         Raises:
             ConfigError: the example is not a tensor.
@@ -310,13 +277,9 @@ class Guard:
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        loop, settings, strength = (
-            self._loop,
-            self._loop.settings,
-            self._loop.strength_at(self.step),
-        )
+        loop, strength = self._loop, self._loop.strength_at(self.step)
+        settings, recoverer = loop.settings, loop.actions.recoverer
         in_group = dist.is_available() and dist.is_initialized()
-        recoverer = loop.actions.recoverer
         followed = () if recoverer is None else recoverer.settings.not_followed(loop.situation)
         setup = Setup(
             trainer=self.trainer,
@@ -340,19 +303,32 @@ class Guard:
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
 
-        For a run whose process died. The caller's data iterator is not part of it.
-
         Returns:
             the step that comes next; None where the folder has no snapshot yet.
 
         Raises:
             ConfigError: no folder, too little attached, or no snapshot that can be read.
         """
-        return self._loop.resume()
+        loop, recoverer = self._loop, self._loop.actions.recoverer
+        if recoverer is None:
+            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
+        snapshot = recoverer.resume(loop.trainer)
+        if snapshot is None:
+            return None
+        loop.load_own_state(snapshot.state["guard"])
+        return snapshot.step
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
-        return self._loop.state_dict()
+        loop, recoverer = self._loop, self._loop.actions.recoverer
+        # Without an optimizer's word a step is over when its loss is.
+        is_over = loop.hooks is None and loop.rows.losses_in_step > 0
+        return {
+            "version": _STATE_VERSION,
+            "sampler_calls": loop.sampling.calls,
+            "recovery": None if recoverer is None else recoverer.state_dict(),
+            **loop.own_state(is_over=is_over),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`. Schedules and options are the constructor's.
@@ -361,15 +337,28 @@ class Guard:
             ConfigError: not the state of a guard of this version, or damaged. The guard is then as
                 it was.
         """
-        self._loop.load_state_dict(state)
+        loop, recoverer = self._loop, self._loop.actions.recoverer
+        before = self.state_dict()
+        try:
+            with undamaged("a guard"):
+                if set(state) != set(before) or state["version"] != _STATE_VERSION:
+                    raise ConfigError(
+                        f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
+                        f"{', '.join(sorted(before))}; got {', '.join(sorted(map(str, state)))}."
+                    )
+                calls = int(state["sampler_calls"])
+                loop.load_own_state(state)
+                if recoverer is not None and state["recovery"] is not None:
+                    recoverer.load_state_dict(state["recovery"])
+                loop.sampling.calls = calls
+        except ConfigError:
+            loop.load_own_state(before)
+            raise
 
     def flush(self) -> None:
         """Flush the sinks now."""
         self._loop.writer.flush()
 
     def close(self) -> None:
-        """Judge and write what is still under way, flush, and let another guard use ``log_dir``.
-
-        Rows are written at exit anyway.
-        """
+        """Judge and write what is still under way, flush, and let another guard use ``log_dir``."""
         self._loop.close()

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Situation, error_for
-from ..errors import ConfigError, SamplerError, undamaged
+from ..errors import SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..trainer import Told, Trainer
-from .actions import Actions, single_number
+from .actions import Actions
 from .measure import Measure
 from .optimizer import OptimizerHooks
 from .parts import Row
@@ -33,17 +33,9 @@ __all__ = ["Loop"]
 
 _log = logging.getLogger("ebmguard")
 
-_STATE_VERSION = 10
-
 
 class Loop:
-    """Knows the parts, which do not know each other, and carries what one returns to the next.
-
-    Attributes:
-        last, members, compute: see :class:`~ebmguard.Guard`.
-        is_paused: whether samplers run untempered and nothing is recorded.
-        is_inline: whether the sampler asks for the factor itself.
-    """
+    """Knows the parts, which do not know each other, and carries what one returns to the next."""
 
     def __init__(
         self,
@@ -61,7 +53,7 @@ class Loop:
         self.last: Row = {}
         self.members: list[Row] = []
         self.is_paused = False
-        self.is_inline = False
+        self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings = settings
         self.strength = strength
         self.actions = actions
@@ -117,38 +109,26 @@ class Loop:
         if self.is_paused or self.sampling.is_running:
             return call(*args, **kwargs)
         self.begin_sampling()
-        strength, slow = self.strength_at(self.rows.step), self.rows.is_slow
-        if self.trainer.steps_argument is not None:
+        strength, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
+        if trainer.steps_argument is not None:
             steps = self.actions.ask_steps(for_refinement=False)
-            kwargs = {**kwargs, self.trainer.steps_argument: steps.steps}
-        recording = self.first_calls.recording((call, self.trainer.model, *args, *kwargs.values()))
+            kwargs = {**kwargs, trainer.steps_argument: steps.steps}
+        recording = self.first_calls.recording((call, trainer.model, *args, *kwargs.values()))
         seen = recording
-        if seen is None and slow and self.trainer.steps is not None:
+        if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        result, tempering = self.sampling.run(
-            call,
-            args,
-            kwargs,
-            self.trainer,
-            strength.factor_of_samples,
-            seen,
-        )
+        factor = strength.factor_of_samples
+        result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen)
         if recording is not None:
             self.first_calls.take(recording, tempering)
             self._compare()
+        last_two = () if seen is None else seen.evaluations[-2:]
+        before, finer = self.measure.known_by(), self.actions.refined_by
         found, known_by = sampled(
-            tempering,
-            result,
-            self.trainer,
-            self.settings,
-            self.compute,
-            self.measure.known_by(),
-            () if seen is None else seen.evaluations[-2:],
-            refinement=self.actions.refined_by,
-            slow=slow,
+            tempering, result, trainer, self.settings, self.compute, before, last_two, finer, slow
         )
         parts = call.parts if isinstance(call, Mixture) else None
-        self.measure.samples(self.trainer, found, known_by, parts)
+        self.measure.samples(trainer, found, known_by, parts)
         tempers = isinstance(strength.factor, Tensor) or strength.factor != 1.0
         module = None if tempering is None else tempering.module
         self.unused.sample(module, acts=not strength.is_off, tempers=tempers)
@@ -220,17 +200,16 @@ class Loop:
         self.load_own_state(guard_state)
         self._judge.after_rollback()
         self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
-        rollback = recoverer.change(
-            rollback, self.trainer, self.situation, knows_steps=actions.asks_steps
-        )
+        now = self.situation
+        rollback = recoverer.change(rollback, self.trainer, now, knows_steps=actions.asks_steps)
         actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self.own_state())
         self.writer.write_recovery(rollback.record())
 
     @property
     def situation(self) -> Situation:
-        """What the run is like at the step that comes next. Read on the host: between steps."""
-        beta_star = single_number(self.strength_at(self.rows.step).beta_star)
+        """What a run that is no ensemble is like now. Read on the host: between steps."""
+        beta_star = float(self.strength_at(self.rows.step).beta_star)
         return self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
 
     def attach(self, told: Told, sampler: object) -> None:
@@ -250,52 +229,6 @@ class Loop:
                 process_group=self.settings.process_group,
             )
         self.trainer = trainer
-
-    def resume(self) -> int | None:
-        """See :meth:`ebmguard.Guard.resume`."""
-        if self.actions.recoverer is None:
-            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
-        snapshot = self.actions.recoverer.resume(self.trainer)
-        if snapshot is None:
-            return None
-        self.load_own_state(snapshot.state["guard"])
-        return snapshot.step
-
-    def state_dict(self) -> dict[str, Any]:
-        """See :meth:`ebmguard.Guard.state_dict`."""
-        # Without an optimizer's word a step is over when its loss is.
-        is_over = self.hooks is None and self.rows.losses_in_step > 0
-        recoverer = self.actions.recoverer
-        return {
-            "version": _STATE_VERSION,
-            "sampler_calls": self.sampling.calls,
-            "recovery": None if recoverer is None else recoverer.state_dict(),
-            **self.own_state(is_over=is_over),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See :meth:`ebmguard.Guard.load_state_dict`."""
-        before = self.state_dict()
-        try:
-            self._load(state)
-        except ConfigError:
-            self.load_own_state(before)
-            raise
-
-    @undamaged("a guard")
-    def _load(self, state: Mapping[str, Any]) -> None:
-        keys = {"version", "step", "losses", "sampler_calls", "lag", "rows", "measure", "judge"}
-        keys |= {"course", "recovery", "steps", "beta", "advised", "measured"}
-        if set(state) != keys or state["version"] != _STATE_VERSION:
-            raise ConfigError(
-                f"Not a guard's state of version {_STATE_VERSION}: expected the keys "
-                f"{', '.join(sorted(keys))}; got {', '.join(sorted(map(str, state)))}."
-            )
-        calls = int(state["sampler_calls"])
-        self.load_own_state(state)
-        if self.actions.recoverer is not None and state["recovery"] is not None:
-            self.actions.recoverer.load_state_dict(state["recovery"])
-        self.sampling.calls = calls
 
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
@@ -325,10 +258,9 @@ class Loop:
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
         self.first_calls.load_state_dict(state["measured"])
-        if self.strength.awaits_scale and self.first_calls.result is not None:
-            self.strength = self.strength.with_scale(
-                self.first_calls.result.output_scale, self.rows.step
-            )
+        measured = self.first_calls.result
+        if self.strength.awaits_scale and measured is not None:
+            self.strength = self.strength.with_scale(measured.output_scale, self.rows.step)
         self.actions.load_steering(state)
         self._now = None
 

@@ -1,20 +1,19 @@
-"""The contrastive part of a trainer's own loss, read as ``weight * (difference of means)``.
+"""The contrastive part of a trainer's own loss: ``weight * (difference of means)``, nothing else.
 
-The guard replaces that difference. It can do so only where the loss is affine in the energies, with
-equal coefficients on each side that cancel; softplus, hinge, L2 or InfoNCE terms belong outside.
+Softplus, hinge, L2 or InfoNCE terms belong outside: the guard replaces the difference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, TypeAlias
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import LossError
 from ..objective import mean_difference
-from .strength import NO_MODELS
 
 __all__ = ["CallerLoss", "Convention", "LossFn", "no_gradient", "scaled_gradient"]
 
@@ -22,6 +21,10 @@ Convention: TypeAlias = Literal["log_density", "energy"]
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _FIX = "Keep the contrastive difference here and add the other terms outside."
+_TURNED = {  # what a loss of the other sign does, the convention that it fits, and where f is
+    "log_density": ("lower f on data, which is right if f is an energy", "energy", "high"),
+    "energy": ("raise f on data, which is right if f is a log-density", "log_density", "low"),
+}
 
 
 class CallerLoss:
@@ -41,31 +44,25 @@ class CallerLoss:
         return loss if self._sign > 0 else -loss
 
     def check(self, f_pos: Tensor, f_neg: Tensor) -> None:
-        """Refuse a loss that is not a weighted difference of means of the declared sign.
+        """Refuse a loss that is no weighted difference of means of the declared sign, once.
 
-        Done once, on energies of these shapes; a weight of 0 shows nothing and is looked at again.
+        A weight of 0 shows nothing and is looked at again.
         """
         self._checked = self._checked or self._examine(f_pos, f_neg)
 
-    def weight(self, f_pos: Tensor, f_neg: Tensor, models: torch.Size = NO_MODELS) -> Tensor | None:
-        """The factor c for which the loss is ``c * (mean f⁻ - mean f⁺)``, read by autograd.
+    def weight(self, f_pos: Tensor, f_neg: Tensor, models: Sequence[int] = ()) -> Tensor | None:
+        """The 0-dim c of ``c * (mean f⁻ - mean f⁺)``, by autograd; None without a ``loss_fn``.
 
-        Of an ensemble the difference is summed over its model dimensions.
-
-        Returns:
-            0-dim tensor, or None where no ``loss_fn`` was given (c = 1).
-
-        Raises:
-            LossError: the result is not one number that depends on both arguments.
+        Of an ensemble the difference is summed over its model dimensions. LossError where the
+        result is not one number that depends on both arguments.
         """
         if self._loss_fn is None:
             return None
         _, to_neg = self._gradients(f_pos, f_neg)
-        return self._sign * to_neg.sum() / (models.numel() if models else to_neg[0].numel())
+        return self._sign * to_neg.sum() / (math.prod(models) if models else to_neg[0].numel())
 
     def _gradients(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
-        loss_fn: Callable[..., object] | None = self._loss_fn
-        assert loss_fn is not None
+        loss_fn: Any = self._loss_fn
         with torch.enable_grad():
             dtype = torch.promote_types(f_pos.dtype, torch.float32)
             pos = f_pos.detach().to(dtype).requires_grad_()
@@ -79,9 +76,7 @@ class CallerLoss:
                     "loss_fn's result does not depend on f_pos and f_neg through autograd (a "
                     f"`.item()`, `.detach()` or `no_grad` inside?). {_FIX}"
                 )
-            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-                value, (pos, neg), allow_unused=True
-            )
+            gradients: Any = torch.autograd.grad(value, (pos, neg), allow_unused=True)
         to_pos, to_neg = gradients
         if to_pos is None or to_neg is None:
             missing = "f_pos" if to_pos is None else "f_neg"
@@ -93,7 +88,7 @@ class CallerLoss:
         for pos, neg in _points(f_pos, f_neg):
             to_pos, to_neg = self._gradients(pos, neg)
             up, down = to_neg.double(), -to_pos.double()
-            size = max(up.abs().max().item(), down.abs().max().item())
+            size = max(side.abs().max().item() for side in (up, down))
             if not all(torch.isfinite(side).all() for side in (up, down)):
                 raise LossError("loss_fn has a gradient that is not finite on ordinary energies.")
             if max((side - side.mean()).abs().max().item() for side in (up, down)) > 1e-4 * size:
@@ -122,12 +117,7 @@ class CallerLoss:
                 f"{rise:g} on f_neg. Use means, or sums over equally many positives and negatives."
             )
         if self._sign * rise < 0:
-            if self._convention == "log_density":
-                effect = "lower f on data, which is right if f is an energy"
-                other, height = "energy", "high"
-            else:
-                effect = "raise f on data, which is right if f is a log-density"
-                other, height = "log_density", "low"
+            effect, other, height = _TURNED[self._convention]
             raise LossError(
                 f"loss_fn's sign contradicts convention={self._convention!r}. Minimising it would "
                 f"{effect}: then pass convention={other!r}. If f is {height} on data, the "
@@ -137,10 +127,8 @@ class CallerLoss:
 
 
 def _points(f_pos: Tensor, f_neg: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """A few spread-out points, the first one repeated at the end.
-
-    They come from a generator of their own: the guard must not move the trainer's random state.
-    """
+    """A few spread-out points, the first one repeated at the end."""
+    # The guard must not move the trainer's random state.
     generator = torch.Generator().manual_seed(0)
 
     def point(shift: float, scale: float) -> tuple[Tensor, Tensor]:
@@ -148,9 +136,9 @@ def _points(f_pos: Tensor, f_neg: Tensor) -> list[tuple[Tensor, Tensor]]:
         neg = torch.randn(f_neg.shape, generator=generator) * scale - shift
         return pos.to(f_pos.device), neg.to(f_neg.device)
 
-    points = [point(0.0, 1.0), point(3.0, 2.0), point(-3.0, 2.0), point(0.0, 20.0)]
-    # Far ones, where a wide clamp or a small square shows; energies get there in a blow-up.
-    points += [point(1e4, 1.0), point(-1e4, 1.0)]
+    # The far ones, where a wide clamp or a small square shows: energies get there in a blow-up.
+    places = (0.0, 1.0), (3.0, 2.0), (-3.0, 2.0), (0.0, 20.0), (1e4, 1.0), (-1e4, 1.0)
+    points = [point(*place) for place in places]
     return [*points, points[0]]
 
 

@@ -1,17 +1,8 @@
-"""What an attached optimizer tells the guard: where a step ends, whether its gradients are finite,
-and how large the step was.
+"""What an attached optimizer tells: where a step ends, if its gradients are finite, and its size.
 
 A weight of 0 does not stop ``0 * inf`` inside the network's own backward pass, so a step whose
 gradients are not finite is skipped: on the device by fused optimizers, which honour ``found_inf``,
-else after one read by the host. An AMP GradScaler does the same by itself and is left to it. Ranks
-skip a step together: each may hold other gradients, or other shards of them.
-
-A closure computes the gradients inside the step. Optimizers of ``torch.optim`` call it once, before
-all else, so that the same can be done at its end; L-BFGS calls it often, and what others do between
-its calls is not known, so their gradients are left alone.
-
-A step is measured from a copy of the parameters taken before it. Where they are sharded over ranks,
-each measures its part, and one message joins them.
+else after one read by the host. An AMP GradScaler does so by itself. Ranks skip a step together.
 """
 
 from __future__ import annotations
@@ -33,18 +24,11 @@ __all__ = ["OptimizerHooks", "Update"]
 
 
 class Update(NamedTuple):
-    """Sizes of one optimizer step, as 0-dim tensors, NaN where they are unknown.
+    """Sizes of one optimizer step, as 0-dim tensors, NaN where they are unknown."""
 
-    Attributes:
-        gradient_norm: ‖gradient‖ of all parameters, without an AMP scale.
-        norm: ‖update‖.
-        relative_norm: ‖update / lr‖, each parameter's by the learning rate of its group; NaN where
-            the step was left out.
-    """
-
-    gradient_norm: Tensor
-    norm: Tensor
-    relative_norm: Tensor
+    gradient_norm: Tensor  # of all parameters, without an AMP scale
+    norm: Tensor  # ‖update‖
+    relative_norm: Tensor  # ‖update / lr‖, by each group's rate; NaN where the step was left out
 
 
 class OptimizerHooks:
@@ -52,12 +36,12 @@ class OptimizerHooks:
 
     Args:
         on_step: called after every step, also one that the scaler left out, with 1.0 where the
-            gradients were not finite and the step changed nothing, 0.0 where they were, as a float
-            or, where the device decides, a 0-dim tensor; and with whether the scaler decided.
+            gradients were not finite and the step changed nothing, else 0.0, as a float or, where
+            the device decides, a 0-dim tensor; and with whether the scaler decided.
         is_watched: whether the step that is about to be taken is to be measured.
         on_update: called with its sizes before `on_step`; not where the scaler left it out.
-        process_group: ranks that skip a step together, for one message of one number. A step that
-            the scaler left out of its own accord is reported as this rank's.
+        process_group: ranks that skip a step together. A step that the scaler left out of its own
+            accord is reported as this rank's.
     """
 
     def __init__(
@@ -95,6 +79,8 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         self._update, self._skipped = None, 0.0
         closure = next((x for x in (*args, *kwargs.values()) if callable(x)), None)
+        # Optimizers of torch call it once, before all else, so that gradients can be looked at when
+        # it ends. L-BFGS calls it often, and what others do between its calls is not known.
         is_torchs = type(optimizer).__module__.startswith("torch.optim.")
         if closure is None or not is_torchs or isinstance(optimizer, LBFGS):
             self._look(optimizer, has_gradients=closure is None)
@@ -105,18 +91,14 @@ class OptimizerHooks:
             self._look(optimizer, has_gradients=True)
             return loss
 
-        return (
-            tuple(then_look if x is closure else x for x in args),
-            {name: then_look if x is closure else x for name, x in kwargs.items()},
-        )
+        looking = {name: then_look if x is closure else x for name, x in kwargs.items()}
+        return tuple(then_look if x is closure else x for x in args), looking
 
     @torch.no_grad()
     def _look(self, optimizer: Optimizer, *, has_gradients: bool) -> None:
         """Copy what measures the step, and leave it out where a gradient is not finite."""
         if self._is_watched():
-            self._update = _PendingUpdate(
-                optimizer, self._process_group, has_gradients=has_gradients
-            )
+            self._update = _PendingUpdate(optimizer, self._process_group, has_gradients)
         if self._scaled or not has_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -129,10 +111,9 @@ class OptimizerHooks:
         elif bool(not_finite):
             self._skipped = 1.0
             # A parameter without a gradient is passed over, moments and all.
-            for p in parameters:
-                if p.grad is not None:
-                    self._withheld.append((p, p.grad))
-                    p.grad = None
+            self._withheld = [(p, p.grad) for p in parameters if p.grad is not None]
+            for p, _ in self._withheld:
+                p.grad = None
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stepped = True
@@ -175,23 +156,23 @@ class _PendingUpdate:
     """An optimizer step that is about to be taken, with a copy of the parameters before it."""
 
     def __init__(
-        self, optimizer: Optimizer, process_group: dist.ProcessGroup | None, *, has_gradients: bool
+        self, optimizer: Optimizer, process_group: dist.ProcessGroup | None, has_gradients: bool
     ) -> None:
         # Of each group the parameters, what they were, and the learning rate.
         self._groups: list[tuple[list[Tensor], list[Tensor], float | Tensor]] = []
         for group in optimizer.param_groups:
-            parameters = [p for p in group["params"] if p.requires_grad and p.numel()]
             lr = group.get("lr", math.nan)
             lr = lr.detach().clone() if isinstance(lr, Tensor) else float(lr)
-            if parameters:
+            if parameters := [p for p in group["params"] if p.requires_grad and p.numel()]:
                 before = [local(p.detach()).clone() for p in parameters]
                 self._groups.append((parameters, before, lr))
         every = [p for parameters, *_ in self._groups for p in parameters]
+        # Of parameters that are sharded over ranks each rank measures its part.
         self._process_group = process_group if any(map(is_sharded, every)) else None
         self._gradient_norm: Tensor | None = None
-        moved = [p for p in every if p.grad is not None]
+        moved = [(p, _dense(p.grad)) for p in every if p.grad is not None]
         if has_gradients and moved:
-            norm = self._norm([_dense(p.grad) for p in moved if p.grad is not None], moved)
+            norm = self._norm([gradient for _, gradient in moved], [p for p, _ in moved])
             # Fused optimizers divide by the scale themselves.
             scale = getattr(optimizer, "grad_scale", None)
             self._gradient_norm = norm if scale is None else norm / scale.to(norm.device)
@@ -205,10 +186,8 @@ class _PendingUpdate:
             self._norm(torch._foreach_sub([local(p) for p in parameters], before), parameters)
             for parameters, before, _ in self._groups
         ]
-        device = norms[0].device
-        of_gradient = torch.full_like(norms[0], torch.nan)
-        if self._gradient_norm is not None:
-            of_gradient = self._gradient_norm.to(device)
+        device, own = norms[0].device, self._gradient_norm
+        of_gradient = torch.full_like(norms[0], torch.nan) if own is None else own.to(device)
         table = torch.stack([of_gradient, *(x.to(device) for x in norms)])
         if self._process_group is not None:
             table = torch.linalg.vector_norm(*gathered(self._process_group, table), dim=0)
@@ -219,8 +198,7 @@ class _PendingUpdate:
             relative = torch.where(skipped.to(device) > 0, torch.nan, relative)
         elif skipped:
             relative = relative * torch.nan
-        norm = torch.linalg.vector_norm
-        return Update(gradient_norm, norm(table[1:]), norm(relative))
+        return Update(gradient_norm, *map(torch.linalg.vector_norm, (table[1:], relative)))
 
     def _norm(self, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
         """‖all tensors‖; where some are sharded, this rank's share, whose squares add up to it."""
@@ -233,8 +211,7 @@ class _PendingUpdate:
             / math.sqrt(count)
             for count in sorted(set(on_ranks))
         ]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack([x.to(found[0].device) for x in found]))
-        return norm
+        return total_norm(found)
 
 
 def _dense(gradient: Tensor) -> Tensor:

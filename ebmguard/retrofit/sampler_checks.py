@@ -25,6 +25,7 @@ _TURNED = (
     "something else turns it round, the trainer pushes data and samples the wrong way. The "
     "guarded loss is to be minimised: add it, do not subtract it."
 )
+_SIGNS = ("negative", "descend"), ("positive", "ascend")
 
 _CALLS = 5  # that are tried
 _ENDS = 4  # evaluations that are kept at either end of a call
@@ -34,15 +35,10 @@ _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be see
 
 
 class FirstCalls(Stateful):
-    """Records sampler calls until one is measured exactly, or a handful was not.
-
-    Attributes:
-        result: of the latest call that was recorded; None before. Of several ranks, the first's.
-        calls_left: how many more are recorded at most.
-    """
+    """Records sampler calls until one is measured exactly, or a handful was not."""
 
     def __init__(self, settings: Settings) -> None:
-        self.result: Measured | None = None
+        self.result: Measured | None = None  # of the latest call; of several ranks, the first's
         self.calls_left = _CALLS
         self._settings = settings
         # The latest of the module's, until the first loss.
@@ -51,25 +47,24 @@ class FirstCalls(Stateful):
         self._has_watched = False
 
     def recording(self, parts: Iterable[object]) -> Recording | None:
-        """For the sampler call that comes; None where it should not be recorded.
-
-        Args:
-            parts: the sampler, its arguments and the energy module.
-        """
+        """For a call of these: sampler, arguments, energy module; None: not to be recorded."""
         if not self.calls_left:
             return None
-        if any(map(_is_compiled, parts)):
+        # By a function, and by a module, that torch.compile has made.
+        if any(
+            hasattr(part, "_torchdynamo_orig_callable")
+            or getattr(part, "_compiled_call_impl", None) is not None
+            for part in parts
+        ):
             self.result, self.calls_left = _COMPILED, 0
             return None
         return Recording(ends=_ENDS)
 
-    def take(self, recording: Recording, tempering: Tempering | None) -> Measured:
+    def take(self, recording: Recording, tempering: Tempering | None) -> None:
         """What the recorded call was."""
-        found = Measured.of(recording.evaluations, recording.draws.log)
-        found = self._settings.ranks.from_all(found)[0]
-        assert isinstance(found, Measured)
-        self.result = found
-        self.calls_left = 0 if found.is_exact else self.calls_left - 1
+        own = Measured.of(recording.evaluations, recording.draws.log)
+        found: Measured = self._settings.ranks.from_all(own)[0]
+        self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
         if found.is_exact and tempering is not None:
             outputs = self._outputs
 
@@ -79,12 +74,11 @@ class FirstCalls(Stateful):
                     outputs.append(output.detach().clone())
 
             self._hook = tempering.module.register_forward_hook(keep)
-        return found
 
     def alert(self, output_scale: float | None, step: int) -> list[Alert]:
         """A WARN where the output scale that was given is not the measured one."""
-        found = self.result
-        if output_scale is None or found is None or not found.is_exact:
+        found = self._exact
+        if output_scale is None or found is None:
             return []
         scale, error = found.output_scale, found.output_scale_error
         if abs(scale - output_scale) <= max(_SAME * output_scale, _SURE * error):
@@ -94,12 +88,9 @@ class FirstCalls(Stateful):
         return [Alert(*what, value=output_scale, limit=scale, window=0, remedies=(fix,))]
 
     def check_direction(self, f_neg: Tensor) -> None:
-        """Refuse energies of the first loss whose sampler goes the other way.
+        """Refuse energies of the first loss whose sampler goes the other way: a ConfigError.
 
         Only where the loss gets the very numbers that the module has returned, or their negatives.
-
-        Raises:
-            ConfigError: the sampler's direction contradicts ``convention=``.
         """
         if self._hook is None or self.result is None:
             return
@@ -111,14 +102,10 @@ class FirstCalls(Stateful):
         if not returned or not given.numel():
             return
         same, turned = (bool(torch.isin(x, torch.cat(returned)).all()) for x in (given, -given))
-        if same == turned:
-            return  # another function of them
         goes_up = (self.result.convention == "log_density") == same
-        if goes_up == (self._settings.sign > 0):
-            return
-        told, right = (
-            ("log_density", "energy") if self._settings.sign > 0 else ("energy", "log_density")
-        )
+        if same == turned or goes_up == (self._settings.sign > 0):
+            return  # another function of them, or the right way
+        told, right = ("energy", "log_density") if goes_up else ("log_density", "energy")
         raise ConfigError(
             f"convention={told!r} contradicts the sampler, whose steps go "
             f"{'up' if goes_up else 'down'} the energies that the loss gets. Such a trainer would "
@@ -129,8 +116,7 @@ class FirstCalls(Stateful):
     def watch(self, loss: Tensor, optimizer: Optimizer | None) -> None:
         """Warn once where the gradient that arrives at the first loss has the wrong sign.
 
-        Args:
-            optimizer: the one that is attached; None is taken for one that minimises.
+        An optimizer of None is taken for one that minimises.
         """
         if self._has_watched or not loss.requires_grad:
             return
@@ -139,13 +125,12 @@ class FirstCalls(Stateful):
 
         def look(gradient: Tensor) -> None:
             if bool(gradient > 0 if ascends else gradient < 0):
-                said = ("positive", "ascend") if ascends else ("negative", "descend")
-                _log.warning(_TURNED, *said)
+                _log.warning(_TURNED, *_SIGNS[ascends])
 
         loss.register_hook(look)  # type: ignore[no-untyped-call]
 
     def _saved(self) -> Mapping[str, Any]:
-        return {"_exact": lambda known: None if known is None else Measured(**known)}
+        return {"_exact": Measured | None}
 
     @property
     def _exact(self) -> Measured | None:
@@ -154,11 +139,6 @@ class FirstCalls(Stateful):
     def _take(self, read: Mapping[str, Any]) -> None:
         if read["_exact"] is not None:  # else what is known stays
             self.result, self.calls_left = read["_exact"], 0
-
-
-def _is_compiled(part: object) -> bool:
-    is_function = hasattr(part, "_torchdynamo_orig_callable")
-    return is_function or getattr(part, "_compiled_call_impl", None) is not None
 
 
 # Steps without a guarded loss after which something is wrong; plots need fewer sampler calls.
@@ -190,12 +170,9 @@ class Unused:
         self._most, self._calls = max(self._most, self._calls), 0
 
     def sample(self, module: nn.Module | None, *, acts: bool, tempers: bool) -> None:
-        """The sampler was called.
+        """The sampler was called, on this energy module, if it is known.
 
-        Args:
-            module: the energy module; None is not known.
-            acts: whether the guard changes the loss of this step.
-            tempers: whether it changes this call.
+        ``acts``: whether the guard changes the loss of this step; ``tempers``: this call.
         """
         self._calls += 1
         if self._most:

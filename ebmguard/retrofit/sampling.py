@@ -31,7 +31,7 @@ __all__ = ["Sampling", "sampled"]
 class Sampling:
     """Finds the energy module of a sampler call, and runs the call on its tempered output.
 
-    ``tempers`` says whether the sampler's side is defined at all.
+    ``tempers``: whether the sampler's side is defined at all; else no module needs to be found.
     """
 
     def __init__(self, models: torch.Size, *, tempers: bool) -> None:
@@ -49,27 +49,22 @@ class Sampling:
         kwargs: Mapping[str, Any],
         trainer: Trainer,
         factor: float | Tensor,
-        recording: Recording | None = None,
+        recording: Recording | None,
     ) -> tuple[Any, Tempering | None]:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
-        Args:
-            trainer: knows the energy module; if it does not, that is found among the arguments.
-            factor, recording: as for :meth:`Tempering.active`.
-
         Raises:
-            SamplerError: no energy module can be found, it was never called, or the sampler is a
-                generator.
+            SamplerError: no energy module is known or among the arguments, it was never called, or
+                the sampler is a generator.
             ConfigError: the module has no such method.
         """
-        module = trainer.model
+        module, tempering = trainer.model, None
         if module is None:
             try:
                 module = find_module(call, args, kwargs)
             except SamplerError:
                 if self._tempers:
-                    raise  # else the sampler stays as it is, and nothing needs to be found
-        tempering = None
+                    raise
         if module is not None:
             find_energy(module, trainer.energy)
             tempering = self._temperings.get(module)
@@ -105,61 +100,52 @@ def sampled(
     settings: Settings,
     compute: Callable[..., Any],
     before: Tensor | None,
-    evaluations: Sequence[Evaluation] = (),
-    *,
-    refinement: int = 1,
+    evaluations: Sequence[Evaluation],
+    refinement: int,
     slow: bool,
 ) -> tuple[tuple[list[Part], Row], Tensor | None]:
-    """Numbers of a sampler call that is just over, and what identifies its samples.
+    """Parts of the row of a sampler call, numbers that the host knows, and what its samples are.
+
+    Which tags there are depends on what is attached, not on what the sampler did, so that all ranks
+    have the same. NaN is unknown.
 
     Args:
-        tempering: what ran it; None where no energy module is known.
         samples: what the sampler returned; its first floating-point tensor is looked at.
-        trainer, settings: as far as the trainer is known, and of the guard.
-        compute: calls pure functions.
         before: what identified the samples of the call before; None where there was none.
         evaluations: the last two, if they were recorded.
         refinement: in how many finer steps the sampler has split each one.
         slow: include the tier that is not taken at every step.
-
-    Returns:
-        parts of the row, and numbers that the host knows. NaN is unknown. Which tags there are
-        depends on what is attached, not on what the sampler did, so that all ranks have the same.
     """
-    models = settings.models
-    step, noise = trainer.step_size, trainer.noise_std
-    steps = None
-    if step is not None and noise is not None:
-        steps = {"step_size": step / refinement, "noise_std": noise / math.sqrt(refinement)}
-    unknown = ["grad_norm", "grad_norm_max", "evaluations", *(["drift_to_noise"] if steps else [])]
-    known: Row = {f"sampler/{name}": math.nan for name in unknown}
+    models, steps = settings.models, trainer.steps
+    if steps is not None:
+        by = {"step_size": refinement, "noise_std": math.sqrt(refinement)}
+        steps = {name: x / by[name] for name, x in steps.items()}
+    # None also where a CUDA graph may have others than those that were recorded.
+    count = None if tempering is None else tempering.evaluations
+    known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}
     parts: list[Part] = []
-    if tempering is not None:
-        if tempering.evaluations is not None:
-            known["sampler/evaluations"] = float(tempering.evaluations)
-        # The norm of the drift, which the tempered energy has.
-        if (drift := tempering.seen.norm) is not None:
-            named = partial(_named_norms, entries=tempering.seen.entries, steps=steps)
-            # A factor that is a tensor is read with the row.
-            by = tempering.given if isinstance(tempering.given, Tensor) else None
-            if by is None:
-                named = partial(named, factor=abs(tempering.given))
-            parts.append(Part(compute(_norms, _by_model(drift, models), by), named))
-            for name in ("grad_norm", "grad_norm_max", "drift_to_noise"):
-                known.pop(f"sampler/{name}", None)
+    # The norm of the drift, which the tempered energy has.
+    if tempering is None or (drift := tempering.seen.norm) is None:
+        names = ["grad_norm", "grad_norm_max", *(["drift_to_noise"] if steps else [])]
+        known |= {f"sampler/{name}": math.nan for name in names}
+    else:
+        # A factor that is a tensor is read with the row.
+        given, entries = tempering.given, tempering.seen.entries
+        factor, size = (given, 1.0) if isinstance(given, Tensor) else (None, abs(given))
+        sums = compute(_norms, _by_model(drift, models), factor)
+        parts.append(Part(sums, partial(_named_norms, entries, steps, size)))
     if slow and steps is not None:
-        known["sampler/acceptance"] = math.nan
-        # A CUDA graph may have others than those that were recorded.
-        is_known = tempering is not None and tempering.evaluations is not None
-        if is_known and len(evaluations) == 2:
-            acceptance = _acceptance(evaluations, steps, models, settings.sign)
-            if acceptance is not None:
-                parts.append(Part.of({"sampler/acceptance": acceptance}, models))
-                del known["sampler/acceptance"]
+        # Mean Metropolis acceptance, where the two are a step of the same chains.
+        seen = evaluations if count is not None and len(evaluations) == 2 else ()
+        first, last = [_point(each, models, settings.sign) for each in seen] or (None, None)
+        if first is None or last is None or first.x.shape != last.x.shape:
+            known["sampler/acceptance"] = math.nan
+        else:
+            acceptance = metropolis_acceptance(first, last, **steps).mean(-1).float()
+            parts.append(Part.of({"sampler/acceptance": acceptance}, models))
     if (x := _first_tensor(samples)) is None:
         return (parts, known), None
-    rows = _rows(x.detach(), models)
-    shares, known_by = compute(sample_shares, rows, before, trainer.clamp)
+    shares, known_by = compute(sample_shares, _rows(x.detach(), models), before, trainer.clamp)
     parts.append(Part(shares, partial(named_samples, is_clamped=trainer.clamp is not None)))
     return (parts, known), known_by
 
@@ -174,16 +160,13 @@ def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:
 
 
 def _named_norms(
-    sums: Sequence[float],
-    entries: int,
-    steps: Mapping[str, float] | None,
-    factor: float = 1.0,
+    entries: int, steps: Mapping[str, float] | None, size: float, sums: Sequence[float]
 ) -> Row:
     """Of the norm of f's gradient, and of the drift's, that of the tempered f."""
-    mean, largest, *by = sums
-    factor = by[0] if by else factor
+    mean, largest, *read = sums
+    size = read[0] if read else size
     found = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
-    found = {name: x / factor if factor else math.nan for name, x in found.items()}
+    found = {name: x / size if size else math.nan for name, x in found.items()}
     if steps is not None:
         found["sampler/drift_to_noise"] = drift_to_noise(mean, entries=entries, **steps)
     return found
@@ -201,38 +184,21 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
     return rows.flatten(0, leading - 1) if leading > 1 else rows
 
 
-def _acceptance(
-    step: Sequence[Evaluation],
-    steps: Mapping[str, float],
-    models: torch.Size,
-    sign: int,
-) -> Tensor | None:
-    """Mean Metropolis acceptance, where the two are a step of the same chains."""
-    before, after = (_point(seen, models, sign) for seen in step)
-    if before is None or after is None or before.x.shape != after.x.shape:
-        return None
-    return metropolis_acceptance(before, after, **steps).mean(-1).float()
-
-
 def _point(seen: Evaluation, models: torch.Size, sign: int) -> ChainState | None:
     """The chains' state, ``(*models, B, d)``; None where the layout does not tell the samples."""
     x, output = seen.x, seen.output
-    if output is None or seen.is_joint:
-        return None
     leading = x.shape[: len(models) + 1]
-    tells = has_models(x, models) and output.shape[: len(leading)] == leading
-    if not tells or not x.numel() or x.is_complex() or output.is_complex():
+    if output is None or seen.is_joint or output.shape[: len(leading)] != leading:
+        return None
+    if not has_models(x, models) or not x.numel() or x.is_complex() or output.is_complex():
         return None
     parts = (x, output, seen.cotangent, seen.gradient)
-    flat = (part.reshape(*leading, -1) for part in parts if part is not None)
-    return oriented(*flat, sign=sign)
+    return oriented(*(x.reshape(*leading, -1) for x in parts if x is not None), sign=sign)
 
 
 def _by_model(x: Tensor, models: torch.Size) -> Tensor:
     """Numbers ``(models, B)`` of samples, or ``(B,)`` of those that all share."""
-    if not models or not has_models(x, models):
-        return x.flatten()
-    return x.reshape(models.numel(), -1)
+    return x.reshape(models.numel(), -1) if models and has_models(x, models) else x.flatten()
 
 
 def _first_tensor(samples: object) -> Tensor | None:

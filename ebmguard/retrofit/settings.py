@@ -19,16 +19,11 @@ Action: TypeAlias = Literal["warn", "raise", "rollback"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Facts that hold for the whole run, as :func:`ebmguard.guard` was told them.
+    """Arguments of :func:`ebmguard.guard` that hold for the whole run."""
 
-    Attributes:
-        sign: 1 where the network's output is high on data, -1 where it is low.
-        models: model dimensions of an ensemble; none for a single model.
-    """
-
-    sign: int
+    sign: int  # 1 where the network's output is high on data, -1 where it is low
     variant: Variants
-    models: torch.Size
+    models: torch.Size  # model dimensions of an ensemble; none for a single model
     reference_beta_star: float
     action: Action
     judge_in_loss: bool | None
@@ -46,16 +41,9 @@ class Settings:
 
 
 def check_told(
-    trainer: Trainer,
-    told: Told,
-    sampler: object,
-    process_group: dist.ProcessGroup | None,
+    trainer: Trainer, told: Told, sampler: object, process_group: dist.ProcessGroup | None
 ) -> Trainer:
-    """A trainer and what the guard of this sampler is told of it now.
-
-    Raises:
-        ConfigError: what cannot be meant.
-    """
+    """A trainer and what the guard of this sampler is told of it now, else a ``ConfigError``."""
     trainer = trainer.extended(**told)
     if trainer.optimizer is not None:
         trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]

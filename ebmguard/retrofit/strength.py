@@ -1,7 +1,7 @@
 """How strong the guard acts at a step: the exponent β* of the loss and the factor on the sampler.
 
-β* alone enters the loss; the sampler runs on ``sampler_scale * f``, which is (1 - β*/o) f where the
-output scale o is known (Eq. 7; o of Appendix G and M.2), and f itself where it is not.
+The sampler runs on ``sampler_scale * f``: (1 - β*/o) f where the output scale o is known (Eq. 7; o
+of Appendix G and M.2), f itself where it is not.
 """
 
 from __future__ import annotations
@@ -19,32 +19,22 @@ from ..check.training import TYPED_IN, implied_scale
 from ..errors import ConfigError
 from ..trainer import finite_number
 
-__all__ = ["NO_MODELS", "Schedulable", "Strength", "StrengthAt"]
+__all__ = ["Schedulable", "Strength", "StrengthAt"]
 
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
-NO_MODELS = torch.Size()
-"""The model dimensions of a single model: none."""
-
-# 1/β* must stay finite in float32.
-_SMALLEST_BETA_STAR = 1e-30
-# β = 1 may come out so far above it, as β* is float32 in many tensors.
-_ROUNDING = 1e-6
+_NO_MODELS = torch.Size()
+_SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
+_ROUNDING = 1e-6  # β = 1 may come out so far above it, as β* is float32 in many tensors
 
 
 @dataclass(frozen=True)
 class StrengthAt:
-    """Values of one step.
+    """Values of one step."""
 
-    Attributes:
-        beta_star: exponent on raw outputs, or one for each member of an ensemble.
-        factor: what multiplies the energy during sampling; the number 1.0 leaves it untouched.
-        output_scale: o, or None where it is unknown.
-    """
-
-    beta_star: float | Tensor
-    factor: float | Tensor
-    output_scale: float | None = None
+    beta_star: float | Tensor  # exponent on raw outputs, or one for each member of an ensemble
+    factor: float | Tensor  # of the energy during sampling; the number 1.0 leaves it untouched
+    output_scale: float | None = None  # o, where it is known
 
     @property
     def numbers(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -54,8 +44,8 @@ class StrengthAt:
     @property
     def factor_of_samples(self) -> float | Tensor:
         """The factor; of an ensemble ``(*models, 1)``, which broadcasts against its energies."""
-        is_of_models = isinstance(self.factor, Tensor) and self.factor.ndim > 0
-        return self.factor.unsqueeze(-1) if is_of_models else self.factor  # type: ignore[union-attr]
+        factor = self.factor
+        return factor[..., None] if isinstance(factor, Tensor) and factor.ndim else factor
 
     @property
     def is_off(self) -> bool:
@@ -65,23 +55,14 @@ class StrengthAt:
 
 @dataclass(frozen=True)
 class Strength:
-    """The checked strength arguments of :func:`ebmguard.guard`.
+    """The checked strength arguments of :func:`ebmguard.guard`."""
 
-    Attributes:
-        name: which exponent was given: "beta_star" or "beta".
-        given: it.
-        output_scale: o, or None where it is unknown.
-        sampler_scale: the sampler's factor, where it is set apart.
-        is_measured: whether o is to be measured, and is unknown until then.
-        models: model dimensions of the energies, the same at every step; none for one model.
-    """
-
-    name: str
+    name: str  # which exponent was given: "beta_star" or "beta"
     given: Schedulable
-    output_scale: float | None
-    sampler_scale: Schedulable | None
-    is_measured: bool = False
-    models: torch.Size = NO_MODELS
+    output_scale: float | None  # o, where it is known
+    sampler_scale: Schedulable | None  # the sampler's factor, where it is set apart
+    is_measured: bool = False  # whether o is to be measured, and is unknown until then
+    models: torch.Size = _NO_MODELS  # model dimensions of the energies, the same at every step
 
     @classmethod
     def of(
@@ -117,8 +98,8 @@ class Strength:
     @property
     def tempers(self) -> bool:
         """Whether the sampler's side is defined at all (otherwise it is left as it is)."""
-        known = self.output_scale is not None or self.sampler_scale is not None
-        return known or self.is_measured
+        known = self.output_scale, self.sampler_scale
+        return self.is_measured or any(x is not None for x in known)
 
     @property
     def is_scheduled(self) -> bool:
@@ -146,13 +127,9 @@ class Strength:
     ) -> StrengthAt:
         """The values that sampler and loss of this step share. Asks every schedule once.
 
-        Args:
-            step: passed to the schedules.
-            exactly: β* instead of the schedule's.
-            at_least: β* where the schedule's is a lower number.
-            times: factor on the schedule's number, before that.
+        β* is ``exactly`` that, or the schedule's ``times`` a factor and ``at_least`` so much.
         """
-        star = self._beta_star(step) if exactly is None else exactly
+        star = exactly if exactly is not None else self._beta_star(step)
         if times != 1 and exactly is None:
             star = star * times
         if at_least is not None:
@@ -205,9 +182,9 @@ class Strength:
                     "robust objective's."
                 )
             models = _models_of(star)
-            if isinstance(scale, Tensor) and scale.shape not in (NO_MODELS, models):
+            if _models_of(scale) not in (_NO_MODELS, models):
                 raise ConfigError(
-                    f"sampler_scale has shape {tuple(scale.shape)}, but beta_star has model "
+                    f"sampler_scale has shape {tuple(_models_of(scale))}, but beta_star has model "
                     f"dimensions {tuple(models)}; expected these, or one number."
                 )
             return scale
@@ -217,12 +194,9 @@ class Strength:
             star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
         lowest = _lowest(factor, step)
-        if lowest is not None:
+        if lowest is not None:  # else it is read with its row, some steps later: check_measured
             _check_factor(lowest, self.output_scale, step)
-        if not isinstance(factor, Tensor):
-            return max(factor, 0.0)
-        # What is on a device is read with its row, some steps later: see check_measured.
-        return factor.clamp(min=0.0) if lowest is None else factor
+        return factor.clamp(min=0.0) if isinstance(factor, Tensor) else max(factor, 0.0)
 
 
 def _check_factor(factor: float, output_scale: float, step: int) -> None:
@@ -236,7 +210,7 @@ def _check_factor(factor: float, output_scale: float, step: int) -> None:
 
 
 def _models_of(star: float | Tensor) -> torch.Size:
-    return star.shape if isinstance(star, Tensor) else NO_MODELS
+    return star.shape if isinstance(star, Tensor) else _NO_MODELS
 
 
 def _value(name: str, given: Any, step: int) -> float | Tensor:
@@ -258,9 +232,9 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
 
 def _lowest(factor: float | Tensor, step: int) -> float | None:
     """None where only a device knows."""
-    if isinstance(factor, Tensor):
-        return float(factor.min()) if _may_be_read(factor, step) else None
-    return factor
+    if not isinstance(factor, Tensor):
+        return factor
+    return float(factor.min()) if _may_be_read(factor, step) else None
 
 
 def _may_be_read(x: Tensor, step: int) -> bool:
