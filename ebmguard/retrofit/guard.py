@@ -136,7 +136,8 @@ class Guard:
                 level or a pair; third, where levels differ in it, each positive's output scale
                 ``(N,)``, in units of the guard's: see ``docs/retrofit.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
-                that knows its own: see :func:`ebmguard.objective.contrastive_loss`.
+                that knows its own, in either ``convention`` high where it draws often: see
+                :func:`ebmguard.objective.contrastive_loss`.
 
         Returns:
             0-dim tensor; with model dimensions, the sum over the models.
@@ -196,7 +197,7 @@ class Guard:
             self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
-        """What the next sampler call should run, for samplers that then do.
+        """What the next sampler call should run; asking means following.
 
         A sampler that has lost the data comes back by finer steps, not by more of the same size
         (``docs/results/steering.md``).

@@ -50,7 +50,7 @@ class FirstCalls(Stateful):
         """For a call of these: sampler, arguments, energy module; None: not to be recorded."""
         if not self.calls_left:
             return None
-        # By a function, and by a module, that torch.compile has made.
+        # The marks of functions that torch.compile has made, and of modules.
         if any(
             hasattr(part, "_torchdynamo_orig_callable")
             or getattr(part, "_compiled_call_impl", None) is not None

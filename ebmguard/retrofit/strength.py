@@ -127,9 +127,9 @@ class Strength:
     ) -> StrengthAt:
         """The values that sampler and loss of this step share. Asks every schedule once.
 
-        β* is ``exactly`` that, or the schedule's ``times`` a factor and ``at_least`` so much.
+        β* is ``exactly``, where that is given; else ``times`` the schedule's, and ``at_least``.
         """
-        star = exactly if exactly is not None else self._beta_star(step)
+        star = self._beta_star(step) if exactly is None else exactly
         if times != 1 and exactly is None:
             star = star * times
         if at_least is not None:
