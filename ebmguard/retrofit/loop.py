@@ -235,7 +235,7 @@ class Loop:
         try:
             self.follow(self.rows.drain())
         finally:
-            if self.course.level:
+            if self.course.level and self.settings.ranks.is_first:
                 _log.warning("the run as it was closed: %s", self.course.verdict)
             self.writer.flush()
             self.writer.release()
