@@ -20,6 +20,7 @@ from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..trainer import Told, Trainer
 from .actions import Actions
+from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
 from .parts import Row
@@ -59,6 +60,7 @@ class Loop:
         self.actions = actions
         self.rows = Rows(settings.models, settings.judge_in_loss)
         self.first_calls = FirstCalls(settings)
+        self.first_losses = FirstLosses(settings)
         self.writer = writer
         self.hooks: OptimizerHooks | None = None
         self.has_sampler = has_sampler
@@ -120,8 +122,9 @@ class Loop:
         factor = strength.factor_of_samples
         result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen)
         if recording is not None:
-            self.first_calls.take(recording, tempering)
+            self.first_calls.take(recording)
             self._compare()
+        self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
         last_two = () if seen is None else seen.evaluations[-2:]
         before, finer = self.measure.known_by(), self.actions.refined_by
         found, known_by = sampled(
@@ -235,6 +238,7 @@ class Loop:
         try:
             self.follow(self.rows.drain())
         finally:
+            self.first_losses.stop()
             if self.course.level and self.settings.ranks.is_first:
                 _log.warning("the run as it was closed: %s", self.course.verdict)
             self.writer.flush()

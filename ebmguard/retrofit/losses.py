@@ -51,6 +51,9 @@ class Losses:
         loop = self._loop
         with self._one_thread():
             strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            if not loop.is_paused:
+                is_off, step = strength.is_off, loop.rows.step
+                loop.first_losses.check_gradients(f_pos, f_neg, step, only_warns=is_off)
             loss = weight = None
             if strength.is_off:
                 loss = self._caller_loss.plain(f_pos, f_neg)
@@ -115,7 +118,9 @@ class Losses:
                 "bound to the original one?), or pass sampler=None."
             )
         self._caller_loss.check(f_pos, f_neg)
-        loop.first_calls.check_direction(f_neg)
+        if not loop.is_paused:
+            is_off = strength.is_off
+            loop.first_losses.check(f_pos, f_neg, loop.first_calls.result, only_warns=is_off)
         if begins:
             loop.follow(loop.rows.end_step())
             return loop.strength_at(loop.rows.step)  # which that row may have steered

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from ..alerts import Alert, Level
-from ..errors import ConfigError, Stateful
-from ..sampling import Measured, Recording, Tempering
+from ..errors import Stateful
+from ..sampling import Measured, Recording
 from .settings import Settings
 
-__all__ = ["FirstCalls", "Unused"]
+__all__ = ["FirstCalls", "Unused", "is_compiled"]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
@@ -41,39 +38,22 @@ class FirstCalls(Stateful):
         self.result: Measured | None = None  # of the latest call; of several ranks, the first's
         self.calls_left = _CALLS
         self._settings = settings
-        # The latest of the module's, until the first loss.
-        self._outputs = deque[Tensor](maxlen=8)
-        self._hook: RemovableHandle | None = None
         self._has_watched = False
 
     def recording(self, parts: Iterable[object]) -> Recording | None:
         """For a call of these: sampler, arguments, energy module; None: not to be recorded."""
         if not self.calls_left:
             return None
-        # The marks of functions that torch.compile has made, and of modules.
-        if any(
-            hasattr(part, "_torchdynamo_orig_callable")
-            or getattr(part, "_compiled_call_impl", None) is not None
-            for part in parts
-        ):
+        if any(map(is_compiled, parts)):
             self.result, self.calls_left = _COMPILED, 0
             return None
         return Recording(ends=_ENDS)
 
-    def take(self, recording: Recording, tempering: Tempering | None) -> None:
+    def take(self, recording: Recording) -> None:
         """What the recorded call was."""
         own = Measured.of(recording.evaluations, recording.draws.log)
         found: Measured = self._settings.ranks.from_all(own)[0]
         self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
-        if found.is_exact and tempering is not None:
-            outputs = self._outputs
-
-            # A function of its own: a copy of the module must not copy the guard.
-            def keep(_: nn.Module, __: object, output: object) -> None:
-                if isinstance(output, Tensor) and output.requires_grad:
-                    outputs.append(output.detach().clone())
-
-            self._hook = tempering.module.register_forward_hook(keep)
 
     def alert(self, output_scale: float | None, step: int) -> list[Alert]:
         """A WARN where the output scale that was given is not the measured one."""
@@ -86,32 +66,6 @@ class FirstCalls(Stateful):
         fix = f"output_scale={scale:.6g}, as step {found.step:.4g} and noise {found.noise:.4g} say"
         what = ("output_scale", Level.WARN, step, "output_scale")
         return [Alert(*what, value=output_scale, limit=scale, window=0, remedies=(fix,))]
-
-    def check_direction(self, f_neg: Tensor) -> None:
-        """Refuse energies of the first loss whose sampler goes the other way: a ConfigError.
-
-        Only where the loss gets the very numbers that the module has returned, or their negatives.
-        """
-        if self._hook is None or self.result is None:
-            return
-        self._hook.remove()
-        self._hook = None
-        given = f_neg.detach().cpu().double()
-        returned = [output.cpu().double().flatten() for output in self._outputs]
-        self._outputs.clear()
-        if not returned or not given.numel():
-            return
-        same, turned = (bool(torch.isin(x, torch.cat(returned)).all()) for x in (given, -given))
-        goes_up = (self.result.convention == "log_density") == same
-        if same == turned or goes_up == (self._settings.sign > 0):
-            return  # another function of them, or the right way
-        told, right = ("energy", "log_density") if goes_up else ("log_density", "energy")
-        raise ConfigError(
-            f"convention={told!r} contradicts the sampler, whose steps go "
-            f"{'up' if goes_up else 'down'} the energies that the loss gets. Such a trainer would "
-            f"push data and samples the wrong way. Pass convention={right!r}; or turn the step of "
-            "the sampler round if that is wrong."
-        )
 
     def watch(self, loss: Tensor, optimizer: Optimizer | None) -> None:
         """Warn once where the gradient that arrives at the first loss has the wrong sign.
@@ -139,6 +93,12 @@ class FirstCalls(Stateful):
     def _take(self, read: Mapping[str, Any]) -> None:
         if read["_exact"] is not None:  # else what is known stays
             self.result, self.calls_left = read["_exact"], 0
+
+
+def is_compiled(part: object) -> bool:
+    """Whether it has a mark of ``torch.compile``, which functions and modules have."""
+    is_function = hasattr(part, "_torchdynamo_orig_callable")
+    return is_function or getattr(part, "_compiled_call_impl", None) is not None
 
 
 # Steps without a guarded loss after which something is wrong; plots need fewer sampler calls.

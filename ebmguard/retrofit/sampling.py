@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..trainer import Trainer, find_energy, refuse_deferred
 from .parts import Part, Row
 from .settings import Settings
 
-__all__ = ["Sampling", "sampled"]
+__all__ = ["Sampling", "sampled", "tensors"]
 
 
 class Sampling:
@@ -143,7 +143,8 @@ def sampled(
         else:
             acceptance = metropolis_acceptance(first, last, **steps).mean(-1).float()
             parts.append(Part.of({"sampler/acceptance": acceptance}, models))
-    if (x := _first_tensor(samples)) is None:
+    floating = (x for x in tensors(samples) if x.is_floating_point() and x.numel())
+    if (x := next(floating, None)) is None:
         return (parts, known), None
     shares, known_by = compute(sample_shares, _rows(x.detach(), models), before, trainer.clamp)
     parts.append(Part(shares, partial(named_samples, is_clamped=trainer.clamp is not None)))
@@ -201,11 +202,10 @@ def _by_model(x: Tensor, models: torch.Size) -> Tensor:
     return x.reshape(models.numel(), -1) if models and has_models(x, models) else x.flatten()
 
 
-def _first_tensor(samples: object) -> Tensor | None:
+def tensors(samples: object) -> Iterator[Tensor]:
+    """Those that a sampler has returned, alone or in tuples, lists and dicts."""
     if isinstance(samples, Tensor):
-        return samples if samples.is_floating_point() and samples.numel() else None
-    if isinstance(samples, dict):
-        samples = tuple(samples.values())
-    if isinstance(samples, tuple | list):
-        return next((x for x in map(_first_tensor, samples) if x is not None), None)
-    return None
+        yield samples
+    elif isinstance(samples, dict | tuple | list):
+        for each in samples.values() if isinstance(samples, dict) else samples:
+            yield from tensors(each)

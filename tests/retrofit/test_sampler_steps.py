@@ -267,7 +267,7 @@ def test_nothing_is_copied_on_other_steps():
         clones.append(counted.counts["clone"])
         g.loss_fn(*energies(dtype=torch.float64))
     with Counted() as plain:
-        Recorded()(f, X)
+        Recorded()(Steep(), X)
     assert clones[1] == plain.counts["clone"] < clones[0]
 
 

@@ -1,0 +1,315 @@
+"""What is checked of the first losses: whether they get the energies of what the sampler drew.
+
+Nothing but equal numbers tells where energies come from: an input is a sample where the sampler
+returned the same row, and an energy is the module's where it returned that one. What is augmented
+in between, or comes by a way that the module's hook does not see, is never refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+from ..errors import ConfigError, LossError
+from ..sampling import Measured, Tempering, is_capturing
+from .sampler_checks import is_compiled
+from .sampling import tensors
+from .settings import Settings
+
+__all__ = ["FirstLosses"]
+
+_log = logging.getLogger("ebmguard")
+
+_LOSSES = 5  # that are looked at, until one can be told
+_MOST = 1000  # calls that are kept of what comes between two losses
+_AT_ONCE = 2**20  # numbers that are marked
+
+_RIGHT = "Write loss_fn(f(x), f(samples)), x from the data and samples from the sampler."
+_SAME = f"f_pos and f_neg are one tensor: their difference is 0, and nothing trains. {_RIGHT}"
+_SAMPLES = f"%s is what the sampler returned, not its energies. {_RIGHT}"
+_TWICE = f"f_pos and f_neg are energies of the same samples: nothing trains. {_RIGHT}"
+_SWAPPED = (
+    "The sides are swapped: f_pos is the energy of what the sampler returned, and f_neg is not; "
+    f"such a loss trains backwards. {_RIGHT} If f is low on data, guard(convention='energy') says "
+    "so; the order stays."
+)
+_HEADS = (
+    "The energies have shape %s, %d numbers a sample; the sampler follows one number, another "
+    "output of the network. Pass that one: logits.logsumexp(1) of a classifier's logits, or "
+    "heads.sum(1) of heads whose sum is the energy."
+)
+_BENT = (
+    "f_neg is the %s of the energies that the sampler follows, so that it samples another density "
+    "than the loss trains. Pass the module's own output, and add other functions of it outside."
+)
+_DETACHED = (
+    "{0} has had no gradient since the first step (a `.detach()`, or `torch.no_grad()` around it), "
+    "and the other side has: half of the loss trains nothing. Write {0} = f({1}) with gradients "
+    "enabled; only {1} may be detached."
+)
+_BENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softplus or log-sigmoid": functional.softplus,  # which is -softplus(-f)
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "exponential": torch.exp,
+    "square": torch.square,
+}
+
+
+class _Calls:
+    """A forward hook that keeps the marks of inputs, and the outputs that carry a gradient.
+
+    The hook of a copy of the module, or of one that is read from a file, keeps nothing.
+    """
+
+    def __init__(self, tempering: Tempering | None = None) -> None:
+        self.tempering = tempering
+        self.handle: RemovableHandle | None = None
+        self.kept = deque[tuple[Tensor, Tensor]](maxlen=8)
+        self._left = 0 if tempering is None else _MOST
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Calls, ()
+
+    def __call__(
+        self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        if torch.compiler.is_compiling() or self.tempering is None or not self._left:
+            return
+        own = getattr(vars(module).get(self.tempering.energy), "__self__", None)
+        if own is self.tempering or not (_is_plain(output) and output.requires_grad):
+            return
+        self._left -= 1
+        # Labels and noise levels may be those of other samples: the largest argument tells.
+        given = [x for x in (*args, *kwargs.values()) if _is_plain(x) and len(x) == len(output)]
+        most = max((x[0].numel() for x in given), default=0)
+        marks = [_marks(x) for x in given if x[0].numel() == most]
+        self.kept.append((torch.stack(marks) if marks else output[:0], output.detach().clone()))
+
+
+class FirstLosses:
+    """Holds the first losses against what the sampler returned, until one can be told."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._left = _LOSSES
+        self._calls = _Calls()
+        self._samples: list[Tensor] = []  # their marks, since the loss before
+        self._are_old = False
+        self._have_moved = False
+        self._follows_one = False
+        self._waits_for: set[str] = {"f_pos", "f_neg"}  # sides without a gradient so far
+        self._first_step: int | None = None
+
+    def sampled(
+        self, tempering: Tempering | None, samples: object, call: object, given: Sequence[Any]
+    ) -> None:
+        """The sampler was called.
+
+        Args:
+            tempering: what ran it; None where no energy module is known.
+            samples: what it returned.
+            call, given: the sampler and its arguments.
+        """
+        if not self._left or tempering is None:
+            return
+        if self._are_old:
+            self._samples, self._are_old = [], False
+        found = [x for x in tensors(samples) if _is_plain(x)]
+        shape = tempering.seen.output_shape
+        self._follows_one = bool(shape) and shape.numel() in map(len, found)
+        # Of two alike one may be the data; and states that are whole numbers may be data's, too.
+        alike = [x.shape[1:] for x in found]
+        found = [x for x in found if alike.count(x.shape[1:]) == 1 and bool((x.float() % 1).any())]
+        marks = [_marks(x).cpu() for x in found]
+        shapes = [x.shape for x in found]
+        before = [_marks(x).cpu() for x in given if _is_plain(x) and x.shape in shapes]
+        self._have_moved = not any(_holds(before, x) for x in marks)
+        self._samples += marks
+        if len(self._samples) > _MOST:
+            self.stop()
+        elif self._calls.tempering is not tempering:
+            self._unhook()
+            if not any(map(is_compiled, (tempering.module, call, *given))):
+                self._calls = calls = _Calls(tempering)
+                hook = tempering.module.register_forward_hook
+                calls.handle = hook(calls, with_kwargs=True)
+
+    def stop(self) -> None:
+        """No more losses are looked at."""
+        self._left = 0
+        self._samples = []
+        self._unhook()
+
+    @property
+    def _sees_energies(self) -> bool:
+        """Whether what the hook sees is what the sampler follows."""
+        tempering = self._calls.tempering
+        return tempering is not None and tempering.energy == "forward"
+
+    def _unhook(self) -> None:
+        if self._calls.handle is not None:
+            self._calls.handle.remove()
+        self._calls = _Calls()
+
+    def check(
+        self, f_pos: Tensor, f_neg: Tensor, measured: Measured | None, *, only_warns: bool
+    ) -> None:
+        """Refuse energies that are certainly not those of data and of the sampler's samples.
+
+        Args:
+            measured: what the sampler does, if that is known.
+            only_warns: log what is wrong instead.
+
+        Raises:
+            LossError: sides that are swapped or the same, samples in the place of energies, or
+                another output than the sampler follows.
+            ConfigError: the sampler's direction contradicts ``convention=``.
+        """
+        if not (self._left and torch.is_grad_enabled() and _is_plain(f_pos) and _is_plain(f_neg)):
+            return
+        self._are_old = True
+        calls = [(marks.cpu(), _numbers(output)) for marks, output in self._calls.kept]
+        self._calls.kept.clear()
+        wrong, is_told = self._judged(f_pos, f_neg, calls)
+        error = LossError(wrong) if wrong else self._direction(f_neg, calls, measured)
+        self._left -= 1
+        if error is not None and not (wrong and only_warns):
+            self._left = _LOSSES  # another one may come, in a notebook say
+            self._unhook()
+            raise error
+        if wrong:
+            _log.warning("%s", wrong)
+        if wrong or is_told or not self._left:
+            self.stop()
+
+    def _judged(
+        self, f_pos: Tensor, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]]
+    ) -> tuple[str, bool]:
+        """What is wrong, if anything, and else whether that is certain."""
+        if f_pos.data_ptr() == f_neg.data_ptr() != 0:
+            return _SAME, True
+        if self._settings.models or not self._samples:
+            return "", False
+        every = [output for _, output in calls]
+        pos, neg = _numbers(f_pos), _numbers(f_neg)
+        for name, f, values in (("f_pos", f_pos, pos), ("f_neg", f_neg, neg)):
+            is_leaf = (f if f._base is None else f._base).is_leaf
+            if is_leaf and not _holds(every, values):
+                marks = _marks(f).cpu()
+                if any(torch.equal(marks, each) for each in self._samples):
+                    return _SAMPLES % name, True
+        known: list[Tensor] = []
+        other: list[Tensor] = []
+        for marks, output in calls:
+            if marks.numel():
+                is_sample = torch.isin(marks, torch.cat(self._samples)).all(0)
+                known.append(output[is_sample])
+                other.append(output[~is_sample])
+        if _holds(known, pos) and not _holds(other, pos):
+            if _holds(other, neg) and not _holds(known, neg):
+                return _SWAPPED, True
+            if torch.equal(pos, neg) and len(set(pos.flatten().tolist())) > 2 and self._have_moved:
+                return _TWICE, True
+        total, heads = neg.sum(1), neg.shape[1]
+        each = [x[:, 0] for x in known if x.shape == (len(neg), 1)]  # one number a sample
+        is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
+        if self._follows_one and heads > 1 and not is_sum:
+            return _HEADS % (tuple(f_neg.shape), heads), True
+        if self._sees_energies and not _holds(every, neg):
+            for name in filter(None, (_bend(total, x) for x in each)):
+                return _BENT % name, True
+        return "", _holds(known, neg)
+
+    def _direction(
+        self, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], found: Measured | None
+    ) -> ConfigError | None:
+        """The error of a sampler that goes the other way than ``convention=`` says."""
+        if found is None or not found.is_exact or not calls or not self._sees_energies:
+            return None
+        given, returned = _numbers(f_neg), torch.cat([x.flatten() for _, x in calls])
+        same, turned = (bool(torch.isin(x, returned).all()) for x in (given, -given))
+        goes_up = (found.convention == "log_density") == same
+        if same == turned or goes_up == (self._settings.sign > 0):
+            return None  # another function of them, or the right way
+        told, right = ("energy", "log_density") if goes_up else ("log_density", "energy")
+        return ConfigError(
+            f"convention={told!r} contradicts the sampler, whose steps go "
+            f"{'up' if goes_up else 'down'} the energies that the loss gets. Such a trainer would "
+            f"push data and samples the wrong way. Pass convention={right!r}; or turn the step of "
+            "the sampler round if that is wrong."
+        )
+
+    def check_gradients(self, f_pos: Tensor, f_neg: Tensor, step: int, *, only_warns: bool) -> None:
+        """Refuse a side that no loss of the first step, and none since, could train.
+
+        A step may have a loss for each side, which holds the other one still to save memory.
+
+        Raises:
+            LossError: there is one, and the other side trains.
+        """
+        sides = {"f_pos": f_pos.requires_grad, "f_neg": f_neg.requires_grad}
+        if not self._waits_for or not torch.is_grad_enabled() or not any(sides.values()):
+            return
+        self._waits_for -= {name for name, trains in sides.items() if trains}
+        self._first_step = step if self._first_step is None else self._first_step
+        if not self._waits_for or step <= self._first_step:
+            return
+        (name,) = self._waits_for
+        wrong = _DETACHED.format(name, "x" if name == "f_pos" else "samples")
+        if not only_warns:
+            raise LossError(wrong)
+        self._waits_for.clear()
+        _log.warning("%s", wrong)
+
+
+def _is_plain(x: object) -> bool:
+    """Whether it is a batch whose numbers can be read."""
+    if type(x) not in (Tensor, nn.Parameter) or is_capturing():
+        return False
+    assert isinstance(x, Tensor)
+    has_numbers = x.layout is torch.strided and not (x.is_meta or is_functorch_wrapped_tensor(x))
+    return has_numbers and not x.is_complex() and x.ndim > 0 and x.numel() > 0
+
+
+def _marks(x: Tensor) -> Tensor:
+    """A whole number for each row, in practice the same for equal rows only."""
+    rows = x.detach().reshape(len(x), -1)
+    width = rows.shape[1]
+    by = torch.arange(1, width + 1, device=x.device) * 0x1E3779B97F4A7C15
+    by = by ^ (by >> 31)
+    parts = torch.split(rows, max(1, _AT_ONCE // width))
+    bits = (part.float().contiguous().view(torch.int32).long() for part in parts)
+    return torch.cat([(each * by).sum(1) for each in bits])
+
+
+def _numbers(x: Tensor) -> Tensor:
+    """Energies on the host, one row a sample."""
+    return x.detach().cpu().double().reshape(len(x), -1)
+
+
+def _holds(values: Iterable[Tensor], x: Tensor) -> bool:
+    """Whether they hold all of x, or its negatives."""
+    pool = [each.flatten().abs() for each in values]
+    return bool(pool) and bool(torch.isin(x.abs(), torch.cat(pool)).all())
+
+
+def _bend(f: Tensor, energy: Tensor) -> str | None:
+    """The function of the energy that f certainly is; None where it may be linear."""
+    x, y = energy - energy.mean(), f - f.mean()
+    bend = (y - x * ((x @ y) / (x @ x))).abs().max()
+    if len(set(energy.tolist())) < 4 or not bool(bend > 1e-3 * y.abs().max()):
+        return None
+    for name, function in _BENDS.items():
+        for turned in (energy, -energy):
+            if torch.allclose(f.abs(), function(turned).abs(), 1e-3, 1e-6):
+                return name
+    return None
