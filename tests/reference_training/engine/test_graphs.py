@@ -232,7 +232,7 @@ def test_guarded_chain_of_classes_follows_labels_and_parameters(device):
         for step in range(4):
             x = g.sampler(network, *images(step, device))
             steps.append(x.clone())
-            g.loss_fn(network(x), network(x + 1))
+            g.loss_fn(network(x + 1), network(x))
             steps.append(torch.tensor(g.last["sampler/grad_norm"]))
             with torch.no_grad():
                 network.head.weight.mul_(1.5)
