@@ -70,8 +70,8 @@ class EnergyTypeError(EbmguardError, TypeError):
 
 
 class LossError(EbmguardError, ValueError):
-    """A loss function that is not an affine contrastive difference of the declared sign, or a
-    guarded loss inside a CUDA graph."""
+    """A loss function that is not an affine contrastive difference of the declared sign, energies
+    that are not those of data and samples, or a guarded loss inside a CUDA graph."""
 
 
 class SamplerError(EbmguardError, RuntimeError):

@@ -145,8 +145,9 @@ class Guard:
         Raises:
             EnergyTypeError, ShapeError: means, integers, or shapes that would broadcast.
             ConfigError: ``log_q`` at β* = 0, or a schedule of β* that returned what cannot be used.
-            LossError: ``loss_fn`` is not an affine contrastive difference, a CUDA graph is being
-                captured, or another thread is inside this guard's loss.
+            LossError: ``loss_fn`` is not an affine contrastive difference, the energies are not
+                those of data and of the sampler's samples, a CUDA graph is being captured, or
+                another thread is inside this guard's loss.
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
