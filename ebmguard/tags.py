@@ -176,6 +176,9 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
     ),
     "The rest of a row": (
         Tag(BETA_STAR, "β*", "linear", "the exponent in use"),
+        Tag("output_scale", "output scale", None,
+            "o that the sampler's factor 1 - β*/o is taken from, measured or given",
+            "", "none: o is unknown, and the sampler runs on f"),
         Tag("loss", "contrastive term", None, "the contrastive term of the loss"),
         Tag("loss_weight", "weight of the contrastive term", None,
             "the weight that the caller's `loss_fn` gives it"),

@@ -44,7 +44,6 @@ loss_fn, sample_q = g = guard(
     model=f,
     optimizer=optimizer,
     beta_star=2,
-    output_scale=20_000,
     log_dir="runs/jem",
 )
 for _ in range(steps):

@@ -27,7 +27,7 @@ class Ring(GuardedModule, LightningModule):
         layers = nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
         self.f = nn.Sequential(*layers)
         self.cd_loss, self.sample_q = guard(
-            None, sample_q, model=self.f, beta_star=0.5, output_scale=0.5, log_dir="runs/lightning"
+            None, sample_q, model=self.f, beta_star=0.25, log_dir="runs/lightning"
         )
 
     def training_step(self, batch, index):

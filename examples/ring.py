@@ -23,7 +23,6 @@ loss_fn, sample = g = guard(
     optimizer=optimizer,
     convention="energy",
     beta_star=0.5,
-    output_scale=1,
     log_dir="runs/ring",
 )
 chains = torch.randn(128, 2)

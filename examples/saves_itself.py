@@ -24,7 +24,6 @@ loss_fn, sample_q = g = guard(
     None,
     sample_q,
     beta_star=0,  # the standard trainer; the guard watches it
-    output_scale=1,
     model=f,
     optimizer=optimizer,
     buffer=chains,

@@ -29,7 +29,6 @@ loss_fn, sample_q = g = guard(
     model=energy,
     optimizer=optimizer,
     beta_star=0.25,
-    output_scale=0.5,  # 2 * step_size / noise_std**2
     log_dir="runs/ranks",  # which the first rank writes
     process_group=dist.group.WORLD,
 )

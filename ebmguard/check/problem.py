@@ -35,7 +35,8 @@ class Setup:
     Attributes:
         beta_star, factor: exponents of the first step, one for each member, and what multiplies
             the energy during sampling.
-        tempers: whether the sampler's side is defined at all.
+        tempers: whether the sampler's factor is known, or still to be measured.
+        measured: in words, what the sampler was found to be; empty before its first call.
         models: number of model dimensions of an ensemble.
         not_followed: in words, what a rollback would change but cannot in this run.
         example: a batch of inputs to try the model on.
@@ -46,6 +47,7 @@ class Setup:
     beta_star: tuple[float, ...] = (0.5,)
     output_scale: float | None = None
     tempers: bool = False
+    measured: str = ""
     factor: tuple[float, ...] = (1.0,)
     sign: int = 1
     action: str = "warn"

@@ -45,6 +45,7 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
     if setup.has_sampler and not setup.tempers and implied != math.inf:
         level, known = (Level.INFO, "") if implied is None else (Level.WARN, f" = {implied:g}")
         what = "Without it the weights act, but the samples do not follow the tempered energy."
+        what = f"{setup.measured} {what}".lstrip()
         fix = f"output_scale = 2 * step_size / noise_std**2{known}; nothing, without noise."
         yield Problem(level, "no_output_scale", "guard(output_scale=)", what, fix)
     lowest = min(setup.factor)

@@ -113,6 +113,7 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
         own = weight_tag(chart.name, row.get(BETA_STAR, math.nan))
         title = f"reference {chart.title}" if own != chart.name and own in row else chart.title
         tiles.append((title, value_of(row, chart.name)))
+    tiles.append(("output scale", row.get("output_scale")))
     tiles.append(("seconds", results.get("wall_seconds")))
     return {
         "name": name,

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Literal, Unpack, get_args
+from typing import Any, Unpack, get_args
 
 import torch.distributed as dist
 from torch import Tensor
@@ -43,7 +43,7 @@ def guard(
     *,
     beta_star: Schedulable | None = None,
     beta: Schedulable | None = None,
-    output_scale: float | Literal["measure"] | None = None,
+    output_scale: float | None = None,
     sampler_scale: Schedulable | None = None,
     methods: Sequence[str] = (),
     convention: Convention = "log_density",
@@ -71,13 +71,16 @@ def guard(
         sampler: the function, closure, bound method or object that draws negatives, or None.
         beta_star: exponent β* on raw outputs: 0 is the standard trainer, 0.5 to 4 are common for
             JEM. A number, a tensor (0-dim, or over leading model dimensions), or a function of the
-            step. Alone, it leaves the sampler as it is.
+            step.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
-            randn``, and taken from these two where they are given. The sampler then runs on
-            (1 - β*/o) f. "measure" has the first call, on f itself, tell o: :attr:`Guard.measured`.
-        beta: β = β*/o instead of ``beta_star``; needs the output scale.
-        sampler_scale: the sampler's factor, set apart from β (Appendix G.1).
+            randn``, and taken from these two where they are given here. None: a wrapped sampler is
+            measured at its first calls, which run on f itself. Where o is known it then runs on
+            (1 - β*/o) f; where it cannot be told the log says why (:attr:`Guard.measured`), and the
+            sampler stays as it is.
+        beta: β = β*/o instead of ``beta_star``. The first sampler call must then tell o, or
+            ``loss()`` raises a ConfigError.
+        sampler_scale: the sampler's factor, set apart from β (Appendix G.1). 1.0: none.
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
         variant: "default", "no_pos", "batch" or "true", or one for each entry of the first model
@@ -156,11 +159,6 @@ def guard(
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
     if sampler is not None:
         check_sampler(sampler, methods)
-    if isinstance(output_scale, str) and sampler is None:
-        raise ConfigError(
-            'output_scale="measure" measures the sampler that guard() is given, and there is none. '
-            "Pass it, or the number: 2 * step_size / noise_std**2."
-        )
     trainer = check_told(Trainer(), told, sampler, process_group)
     strength = Strength.of(
         beta_star=beta_star,
@@ -169,6 +167,7 @@ def guard(
         sampler_scale=sampler_scale,
         step_size=trainer.step_size,
         noise_std=trainer.noise_std,
+        has_sampler=sampler is not None,
     )
     check_variants(variant, strength.models)
     if action != "rollback" and recovery is not None:
@@ -181,10 +180,10 @@ def guard(
     controller = None
     if steer is not None:
         first = strength.at(0).beta_star
-        if not isinstance(first, float):
+        if not isinstance(first, float) or first != first:
             raise ConfigError(
-                f"steer= moves one number β*, but beta_star is {first!r} at step 0; an ensemble's "
-                "are not steered."
+                f"steer= moves one number β*, but beta_star is {first!r} at step 0: an ensemble's "
+                "are not steered, and beta= is none until the output scale is known."
             )
         controller = steer.start(first)
     settings = Settings(
@@ -240,7 +239,7 @@ def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | 
     named = getattr(sampler, "__name__", type(sampler).__name__)
     what = "the loss" if sampler is None else f"the loss and {named}"
     given, scale = _shown(strength.given), strength.output_scale
-    told = f"{scale:g}" if scale else "to be measured" if strength.is_measured else "unknown"
+    told = f"{scale:g}" if scale else "to be measured" if strength.awaits_scale else "unknown"
     watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
     _log.info("guards %s, %s=%s, output_scale=%s; %s", what, strength.name, given, told, watch)
 

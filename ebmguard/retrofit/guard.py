@@ -281,6 +281,7 @@ class Guard:
             )
         loop, strength = self._loop, self._loop.strength_at(self.step)
         settings, recoverer = loop.settings, loop.actions.recoverer
+        awaits = loop.strength.awaits_scale and loop.first_calls.calls_left > 0
         in_group = dist.is_available() and dist.is_initialized()
         followed = () if recoverer is None else recoverer.settings.not_followed(loop.situation)
         setup = Setup(
@@ -288,7 +289,8 @@ class Guard:
             has_sampler=self.sampler is not None or loop.is_inline,
             beta_star=strength.numbers[0],
             output_scale=strength.output_scale,
-            tempers=loop.strength.tempers,
+            tempers=loop.strength.tempers or awaits,
+            measured="" if self.measured is None else str(self.measured),
             factor=strength.numbers[1],
             sign=settings.sign,
             action=settings.action,

@@ -34,6 +34,11 @@ __all__ = ["Loop"]
 
 _log = logging.getLogger("ebmguard")
 
+_UNTEMPERED = (
+    "It runs on the energy as it is, and the weights alone act. Where it draws from exp(o f), pass "
+    "output_scale=o (2 * step_size / noise_std**2)."
+)
+
 
 class Loop:
     """Knows the parts, which do not know each other, and carries what one returns to the next."""
@@ -65,7 +70,7 @@ class Loop:
         self.hooks: OptimizerHooks | None = None
         self.has_sampler = has_sampler
         self._now: tuple[object, StrengthAt] | None = None
-        self.sampling = Sampling(settings.models, tempers=strength.tempers)
+        self.sampling = Sampling(settings.models)
         self.measure = Measure(settings)
         self._judge = judge
         self.course = Course()
@@ -115,15 +120,17 @@ class Loop:
         if trainer.steps_argument is not None:
             steps = self.actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, trainer.steps_argument: steps.steps}
+        awaits = self.first_calls.calls_left > 0
         recording = self.first_calls.recording((call, trainer.model, *args, *kwargs.values()))
         seen = recording
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        factor = strength.factor_of_samples
-        result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen)
+        factor, tempers = strength.factor_of_samples, self.strength.must_temper(strength.factor)
+        result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen, tempers)
         if recording is not None:
             self.first_calls.take(recording)
-            self._compare()
+        if awaits:
+            self._compare(acts=self.strength.is_scheduled or not strength.is_off)
         self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
         last_two = () if seen is None else seen.evaluations[-2:]
         before, finer = self.measure.known_by(), self.actions.refined_by
@@ -132,14 +139,14 @@ class Loop:
         )
         parts = call.parts if isinstance(call, Mixture) else None
         self.measure.samples(trainer, found, known_by, parts)
-        tempers = isinstance(strength.factor, Tensor) or strength.factor != 1.0
         module = None if tempering is None else tempering.module
         self.unused.sample(module, acts=not strength.is_off, tempers=tempers)
         return result
 
-    def _compare(self) -> None:
+    def _compare(self, *, acts: bool) -> None:
         """Take the output scale that was measured, or hold the one that was given against it."""
         found, step = self.first_calls.result, self.rows.step
+        speaks = self.settings.ranks.is_first
         if not self.strength.awaits_scale:
             alerts = self.first_calls.alert(self.strength.output_scale, step)
             self.actions.alerts += alerts
@@ -148,12 +155,12 @@ class Loop:
         elif found is not None and found.is_exact:
             self.strength = self.strength.with_scale(found.output_scale, step)
             self._now = None
-            _log.info("%s", found)
-        elif not self.first_calls.calls_left:
-            raise SamplerError(
-                f'output_scale="measure": {found} Pass a number, 2 * step_size / noise_std**2, or '
-                "leave it out: the weights then act, and the sampler stays as it is."
-            )
+            if speaks:
+                _log.info("%s", found)
+        elif speaks and acts and not (self.first_calls.calls_left or self.strength.tempers):
+            # Without noise there is no scale, and nothing is missing.
+            say = _log.info if found is not None and found.has_no_noise else _log.warning
+            say("%s %s", found, _UNTEMPERED)
 
     def begin_sampling(self) -> None:
         """A sampler call begins, or an inline one asks for the factor: a safe point."""
@@ -262,9 +269,9 @@ class Loop:
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
         self.first_calls.load_state_dict(state["measured"])
-        measured = self.first_calls.result
-        if self.strength.awaits_scale and measured is not None:
-            self.strength = self.strength.with_scale(measured.output_scale, self.rows.step)
+        known = self.first_calls.result
+        if self.strength.awaits_scale and known is not None and known.is_exact:
+            self.strength = self.strength.with_scale(known.output_scale, self.rows.step)
         self.actions.load_steering(state)
         self._now = None
 

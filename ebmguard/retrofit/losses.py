@@ -109,6 +109,8 @@ class Losses:
         # Where nothing else tells that a step is over, the next loss does.
         begins = alone and loop.rows.losses_in_step > 0 and not loop.is_paused
         strength = loop.strength_at(loop.rows.step + begins)
+        if not strength.is_off:
+            loop.strength.check_known(loop.first_calls.result)
         told = loop.settings.models, loop.settings.variant
         check_models(*told, f_pos, f_neg, strength.beta_star, groups, log_q)
         if loop.has_sampler and not loop.sampling.calls and not loop.is_paused:

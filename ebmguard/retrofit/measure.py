@@ -294,6 +294,7 @@ def _named(
         row["loss"] = loss
     if output_scale is not None:
         row["energy_gap_scaled"] = row["energy_gap"] * output_scale
+        row["output_scale"] = output_scale
     return row
 
 

@@ -51,7 +51,13 @@ class FirstCalls(Stateful):
 
     def take(self, recording: Recording) -> None:
         """What the recorded call was."""
-        own = Measured.of(recording.evaluations, recording.draws.log)
+        if tempering is None:
+            own = Measured("the module that it calls is not known (pass model=)")
+        elif not tempering.reached:
+            what = f"it never called {type(tempering.module).__name__}.{tempering.energy}"
+            own = Measured(f"{what} (pass its module as model=, its method as energy=)")
+        else:
+            own = Measured.of(recording.evaluations, recording.draws.log)
         found: Measured = self._settings.ranks.from_all(own)[0]
         self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
 

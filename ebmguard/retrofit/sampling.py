@@ -29,16 +29,12 @@ __all__ = ["Sampling", "sampled", "tensors"]
 
 
 class Sampling:
-    """Finds the energy module of a sampler call, and runs the call on its tempered output.
+    """Finds the energy module of a sampler call, and runs the call on its tempered output."""
 
-    ``tempers``: whether the sampler's side is defined at all; else no module needs to be found.
-    """
-
-    def __init__(self, models: torch.Size, *, tempers: bool) -> None:
+    def __init__(self, models: torch.Size) -> None:
         self.calls = 0
         self.is_running = False
         self._models = models
-        self._tempers = tempers
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
 
@@ -50,6 +46,7 @@ class Sampling:
         trainer: Trainer,
         factor: float | Tensor,
         recording: Recording | None,
+        must_temper: bool,
     ) -> tuple[Any, Tempering | None]:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
@@ -63,7 +60,7 @@ class Sampling:
             try:
                 module = find_module(call, args, kwargs)
             except SamplerError:
-                if self._tempers:
+                if must_temper:
                     raise
         if module is not None:
             find_energy(module, trainer.energy)
@@ -81,7 +78,7 @@ class Sampling:
             self.is_running = False
         if not isinstance(result, Tensor):
             refuse_deferred(result)
-        if tempering is not None and not tempering.reached and self._tempers:
+        if tempering is not None and not tempering.reached and must_temper:
             raise SamplerError(
                 f"The sampler never called {type(tempering.module).__name__}.{tempering.energy}, "
                 "so it ran on the untempered energy (it calls another method such as `energy`, a "

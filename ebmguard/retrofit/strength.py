@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,6 +26,11 @@ Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
 _ROUNDING = 1e-6  # β = 1 may come out so far above it, as β* is float32 in many tensors
+_NEGLIGIBLE = 1e-3  # share of the energy that no sampler shows: JEM's β* is 0.5 to 10, o 20,000
+_NEEDS_SCALE = (
+    "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= and "
+    "noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
+)
 
 
 @dataclass(frozen=True)
@@ -61,17 +66,18 @@ class Strength:
     given: Schedulable
     output_scale: float | None  # o, where it is known
     sampler_scale: Schedulable | None  # the sampler's factor, where it is set apart
-    is_measured: bool = False  # whether o is to be measured, and is unknown until then
+    is_measured: bool = False  # whether o is measured, and unknown until then
     models: torch.Size = _NO_MODELS  # model dimensions of the energies, the same at every step
 
     @classmethod
     def of(
         cls,
         *,
-        output_scale: float | Literal["measure"] | None = None,
+        output_scale: float | None = None,
         step_size: float | None = None,
         noise_std: float | None = None,
         sampler_scale: Schedulable | None = None,
+        has_sampler: bool = False,
         **exponent: Any,
     ) -> Strength:
         """Check these arguments of ``guard``, of whose exponents one is not None, at step 0."""
@@ -83,23 +89,30 @@ class Strength:
                 "exponent on raw outputs (0.5 to 4 for JEM); beta = beta_star / output_scale."
             )
         ((name, value),) = given.items()
-        is_measured = isinstance(output_scale, str) and output_scale == "measure"
-        scale = None if is_measured else _output_scale(output_scale, step_size, noise_std)
-        if name == "beta" and scale is None:
-            raise ConfigError(
-                "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= "
-                "and noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
-            )
+        scale = _output_scale(output_scale, step_size, noise_std)
+        is_measured = has_sampler and scale is None
+        if name == "beta" and scale is None and not is_measured:
+            raise ConfigError(_NEEDS_SCALE)
         strength = cls(name, value, scale, sampler_scale, is_measured)
-        star = strength._beta_star(0)
-        strength._factor(star, 0)
+        # Where β alone is known, β* and the factor are checked as those of o = 1.
+        known = strength if name != "beta" or scale else replace(strength, output_scale=1.0)
+        star = known._beta_star(0)
+        known._factor(star, 0)
         return replace(strength, models=_models_of(star))
 
     @property
     def tempers(self) -> bool:
-        """Whether the sampler's side is defined at all (otherwise it is left as it is)."""
-        known = self.output_scale, self.sampler_scale
-        return self.is_measured or any(x is not None for x in known)
+        """Whether the sampler's factor is known (otherwise the sampler is left as it is)."""
+        return any(x is not None for x in (self.output_scale, self.sampler_scale))
+
+    def must_temper(self, factor: float | Tensor) -> bool:
+        """Whether a sampler call that is not tempered by this factor is a mistake.
+
+        Not by a factor that no sampler shows, where the scale was measured and not asked for.
+        """
+        if isinstance(factor, Tensor):
+            return True
+        return abs(factor - 1) > (_NEGLIGIBLE if self.is_measured else 0.0)
 
     @property
     def is_scheduled(self) -> bool:
@@ -129,8 +142,15 @@ class Strength:
 
         β* is ``exactly``, where that is given; else ``times`` the schedule's, and ``at_least``.
         """
-        star = self._beta_star(step) if exactly is None else exactly
-        if times != 1 and exactly is None:
+        if self.name == "beta" and self.output_scale is None:
+            # The sampler's side is known; the loss is refused until β* is: see ``check_known``.
+            known = replace(replace(self, output_scale=1.0).at(step), output_scale=None)
+            return known if known.is_off else replace(known, beta_star=known.beta_star * math.nan)
+        star = self._beta_star(step)
+        if exactly is not None:
+            most = math.inf if isinstance(star, Tensor) else max(star, self.most_raised)
+            star = min(exactly, most)
+        elif times != 1:
             star = star * times
         if at_least is not None:
             star = max(star, at_least) if isinstance(star, float) else star.clamp(min=at_least)
@@ -148,6 +168,11 @@ class Strength:
         strength = replace(self, output_scale=output_scale)
         strength.at(step)
         return strength
+
+    def check_known(self, found: object) -> None:
+        """Refuse a loss whose β* is unknown, since the sampler was found to be this."""
+        if self.name == "beta" and self.output_scale is None:
+            raise ConfigError(f"{_NEEDS_SCALE} {found or 'The sampler was not called yet.'}")
 
     def check_measured(self, step: int, beta_star: float) -> None:
         """Refuse the β* that a row shows, where a schedule on a device gave it unread."""
@@ -256,6 +281,11 @@ def _output_scale(output_scale: object, step: float | None, noise: float | None)
                 "noise_std=) tells the guard its steps."
             )
         return implied
+    if isinstance(output_scale, str):
+        raise ConfigError(
+            f"output_scale={output_scale!r} is a str; expected a number, 2 * step_size / "
+            "noise_std**2. A wrapped sampler is measured by default: leave output_scale= out."
+        )
     scale = finite_number("output_scale", output_scale)
     if scale <= 0:
         raise ConfigError(

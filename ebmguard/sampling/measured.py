@@ -16,6 +16,7 @@ from .steps import Step, solve
 __all__ = ["Measured"]
 
 EXACT = "exact"
+_NO_NOISE = "gradient steps without noise"
 _FEW = 8  # draws before the first evaluation that may belong to the chain
 _SAME = 0.01  # sizes that differ by less are one
 _SURE = 4.0  # standard errors
@@ -72,6 +73,11 @@ class Measured:
         """Whether the numbers hold to rounding."""
         return self.verdict == EXACT
 
+    @property
+    def has_no_noise(self) -> bool:
+        """Whether it descends, and so has no output scale."""
+        return self.verdict == _NO_NOISE
+
     def __str__(self) -> str:
         notes = "".join(f"; {note}" for note in self.notes)
         if not self.is_exact:
@@ -121,7 +127,7 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
     }
     notes = tuple(note for note, holds in said.items() if holds)
     if not any(step.noise for step in steps):
-        return Measured("gradient steps without noise", notes=notes)
+        return Measured(_NO_NOISE, notes=notes)
     factor, *others = (_factor(seen) for seen, _ in told)
     if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in others):
         return Measured("the output is not differentiated as it is, and alike for all samples")

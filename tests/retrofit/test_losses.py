@@ -221,7 +221,7 @@ def test_last_row_holds_everything_once():
         *weights,
         *(f"ref/{name}" for name in weights),
         *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in summary),
-        *("energy_gap", "energy_gap_scaled", "energy_overlap"),
+        *("energy_gap", "energy_gap_scaled", "energy_overlap", "output_scale"),
         *("nonfinite/energies", "nonfinite/pos", "nonfinite/neg"),
         *("beta_star", "loss", "loss_weight"),
     }

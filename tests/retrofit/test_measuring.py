@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from ebmguard import guard
-from ebmguard.errors import ConfigError, SamplerError
-from tests.parts import get_sample_q
+from ebmguard.errors import ConfigError
 from tests.runs import Run, begin, frozen, train
 from tests.sampling.loops import LOOPS, network, starts
 
 EXACT = [name for name, loop in LOOPS.items() if loop.step is not None]
 
 
-def trained(n: int = 4, state: Any = None, sampler: Any = None, **options: Any) -> Run:
+def trained(n: int = 4, state: Any = None, **options: Any) -> Run:
     run = begin()
-    g = run.guard(None, sampler or run.sampler, **{"beta_star": 0.5, **options})
+    g = run.guard(None, run.sampler, **{"beta_star": 0.5, **options})
     if state is not None:
         g.load_state_dict(state)
     run.loss_fn, run.sampler = g
@@ -27,7 +26,7 @@ def trained(n: int = 4, state: Any = None, sampler: Any = None, **options: Any) 
 
 
 def test_the_measured_scale_gives_the_run_of_the_number() -> None:
-    run = trained(output_scale="measure")
+    run = trained()
     found = run.guards[0].measured
     assert found is not None
     assert found.output_scale == 20_000
@@ -37,8 +36,8 @@ def test_the_measured_scale_gives_the_run_of_the_number() -> None:
 
 
 def test_a_measured_scale_is_kept_in_the_state() -> None:
-    state = json.loads(json.dumps(trained(output_scale="measure").guards[0].state_dict()))
-    run = trained(1, state, output_scale="measure")
+    state = json.loads(json.dumps(trained().guards[0].state_dict()))
+    run = trained(1, state)
     known = trained(1, sampler_scale=1 - 0.5 / 20_000)
     assert (found := run.guards[0].measured) is not None
     assert found.output_scale == 20_000
@@ -52,25 +51,6 @@ def test_a_number_that_was_given_is_checked_once(given: float, warns: bool) -> N
     assert len(messages) == warns
     assert not warns or "output_scale=20000" in messages[0]
     assert [record["rule"] for record in run.memories[0].alerts].count("output_scale") == warns
-
-
-def test_a_sampler_that_cannot_be_measured_is_refused_after_a_handful_of_calls() -> None:
-    quiet = get_sample_q(noise_std=0.0)
-    with pytest.raises(SamplerError, match=r"gradient steps without noise.*Pass a number"):
-        trained(9, sampler=quiet, output_scale="measure")
-    assert not trained(9, sampler=quiet).guards[0].alerts
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"sampler": None, "beta_star": 0.5}, "there is none"),
-        ({"sampler": get_sample_q(), "beta": 0.1}, "needs the output scale"),
-    ],
-)
-def test_what_measuring_needs(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        guard(None, output_scale="measure", **options)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -93,7 +73,7 @@ def test_a_convention_that_the_sampler_contradicts_is_an_error(name: str, is_rig
 
 def test_energies_that_the_trainer_turns_round_are_no_contradiction() -> None:
     run = begin()
-    g = run.guard(None, run.sampler, beta_star=0.5, output_scale="measure", convention="energy")
+    g = run.guard(None, run.sampler, beta_star=0.5, convention="energy")
     run.loss_fn, run.sampler = g
     found = train(run, 2, negate=True).guards[0].measured
     assert found is not None

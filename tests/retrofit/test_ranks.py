@@ -18,7 +18,7 @@ WEIGHTS = (
 JOINED = {
     *(f"{prefix}{name}" for name in WEIGHTS for prefix in ("", "ref/")),
     *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in ("mean", "std", "min", "max")),
-    *("energy_gap", "energy_gap_scaled", "beta_star", "loss"),
+    *("energy_gap", "energy_gap_scaled", "output_scale", "beta_star", "loss"),
     *("nonfinite/pos", "nonfinite/neg", "nonfinite/energies", "nonfinite/samples"),
     *("nonfinite/gradients", "sampler/grad_norm", "sampler/grad_norm_max", "alert_level"),
     *("sampler/evaluations", "sampler/drift_to_noise", "sampler/clamped", "sampler/acceptance"),

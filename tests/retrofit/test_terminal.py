@@ -73,7 +73,7 @@ def test_says_what_is_missing_to_watch_it(tmp_path):
         ),
         ({"beta_star": torch.tensor(0.5)}, "beta_star=0.5, output_scale=unknown"),
         (
-            {"beta_star": lambda _: 1.0, "sampler_scale": 1.0, "output_scale": "measure"},
+            {"beta_star": lambda _: 1.0, "sampler_scale": 1.0, "has_sampler": True},
             "beta_star=a schedule, output_scale=to be measured",
         ),
     ],

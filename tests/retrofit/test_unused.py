@@ -69,7 +69,7 @@ def test_an_evaluation_draws_far_more_than_a_step(said):
     assert "sampler.original" in message
 
 
-@pytest.mark.parametrize("options", [{"beta_star": 0.0}, {"output_scale": None}], ids=str)
+@pytest.mark.parametrize("options", [{"beta_star": 0.0}, {"sampler_scale": 1.0}], ids=str)
 def test_an_evaluation_that_is_not_tempered(said, options):
     g = make(**options)
     g.sampler(Bowl(), X)
@@ -90,7 +90,7 @@ def test_schedule_that_starts_late(said):
     f = Bowl()
     f.height.grad = torch.ones_like(f.height)
     optimizer = torch.optim.SGD(f.parameters(), lr=0.1)
-    g = guard(None, gradient_at, beta_star=lambda step: 0.5 if step >= 15 else 0.0)
+    g = guard(None, gradient_at, beta_star=lambda step: 0.5 if step >= 15 else 0.0, output_scale=2)
     g.attach(optimizer=optimizer)
     for step in range(20):
         g.sampler(f, X)

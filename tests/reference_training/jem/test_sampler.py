@@ -175,7 +175,7 @@ def test_a_guard_measures_a_captured_sampler_by_its_warm_up(network, monkeypatch
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: Replay.recording)
     rng = generator()
-    g = guard(None, make_sampler(SETTINGS, 6, rng), beta_star=0.5, output_scale="measure")
+    g = guard(None, make_sampler(SETTINGS, 6, rng), beta_star=0.5)
     g.sampler(network, buffer(rng))
     assert g.state_dict()["measured"]["exact"]["output_scale"] == pytest.approx(
         2 * 0.7 / 0.05**2, rel=0.01
