@@ -184,7 +184,7 @@ class Loop:
         if self.hooks is None:
             return
         unended, losses = self.hooks.unended, self.rows.losses_in_step
-        moved = unended.moved(losses, self.energy_parameters())
+        moved = unended.moved(losses, self.energy_parameters)
         if moved is None:
             return
         moved = any(self.settings.ranks.from_all(moved))  # each may hold another part of them
@@ -194,7 +194,9 @@ class Loop:
         text = unended.text(losses, moved=moved)
         if action != "warn" and moved and not self.strength_at(self.rows.step).is_off:
             raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
-        follows = action == "warn" and instead is not None
+        follows = action != "rollback" and instead is not None
+        if action == "rollback":  # β* = 0: no step would ever carry it out
+            self.actions.disarm()
         unended.give_up(f"{text} {FOLLOWS if follows else GOES_ON}")
         if follows:
             self._take_trainer(self.trainer.extended(optimizer=instead))

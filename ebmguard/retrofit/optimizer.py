@@ -84,6 +84,8 @@ class OptimizerHooks:
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._withheld and all(p.grad is None for p, _ in self._withheld):
+            return None  # the step of a class calls that of its parent, which has hooks, too
         self._update, self._skipped = None, 0.0
         self.unended.is_stepping = True
         self._withheld.clear()  # of a step that raised, whose gradients are old by now
@@ -129,6 +131,8 @@ class OptimizerHooks:
                 p.grad = None
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.unended.is_stepping:
+            return  # the parent's step, inside this one, has told it
         self._stepped, self.unended.is_stepping = True, False
         if self._scaled:
             # Fused optimizers leave a step out by themselves; the scaler has told them.

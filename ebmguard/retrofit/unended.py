@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,24 +80,24 @@ class Unended:
         if not self.is_found:
             self._most = max(self._most, losses)
         self.is_found, self._moves = False, None
+        self._steps_instead.clear()
 
-    def moved(self, losses: int, others: Collection[Tensor]) -> bool | None:
+    def moved(self, losses: int, of_energy: Callable[[], Sequence[Tensor]]) -> bool | None:
         """Whether parameters have moved on in the step under way; None: nothing was looked at.
 
         Args:
             losses: how many the step has had.
-            others: parameters of the energy, whatever the optimizer trains.
+            of_energy: parameters of the energy, whatever the optimizer trains.
         """
         if self.is_stepping or self.is_found or losses < _LOSSES + 2 * self._most:
             return None
         own = [p for group in self._optimizer.param_groups for p in group["params"]]
-        seen = {id(p): p for p in (*own, *others)}
+        of_optimizer, energys = ({id(p): p for p in x} for x in (own, of_energy()))
         if self._moves is None:
             self._moves = Moves()
-            shared = {id(p) for p in own} & {id(p) for p in others}
-            hook = self._instead(shared or {id(p) for p in own})
+            hook = self._instead(of_optimizer.keys() & energys.keys() or {*of_optimizer})
             weakref.finalize(self._moves, register_optimizer_step_post_hook(hook).remove)
-        return self._moves.see(seen.values()) >= _MOVES
+        return self._moves.see((of_optimizer | energys).values()) >= _MOVES
 
     def text(self, losses: int, *, moved: bool) -> str:
         """What is wrong, and the line to write."""
