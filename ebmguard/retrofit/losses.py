@@ -46,7 +46,11 @@ class Losses:
         self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
 
     @contextmanager
-    def _one_thread(self) -> Iterator[None]:
+    def _one_loss(self, f_pos: Tensor, f_neg: Tensor) -> Iterator[None]:
+        """Let one thread in; of a loss that cannot train, a validation's, record nothing.
+
+        Energies that never had a gradient are recorded where gradients are enabled.
+        """
         try:
             turn = self._turn.pop()
         except IndexError:
@@ -55,25 +59,17 @@ class Losses:
                 "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
                 "loop; give every thread a guard of its own."
             ) from None
+        is_paused = self._loop.is_paused
+        trains = any(getattr(f, "requires_grad", False) for f in (f_pos, f_neg))
+        rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
+        self._is_quiet = is_paused or rests
         try:
             yield
         finally:
             self._turn.append(turn)
-
-    @contextmanager
-    def _traced(self, f_pos: Tensor, f_neg: Tensor) -> Iterator[None]:
-        """Leave no trace, as in ``g.paused()``, of a loss that cannot train, a validation's, say.
-
-        Energies that never had a gradient are recorded where gradients are enabled.
-        """
-        trains = any(getattr(f, "requires_grad", False) for f in (f_pos, f_neg))
-        rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
-        self._is_quiet = self._loop.is_paused or rests
-        yield
-        if not self._loop.is_paused:
-            self._has_trained |= trains and not rests
-            if rests and not self._loop.rows.losses:
-                self._look_for_training()
+        if rests and not is_paused and not self._loop.rows.losses:
+            self._look_for_training()
+        self._has_trained |= trains and not self._is_quiet
 
     def _look_for_training(self) -> None:
         """Warn once where parameters move on, and no loss ever had a gradient."""
@@ -87,7 +83,7 @@ class Losses:
     ) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
         loop = self._loop
-        with self._one_thread(), self._traced(f_pos, f_neg):
+        with self._one_loss(f_pos, f_neg):
             strength = self._begin_loss(f_pos, f_neg, groups, log_q)
             loss = weight = None
             if strength.is_off:
@@ -95,7 +91,7 @@ class Losses:
             else:
                 weight = self._caller_loss.weight(f_pos, f_neg, loop.settings.models)
             loss = self._take_loss(f_pos, f_neg, groups, log_q, strength, loss, weight)
-            if loop.actions.is_pending and loss.requires_grad:
+            if loop.actions.is_pending and (loss.requires_grad or not self._is_quiet):
                 return no_gradient(f_pos) + no_gradient(f_neg)
             loss = loss.sum() if loss.ndim else loss
             loop.first_calls.watch(loss, loop.trainer.optimizer)
@@ -106,7 +102,7 @@ class Losses:
     ) -> tuple[Tensor, Tensor]:
         """See :meth:`ebmguard.Guard.reweight`."""
         loop = self._loop
-        with self._one_thread(), self._traced(f_pos, f_neg):
+        with self._one_loss(f_pos, f_neg):
             strength = self._begin_loss(f_pos, f_neg, groups, log_q)
             if not torch.is_grad_enabled():
                 return f_pos, f_neg

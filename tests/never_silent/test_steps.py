@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ebmguard import errors, guard
-from tests.parts import Memory
+from tests.parts import Memory, difference
 
 # -- a trainer -----------------------------------------------------------------------------------
 
@@ -37,7 +37,8 @@ class Run:
 
     def __init__(self, optimizer: Optimizer | None = None, f: nn.Module | None = None, **told: Any):
         self.f = network() if f is None else f
-        self.told = Adam(self.f.parameters(), lr=1e-2) if optimizer is None else optimizer
+        self.told: Any = Adam(self.f.parameters(), lr=1e-2) if optimizer is None else optimizer
+        self.other: Any = None  # which steps instead, from some step on
         self.memory = Memory()
         options = {"beta_star": 0.5, "output_scale": 1.0, "sinks": [self.memory], "flush_every": 1}
         options |= {"model": self.f, "optimizer": self.told}
@@ -52,8 +53,9 @@ class Run:
         self.f.zero_grad()
         self.loss(scale).backward()
 
-    def each(self) -> list[Tensor]:
-        return [p for p in self.f.parameters() if p.grad is not None]
+    def each(self) -> list[tuple[Tensor, Tensor]]:
+        """Every parameter, and its gradient."""
+        return [(p, p.grad) for p in self.f.parameters() if p.grad is not None]
 
     @property
     def is_finite(self) -> bool:
@@ -81,8 +83,8 @@ def two_step_sam(run: Run) -> None:
     run.backward()
     before = [p.detach().clone() for p in run.f.parameters()]
     with torch.no_grad():
-        for p in run.each():
-            p.add_(0.05 * p.grad)
+        for p, gradient in run.each():
+            p.add_(gradient, alpha=0.05)
     run.backward()
     with torch.no_grad():
         for p, old in zip(run.f.parameters(), before, strict=True):
@@ -92,15 +94,15 @@ def two_step_sam(run: Run) -> None:
 
 def optimizer_made_anew(run: Run) -> None:
     run.backward()
-    if run.g.step == 3 and not hasattr(run, "other"):
+    if run.g.step == 3 and run.other is None:
         run.other = SGD(run.f.parameters(), lr=0.01)
-    getattr(run, "other", run.told).step()
+    (run.other or run.told).step()
 
 
 def updates_by_itself(run: Run) -> None:
     run.backward()
-    for p in run.each():
-        p.data.sub_(0.01 * p.grad)  # which no version of p tells
+    for p, gradient in run.each():
+        p.data.sub_(0.01 * gradient)  # which no version of p tells
 
 
 def accumulates(run: Run) -> None:
@@ -108,8 +110,8 @@ def accumulates(run: Run) -> None:
     for _ in range(2):
         run.loss().backward()
     with torch.no_grad():
-        for p in run.each():
-            p.sub_(0.01 * p.grad)
+        for p, gradient in run.each():
+            p.sub_(0.01 * gradient)
 
 
 def optimizer_of_every_step(run: Run) -> None:
@@ -118,16 +120,16 @@ def optimizer_of_every_step(run: Run) -> None:
 
 
 def model_made_anew(run: Run) -> None:
-    if run.g.step == 3 and not hasattr(run, "other"):
+    if run.g.step == 3 and run.other is None:
         run.f = copy.deepcopy(run.f)
         run.other = SGD(run.f.parameters(), lr=0.01)
     run.backward()
-    getattr(run, "other", run.told).step()
+    (run.other or run.told).step()
 
 
 def compiled_update(run: Run) -> None:
     run.backward()
-    torch._foreach_sub_([p.data for p in run.each()], [0.01 * p.grad for p in run.each()])
+    torch._foreach_add_([p.data for p, _ in run.each()], [-0.01 * x for _, x in run.each()])
 
 
 UNENDED: dict[str, tuple[Callable[[Run], None], str]] = {
@@ -169,9 +171,7 @@ def test_an_optimizer_that_steps_instead_is_followed(name, said):
     for _ in range(20):
         UNENDED[name][0](run)
     step = run.g.step
-    assert run.g.trainer.optimizer is getattr(
-        run, "other", getattr(run.told, "base_optimizer", None)
-    )
+    assert run.g.trainer.optimizer is (run.other or run.told.base_optimizer)
     run.backward(math.nan)
     run.g.trainer.optimizer.step()
     assert run.is_finite
@@ -206,8 +206,8 @@ def test_at_beta_star_zero_it_is_only_said_and_nothing_changes(name, action, sai
         torch.manual_seed(1)
         run = told_for(name, action=action, beta_star=0.0)
         if not is_guarded:
-            run.g.loss_fn = lambda pos, neg: -(pos.mean() - neg.mean())
-            run.g.sampler = langevin
+            plain: Any = difference
+            run.g.loss_fn, run.g.sampler = plain, langevin
         for _ in range(30):
             UNENDED[name][0](run)
         found.append([p.detach().clone() for p in run.f.parameters()])
@@ -221,8 +221,8 @@ def test_at_beta_star_zero_it_is_only_said_and_nothing_changes(name, action, sai
 class Sharp(SGD):
     """SAM whose step() is called."""
 
-    def step(self, closure: Any = None) -> None:
-        super().step()
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
 
 
 class Normed(nn.Linear):
@@ -238,8 +238,8 @@ def sam_with_a_step(run: Run) -> None:
     for _ in range(5):
         run.backward()
         with torch.no_grad():
-            for p in run.each():
-                p.add_(0.05 * p.grad)
+            for p, gradient in run.each():
+                p.add_(gradient, alpha=0.05)
     run.told.step()
 
 
@@ -247,14 +247,14 @@ def sam_of_micro_batches(run: Run) -> None:
     total = [torch.zeros_like(p) for p in run.f.parameters()]
     for _ in range(16):
         run.backward()
-        moves = [0.05 * p.grad for p in run.f.parameters()]
+        moves = [0.05 * gradient for _, gradient in run.each()]
         for sign in (1, -1):
             with torch.no_grad():
                 for p, move in zip(run.f.parameters(), moves, strict=True):
                     p.add_(move, alpha=sign)
             if sign > 0:
                 run.backward()
-        total = [x + p.grad for x, p in zip(total, run.f.parameters(), strict=True)]
+        total = [x + gradient for x, (_, gradient) in zip(total, run.each(), strict=True)]
     for p, x in zip(run.f.parameters(), total, strict=True):
         p.grad = x
     run.told.step()
@@ -316,6 +316,11 @@ def detached(run: Run) -> None:
     run.g.loss_fn(run.f(torch.randn(8, 2) * 1e4).detach(), run.f(torch.randn(8, 2)).detach())
 
 
+def not_finite(run: Run) -> None:
+    x = torch.full((4,), torch.nan)
+    run.g.loss_fn(x, x)
+
+
 def reweighted(run: Run) -> None:
     with torch.no_grad():
         pos, neg = run.f(torch.randn(8, 2) * 1e4), run.f(torch.randn(8, 2))
@@ -328,7 +333,7 @@ VALIDATIONS: dict[str, tuple[Callable[[Run], None], dict[str, Any]]] = {
     "no_grad, beta* = 0": (lambda run: far(run, torch.no_grad), {"beta_star": 0.0}),
     "energies that are detached": (detached, {}),
     "reweighted": (reweighted, {}),
-    "not finite": (lambda run: [run.g.loss_fn(x := torch.full((4,), torch.nan), x)], {}),
+    "not finite": (not_finite, {}),
 }
 
 
@@ -403,7 +408,7 @@ def test_validations_before_training_are_not_mistaken_for_it(caplog):
     for epoch in range(5):  # of another loss
         for _ in range(30):
             far(run, torch.no_grad)
-        run.f[0].weight.data.add_(epoch)
+        next(run.f.parameters()).data.add_(epoch)
     assert not caplog.records
 
 
@@ -445,7 +450,7 @@ def test_a_scaler_that_was_not_told_works_as_without_a_guard(name, beta_star):
     assert all(bool(p.isfinite().all()) for p in f.parameters())
 
 
-def scaled() -> tuple[torch.amp.GradScaler, Any, Any]:
+def scaled() -> tuple[Any, Any, Any]:
     f, scaler = network(), torch.amp.GradScaler("cpu")
     opt = SGD(f.parameters(), lr=0.1)
     return scaler, opt, f
@@ -466,7 +471,8 @@ def test_another_librarys_step_of_a_scaler_is_put_back():
     g = guard(None, None, optimizer=opt, scaler=scaler, beta_star=0.5)
     scaler.step(opt)
     assert steps == [opt]
-    g._loop.hooks.remove()
+    hooks: Any = g._loop.hooks
+    hooks.remove()
     assert scaler.step is own
 
 
