@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Situation, error_for
-from ..errors import SamplerError
+from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
