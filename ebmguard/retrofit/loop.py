@@ -28,7 +28,7 @@ from .sampler_checks import FirstCalls, Unused
 from .sampling import Sampling, sampled
 from .settings import Settings, check_told
 from .strength import Strength, StrengthAt
-from .unended import ENDLESS, FOLLOWS, GOES_ON
+from .unended import ENDLESS
 
 __all__ = ["Loop"]
 
@@ -197,15 +197,16 @@ class Loop:
         follows = action != "rollback" and instead is not None
         if action == "rollback":  # β* = 0: no step would ever carry it out
             self.actions.disarm()
-        unended.give_up(f"{text} {FOLLOWS if follows else GOES_ON}")
+        unended.give_up(text, follows=follows)
         if follows:
             self._take_trainer(self.trainer.extended(optimizer=instead))
 
     def energy_parameters(self) -> list[Tensor]:
         """Parameters of the energy, as far as it is known; else those of the optimizer."""
-        modules = {*self.sampling.modules, *filter(None, [self.trainer.model])}
-        groups = [] if self.trainer.optimizer is None else self.trainer.optimizer.param_groups
+        model, optimizer = self.trainer.model, self.trainer.optimizer
+        modules = [*self.sampling.modules, *([] if model is None else [model])]
         own: list[Tensor] = [p for module in modules for p in module.parameters()]
+        groups = [] if own or optimizer is None else optimizer.param_groups
         return own or [p for group in groups for p in group["params"]]
 
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:

@@ -20,15 +20,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..ranks import local
 from ..trainer import inner_optimizer
 
-__all__ = ["ENDLESS", "FOLLOWS", "GOES_ON", "Moves", "Unended"]
+__all__ = ["ENDLESS", "Moves", "Unended"]
 
 # Losses in one step, beyond any accumulation, wherever the parameters are.
 ENDLESS = 1000
-FOLLOWS = "From here on the guard follows that one."
-GOES_ON = (
-    "From here on a step ends as without optimizer=: at the sampler call after a loss, else with "
-    "the loss."
-)
 
 _log = logging.getLogger("ebmguard")
 
@@ -102,31 +97,29 @@ class Unended:
     def text(self, losses: int, *, moved: bool) -> str:
         """What is wrong, and the line to write."""
         instead, inner = self.steps_instead, inner_optimizer(self._optimizer)
+        what = "while parameters move"
         if not moved:
             what = "and parameters stay as they are (losses of an evaluation belong in g.paused())"
-        elif instead is None:
-            what = "while parameters move"
-        else:
+        elif instead is not None:
             what = f"while another one of its parameters, {_name(instead)}, has stepped"
+        fix = "that (of a wrapper such as SAM, the inner one); where there is none, leave it out."
         if inner:
             fix = f"its inner one: g.attach(optimizer=optimizer.{inner})."
         elif instead is not None:
             fix = "that one wherever it is made: g.attach(optimizer=optimizer)."
-        else:
-            fix = (
-                "that (of a wrapper such as SAM, the inner one); where there is none, leave it out."
-            )
         return (
             f"{losses} losses without a step of the attached optimizer, {_name(self._optimizer)}, "
             f"{what}. Attach the optimizer whose step() is called, {fix}"
         )
 
-    def give_up(self, text: str) -> None:
+    def give_up(self, text: str, *, follows: bool) -> None:
         """Steps end without it until it takes one; said once."""
         self.is_found, self._moves = True, None
         if not self._has_said:
             self._has_said = True
-            _log.warning(text)
+            as_ever = "a step ends with the next sampler call, else the next loss"
+            now = "the guard follows that one" if follows else as_ever
+            _log.warning("%s From here on %s.", text, now)
 
     def _instead(self, parameters: set[int]) -> Callable[..., None]:
         """What keeps the optimizer that steps, and holds nothing of the guard."""
