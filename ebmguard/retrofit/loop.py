@@ -212,8 +212,8 @@ class Loop:
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
         """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
         recoverer = self.actions.recoverer
-        assert self.hooks is not None
-        self.hooks.unended.stepped(self.rows.losses_in_step)
+        if self.hooks is not None:
+            self.hooks.unended.stepped(self.rows.losses_in_step)
         if recoverer is not None:
             self.rows.note({"recovery/attempt": float(recoverer.attempt)})
         self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
