@@ -23,6 +23,7 @@ __all__ = [
     "check_takes",
     "find_energy",
     "finite_number",
+    "inner_optimizer",
     "is_function",
     "refuse_deferred",
 ]
@@ -111,6 +112,12 @@ class Trainer:
         return {"step_size": self.step_size, "noise_std": self.noise_std}
 
 
+def inner_optimizer(wrapper: object) -> str:
+    """Name of the optimizer inside a wrapper, whose ``step`` can be followed; empty without one."""
+    inner = (name for name, x in getattr(wrapper, "__dict__", {}).items() if _has_hooks(x))
+    return next(inner, "")
+
+
 def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
     """What is called for energies: the model itself, or its method, else a ``ConfigError``."""
     if energy == "forward":
@@ -174,7 +181,13 @@ def _checked(name: str, value: Any) -> Any:
         found = f"{name}={value!r}"
     is_right, wanted = _EXPECTED[name]
     if not is_right(value):
-        raise ConfigError(f"{found}; expected {wanted}.")
+        inner = inner_optimizer(value) if name == "optimizer" else ""
+        fix = (
+            f" Pass the one that it wraps, its `{inner}`: optimizer=wrapper.{inner}."
+            if inner
+            else ""
+        )
+        raise ConfigError(f"{found}; expected {wanted}.{fix}")
     if name == "generators":
         for each in value:
             if not isinstance(each, torch.Generator):
@@ -202,6 +215,13 @@ def _is_stateful(part: object) -> bool:
     return all(map(callable, methods)) and not isinstance(part, type)
 
 
+def _has_hooks(part: object) -> bool:
+    made = hasattr(part, "_optimizer_step_pre_hooks") and hasattr(
+        part, "_optimizer_step_post_hooks"
+    )
+    return isinstance(part, Optimizer) and made
+
+
 def _is_buffer(part: object) -> bool:
     rows = part if isinstance(part, list) else [part]
     return all(isinstance(x, Tensor) and x.ndim for x in rows) or _is_stateful(part)
@@ -213,7 +233,7 @@ _COUNT = "the number of SGLD steps of a call, 1 or more"
 _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model": (lambda x: isinstance(x, nn.Module), "the torch.nn.Module that the sampler calls"),
     "energy": (lambda x: isinstance(x, str), "the name of the model's method"),
-    "optimizer": (lambda x: isinstance(x, Optimizer), "a torch Optimizer"),
+    "optimizer": (_has_hooks, "a torch Optimizer, whose hooks Optimizer.__init__ has made"),
     "scheduler": (_is_stateful, _STATEFUL),
     "scaler": (lambda x: isinstance(x, torch.amp.GradScaler), "a torch.amp.GradScaler"),
     "ema": (_is_stateful, _STATEFUL),

@@ -144,6 +144,10 @@ class Actions:
         """Whether an ERROR's action waits for a safe point."""
         return self._pending is not None
 
+    def disarm(self) -> None:
+        """From now on an ERROR has no action."""
+        self._acts, self._pending = False, None
+
     def take_pending(self) -> Alert | None:
         """The ERROR whose action waits, which then waits no longer."""
         alert, self._pending = self._pending, None

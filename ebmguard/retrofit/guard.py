@@ -326,7 +326,7 @@ class Guard:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
         loop, recoverer = self._loop, self._loop.actions.recoverer
         # Without an optimizer's word a step is over when its loss is.
-        is_over = loop.hooks is None and loop.rows.losses_in_step > 0
+        is_over = not loop.is_told_steps and loop.rows.losses_in_step > 0
         return {
             "version": _STATE_VERSION,
             "sampler_calls": loop.sampling.calls,

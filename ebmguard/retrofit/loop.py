@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Situation, error_for
-from ..errors import SamplerError
+from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
@@ -29,6 +29,7 @@ from .sampler_checks import FirstCalls, Unused
 from .sampling import Sampling, sampled
 from .settings import Settings, check_told
 from .strength import Strength, StrengthAt
+from .unended import ENDLESS
 
 __all__ = ["Loop"]
 
@@ -174,14 +175,55 @@ class Loop:
         self.end_step_before()
         self.raise_pending()
 
+    @property
+    def is_told_steps(self) -> bool:
+        """Whether an optimizer tells that a step is over."""
+        return self.hooks is not None and not self.hooks.unended.is_found
+
     def end_step_before(self) -> None:
         """Where no optimizer tells that a step is over, the next sampler call does."""
-        if self.hooks is None and self.rows.losses_in_step:
+        if not self.is_told_steps and self.rows.losses_in_step:
             self.follow(self.rows.end_step())
+
+    def check_steps(self) -> None:
+        """Before a loss: find out that the optimizer that was told is not the one that steps.
+
+        Raises:
+            ConfigError: it is not, and an action waits for its steps.
+        """
+        if self.hooks is None:
+            return
+        unended, losses = self.hooks.unended, self.rows.losses_in_step
+        moved = unended.moved(losses, self.energy_parameters)
+        if moved is None:
+            return
+        moved = any(self.settings.ranks.from_all(moved))  # each may hold another part of them
+        if not moved and losses < ENDLESS:
+            return
+        action, instead = self.settings.action, unended.steps_instead
+        text = unended.text(losses, moved=moved)
+        if action != "warn" and moved and not self.strength_at(self.rows.step).is_off:
+            raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
+        follows = action != "rollback" and instead is not None
+        if action == "rollback":  # β* = 0: no step would ever carry it out
+            self.actions.disarm()
+        unended.give_up(text, follows=follows)
+        if follows:
+            self._take_trainer(self.trainer.extended(optimizer=instead))
+
+    def energy_parameters(self) -> list[Tensor]:
+        """Parameters of the energy, as far as it is known; else those of the optimizer."""
+        model, optimizer = self.trainer.model, self.trainer.optimizer
+        modules = [*self.sampling.modules, *([] if model is None else [model])]
+        own: list[Tensor] = [p for module in modules for p in module.parameters()]
+        groups = [] if own or optimizer is None else optimizer.param_groups
+        return own or [p for group in groups for p in group["params"]]
 
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
         """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
         recoverer = self.actions.recoverer
+        if self.hooks is not None:
+            self.hooks.unended.stepped(self.rows.losses_in_step)
         if recoverer is not None:
             self.rows.note({"recovery/attempt": float(recoverer.attempt)})
         self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
@@ -224,7 +266,9 @@ class Loop:
 
     def attach(self, told: Told, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
-        trainer = check_told(self.trainer, told, sampler, self.settings.process_group)
+        self._take_trainer(check_told(self.trainer, told, sampler, self.settings.process_group))
+
+    def _take_trainer(self, trainer: Trainer) -> None:
         self.actions.attach(trainer)
         if trainer.optimizer is not None:
             if self.hooks is not None:

@@ -63,10 +63,11 @@ class CallerLoss:
 
     def _gradients(self, f_pos: Tensor, f_neg: Tensor) -> tuple[Tensor, Tensor]:
         loss_fn: Any = self._loss_fn
-        with torch.enable_grad():
+        # Copies of tensors of torch.inference_mode, which take part in no graph.
+        with torch.inference_mode(False), torch.enable_grad():
             dtype = torch.promote_types(f_pos.dtype, torch.float32)
-            pos = f_pos.detach().to(dtype).requires_grad_()
-            neg = f_neg.detach().to(dtype).requires_grad_()
+            pos = f_pos.detach().to(dtype, copy=f_pos.is_inference()).requires_grad_()
+            neg = f_neg.detach().to(dtype, copy=f_neg.is_inference()).requires_grad_()
             value = loss_fn(pos, neg)
             if not isinstance(value, Tensor) or value.ndim:
                 what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

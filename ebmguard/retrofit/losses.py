@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,8 +18,19 @@ from .loop import Loop
 from .loss_fn import CallerLoss, no_gradient, scaled_gradient
 from .parts import Part
 from .strength import StrengthAt
+from .unended import Moves
 
 __all__ = ["Losses"]
+
+_log = logging.getLogger("ebmguard")
+
+# Losses that are looked at, and moves of the parameters among them that no validation makes.
+_LOOKS, _MOVES = 20, 10
+_NO_GRADIENT = (
+    "The guarded loss was called only where gradients are disabled, while parameters move: such "
+    "losses are taken for a validation's, and nothing is recorded. Call it where gradients are "
+    "enabled; to log energies that need none, inside `with torch.enable_grad():`."
+)
 
 
 class Losses:
@@ -27,10 +39,18 @@ class Losses:
     def __init__(self, loop: Loop, caller_loss: CallerLoss) -> None:
         self._loop = loop
         self._caller_loss = caller_loss
+        self._has_trained = False  # whether a loss had a gradient
+        self._is_quiet = False  # whether the loss under way leaves no trace
+        self._without = 0  # losses without a gradient, before the first with one
+        self._moves = Moves()
         self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
 
     @contextmanager
-    def _one_thread(self) -> Iterator[None]:
+    def _one_loss(self, f_pos: Tensor, f_neg: Tensor) -> Iterator[None]:
+        """Let one thread in; of a loss that cannot train, a validation's, record nothing.
+
+        Energies that never had a gradient are recorded where gradients are enabled.
+        """
         try:
             turn = self._turn.pop()
         except IndexError:
@@ -39,19 +59,33 @@ class Losses:
                 "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
                 "loop; give every thread a guard of its own."
             ) from None
+        is_paused = self._loop.is_paused
+        trains = any(getattr(f, "requires_grad", False) for f in (f_pos, f_neg))
+        rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
+        self._is_quiet = is_paused or rests
         try:
             yield
         finally:
             self._turn.append(turn)
+        if rests and not is_paused and not self._loop.rows.losses:
+            self._look_for_training()
+        self._has_trained |= trains and not self._is_quiet
+
+    def _look_for_training(self) -> None:
+        """Warn once where parameters move on, and no loss ever had a gradient."""
+        self._without += 1
+        if self._without <= _LOOKS and self._moves.see(self._loop.energy_parameters()) >= _MOVES:
+            self._without = _LOOKS
+            _log.warning(_NO_GRADIENT)
 
     def loss(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
     ) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
         loop = self._loop
-        with self._one_thread():
+        with self._one_loss(f_pos, f_neg):
             strength = self._begin_loss(f_pos, f_neg, groups, log_q)
-            if not loop.is_paused:
+            if not self._is_quiet:
                 is_off, step = strength.is_off, loop.rows.step
                 loop.first_losses.check_gradients(f_pos, f_neg, step, only_warns=is_off)
             loss = weight = None
@@ -60,7 +94,7 @@ class Losses:
             else:
                 weight = self._caller_loss.weight(f_pos, f_neg, loop.settings.models)
             loss = self._take_loss(f_pos, f_neg, groups, log_q, strength, loss, weight)
-            if loop.actions.is_pending:
+            if loop.actions.is_pending and (loss.requires_grad or not self._is_quiet):
                 return no_gradient(f_pos) + no_gradient(f_neg)
             loss = loss.sum() if loss.ndim else loss
             loop.first_calls.watch(loss, loop.trainer.optimizer)
@@ -71,8 +105,10 @@ class Losses:
     ) -> tuple[Tensor, Tensor]:
         """See :meth:`ebmguard.Guard.reweight`."""
         loop = self._loop
-        with self._one_thread():
+        with self._one_loss(f_pos, f_neg):
             strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+            if not torch.is_grad_enabled():
+                return f_pos, f_neg
             # In float32 at least: the factors have digits that half precision would lose.
             pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
             with torch.enable_grad():
@@ -102,25 +138,28 @@ class Losses:
                 "every replay, and β would stay that of now. Capture the sampler and the network, "
                 "and call the guarded loss outside of them at every step."
             )
-        alone = not loop.has_sampler and loop.hooks is None and not loop.is_inline
-        if alone:
-            loop.raise_pending()  # this loop has no other safe point
-        loop.actions.check_ready(loop.trainer)
-        # Where nothing else tells that a step is over, the next loss does.
-        begins = alone and loop.rows.losses_in_step > 0 and not loop.is_paused
+        begins = False
+        if not self._is_quiet:
+            loop.check_steps()
+            # Where nothing else tells that a step is over, the next loss does.
+            alone = not loop.has_sampler and not loop.is_inline and not loop.is_told_steps
+            if alone:
+                loop.raise_pending()  # this loop has no other safe point
+            loop.actions.check_ready(loop.trainer)
+            begins = alone and loop.rows.losses_in_step > 0
         strength = loop.strength_at(loop.rows.step + begins)
         if not strength.is_off:
             loop.strength.check_known(loop.first_calls.result)
         told = loop.settings.models, loop.settings.variant
         check_models(*told, f_pos, f_neg, strength.beta_star, groups, log_q)
-        if loop.has_sampler and not loop.sampling.calls and not loop.is_paused:
+        if loop.has_sampler and not loop.sampling.calls and not self._is_quiet:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
                 "elsewhere. Draw them with the sampler that guard() returned (is the name still "
                 "bound to the original one?), or pass sampler=None."
             )
         self._caller_loss.check(f_pos, f_neg)
-        if not loop.is_paused:
+        if not self._is_quiet:
             is_off = strength.is_off
             loop.first_losses.check(f_pos, f_neg, loop.first_calls.result, only_warns=is_off)
         if begins:
@@ -147,10 +186,10 @@ class Losses:
             is_shown: whether the row has the loss.
         """
         loop = self._loop
-        if not loop.is_paused:
+        if not self._is_quiet:
             loop.unused.loss()
             loop.rows.note(loop.actions.notes())
-        slow = not loop.is_paused and loop.rows.begin_loss(is_on_host=not f_pos.is_cuda)
+        slow = not self._is_quiet and loop.rows.begin_loss(is_on_host=not f_pos.is_cuda)
         settings, sides = loop.settings, (f_pos, f_neg)
         if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
             sides = f_pos.detach(), f_neg.detach()
@@ -165,7 +204,7 @@ class Losses:
         if loss is None:
             assert found is not None
             loss = found if weight is None else weight * found
-        if not loop.is_paused:
+        if not self._is_quiet:
             tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
             numbers = loop.measure.loss(loop.trainer, own, strength, sums, **tier)
             parts, known, samples = numbers

@@ -19,6 +19,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ..diagnostics import total_norm
 from ..ranks import copies, gathered, is_sharded, local
+from .unended import Unended
 
 __all__ = ["OptimizerHooks", "Update"]
 
@@ -42,6 +43,9 @@ class OptimizerHooks:
         on_update: called with its sizes before `on_step`; not where the scaler left it out.
         process_group: ranks that skip a step together. A step that the scaler left out of its own
             accord is reported as this rank's.
+
+    Attributes:
+        unended: watches for losses that no step of this optimizer ends.
     """
 
     def __init__(
@@ -58,26 +62,36 @@ class OptimizerHooks:
         self._is_watched = is_watched
         self._on_update = on_update
         self._update: _PendingUpdate | None = None
-        self._scaled = scaler is not None and scaler.is_enabled()
+        self.unended = Unended(optimizer)
+        self._has_scaler = scaler is not None and scaler.is_enabled()
+        self._scaled = self._has_scaler
         self._skipped: float | Tensor = 0.0
+        self._flag: Tensor | None = None  # which the optimizer was given
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._stepped = False
         self._undo: list[Callable[[], None]] = [
             optimizer.register_step_post_hook(self._after).remove,
             optimizer.register_step_pre_hook(self._before).remove,
         ]
-        if scaler is not None and self._scaled:
+        if scaler is not None and self._has_scaler:
             self._watch_scaler(optimizer, scaler)
 
     def remove(self) -> None:
         """Take every hook off again."""
-        for undo in self._undo:
-            undo()
+        while self._undo:
+            self._undo.pop()()
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._withheld and all(p.grad is None for p, _ in self._withheld):
+            return None  # the step of a class calls that of its parent, which has hooks, too
         self._update, self._skipped = None, 0.0
+        self.unended.is_stepping = True
+        self._withheld.clear()  # of a step that raised, whose gradients are old by now
+        self._take_flag(optimizer)
+        # A scaler that the guard was not told of tells fused optimizers, too.
+        self._scaled = self._has_scaler or getattr(optimizer, "found_inf", None) is not None
         closure = next((x for x in (*args, *kwargs.values()) if callable(x)), None)
         # Optimizers of torch call it once, before all else, so that gradients can be looked at when
         # it ends. L-BFGS calls it often, and what others do between its calls is not known.
@@ -107,7 +121,8 @@ class OptimizerHooks:
             gradients = [_dense(x) for x in gradients]
         not_finite = self._of_any_rank(_not_finite(gradients, parameters[0].device))
         if _honours_found_inf(optimizer):
-            self._skipped = optimizer.found_inf = not_finite  # type: ignore[attr-defined]
+            self._skipped = self._flag = not_finite
+            optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         elif bool(not_finite):
             self._skipped = 1.0
             # A parameter without a gradient is passed over, moments and all.
@@ -116,13 +131,14 @@ class OptimizerHooks:
                 p.grad = None
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._stepped = True
+        if not self.unended.is_stepping:
+            return  # the parent's step, inside this one, has told it
+        self._stepped, self.unended.is_stepping = True, False
         if self._scaled:
             # Fused optimizers leave a step out by themselves; the scaler has told them.
             found = getattr(optimizer, "found_inf", None)
             self._skipped = 0.0 if found is None else self._of_any_rank(found.detach().clone())
-        else:
-            optimizer.__dict__.pop("found_inf", None)
+        self._take_flag(optimizer)
         for p, gradient in self._withheld:
             p.grad = gradient
         self._withheld.clear()
@@ -132,24 +148,55 @@ class OptimizerHooks:
                 self._on_update(update)
         self._on_step(self._skipped, self._scaled)
 
+    def _take_flag(self, optimizer: Optimizer) -> None:
+        """Take back what the optimizer was given, never what a scaler has given it."""
+        if self._flag is not None and vars(optimizer).get("found_inf") is self._flag:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+        self._flag = None
+
     def _of_any_rank(self, flag: Tensor) -> Tensor:
         if self._process_group is not None:
             dist.all_reduce(flag, dist.ReduceOp.MAX, self._process_group)
         return flag
 
     def _watch_scaler(self, attached: Optimizer, scaler: torch.amp.GradScaler) -> None:
-        step = scaler.step
-
-        def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            self._stepped = False
-            result = step(optimizer, *args, **kwargs)
-            if optimizer is attached and not self._stepped:
-                self._on_step(1.0, True)
-            return result
-
         # GradScaler has no hooks, and a step that it leaves out never reaches the optimizer's.
-        scaler.__dict__["step"] = watched
-        self._undo.append(lambda: scaler.__dict__.pop("step", None))
+        before = vars(scaler).get("step")  # another library's, say
+        watched = _WatchedStep(self, attached, scaler)
+        vars(scaler)["step"] = watched
+
+        def undo() -> None:
+            if vars(scaler).get("step") is watched:
+                del vars(scaler)["step"]
+                vars(scaler).update({} if before is None else {"step": before})
+
+        self._undo.append(undo)
+
+    def scaler_stepped(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What ``step`` of the scaler returns; tells ``on_step`` where it has left the step out."""
+        self._stepped = False
+        result = step(*args, **kwargs)
+        if self._undo and not self._stepped:
+            self._on_step(1.0, True)
+        return result
+
+
+class _WatchedStep:
+    """``scaler.step`` with a look at whether it stepped; copied or pickled, the step as it was."""
+
+    def __init__(
+        self, hooks: OptimizerHooks, attached: Optimizer, scaler: torch.amp.GradScaler
+    ) -> None:
+        self._hooks, self._attached = hooks, attached
+        self._scaler, self._step = scaler, scaler.step
+
+    def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if optimizer is not self._attached:
+            return self._step(optimizer, *args, **kwargs)
+        return self._hooks.scaler_stepped(self._step, optimizer, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._scaler, "step")
 
 
 class _PendingUpdate:

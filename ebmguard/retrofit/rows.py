@@ -7,7 +7,6 @@ long done, so the queue of a GPU never runs dry, and all ranks read the same row
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,6 @@ __all__ = ["POOLED_STEPS", "Rows", "StepRow"]
 
 _Values: TypeAlias = "Tensor | list[float]"
 
-_log = logging.getLogger("ebmguard")
-
 # Steps between a row's measurement and its reading on a GPU.
 _LAG = 2
 # Histograms, the Pareto shape and what needs copies of samples or parameters come once in so many
@@ -31,8 +28,6 @@ _LAG = 2
 _SLOW_EVERY = 50
 # The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
 POOLED_STEPS = 16
-# Losses in one step, beyond any gradient accumulation.
-_ENDLESS_STEP = 1000
 
 
 @dataclass
@@ -97,12 +92,6 @@ class Rows:
         slow = self.is_slow and not self.losses_in_step
         self.losses += 1
         self.losses_in_step += 1
-        if self.losses_in_step == _ENDLESS_STEP:
-            _log.warning(
-                "%d losses without a step of the attached optimizer: rows wait for it. Attach the "
-                "optimizer whose step() is called (of a wrapper such as SAM, the inner one).",
-                self.losses_in_step,
-            )
         return slow
 
     def add(

@@ -38,6 +38,11 @@ class Sampling:
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The energy modules of sampler calls so far, as long as they live."""
+        return list(self._temperings)
+
     def run(
         self,
         call: Callable[..., Any],
