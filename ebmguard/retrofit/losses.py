@@ -116,6 +116,8 @@ class Losses:
             )
         self._caller_loss.check(f_pos, f_neg)
         loop.first_calls.check_direction(f_neg)
+        if loop.actions.recoverer is not None:
+            loop.actions.recoverer.keep_first(loop.rows.step, loop.trainer, loop.own_state)
         if begins:
             loop.follow(loop.rows.end_step())
             return loop.strength_at(loop.rows.step)  # which that row may have steered
