@@ -94,5 +94,4 @@ def of_unknown(tags: Iterable[str]) -> Iterator[Problem]:
     for tag in sorted(left):
         known = TAGS.get(tag.removeprefix(REFERENCE))
         why = _REASONS.get(tag) or (f"it is {known.definition}" if known else "of its own making")
-        fix = "nothing, if that is meant; docs/diagnostics.md says what it needs."
-        yield info("unknown", tag, f"NaN in every row: {why}.", fix)
+        yield info("unknown", tag, f"NaN in every row: {why}.", "nothing, if that is meant.")

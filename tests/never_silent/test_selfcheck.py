@@ -28,14 +28,14 @@ def langevin(f: nn.Module, x: Tensor) -> Tensor:
 
 
 class Run:
-    """A loop whose chains are ``kind``'s, and its log."""
+    """A loop that draws its negatives by ``draw``."""
 
     def __init__(self, draw: Callable[..., Any], sampler: Any = langevin, **options: Any) -> None:
         self.f = options.pop("f", None) or Energy()
         made = options.pop("optimizer", torch.optim.Adam)
         self.optimizer = made(self.f.parameters(), lr=1e-3)
         given = {"beta_star": 0.5, "output_scale": 1.0} | options
-        self.g = guard(None, sampler, model=self.f, optimizer=self.optimizer, **given)
+        self.g: Any = guard(None, sampler, model=self.f, optimizer=self.optimizer, **given)
         self.draw = draw
 
     def go(self, steps: int) -> None:
@@ -206,8 +206,13 @@ def transformed(how: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def called(f: nn.Module) -> Any:
-    named = dict(f.named_parameters())
-    return vmap(grad(lambda x: functional_call(f, named, (x[None],)).sum()))
+    named: dict[str, Tensor] = dict(f.named_parameters())
+
+    def energy(x: Tensor) -> Tensor:
+        total: Tensor = functional_call(f, named, (x[None],)).sum()
+        return total
+
+    return vmap(grad(energy))
 
 
 def differences(f: nn.Module) -> Any:
@@ -258,7 +263,7 @@ def test_a_run_that_has_its_diagnostics_says_nothing(caplog):
 
 DECAYS = {"optimizer": lambda p, lr: torch.optim.Adam(p, lr=lr, weight_decay=0.1)}
 DROPS = {"f": Energy(nn.Dropout(0.1))}
-SAID = {
+SAID: dict[str, dict[str, Any]] = {
     "weight_decay": DECAYS,
     "dropout": DROPS,
     "batch_norm": {"f": Energy(nn.BatchNorm1d(8))},
