@@ -93,12 +93,11 @@ class DivergenceError(EbmguardError, RuntimeError):
 class BudgetSpentError(DivergenceError):
     """The run was lost once more than its ``rollbacks`` could mend (``action="rollback"``)."""
 
-    def __init__(self, alert: Any, rollbacks: int, *, nothing_to_go_back_to: bool = False) -> None:
+    def __init__(self, alert: Any, rollbacks: int) -> None:
         super().__init__(alert)
-        spent = f"the budget of rollbacks is spent ({rollbacks} done)"
-        why = "there is no snapshot yet to go back to" if nothing_to_go_back_to else spent
         self.args = (
-            f"{alert.message} The run cannot recover by itself, and {why}. Its audit log is "
+            f"{alert.message} The run cannot recover by itself, and the budget of rollbacks is "
+            f"spent ({rollbacks} done). Its audit log is "
             "g.rollbacks, and recovery.jsonl in log_dir. Start anew with what the alert advises.",
         )
         self.rollbacks = rollbacks

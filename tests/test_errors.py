@@ -46,7 +46,7 @@ class OwnError(DivergenceError):
 
 def an_error(cls: type[EbmguardError]) -> EbmguardError:
     if issubclass(cls, BudgetSpentError):
-        return cls(ALERT, 5, nothing_to_go_back_to=True)
+        return cls(ALERT, 5)
     return cls(ALERT) if issubclass(cls, DivergenceError) else cls("wrong")
 
 
@@ -82,12 +82,11 @@ def test_it_comes_out_of_a_process_pool():
             assert (str(caught.value), vars(caught.value)) == (str(expected), vars(expected))
 
 
-@pytest.mark.parametrize(("nothing", "why"), [(True, "no snapshot yet"), (False, "5 done")])
-def test_a_spent_budget_says_why(nothing, why):
-    error = BudgetSpentError(ALERT, 5, nothing_to_go_back_to=nothing)
+def test_a_spent_budget_says_why():
+    error = BudgetSpentError(ALERT, 5)
     assert (error.alert, error.rollbacks) == (ALERT, 5)
     assert str(error).startswith(ALERT.message)
-    assert why in str(error)
+    assert "5 done" in str(error)
 
 
 # -- texts of others ------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def of_network(setup: Setup) -> Iterator[Problem]:
     model = setup.trainer.model
     if model is not None:
         yield from _layers(model)
-        yield from _parameters(model)
+        yield from _parameters(model, setup)
     elif setup.has_sampler:
         what = "The guard does not know the energy module: nothing about the network was checked."
         fix = "g.attach(model=f), where f is the module that the sampler calls."
@@ -71,7 +71,7 @@ def _found(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
     return some(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
 
 
-def _parameters(model: nn.Module) -> Iterator[Problem]:
+def _parameters(model: nn.Module, setup: Setup) -> Iterator[Problem]:
     parameters = dict(model.named_parameters())
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     if parameters and len(frozen) == len(parameters):
@@ -81,7 +81,8 @@ def _parameters(model: nn.Module) -> Iterator[Problem]:
     elif frozen:
         what = f"{len(frozen)} of {len(parameters)} parameters are frozen ({some(frozen)})."
         yield _info("frozen", what, "nothing, if that is meant; else f.requires_grad_(True).")
-    broken = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
+    reads = {} if setup.is_running else parameters
+    broken = [name for name, p in reads.items() if not torch.isfinite(p).all()]
     if broken:
         what = f"{len(broken)} parameters hold NaN or infinity ({some(broken)})."
         fix = "another checkpoint; this one was written after the run was lost."

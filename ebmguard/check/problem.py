@@ -17,7 +17,21 @@ if TYPE_CHECKING:
 
     from ..trainer import Trainer
 
-__all__ = ["Problem", "Setup", "error", "in_order", "info", "show", "some", "to_text", "warn"]
+__all__ = [
+    "CHAINS",
+    "Problem",
+    "Setup",
+    "error",
+    "in_order",
+    "info",
+    "show",
+    "some",
+    "to_text",
+    "warn",
+]
+
+CHAINS = "the chains"
+"""Where a problem of chains is, which a few steps may show to be none."""
 
 _SHOWN = 3
 _WIDTH = 100
@@ -39,6 +53,10 @@ class Setup:
         measured: in words, what the sampler was found to be; empty before its first call.
         models: number of model dimensions of an ensemble.
         not_followed: in words, what a rollback would change but cannot in this run.
+        chains: "kept" where a rollback takes those along that the loop feeds back, "copied" where
+            it cannot.
+        unknown: diagnostics that were NaN in every row so far.
+        is_running: whether steps go on: nothing is raised, and no tensor is read.
         example: a batch of inputs to try the model on.
     """
 
@@ -57,6 +75,9 @@ class Setup:
     joins_ranks: bool = False
     models: int = 0
     not_followed: tuple[str, ...] = ()
+    chains: str = ""
+    unknown: frozenset[str] = frozenset()
+    is_running: bool = False
     example: Tensor | None = None
 
 

@@ -10,9 +10,17 @@ from torch import Tensor
 from torch.optim import Adam
 
 from ..alerts import Level
-from .problem import Problem, Setup, error, info, some, warn
+from .problem import CHAINS, Problem, Setup, error, info, some, warn
 
-__all__ = ["TYPED_IN", "implied_scale", "of_actions", "of_chains", "of_exponents", "of_training"]
+__all__ = [
+    "TYPED_IN",
+    "implied_scale",
+    "of_actions",
+    "of_chains",
+    "of_exponents",
+    "of_rollback",
+    "of_training",
+]
 
 # Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2.
 TYPED_IN = 0.02
@@ -109,7 +117,12 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
         fix = "a clamp as wide as the data or none, or data scaled to it."
         yield error("clamp", "g.attach(clamp=)", what, fix)
     samples = getattr(buffer, "samples", buffer)
-    if not isinstance(samples, Tensor) or not samples.numel() or not samples.is_floating_point():
+    if (
+        setup.is_running
+        or not isinstance(samples, Tensor)
+        or not samples.numel()
+        or not samples.is_floating_point()
+    ):
         return
     broken = int((~torch.isfinite(samples)).flatten(1).any(1).sum()) if samples.ndim > 1 else 0
     if broken:
@@ -143,7 +156,7 @@ def _misses(bounds: tuple[float, float], data: tuple[float, float]) -> bool:
 
 
 def of_actions(setup: Setup) -> Iterator[Problem]:
-    """Sinks, ranks, and what an alert leads to."""
+    """Sinks and ranks."""
     if not setup.has_sinks:
         what = "Rows of diagnostics are written nowhere; alerts go to the log alone."
         yield info("no_sinks", "guard(log_dir=)", what, 'log_dir="runs/1", or sinks=[...].')
@@ -157,20 +170,26 @@ def of_actions(setup: Setup) -> Iterator[Problem]:
         what = "Several ranks train, but each weighs its own samples alone."
         fix = "process_group=torch.distributed.group.WORLD."
         yield warn("ranks", "guard(process_group=)", what, fix)
-    if setup.action == "rollback":
-        yield from _rollback(setup, on_gpu)
 
 
-def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
-    name = "rollback_incomplete"
+def of_rollback(setup: Setup) -> Iterator[Problem]:
+    """What an alert leads to: what a rollback does not take back, and changes that it cannot do."""
+    if setup.action != "rollback":
+        return
+    name, model = "rollback_incomplete", setup.trainer.model
     missing = [part for part in ("model", "optimizer") if getattr(setup.trainer, part) is None]
     if missing:
         what = f'action="rollback" cannot take back what it does not know: {" and ".join(missing)}.'
         yield error(name, "g.attach", what, f"{_attach(missing)} before the first step.")
-    if setup.trainer.buffer is None and setup.has_sampler:
+    if setup.trainer.buffer is None and setup.has_sampler and setup.chains != "kept":
         what = "No replay buffer is attached: a rollback would not take the chains back."
         fix = "g.attach(buffer=...); nothing, if every chain starts afresh."
-        yield warn(name, "g.attach", what, fix)
+        if setup.chains == "copied":
+            what = "The sampler gets copies of what it returned, and no replay buffer is attached: "
+            what += "a rollback would not take these chains back."
+            fix = "g.attach(buffer=chains), and chains.copy_(sample(f, chains)), with your names; "
+            fix += "or pass what the sampler returned as it is, chains = sample(f, chains)."
+        yield warn(name, CHAINS, what, fix)
     others = ("scheduler", "ema", "generators")
     unknown = [part for part in others if not getattr(setup.trainer, part)]
     if unknown:
@@ -180,6 +199,7 @@ def _rollback(setup: Setup, on_gpu: bool) -> Iterator[Problem]:
         what = f"A rollback cannot follow these of its changes: {'; '.join(setup.not_followed)}."
         fix = "g.attach(sgld_steps=20, steps_argument=...), or others by Recovery(ladder=...)."
         yield info("recovery_changes", "guard(recovery=)", what, fix)
+    on_gpu = model is not None and any(p.is_cuda for p in model.parameters())
     if on_gpu and torch.backends.cudnn.benchmark:
         where = "torch.backends.cudnn.benchmark"
         what = "cuDNN chooses algorithms by their speed: a step taken again may differ by bits."

@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,18 @@ from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
 from .archive import Archive
+from .chains import Chains
 from .changes import LearningRate, purge, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
-from .snapshots import Snapshot, Snapshots, capture, check_complete, generators_of, restore
+from .snapshots import (
+    Snapshot,
+    Snapshots,
+    capture,
+    check_complete,
+    copied,
+    generators_of,
+    restore,
+)
 
 __all__ = ["Recoverer"]
 
@@ -47,6 +56,7 @@ class Recoverer(Stateful):
         attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
         rate: what scales the optimizer's rate; its hooks come before those that look at a step.
+        chains: those that the loop feeds back.
     """
 
     _owner = "a recovery"
@@ -66,6 +76,7 @@ class Recoverer(Stateful):
         self._scales = deque[float](maxlen=max(_STEPS_BEFORE, settings.certify_after))
         self._has_begun = False
         self.rate = LearningRate()
+        self.chains = Chains()
 
     def read(self, row: Mapping[str, float]) -> None:
         """Take the row of a step that is over: GradScale says whether negatives compete."""
@@ -97,13 +108,22 @@ class Recoverer(Stateful):
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
         settled = self._is_settled(_STEPS_BEFORE)
-        self._snapshots.waiting.append(Snapshot(step, capture(trainer, guard_state), settled))
+        state = self._captured(trainer, guard_state)
+        self._snapshots.waiting.append(Snapshot(step, state, settled))
+
+    def keep_first(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
+        """Take one before the first update: what the run can go back to if that is the last."""
+        if not (self._snapshots.certified or self._snapshots.waiting):
+            self.keep(step, trainer, guard_state())
+
+    def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
+        return capture(trainer, guard_state) | {"chains": copied(self.chains.held)}
 
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
         """Put the run back; return the first half of a rollback, and the guard's own part.
 
         Raises:
-            BudgetSpentError: no rollback is left, or there is no snapshot to go back to.
+            BudgetSpentError: no rollback is left.
             ConfigError: something was attached after the snapshot was taken.
         """
         settings, snapshots = self.settings, self._snapshots
@@ -117,9 +137,9 @@ class Recoverer(Stateful):
             if held <= max(settings.relapse_within, took):  # it has not come farther
                 condemned = snapshots.condemn(last)
         snapshot = snapshots.best()
-        if snapshot is None:
-            raise BudgetSpentError(error, self.attempt, nothing_to_go_back_to=True)
+        assert snapshot is not None, "one is taken before the first update"
         restore(trainer, snapshot.state)
+        self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
         self._restored, self._broke = snapshot.step, error.step
@@ -204,7 +224,7 @@ class Recoverer(Stateful):
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
         """Write the run as a rollback has left it, for a process that dies soon after."""
         if self._archive is not None and self._restored is not None:
-            state = capture(trainer, guard_state)
+            state = self._captured(trainer, guard_state)
             self._archive.write(self._restored, state, self.state_dict())
 
     def check_ready(self, trainer: Trainer) -> None:

@@ -12,7 +12,7 @@ from statistics import median
 import tyro
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
-from ..check import show
+from ..check import OF_GRADIENT, of_unknown, show
 from ..check.problem import Problem, error, in_order, info, warn
 from .folder import RecordedRun, advice
 
@@ -27,7 +27,7 @@ _READ = {
     *(tag for rule in _FLOORS for tag in (rule.tag, rule.reference_tag)),
     *(f"nonfinite/{name}" for names in _NONFINITE.values() for name in names.split()),
     *("beta_star", "buffer/reinit", "energy_gap", "energy_gap_scaled"),
-    *("f_neg/std", "optim/amplification", "scaler/skipped"),
+    *("f_neg/std", "optim/amplification", "scaler/skipped", *OF_GRADIENT),
 }
 # What a median beyond a rule's limit means.
 _MEANINGS = {
@@ -193,7 +193,10 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     if len(reinit) >= 100 and not any(reinit):
         text = "No chain has started afresh in the whole run."
         yield info("stale_chains", "buffer/reinit", text, "a reinit rate of 0.05, as JEM.")
-    if not run.series("sampler/drift_to_noise"):
+    unknown = {tag for tag in OF_GRADIENT if tag in run.latest and not run.series(tag)}
+    if run.row_count > 2:
+        yield from of_unknown(unknown)
+    if not run.series("sampler/drift_to_noise") and "sampler/drift_to_noise" not in unknown:
         text = "Drift, clamp and acceptance are unknown: step and noise were not attached."
         fix = "g.attach(step_size=..., noise_std=..., clamp=...)."
         yield info("unknown", "sampler/drift_to_noise", text, fix)

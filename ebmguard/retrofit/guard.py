@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Unpack
 
-import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import Verdict
-from ..check import Problem, Setup, find_problems
+from ..check import Problem, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
 from ..sampling import Measured, scale
@@ -279,30 +278,7 @@ class Guard:
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        loop, strength = self._loop, self._loop.strength_at(self.step)
-        settings, recoverer = loop.settings, loop.actions.recoverer
-        awaits = loop.strength.awaits_scale and loop.first_calls.calls_left > 0
-        in_group = dist.is_available() and dist.is_initialized()
-        followed = () if recoverer is None else recoverer.settings.not_followed(loop.situation)
-        setup = Setup(
-            trainer=self.trainer,
-            has_sampler=self.sampler is not None or loop.is_inline,
-            beta_star=strength.numbers[0],
-            output_scale=strength.output_scale,
-            tempers=loop.strength.tempers or awaits,
-            measured="" if self.measured is None else str(self.measured),
-            factor=strength.numbers[1],
-            sign=settings.sign,
-            action=settings.action,
-            judge_in_loss=settings.judge_in_loss,
-            has_sinks=bool(loop.writer.sinks),
-            is_distributed=in_group and dist.get_world_size() > 1,
-            joins_ranks=settings.process_group is not None,
-            models=len(settings.models),
-            not_followed=tuple(followed),
-            example=example,
-        )
-        return find_problems(setup)
+        return find_problems(self._loop.setup(self._loop.strength_at(self.step), example))
 
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.

@@ -10,9 +10,11 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Situation, error_for
+from ..check import SelfCheck, Setup, find_problems
 from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
@@ -76,6 +78,7 @@ class Loop:
         self._judge = judge
         self.course = Course()
         self.unused = Unused()
+        self.self_check = SelfCheck()
         # Runs at exit too, and so must hold no reference to the guard.
         weakref.finalize(self, _finish, self.rows, writer)
 
@@ -104,7 +107,45 @@ class Loop:
             self.course.update(row.step, self._judge.level, worst)
             if row.is_over:
                 self.writer.write(row.step, row.numbers | row.logged, row.samples)
+                self._check_itself(row)
             self.actions.report(alerts)
+
+    def _check_itself(self, row: StepRow) -> None:
+        if self.self_check.is_due(row.numbers) and self._now and self.settings.ranks.is_first:
+            self.self_check.say(find_problems(self.setup(self._now[1], is_running=True)))
+
+    def setup(
+        self, strength: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
+    ) -> Setup:
+        """What the checks look at, at a step's strength."""
+        settings, recoverer = self.settings, self.actions.recoverer
+        found = self.first_calls.result
+        awaits = self.strength.awaits_scale and self.first_calls.calls_left > 0
+        in_group = dist.is_available() and dist.is_initialized()
+        followed: Iterable[str] = ()
+        if recoverer is not None and not is_running:
+            followed = recoverer.settings.not_followed(self.situation)
+        return Setup(
+            trainer=self.trainer,
+            has_sampler=self.has_sampler or self.is_inline,
+            beta_star=strength.numbers[0],
+            output_scale=strength.output_scale,
+            tempers=self.strength.tempers or awaits,
+            measured="" if found is None else str(found),
+            factor=strength.numbers[1],
+            sign=settings.sign,
+            action=settings.action,
+            judge_in_loss=settings.judge_in_loss,
+            has_sinks=bool(self.writer.sinks),
+            is_distributed=in_group and dist.get_world_size() > 1,
+            joins_ranks=settings.process_group is not None,
+            models=len(settings.models),
+            not_followed=tuple(followed),
+            chains="" if recoverer is None else recoverer.chains.found,
+            unknown=self.self_check.unknown,
+            is_running=is_running,
+            example=example,
+        )
 
     def _advised(self, alert: Alert, row: StepRow) -> Alert:
         numbers = row.numbers if alert.member is None else row.members[alert.member]
@@ -122,12 +163,16 @@ class Loop:
             steps = self.actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, trainer.steps_argument: steps.steps}
         awaits = self.first_calls.calls_left > 0
+        if (recoverer := self.actions.recoverer) is not None:
+            recoverer.chains.enter(call, args, kwargs, trainer.buffer)
         recording = self.first_calls.recording((call, trainer.model, *args, *kwargs.values()))
         seen = recording
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
         factor, tempers = strength.factor_of_samples, self.strength.must_temper(strength.factor)
         result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen, tempers)
+        if recoverer is not None:
+            recoverer.chains.leave(result)
         if recording is not None:
             self.first_calls.take(recording)
         if awaits:

@@ -162,6 +162,8 @@ class Losses:
         if not self._is_quiet:
             is_off = strength.is_off
             loop.first_losses.check(f_pos, f_neg, loop.first_calls.result, only_warns=is_off)
+            if loop.actions.recoverer is not None:
+                loop.actions.recoverer.keep_first(loop.rows.step, loop.trainer, loop.own_state)
         if begins:
             loop.follow(loop.rows.end_step())
             return loop.strength_at(loop.rows.step)  # which that row may have steered

@@ -116,13 +116,15 @@ def test_the_first_snapshot_is_the_last_resort() -> None:
     run_until(run, 8)
     (rollback,) = run.guard.rollbacks
     assert not rollback.certified
-    assert rollback.restored_step == 1
+    assert rollback.restored_step == 0
 
 
-def test_an_error_in_the_first_step_has_nothing_to_go_back_to() -> None:
+def test_an_error_in_the_first_step_goes_back_to_before_it() -> None:
     run = Run(Recovery(**SAME, **QUICK), detector=Scripted([0]))
-    with pytest.raises(BudgetSpentError, match="no snapshot yet"):
-        run.step()
+    before = run.state()["model"]
+    run.step()
+    assert run.guard.rollbacks[0].restored_step == run.guard.step == 0
+    assert run.state()["model"] == before
 
 
 def test_the_budget_ends_the_run_with_a_typed_error() -> None:
@@ -366,7 +368,7 @@ def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -
     run_until(run, 15)
     recoverer = run.guard._loop.actions.recoverer
     assert recoverer is not None
-    assert [each.step for each in recoverer._snapshots.certified] == [1, 4, 8]
+    assert [each.step for each in recoverer._snapshots.certified] == [0, 4, 8]
 
 
 def test_ranks_that_only_numpy_or_python_tell_apart_stay_apart() -> None:

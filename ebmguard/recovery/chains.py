@@ -1,0 +1,164 @@
+"""Chains that a loop feeds back, ``c = sample(f, c)``: seen early, and put back in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Chains"]
+
+_CALLS = 8  # of the sampler that are looked at: of two steps at least, with several samplers too
+_READ = 3  # of which values are compared
+_ENTRIES = 16  # of a sample, by which its copy is known
+
+
+class Chains:
+    """Follows tensors from what a sampler returned to what it gets next, by their memory.
+
+    What is written to that memory is what the loop passes next. A chain has a number, which what
+    comes out of the sampler inherits from what went in.
+
+    Attributes:
+        held: by number, the latest tensor of each chain.
+        found: "kept" where one came in again, "copied" where copies did, else empty.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[int, Tensor] = {}
+        self.found = ""
+        self._known = set[int]()  # those that came in again
+        self._versions: dict[int, int] = {}  # of what only went in
+        self._written = set[int]()  # what the sampler itself wrote to
+        self._given: list[tuple[int, Tensor]] = []  # what went into the call under way
+        self._numbers, self._calls, self._is_over = count(), 0, False
+
+    def enter(
+        self, call: object, args: Sequence[Any], kwargs: Mapping[str, Any], buffer: object
+    ) -> None:
+        """A sampler is called. The attached buffer is put back by others."""
+        if self._is_over:
+            return
+        at, results = self._places(), [x for i, x in self.held.items() if i not in self._versions]
+        reads = 0 < self._calls < _READ and not self._known
+        self._given = []
+        for x in _tensors([*tree_leaves((args, kwargs)), *_reached(call)]):
+            number = at.get(_place(x))
+            whole = x if x._base is None else x._base
+            repeats = reads and any(_has_rows_of(whole, each) for each in results)
+            if number is None:
+                self.found = self.found or ("copied" if repeats else "")
+                if x is buffer or self._calls >= _CALLS:
+                    continue
+                number = at[_place(x)] = next(self._numbers)
+                # All of its memory: the next call may get another part of it.
+                self.held[number] = x.detach().new_empty(0).set_(x.untyped_storage())
+                self._versions[number] = _version(x)
+            elif number not in self._versions:
+                self._know(number)
+            else:
+                is_changed = self._versions[number] != _version(x)
+                if number in self._written or (is_changed and repeats):
+                    self._know(number)
+                self._versions[number] = _version(x)
+            self._given.append((number, x))
+
+    def leave(self, result: object) -> None:
+        """The sampler has returned."""
+        if self._is_over:
+            return
+        for i, x in self._given:
+            if self._versions.get(i, _version(x)) != _version(x):
+                self._versions[i] = _version(x)
+                self._written.add(i)
+        at, used = self._places(), [i for i, _ in self._given if i not in self._versions]
+        largest: dict[int, Tensor] = {}
+        for x in _tensors(tree_leaves(result)):
+            if x.numel() > largest.setdefault(_place(x), x).numel():
+                largest[_place(x)] = x
+        for place, x in largest.items():
+            number = at.get(place)
+            if number is None:
+                alike = [i for i in used if self.held[i].numel() == x.numel()]
+                number = alike[0] if alike else next(self._numbers)
+                self.held[number] = x.detach()
+            elif number not in used and number not in self._versions:
+                self._know(number)  # the sampler's own: it never went in
+            self._versions.pop(number, None)
+            used = [i for i in used if i != number]
+        self._calls, self._given = self._calls + 1, []
+        if self._calls >= _CALLS:
+            self.held = {i: x for i, x in self.held.items() if i in self._known}
+            self._is_over = not self.held
+
+    def put_back(self, saved: Mapping[int, Tensor]) -> None:
+        """Write the saved values where the chains are now."""
+        for number in self._known & {*saved} & {*self.held}:
+            x = self.held[number]
+            if saved[number].numel() == x.numel() and _is_writable(x):
+                x.copy_(saved[number].reshape(x.shape))
+
+    def _know(self, number: int) -> None:
+        self._known.add(number)
+        if self.found != "kept":
+            self.found = "kept" if _is_writable(self.held[number]) else "copied"
+
+    def _places(self) -> dict[int, int]:
+        return {_place(x): number for number, x in self.held.items()}
+
+
+def _place(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    """The plain ones that have memory: no parameters, which are the model's."""
+    for x in values:
+        if (
+            type(x) is Tensor
+            and x.layout is torch.strided
+            and x.ndim
+            and not x.is_meta
+            and x.numel()
+        ):
+            yield x
+
+
+def _reached(call: object) -> Iterator[object]:
+    """What a sampler keeps itself: attributes of its object, closed-over and global variables."""
+    function = call.func if isinstance(call, partial) else call
+    owner = getattr(function, "__self__", function)
+    own = getattr(owner, "__dict__", {})
+    yield from [*own.values(), *own.get("_buffers", {}).values()]
+    function = getattr(function, "__func__", function)
+    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    yield from (names[name] for name in getattr(code, "co_names", ()) if name in names)
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # it is empty still
+            continue
+
+
+def _has_rows_of(x: Tensor, before: Tensor) -> bool:
+    """Whether a sample of ``before`` is in x, bit by bit."""
+    if x.shape[1:] != before.shape[1:] or x.dtype != before.dtype or not x.is_floating_point():
+        return False
+    rows = [each.detach().reshape(len(each), -1) for each in (x, before.to(x.device))]
+    some = [each[:, :: max(1, each.shape[1] // _ENTRIES)] for each in rows]
+    return bool((some[0][:, None] == some[1]).all(-1).any())
+
+
+def _is_writable(x: Tensor) -> bool:
+    """Whether values can be written into it: one place for each entry, outside inference mode."""
+    overlaps = any(not step and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
+    return not (overlaps or x.is_inference())

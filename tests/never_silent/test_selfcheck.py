@@ -1,0 +1,308 @@
+"""What a guard finds out about itself in its first steps: said once, or made good."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+
+from ebmguard import Recovery, guard
+from ebmguard.report.problems import problems_of_run
+from tests.parts import Energy
+from tests.recovery.parts import Scripted
+
+N = 8
+
+
+def langevin(f: nn.Module, x: Tensor) -> Tensor:
+    for _ in range(3):
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(f(x).sum(), x)
+        x = x + 0.02 * slope + 0.2 * torch.randn_like(x)
+    return x.detach()
+
+
+class Run:
+    """A loop that draws its negatives by ``draw``."""
+
+    def __init__(self, draw: Callable[..., Any], sampler: Any = langevin, **options: Any) -> None:
+        self.f = options.pop("f", None) or Energy()
+        made = options.pop("optimizer", torch.optim.Adam)
+        self.optimizer = made(self.f.parameters(), lr=1e-3)
+        given = {"beta_star": 0.5, "output_scale": 1.0} | options
+        self.g: Any = guard(None, sampler, model=self.f, optimizer=self.optimizer, **given)
+        self.draw = draw
+
+    def go(self, steps: int) -> None:
+        for _ in range(steps):
+            x_neg = self.draw(self.g.sampler, self.f)
+            loss = self.g.loss_fn(self.f(torch.randn(N, 2)), self.f(x_neg))
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+
+
+# -- chains that come in again: ``state`` is what a loop would go on with ------------------------
+
+
+class Returned:
+    def __init__(self) -> None:
+        self.state = torch.randn(N, 2)
+
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        self.state = sample(f, self.state)
+        return self.state
+
+
+class Viewed(Returned):
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        self.state = sample(f, self.state).detach().reshape(N, 2)[:]
+        return self.state
+
+
+class ByName(Returned):
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        self.state = sample(f, x=self.state)
+        return self.state
+
+
+class InTurns(Returned):
+    """Two sets of chains, a call for each."""
+
+    def __init__(self) -> None:
+        self.parts = [torch.randn(N, 2), torch.randn(N, 2) + 5]
+
+    @property
+    def state(self) -> Tensor:
+        return torch.cat(self.parts)
+
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        self.parts = [sample(f, part) for part in self.parts]
+        return self.parts[0]
+
+
+class Written(Returned):
+    """By the loop, into the tensor that goes in."""
+
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        self.state.copy_(sample(f, self.state))
+        return self.state.clone()
+
+
+class InParts(Returned):
+    """Of a tensor of many chains a few move at a time."""
+
+    def __init__(self) -> None:
+        self.state, self.next = torch.randn(4 * N, 2), 0
+
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        rows = slice(self.next, self.next + N)
+        self.next = (self.next + N) % len(self.state)
+        self.state[rows] = sample(f, self.state[rows])
+        return self.state[rows].clone()
+
+
+class InTheSampler(Returned):
+    """The sampler writes to what it gets."""
+
+    def sampler(self, f: nn.Module, x: Tensor) -> Tensor:
+        return x.copy_(langevin(f, x)).clone()
+
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        x: Tensor = sample(f, self.state)
+        return x
+
+
+class OwnedByTheSampler(Returned):
+    def sampler(self, f: nn.Module) -> Tensor:
+        self.state = langevin(f, self.state)
+        return self.state
+
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        x: Tensor = sample(f)
+        return x
+
+
+class Restarted(Returned):
+    """A few chains start afresh before each call, in place."""
+
+    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
+        self.state[torch.rand(N) < 0.2] = 0.0
+        return super().__call__(sample, f)
+
+
+KEPT = [Returned, Viewed, ByName, InTurns, Written, InParts, InTheSampler, OwnedByTheSampler]
+KEPT += [Restarted]
+SAVING = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, reseed=False)}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_chains_that_come_in_again_are_taken_back(kind, caplog):
+    draw = kind()
+    run = Run(draw, getattr(draw, "sampler", langevin), **SAVING)
+    run.g._loop._judge = Scripted([17])
+    at = {}
+    while not run.g.rollbacks:
+        at[run.g.step] = draw.state.clone()
+        run.go(1)
+    restored = run.g.rollbacks[0].restored_step
+    assert restored == run.g.step >= 8
+    assert torch.equal(draw.state, at[restored])
+    assert "chains" not in caplog.text
+
+
+def test_a_rollback_to_before_the_first_update_has_the_first_chains():
+    draw = Returned()
+    run = Run(draw, **SAVING)
+    run.g._loop._judge = Scripted([1])
+    before = [p.clone() for p in run.f.parameters()]
+    run.go(1)
+    first = draw.state.clone()
+    run.go(1)
+    assert run.g.step == 0
+    assert torch.equal(draw.state, first)
+    assert all(map(torch.equal, run.f.parameters(), before))
+
+
+COPIED = {
+    "clone": lambda x: x.clone(),
+    "another device": lambda x: torch.from_numpy(x.numpy().copy()),
+    "with fresh ones": lambda x: torch.cat([x[2:], torch.randn(2, 2)]),
+    "another order": lambda x: x.flip(0),
+}
+FRESH = {"fresh": lambda x: torch.randn(N, 2)}
+
+
+@pytest.mark.parametrize("kind", COPIED | FRESH)
+def test_chains_that_are_left_behind_are_named_once(kind, caplog):
+    draw, change = Returned(), (COPIED | FRESH)[kind]
+
+    def copied(sample: Any, f: nn.Module) -> Tensor:
+        draw.state = change(draw.state)
+        return draw(sample, f)
+
+    Run(copied, **SAVING).go(60)
+    (said,) = [x for x in caplog.messages if "rollback_incomplete" in x]
+    fix = "chains.copy_(sample(f, chains))" if kind in COPIED else "if every chain starts afresh"
+    assert fix in said
+    assert "buffer=" in said
+
+
+# -- diagnostics that a run cannot have -----------------------------------------------------------
+
+
+def transformed(how: Callable[..., Any]) -> Callable[..., Tensor]:
+    def sampler(f: nn.Module, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + 0.02 * how(f)(x) + 0.2 * torch.randn_like(x)
+        return x.detach()
+
+    return sampler
+
+
+def called(f: nn.Module) -> Any:
+    named: dict[str, Tensor] = dict(f.named_parameters())
+
+    def energy(x: Tensor) -> Tensor:
+        total: Tensor = functional_call(f, named, (x[None],)).sum()
+        return total
+
+    return vmap(grad(energy))
+
+
+def differences(f: nn.Module) -> Any:
+    steps = 1e-2 * torch.eye(2)
+    return lambda x: torch.stack([(f(x + h) - f(x - h)) / 2e-2 for h in steps], 1).detach()
+
+
+@torch.no_grad()
+def metropolis(f: nn.Module, x: Tensor) -> Tensor:
+    y = x + 0.2 * torch.randn_like(x)
+    return torch.where(((f(y) - f(x)).exp() > torch.rand(len(x)))[:, None], y, x)
+
+
+BLIND = {
+    "grad": (transformed(lambda f: grad(lambda x: f(x).sum())), "torch.func"),
+    "vmap": (transformed(lambda f: vmap(grad(lambda x: f(x[None]).sum()))), "torch.func"),
+    "functional_call": (transformed(called), "torch.func"),
+    "jacrev": (transformed(lambda f: vmap(jacrev(lambda x: f(x[None]).sum()))), "torch.func"),
+    "differences": (transformed(differences), "it takes none"),
+    "no gradient": (metropolis, "it takes none"),
+}
+
+
+@pytest.mark.parametrize("beta_star", [0.5, 0.0])
+@pytest.mark.parametrize("kind", BLIND)
+def test_a_gradient_norm_that_nobody_sees_is_said_once(kind, beta_star, caplog, tmp_path):
+    sampler, why = BLIND[kind]
+    more = {"log_dir": tmp_path / "run", "beta_star": beta_star}
+    run = Run(Returned(), sampler, step_size=0.02, noise_std=0.2, **more)
+    run.go(60)
+    (said,) = [x for x in caplog.messages if "sampler/grad_norm" in x]
+    assert why in said
+    assert "sampler/drift_to_noise" in said
+    run.g.close()
+    for problems in (run.g.check(), problems_of_run(tmp_path / "run")):
+        (problem,) = [x for x in problems if x.name == "unknown"]
+        assert why in problem.what
+
+
+def test_a_run_that_has_its_diagnostics_says_nothing(caplog):
+    run = Run(Returned(), step_size=0.02, noise_std=0.2)
+    run.go(60)
+    assert not caplog.messages
+    assert {x.name for x in run.g.check()} == {"no_sinks"}
+
+
+# -- the rest of the check ------------------------------------------------------------------------
+
+DECAYS = {"optimizer": lambda p, lr: torch.optim.Adam(p, lr=lr, weight_decay=0.1)}
+DROPS = {"f": Energy(nn.Dropout(0.1))}
+SAID: dict[str, dict[str, Any]] = {
+    "weight_decay": DECAYS,
+    "dropout": DROPS,
+    "batch_norm": {"f": Energy(nn.BatchNorm1d(8))},
+    "sampler_factor": {"output_scale": 0.51},
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_problem_is_said_after_the_first_step_once(name, caplog):
+    run = Run(Returned(), **SAID[name])
+    run.go(1)
+    assert sum(f" {name}: " in x and x.startswith("g.check()") for x in caplog.messages) == 1
+    run.go(60)
+    assert sum(x.startswith("g.check()") for x in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("options", [DECAYS, DROPS])
+def test_at_0_nothing_is_said_of_what_the_guard_does_not_touch(options, caplog):
+    Run(Returned(), beta_star=0, **options).go(60)
+    assert not caplog.messages
+
+
+class Shy(nn.Dropout):
+    """Nobody may ask how much it drops."""
+
+    @property
+    def p(self) -> float:
+        raise RuntimeError("not while training")
+
+    @p.setter
+    def p(self, value: float) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_what_cannot_be_found_out_is_no_problem(caplog):
+    run = Run(Returned(), f=Energy(Shy()), **DECAYS)
+    with caplog.at_level(logging.WARNING):
+        run.go(3)
+    assert ["weight_decay" in x for x in caplog.messages] == [True]
