@@ -1,14 +1,16 @@
-"""`ebmguard report`: runs as one HTML file that needs nothing else."""
+"""`ebmguard report` and `compare`: runs as one HTML file, and side by side as a table."""
 
 from __future__ import annotations
 
 import base64
 import math
 import re
+import shutil
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,14 @@ import tyro
 from ..errors import ConfigError, printable
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
-from .files import ALERT, batches, flat, opened
+from .files import ALERT, batches, flat, named, opened, run_folders
 from .folder import ACCURACY, RecordedRun, advice, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
-__all__ = ["ReportConfig", "page", "report"]
+__all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report", "table"]
 
 _MOST_RUNS = 6
+_NARROWEST = 12  # characters of a column of the table
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST = 4 << 20  # bytes; a larger picture would make the page slow to open
 
@@ -33,28 +36,62 @@ class ReportConfig:
     """Write a page about runs, finished or not: charts, alerts, rollbacks, what to do next."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders, up to six: the trainer's, or the guard's log_dir."""
+    """Run folders, the trainer's or the guard's log_dir, up to six, or a folder that holds some."""
     out: Path = Path("report.html")
     """The page, one file that needs no network."""
 
 
+@dataclass(frozen=True)
+class CompareConfig:
+    """Compare runs, finished or not: a table of how each went, and a page with their charts."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders, a trainer's or a guard's log_dir, two to six, or a folder that holds some."""
+    out: Path = Path("compare.html")
+    """The page that `ebmguard report` writes, the runs over each other."""
+
+
 def report(config: ReportConfig) -> int:
     """`ebmguard report`; the exit status is 0."""
-    if not 1 <= len(config.runs) <= _MOST_RUNS:
-        raise ConfigError(f"A report takes 1 to {_MOST_RUNS} run folders; got {len(config.runs)}.")
-    text = page(config.runs)
+    _write(config, 1)
+    print(f"report: {printable(config.out)}")
+    return 0
+
+
+def compare(config: CompareConfig) -> int:
+    """`ebmguard compare`; the exit status is 0."""
+    print(table(_write(config, 2), shutil.get_terminal_size().columns))
+    print(f"\npage: {printable(config.out)}")
+    return 0
+
+
+def _write(config: ReportConfig | CompareConfig, fewest: int) -> list[dict[str, Any]]:
+    """Write the page; what is said of each run."""
+    command, folders = (
+        type(config).__name__.removesuffix("Config").lower(),
+        run_folders(config.runs),
+    )
+    if not fewest <= len(folders) <= _MOST_RUNS:
+        got = f"{len(folders)}" + (f": {named(folders)}" if folders else "")
+        raise ConfigError(f"{command} takes {fewest} to {_MOST_RUNS} run folders; got {got}.")
+    if config.out.suffix in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"--out {config.out}: expected a page, such as {command}.html.")
+    text, facts = _page(folders)
     try:
         config.out.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{config.out} cannot be written: {error}. Name another --out."
         ) from error
-    print(f"report: {printable(config.out)}")
-    return 0
+    return facts
 
 
 def page(folders: Sequence[Path]) -> str:
     """The page about run folders as HTML; a ``ConfigError`` where one has no rows or is damaged."""
+    return _page(folders)[0]
+
+
+def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -72,10 +109,11 @@ def page(folders: Sequence[Path]) -> str:
     names = [printable(folder.resolve().name) for folder in folders]
     if len(set(names)) < len(names):
         names = [run.name for run in runs]
+    facts = [_facts(run, name) for run, name in zip(runs, names, strict=True)]
     own = sorted({name for run in runs for name in run.own})
     configs, results = [_flat(run.config) for run in runs], [_flat(run.results) for run in runs]
-    return environment.get_template("report.html").render(
-        runs=[_facts(run, name) for run, name in zip(runs, names, strict=True)],
+    text = environment.get_template("report.html").render(
+        runs=facts,
         main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
         # What stayed 0 from beginning to end is healthy, and no news.
         more=[plot for chart in more if (plot := plots.draw(chart, runs)) and not plot.is_zero],
@@ -85,6 +123,43 @@ def page(folders: Sequence[Path]) -> str:
         results=results,
         plots=plots,
     )
+    return text, facts
+
+
+def table(facts: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
+    """How each run went, one column a run; cells are folded where it is wider than ``width``."""
+    runs: list[RecordedRun] = [own["recorded"] for own in facts]
+    said: dict[str, list[Any]] = {
+        "": [own["name"] for own in facts],
+        "outcome": [own["outcome"] for own in facts],  # here is the place of a verdict
+        **{f"first {level}": [_first(run, level) for run in runs] for level in ("WARN", "ERROR")},
+        "rollbacks": [len(run.rollbacks) for run in runs],
+        "β*": [run.latest.get(BETA_STAR) for run in runs],
+    }
+    for title in dict.fromkeys(title for own in facts for title, _ in own["tiles"]):
+        said[title] = [dict(own["tiles"]).get(title) for own in facts]
+    rows = [[title, *("—" if x is None else _cell(x) for x in own)] for title, own in said.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = math.inf if width is None else width - 2 * len(runs)
+    while sum(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in rows:
+        cells = [textwrap.wrap(cell, each) for cell, each in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            line = "  ".join(f"{part:<{each}}" for part, each in zip(parts, widths, strict=True))
+            lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def _first(run: RecordedRun, level: str) -> str:
+    """The first alert of a level, and the last test accuracy before it, where there is one."""
+    alert = next((alert for alert in run.alerts if alert["level"] == level), None)
+    if alert is None:
+        return "none"
+    kept = [value for step, value in run.accuracy if step <= alert["step"]]
+    then = f", accuracy then {kept[-1]:.1%}" if kept else ""
+    return f"step {alert['step']:,}: {alert['rule']}{then}"
 
 
 def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
