@@ -30,10 +30,8 @@ class Command(NamedTuple):
 
 
 # What a terminal that lacks a character shows in its place; "?" for others.
-_PLAIN = dict(zip("▁▂▃▄▅▆▇█×●━─…≥≤→−⁺⁻·—", "_.-=+*%#x*=-~><>-+-.-", strict=True)) | {
-    "β": "beta",
-    "∞": "inf",
-}
+_PLAIN = dict(zip("▁▂▃▄▅▆▇█×●━─…≥≤→−⁺⁻·—", "_.-=+*%#x*=-~><>-+-.-", strict=True))
+_PLAIN |= {"β": "beta", "∞": "inf"}
 # Of each command its words, one of those joined by "|" (a figure's is its first argument); package,
 # settings and function, which is command:run where none is named; and its summary.
 _TABLE = """\
@@ -165,9 +163,11 @@ def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
 def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
     """The list of these commands, and why none begins with words of which the last one is wrong."""
     lines = ["usage: ebmguard COMMAND [options]   (or --version)"]
+    is_whole = len(names) == len(COMMANDS)
+    heads = ("your trainer and runs", "trainers of the papers") if is_whole else ("commands",) * 2
     for i, name in enumerate(names):
         if not i or len(name) > 1 == len(names[i - 1]):
-            lines += ["", "trainers of the papers:" if len(name) > 1 else "your trainer and runs:"]
+            lines += ["", f"{heads[len(name) > 1]}:"]
         words = " ".join(name)
         # A name that is too long for its column has a line of its own.
         words += f"\n  {'':{_COLUMN}}" if len(words) > _COLUMN else ""

@@ -162,20 +162,22 @@ def _is_run(path: Path) -> bool:
 
 
 def _inside(path: Path) -> list[Path]:
-    """The runs in a folder, else those in its folders, by name."""
+    """The runs with rows in a folder, else those in its folders, by name."""
     try:
-        found = (sorted(rows.parent for rows in path.glob(f"{at}/{ROWS}")) for at in ("*", "*/*"))
+        files = (sorted(path.glob(f"{at}/{ROWS}")) for at in ("*", "*/*"))
+        found = ([rows.parent for rows in of_level if rows.stat().st_size] for of_level in files)
         return next(filter(None, found), [])
     except (OSError, ValueError):  # it cannot be listed, or is a name that no folder has
         return []
 
 
 def meant(path: Path) -> list[Path]:
-    """The runs that could be meant by a path that is none, the likeliest first."""
-    runs, above = _inside(path), iter(path.parents)
-    for parent in () if runs else above:
-        runs = [parent] if _is_run(parent) else _inside(parent)
-        if runs or os.path.isdir(parent):
+    """The runs that could be meant by a path that is none: those in it, or the likeliest first."""
+    if runs := _inside(path):
+        return runs
+    for above in path.parents:
+        runs = [above] if _is_run(above) else _inside(above)
+        if runs or os.path.isdir(above):
             break
     return sorted(runs, key=lambda run: -SequenceMatcher(None, str(path), str(run)).ratio())
 
@@ -188,19 +190,16 @@ def named(runs: list[Path]) -> str:
 
 def no_run(path: Path) -> ConfigError:
     """Why a path is no run, and which ones could be meant."""
-    runs = meant(path)
-    if not os.path.lexists(path):
-        what = "does not exist"
-    elif not os.path.isdir(path):
-        what = "is a file; expected a run's folder"
+    runs, what = meant(path), f"holds no {ROWS} with rows, so that it is no run"
+    if not os.path.isdir(path):
+        is_there = os.path.lexists(path)
+        what = "is a file; expected a run's folder" if is_there else "does not exist"
     elif _is_run(path):
         what, runs = f"holds a {ROWS} without rows: no step of its run is over yet", []
     elif _inside(path):
         what = f"is no run but holds {len(runs)}"
-    else:
-        what = f"holds no {ROWS} with rows, so that it is no run"
-    cure = f"Runs that are there: {named(runs)}." if runs else ""
-    return ConfigError(f"{path} {what}. {cure or 'Name the folder of a trainer, or a log_dir.'}")
+    cure = f"Runs that are there: {named(runs)}." if runs else "Name a trainer's folder or log_dir."
+    return ConfigError(f"{path} {what}. {cure}")
 
 
 class GrowingFile:

@@ -65,12 +65,8 @@ def load(
         raise ImportError('data frames need pandas: pip install "ebmguard[train]"') from error
     several = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     names = [name for path in several for name in sorted(glob.glob(os.fspath(path)))]
-    folders = {
-        str(run): _read(run)
-        for name in names
-        if os.path.isdir(name)
-        for run in of.run_folders([Path(name)])
-    }
+    places = [Path(name) for name in names if os.path.isdir(name)]
+    folders = {str(run): _read(run) for run in of.run_folders(places)}
     folders = {name: found for name, found in folders.items() if len(found["rows"])}
     if not folders:
         raise ConfigError(

@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import math
 import re
-import shutil
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ from .files import ALERT, batches, flat, named, opened, run_folders
 from .folder import ACCURACY, RecordedRun, advice, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
-__all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report", "table"]
+__all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report"]
 
 _MOST_RUNS = 6
-_NARROWEST = 12  # characters of a column of the table
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST = 4 << 20  # bytes; a larger picture would make the page slow to open
 
@@ -42,35 +39,40 @@ class ReportConfig:
 
 
 @dataclass(frozen=True)
-class CompareConfig:
-    """Compare runs, finished or not: a table of how each went, and a page with their charts."""
+class CompareConfig(ReportConfig):
+    """Compare two to six runs, finished or not: a table of how each went, and a page about them."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders, a trainer's or a guard's log_dir, two to six, or a folder that holds some."""
     out: Path = Path("compare.html")
-    """The page that `ebmguard report` writes, the runs over each other."""
+    """The page, one file that needs no network."""
 
 
 def report(config: ReportConfig) -> int:
     """`ebmguard report`; the exit status is 0."""
-    _write(config, 1)
+    _write(config, "report", 1)
     print(f"report: {printable(config.out)}")
     return 0
 
 
 def compare(config: CompareConfig) -> int:
     """`ebmguard compare`; the exit status is 0."""
-    print(table(_write(config, 2), shutil.get_terminal_size().columns))
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError as error:
+        raise ImportError('comparing needs rich: pip install "ebmguard[cli]"') from error
+    table = Table.grid(padding=(0, 2))
+    for title, cells in _told(_write(config, "compare", 2)).items():
+        shown = ("—" if value is None else _cell(value) for value in cells)
+        table.add_row(title, *(Text(cell, overflow="fold") for cell in shown))
+    Console(highlight=False).print(table)
     print(f"\npage: {printable(config.out)}")
     return 0
 
 
-def _write(config: ReportConfig | CompareConfig, fewest: int) -> list[dict[str, Any]]:
-    """Write the page; what is said of each run."""
-    command, folders = (
-        type(config).__name__.removesuffix("Config").lower(),
-        run_folders(config.runs),
-    )
+def _write(config: ReportConfig, command: str, fewest: int) -> list[dict[str, Any]]:
+    """Write the page; the facts of each run."""
+    folders = run_folders(config.runs)
     if not fewest <= len(folders) <= _MOST_RUNS:
         got = f"{len(folders)}" + (f": {named(folders)}" if folders else "")
         raise ConfigError(f"{command} takes {fewest} to {_MOST_RUNS} run folders; got {got}.")
@@ -126,30 +128,17 @@ def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
     return text, facts
 
 
-def table(facts: Sequence[Mapping[str, Any]], width: int | None = None) -> str:
-    """How each run went, one column a run; cells are folded where it is wider than ``width``."""
+def _told(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """How each run went, one column a run, None where it is not known; lines by their title."""
     runs: list[RecordedRun] = [own["recorded"] for own in facts]
-    said: dict[str, list[Any]] = {
+    tiles = [dict(own["tiles"]) for own in facts]
+    return {
         "": [own["name"] for own in facts],
-        "outcome": [own["outcome"] for own in facts],  # here is the place of a verdict
+        "outcome": [own["outcome"] for own in facts],  # the place of a verdict
         **{f"first {level}": [_first(run, level) for run in runs] for level in ("WARN", "ERROR")},
         "rollbacks": [len(run.rollbacks) for run in runs],
         "β*": [run.latest.get(BETA_STAR) for run in runs],
-    }
-    for title in dict.fromkeys(title for own in facts for title, _ in own["tiles"]):
-        said[title] = [dict(own["tiles"]).get(title) for own in facts]
-    rows = [[title, *("—" if x is None else _cell(x) for x in own)] for title, own in said.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = math.inf if width is None else width - 2 * len(runs)
-    while sum(widths) > room and max(widths) > _NARROWEST:
-        widths[widths.index(max(widths))] -= 1
-    lines = []
-    for row in rows:
-        cells = [textwrap.wrap(cell, each) for cell, each in zip(row, widths, strict=True)]
-        for parts in zip_longest(*cells, fillvalue=""):
-            line = "  ".join(f"{part:<{each}}" for part, each in zip(parts, widths, strict=True))
-            lines.append(line.rstrip())
-    return "\n".join(lines)
+    } | {title: [own.get(title) for own in tiles] for title in dict.fromkeys(chain(*tiles))}
 
 
 def _first(run: RecordedRun, level: str) -> str:

@@ -72,11 +72,7 @@ class Trace:
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
-    """Run a script until ``steps`` optimizer steps have had a difference in their loss.
-
-    Raises:
-        Guarded: it calls ``guard()``.
-    """
+    """Run a script until ``steps`` steps had a difference in their loss; ``Guarded`` at a guard."""
     tracer, began = _Tracer(steps), time.perf_counter()
     with tracer.watching():
         state, error = run(script, arguments, tracer.end_step)
