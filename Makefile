@@ -32,7 +32,7 @@ help:
 	@echo "make lint            format check, lint and types alone"
 	@echo "make format          format the code and sort its imports"
 	@echo "make docs            the site, in build/site: tutorials run, links checked"
-	@echo "make demo            the same training run without and with the guard, one picture"
+	@echo "make demo            the same training run without and with the guard, one page"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
 	@echo "make bench-population  recorded runs of many families through the rules: what alerts find"
 	@echo "make bench-remedies  the field's remedies and beta_star on the digits, at equal compute"

@@ -27,7 +27,7 @@ ALERT_EVERY = 1000
 COMMANDS = {
     "report": ["report", "{run}", "--out", "{out}/report.html"],
     "watch": ["watch", "{run}", "--once"],
-    "compare": ["compare", "--runs", "{run}", "{run}", "--out", "{out}/compare.png"],
+    "compare": ["compare", "{run}", "{run}", "--out", "{out}/compare.html"],
 }
 
 

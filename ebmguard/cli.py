@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import pkgutil
 import re
 import sys
@@ -27,9 +29,24 @@ class Command(NamedTuple):
     summary: str
 
 
+# What a terminal that lacks a character shows in its place; "?" for others.
+_PLAIN = dict(zip("▁▂▃▄▅▆▇█×●━─…≥≤→−⁺⁻·—", "_.-=+*%#x*=-~><>-+-.-", strict=True))
+_PLAIN |= {"β": "beta", "∞": "inf"}
 # Of each command its words, one of those joined by "|" (a figure's is its first argument); package,
 # settings and function, which is command:run where none is named; and its summary.
 _TABLE = """\
+trace = trace config:TraceConfig command:trace
+    run a trainer for a few steps: its sampler measured, the two lines that guard it, proven
+watch = report watch:WatchConfig watch:watch
+    a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks
+report = report page:ReportConfig page:report
+    runs as one HTML file: charts, alerts, rollbacks, what to do next
+check = report problems:CheckConfig problems:check
+    every problem of a run, each with its fix
+compare = report page:CompareConfig page:compare
+    any runs side by side: a table, and one page with their charts over each other
+demo = reference_training demo:DemoConfig demo:run
+    the same JEM run without and with the guard
 train jem = reference_training.jem options:from_words
     train a joint energy-based model, watched by the guard
 train shortrun = reference_training.shortrun config:ShortRunConfig
@@ -67,18 +84,6 @@ figure 12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run = \
     a figure or study of short-run models, from runs that are there, with its numbers
 figure bilevel = reference_training.bism.figures config:FigureConfig bilevel:run
     bias of bi-level gradients and its bound by unrolled and inner steps, from runs that are there
-watch = report watch:WatchConfig watch:watch
-    a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks
-report = report page:ReportConfig page:report
-    runs as one HTML file: charts, alerts, rollbacks, what to do next
-check = report problems:CheckConfig problems:check
-    every problem of a run, each with its fix
-trace = trace command:TraceConfig command:trace
-    run a trainer for a few steps: its sampler measured, the two lines that guard it, proven
-compare = reference_training compare:CompareConfig compare:compare
-    draw runs side by side
-demo = reference_training demo:DemoConfig demo:run
-    the same JEM run without and with the guard
 """
 COMMANDS = {
     tuple(words.split()): Command(
@@ -94,6 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     It is 2 for words or settings that cannot be meant, and 130 after Ctrl-C.
     """
+    codecs.register_error("ebmguard", _plain)
+    for stream in sys.stdout, sys.stderr:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="ebmguard")
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
         print(f"ebmguard {load('ebmguard:__version__')}")
@@ -124,6 +133,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Characters that a terminal lacks, in those that each has."""
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(each, "?") for each in lacking), error.end
+
+
 def _apart(words: list[str]) -> list[str]:
     """Options of the command, then all that is a script's and its own arguments' behind "--"."""
     end = 0
@@ -146,8 +162,12 @@ def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
 
 def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
     """The list of these commands, and why none begins with words of which the last one is wrong."""
-    lines = ["usage: ebmguard COMMAND [options]   (or --version)", "", "commands:"]
-    for name in names:
+    lines = ["usage: ebmguard COMMAND [options]   (or --version)"]
+    is_whole = len(names) == len(COMMANDS)
+    heads = ("your trainer and runs", "trainers of the papers") if is_whole else ("commands",) * 2
+    for i, name in enumerate(names):
+        if not i or len(name) > 1 == len(names[i - 1]):
+            lines += ["", f"{heads[len(name) > 1]}:"]
         words = " ".join(name)
         # A name that is too long for its column has a line of its own.
         words += f"\n  {'':{_COLUMN}}" if len(words) > _COLUMN else ""

@@ -1,14 +1,16 @@
-"""A minimal JEM: a classifier of real digits whose logsumexp is also the density's -energy."""
+"""A minimal JEM on real digits, which are scikit-learn's: pip install scikit-learn."""
 
 import sys
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from ebmguard import guard
 
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    sys.exit("jem_digits.py needs the digits of scikit-learn: pip install scikit-learn")
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
 torch.manual_seed(0)
 images, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
@@ -25,12 +27,10 @@ class F(nn.Module):
 
 
 def sample_q(f, buffer, rows):  # JEM's: step size 1, noise 0.01
-    x = buffer[rows]
-    x = torch.where(torch.rand(len(x), 1) < 0.05, 2 * torch.rand_like(x) - 1, x)
+    x = torch.where(torch.rand(64, 1) < 0.05, 2 * torch.rand(64, 64) - 1, buffer[rows])
     for _ in range(10):
         x = x.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(f(x).sum(), x)
-        x = x + grad + 0.01 * torch.randn_like(x)
+        x = x + torch.autograd.grad(f(x).sum(), x)[0] + 0.01 * torch.randn_like(x)
     buffer[rows] = x.detach()
     return x.detach()
 
@@ -50,7 +50,7 @@ for _ in range(steps):
     chosen = torch.randint(1500, (64,))
     x = images[chosen] + 0.03 * torch.randn(64, 64)
     negatives = sample_q(f, buffer, torch.randint(len(buffer), (64,)))
-    loss = loss_fn(f(x), f(negatives)) + cross_entropy(f.logits(x), labels[chosen])
+    loss = loss_fn(f(x), f(negatives)) + nn.functional.cross_entropy(f.logits(x), labels[chosen])
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

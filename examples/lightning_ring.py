@@ -1,16 +1,20 @@
-"""Lightning: the mixin ties the guard of a module to its Trainer."""
+"""Lightning, by pip install "ebmguard[lightning]": a mixin ties a guard to the Trainer."""
 
 import sys
 
 import torch
-from lightning import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ebmguard import guard
-from ebmguard.adapters.lightning import GuardedModule
 from ebmguard.samplers import sgld
 
+try:
+    from lightning import LightningModule, Trainer
+
+    from ebmguard.adapters.lightning import GuardedModule
+except ImportError:
+    sys.exit('lightning_ring.py needs Lightning: pip install "ebmguard[lightning]"')
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
 torch.manual_seed(0)
 
@@ -36,7 +40,6 @@ class Ring(GuardedModule, LightningModule):
         return self.cd_loss(self.f(x), self.f(self.sample_q(self.f, torch.randn_like(x))))
 
     def configure_optimizers(self):
-        """Adam."""
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 

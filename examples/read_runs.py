@@ -1,10 +1,13 @@
-"""Reads what guarded runs wrote, as pandas frames: python read_runs.py "runs/*" """
+"""Reads runs as frames of pandas, by pip install "ebmguard[train]": python read_runs.py runs"""
 
 import sys
 
-from ebmguard import runs
+from ebmguard import EbmguardError, runs
 
-found = runs.load(sys.argv[1:])
+try:
+    found = runs.load(sys.argv[1:])
+except (EbmguardError, ImportError) as error:  # no runs there, or no pandas
+    sys.exit(str(error))
 latest = found.rows.groupby("run").tail(100)
 print(latest.groupby("run")[["energy_gap", "grad_scale"]].median().round(2))
 if len(found.alerts):

@@ -1,5 +1,6 @@
 """Two ranks, one guard: torchrun --standalone --nproc-per-node 2 two_ranks.py"""
 
+import os
 import sys
 
 import torch
@@ -11,6 +12,8 @@ from ebmguard import guard
 from ebmguard.samplers import sgld
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+if "RANK" not in os.environ:
+    sys.exit("Start it as: torchrun --standalone --nproc-per-node 2 two_ranks.py")
 dist.init_process_group("gloo")  # "nccl" on GPUs
 torch.manual_seed(0)  # the same network everywhere
 energy = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Literal
 
 from .precision import PrecisionName
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 CompileName = Literal["auto", "yes", "no"]
 

@@ -1,4 +1,4 @@
-"""`ebmguard demo`: the same JEM run without and with the guard, then both in one picture."""
+"""`ebmguard demo`: the same JEM run without and with the guard, then a page about both."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ebmguard.errors import ConfigError
-
-from .compare import CompareConfig, compare, load
+from ebmguard.report import RecordedRun
+from ebmguard.report.page import CompareConfig, compare
 
 STRENGTHS = (0.0, 2.0)
 # Of a line of a training: the step, and accuracy, energy gap and GradScale.
@@ -28,11 +28,11 @@ _STATE = re.compile(r"(\d+)/\d+  ((?:\S+ \S+ *){3})")
 class DemoConfig:
     """Train a JEM on real digits twice with the same seed, unguarded (β* = 0) and guarded (β* = 2).
 
-    Both run side by side, one thread each; then a picture and a table show what happened.
+    Both run side by side, one thread each; then a page and a table show what happened.
     """
 
     out: Path = Path("demo")
-    """Folder for the two runs and demo.png; must be new or empty."""
+    """Folder for the two runs and demo.html; must be new or empty."""
     seed: int = 0
     """Seed of both runs."""
     iterations: int = 2000
@@ -54,7 +54,7 @@ def run(config: DemoConfig) -> int:
     _say(
         f"Trains the same JEM on real digits twice, {config.iterations:,} steps each and side by "
         "side: without the guard (β* = 0) and with it (β* = 2). 2,000 steps take two to four "
-        f"minutes on two cores; then both are drawn in {config.out / 'demo.png'}. To look on: "
+        f"minutes on two cores; then both are drawn in {config.out / 'demo.html'}. To look on: "
         f"ebmguard watch {config.out}/beta_star_2"
     )
     folders = [config.out / f"beta_star_{strength:g}" for strength in STRENGTHS]
@@ -80,9 +80,9 @@ def run(config: DemoConfig) -> int:
         print(f"A training failed, exit status {max(statuses)}; its messages are above.")
         return max(statuses)
     print()
-    compare(CompareConfig((folders[0], folders[1]), config.out / "demo.png"))
+    compare(CompareConfig((folders[0], folders[1]), config.out / "demo.html"))
     print()
-    _say(verdict(*(load(folder).results for folder in folders)))
+    _say(verdict(*(RecordedRun.read(folder).results for folder in folders)))
     print(f"TensorBoard: tensorboard --logdir {config.out}")
     return 0
 

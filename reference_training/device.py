@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from ebmguard.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def find_device(name: str) -> torch.device:
@@ -13,6 +16,8 @@ def find_device(name: str) -> torch.device:
     Raises:
         ConfigError: PyTorch has no such device here.
     """
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -26,6 +31,8 @@ def find_device(name: str) -> torch.device:
 
 def describe(device: torch.device) -> str:
     """The device in words, such as "cuda (NVIDIA H200)"."""
+    import torch
+
     if device.type == "cuda":
         return f"cuda ({torch.cuda.get_device_name(device)})"
     return device.type

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ N = TypeVar("N", bound=nn.Module)
 
 NEGATIVE_SLOPE = 0.2
 STEM_CHANNELS = 16
-ActivationName = Literal["leaky_relu", "silu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": partial(F.leaky_relu, negative_slope=NEGATIVE_SLOPE),
     "silu": F.silu,

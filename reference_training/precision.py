@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
 
@@ -15,6 +16,8 @@ def set_precision(name: PrecisionName) -> None:
     Args:
         name: "tf32" for that; with any other name they are float32.
     """
+    import torch
+
     is_tf32 = name == "tf32"
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = is_tf32
@@ -25,4 +28,6 @@ def set_precision(name: PrecisionName) -> None:
 
 def autocast_type(name: PrecisionName) -> torch.dtype | None:
     """The type to which a network casts for its convolutions; None where it does not."""
+    import torch
+
     return torch.bfloat16 if name == "bfloat16" else None

@@ -125,5 +125,5 @@ def test_ctrl_c_is_told_by_the_status_and_not_by_a_traceback(monkeypatch, capsys
     monkeypatch.setattr(
         cli, "load", lambda where: interrupted if where.endswith(":compare") else load(where)
     )
-    assert cli.main(["compare", "--runs", "a", "--out", "b"]) == 130
+    assert cli.main(["compare", "a", "--out", "b"]) == 130
     assert capsys.readouterr().err == "interrupted\n"

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.reference_training.test_compare import write_run
+from tests.report.folders import write
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SOURCES = ("ebmguard", "adapters", "reference_training", "pyproject.toml", "README.md", "LICENSE")
-# What examples import that the first install line does not bring.
-OTHERS = {"sklearn", "lightning"}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
     printed = go(newcomer, "python", "ring.py")
     assert re.sub(r"[\d.-]+", "#", printed) == re.sub(r"[\d.-]+", "#", shown)
     for name in "AB":
-        write_run(newcomer / name, beta_star=2.0, diverged_at=None)
+        write(newcomer / name)
     # The same trainer before there was a guard in it: what `ebmguard trace` is for.
     plain = re.sub(r"(?s)loss_fn, sample = g = guard\(.*?\n\)\n", "sample = langevin\n", code)
     plain = re.sub(r"    g\.log\(.*\n", "", plain)
@@ -82,7 +80,7 @@ def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
         said = go(newcomer, "ebmguard", *words, *(["--once"] if words[0] == "watch" else []))
         assert said, command
     assert (newcomer / "report.html").stat().st_size > 10_000
-    assert (newcomer / "compare.png").stat().st_size > 10_000
+    assert (newcomer / "compare.html").stat().st_size > 10_000
 
 
 @pytest.mark.slow
@@ -93,5 +91,5 @@ def test_every_example_imports_what_the_wheel_has(newcomer):
             for node in ast.parse(path.read_text()).body
             if isinstance(node, ast.Import | ast.ImportFrom)
         ]
-        own = [line for line in lines if not OTHERS & set(re.split(r"\W+", line))]
-        go(newcomer, "python", "-c", "\n".join(own))
+        # What the first install line does not bring is imported in a `try`.
+        go(newcomer, "python", "-c", "\n".join(lines))

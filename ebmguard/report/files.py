@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +21,13 @@ try:  # four times as fast; of what it refuses, json has the last word
 except ImportError:
     from json import loads as _loads  # type: ignore[assignment]
 
-__all__ = ["Fields", "GrowingFile", "batches", "check", "flat", "number", "opened", "read_object"]
+__all__ = [
+    *("Fields", "GrowingFile", "batches", "check", "flat", "meant", "named", "no_run", "number"),
+    *("opened", "read_object", "run_folders"),
+]
 
+ROWS = "metrics.jsonl"
+_MOST_NAMED = 6
 _CHUNK = 2 << 20
 _LONGEST = 8 << 20
 _REMEMBERED = 4096  # bytes, which tell whether what was read is still there
@@ -138,11 +145,61 @@ def opened(path: Path) -> BinaryIO | None:
         if stat.S_ISREG(path.stat().st_mode):
             return path.open("rb")
         reason = "it is not a file"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:  # ValueError: a name that no file has
         reason = getattr(error, "strerror", None) or str(error)
     raise ConfigError(f"{path} cannot be read: {reason}. Remove it, or name another folder.")
+
+
+def run_folders(paths: Iterable[Path]) -> list[Path]:
+    """The runs that paths name: a folder that is none of its own stands for those in it."""
+    return [run for path in paths for run in ([] if _is_run(path) else _inside(path)) or [path]]
+
+
+def _is_run(path: Path) -> bool:
+    return os.path.lexists(path / ROWS)
+
+
+def _inside(path: Path) -> list[Path]:
+    """The runs with rows in a folder, else those in its folders, by name."""
+    try:
+        files = (sorted(path.glob(f"{at}/{ROWS}")) for at in ("*", "*/*"))
+        found = ([rows.parent for rows in of_level if rows.stat().st_size] for of_level in files)
+        return next(filter(None, found), [])
+    except (OSError, ValueError):  # it cannot be listed, or is a name that no folder has
+        return []
+
+
+def meant(path: Path) -> list[Path]:
+    """The runs that could be meant by a path that is none: those in it, or the likeliest first."""
+    if runs := _inside(path):
+        return runs
+    for above in path.parents:
+        runs = [above] if _is_run(above) else _inside(above)
+        if runs or os.path.isdir(above):
+            break
+    return sorted(runs, key=lambda run: -SequenceMatcher(None, str(path), str(run)).ratio())
+
+
+def named(runs: list[Path]) -> str:
+    """Some of these runs, and how many more there are."""
+    rest = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
+    return ", ".join(map(printable, runs[:_MOST_NAMED])) + rest
+
+
+def no_run(path: Path) -> ConfigError:
+    """Why a path is no run, and which ones could be meant."""
+    runs, what = meant(path), f"holds no {ROWS} with rows, so that it is no run"
+    if not os.path.isdir(path):
+        is_there = os.path.lexists(path)
+        what = "is a file; expected a run's folder" if is_there else "does not exist"
+    elif _is_run(path):
+        what, runs = f"holds a {ROWS} without rows: no step of its run is over yet", []
+    elif _inside(path):
+        what = f"is no run but holds {len(runs)}"
+    cure = f"Runs that are there: {named(runs)}." if runs else "Name a trainer's folder or log_dir."
+    return ConfigError(f"{path} {what}. {cure}")
 
 
 class GrowingFile:

@@ -78,7 +78,7 @@ class RecordedRun:
         self._evaluations: list[dict[str, Any]] = []  # some come late, and out of order
         self.config: dict[str, Any] = {}  # empty where the trainer wrote none, as are results
         self.results: dict[str, Any] = {}
-        self._rows = path / "metrics.jsonl"
+        self._rows = path / of.ROWS
         # Of each file what takes its records, and what forgets them. Rows are checked as they come.
         self._files: list[tuple[of.GrowingFile, Callable[..., None], Callable[[], None]]] = [
             (of.GrowingFile(self._rows), self._take_rows, self._start)
@@ -106,9 +106,7 @@ class RecordedRun:
         run = cls(path, tags, whole)
         run.update()
         if not run.attempts:
-            raise ConfigError(
-                f"{path} holds no metrics.jsonl with rows. Name a trainer's or guard's run folder."
-            )
+            raise of.no_run(path)
         return run
 
     def update(self) -> bool:

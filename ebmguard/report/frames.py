@@ -49,8 +49,8 @@ def load(
     """The runs in folders of a guard or a trainer, finished or not.
 
     Args:
-        paths: a folder, a pattern such as ``"runs/*"``, or several of these. What holds no rows is
-            passed over.
+        paths: a run folder, one that holds some, a pattern such as ``"runs/*"``, or several of
+            these. What holds no rows is passed over.
         abandoned: keep rows and evaluations that a rollback or a resume went back behind, and mark
             them in a column of this name. Otherwise of a step that came again only the last time
             counts, and nothing after the earlier ones.
@@ -65,7 +65,8 @@ def load(
         raise ImportError('data frames need pandas: pip install "ebmguard[train]"') from error
     several = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     names = [name for path in several for name in sorted(glob.glob(os.fspath(path)))]
-    folders = {name: _read(Path(name)) for name in names if os.path.isdir(name)}
+    places = [Path(name) for name in names if os.path.isdir(name)]
+    folders = {str(run): _read(run) for run in of.run_folders(places)}
     folders = {name: found for name, found in folders.items() if len(found["rows"])}
     if not folders:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`ebmguard report`: runs as one HTML file that needs nothing else."""
+"""`ebmguard report` and `compare`: runs as one HTML file, and side by side as a table."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import tyro
 from ..errors import ConfigError, printable
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
-from .files import ALERT, batches, flat, opened
+from .files import ALERT, batches, flat, named, opened, run_folders
 from .folder import ACCURACY, RecordedRun, advice, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
-__all__ = ["ReportConfig", "page", "report"]
+__all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report"]
 
 _MOST_RUNS = 6
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,28 +33,67 @@ class ReportConfig:
     """Write a page about runs, finished or not: charts, alerts, rollbacks, what to do next."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders, up to six: the trainer's, or the guard's log_dir."""
+    """Run folders, the trainer's or the guard's log_dir, up to six, or a folder that holds some."""
     out: Path = Path("report.html")
+    """The page, one file that needs no network."""
+
+
+@dataclass(frozen=True)
+class CompareConfig(ReportConfig):
+    """Compare two to six runs, finished or not: a table of how each went, and a page about them."""
+
+    out: Path = Path("compare.html")
     """The page, one file that needs no network."""
 
 
 def report(config: ReportConfig) -> int:
     """`ebmguard report`; the exit status is 0."""
-    if not 1 <= len(config.runs) <= _MOST_RUNS:
-        raise ConfigError(f"A report takes 1 to {_MOST_RUNS} run folders; got {len(config.runs)}.")
-    text = page(config.runs)
+    _write(config, "report", 1)
+    print(f"report: {printable(config.out)}")
+    return 0
+
+
+def compare(config: CompareConfig) -> int:
+    """`ebmguard compare`; the exit status is 0."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError as error:
+        raise ImportError('comparing needs rich: pip install "ebmguard[cli]"') from error
+    table = Table.grid(padding=(0, 2))
+    for title, cells in _told(_write(config, "compare", 2)).items():
+        shown = ("—" if value is None else _cell(value) for value in cells)
+        table.add_row(title, *(Text(cell, overflow="fold") for cell in shown))
+    Console(highlight=False).print(table)
+    print(f"\npage: {printable(config.out)}")
+    return 0
+
+
+def _write(config: ReportConfig, command: str, fewest: int) -> list[dict[str, Any]]:
+    """Write the page; the facts of each run."""
+    folders = run_folders(config.runs)
+    if not fewest <= len(folders) <= _MOST_RUNS:
+        got = f"{len(folders)}" + (f": {named(folders)}" if folders else "")
+        raise ConfigError(f"{command} takes {fewest} to {_MOST_RUNS} run folders; got {got}.")
+    if config.out.suffix in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"--out {config.out}: expected a page, such as {command}.html.")
+    text, facts = _page(folders)
     try:
         config.out.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{config.out} cannot be written: {error}. Name another --out."
         ) from error
-    print(f"report: {printable(config.out)}")
-    return 0
+    return facts
 
 
 def page(folders: Sequence[Path]) -> str:
     """The page about run folders as HTML; a ``ConfigError`` where one has no rows or is damaged."""
+    return _page(folders)[0]
+
+
+def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
@@ -72,10 +111,11 @@ def page(folders: Sequence[Path]) -> str:
     names = [printable(folder.resolve().name) for folder in folders]
     if len(set(names)) < len(names):
         names = [run.name for run in runs]
+    facts = [_facts(run, name) for run, name in zip(runs, names, strict=True)]
     own = sorted({name for run in runs for name in run.own})
     configs, results = [_flat(run.config) for run in runs], [_flat(run.results) for run in runs]
-    return environment.get_template("report.html").render(
-        runs=[_facts(run, name) for run, name in zip(runs, names, strict=True)],
+    text = environment.get_template("report.html").render(
+        runs=facts,
         main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
         # What stayed 0 from beginning to end is healthy, and no news.
         more=[plot for chart in more if (plot := plots.draw(chart, runs)) and not plot.is_zero],
@@ -85,6 +125,30 @@ def page(folders: Sequence[Path]) -> str:
         results=results,
         plots=plots,
     )
+    return text, facts
+
+
+def _told(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """How each run went, one column a run, None where it is not known; lines by their title."""
+    runs: list[RecordedRun] = [own["recorded"] for own in facts]
+    tiles = [dict(own["tiles"]) for own in facts]
+    return {
+        "": [own["name"] for own in facts],
+        "outcome": [own["outcome"] for own in facts],  # the place of a verdict
+        **{f"first {level}": [_first(run, level) for run in runs] for level in ("WARN", "ERROR")},
+        "rollbacks": [len(run.rollbacks) for run in runs],
+        "β*": [run.latest.get(BETA_STAR) for run in runs],
+    } | {title: [own.get(title) for own in tiles] for title in dict.fromkeys(chain(*tiles))}
+
+
+def _first(run: RecordedRun, level: str) -> str:
+    """The first alert of a level, and the last test accuracy before it, where there is one."""
+    alert = next((alert for alert in run.alerts if alert["level"] == level), None)
+    if alert is None:
+        return "none"
+    kept = [value for step, value in run.accuracy if step <= alert["step"]]
+    then = f", accuracy then {kept[-1]:.1%}" if kept else ""
+    return f"step {alert['step']:,}: {alert['rule']}{then}"
 
 
 def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ import tyro
 
 from ..tags import Scale
 from .bins import Bin
+from .files import ROWS, meant, named
 from .folder import ACCURACY, RecordedRun, value_of
 from .plots import CHARTS, Axis, short_number, unnamed
 
@@ -63,7 +65,11 @@ def watch(config: WatchConfig) -> int:
     with suppress(KeyboardInterrupt):
         if config.once:
             console.print(_frame(RecordedRun.read(config.run, tags), None, console))
-        elif console.is_terminal:
+            return 0
+        if not os.path.lexists(config.run / ROWS) and (runs := meant(config.run)):
+            # It may be there soon, or be misspelt.
+            console.print(f"no run in {run.name} yet; runs that are there: {named(runs)}")
+        if console.is_terminal:
             with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
                 live.update(f"reading {run.name}", refresh=True)  # some seconds where it is long
                 for frame in _frames(run, console, 0.0):

@@ -6,52 +6,35 @@ import contextlib
 import difflib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from ..errors import ConfigError
 from .chains import Sampler
+from .config import TraceConfig
 from .graph import DATA
 from .lines import BETA_STAR, NO_SAMPLER, Plan, Unclear, plans
 from .script import replay, shown, source_of
-from .tracer import Trace, trace_script
+from .tracer import Guarded, Trace, trace_script
 
-__all__ = ["TraceConfig", "trace"]
-
-
-@dataclass(frozen=True)
-class TraceConfig:
-    """Run a trainer for a few steps and say where and how to guard it.
-
-    The script runs as it would by itself, with seeds of 0, until some optimizer steps are done, and
-    again with the lines that guard it. What it writes, it writes. The exit status is 1 where no
-    lines could be proven.
-    """
-
-    script: tyro.conf.Positional[Path]
-    """The Python file of a trainer."""
-
-    arguments: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Its own arguments, all that follows."""
-
-    steps: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
-    """Optimizer steps to look at, of those whose loss compares samples with data; 2 or more."""
+__all__ = ["trace"]
 
 
 def trace(config: TraceConfig) -> int:
     """Trace, print and prove; 0 where the lines that are printed were proven, else 1.
 
-    A ConfigError where there is no such file, or too few steps.
+    A ConfigError where there is no such file, too few steps, or a guard in it already.
     """
     if not config.script.is_file():
         raise ConfigError(f"{config.script} does not exist; name the Python file of a trainer.")
     if config.steps < 2:
         raise ConfigError(f"--steps is {config.steps}; expected 2 or more: the first one finds.")
-    with contextlib.redirect_stdout(sys.stderr):
-        found = trace_script(config.script, config.arguments, config.steps)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = trace_script(config.script, config.arguments, config.steps)
+    except Guarded as there:
+        raise ConfigError(
+            f"{config.script} is guarded already, at {there}. Trace it without that guard, or ask "
+            "what is wrong with it: g.check() before the first step, ebmguard check LOG_DIR later."
+        ) from None
     print("\n".join(_text(found)))
     try:
         tried = plans(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import itertools
 import math
 import sys
@@ -26,10 +27,14 @@ from .chains import Chain, Chains, Sampler
 from .graph import Output, Rows, behind, edges, kinds, meetings, remember
 from .script import Place, Stack, run, stack, user_frame
 
-__all__ = ["Difference", "Side", "Trace", "trace_script"]
+__all__ = ["Difference", "Guarded", "Side", "Trace", "trace_script"]
 
 _PATIENCE = 10  # times as many steps are waited for a difference
 _SURE = 1e-4
+
+
+class Guarded(BaseException):
+    """The script makes a guard, at this place: it would write into the folder of a real run."""
 
 
 @dataclass(eq=False)
@@ -67,7 +72,7 @@ class Trace:
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
-    """Run a script until ``steps`` optimizer steps have had a difference in their loss."""
+    """Run a script until ``steps`` steps had a difference in their loss; ``Guarded`` at a guard."""
     tracer, began = _Tracer(steps), time.perf_counter()
     with tracer.watching():
         state, error = run(script, arguments, tracer.end_step)
@@ -107,6 +112,9 @@ class _Tracer(TorchFunctionMode):
                     side.cotangent = sum(pulls) if pulls else side.cotangent
 
         torch.autograd.backward = watched
+        for module in map(importlib.import_module, ("ebmguard", "ebmguard.retrofit")):
+            self._patched.callback(setattr, module, "guard", module.guard)
+            vars(module)["guard"] = _guarded
         with self._patched, self._recording, self:
             yield
 
@@ -201,6 +209,11 @@ class _Tracer(TorchFunctionMode):
                 difference.times += 1
                 self._contrastive.add(len(self.optimizers))
                 yield difference, [output for output, _ in known[node]]
+
+
+def _guarded(*_: Any, **__: Any) -> None:
+    calls = stack(sys._getframe(1))
+    raise Guarded(calls[0][1] if calls else "a place of its libraries")
 
 
 def _read(difference: Difference, args: tuple[Any, ...], result: Tensor, frame: FrameType) -> None:

@@ -6,15 +6,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
+from typing import TYPE_CHECKING, Any
 
 from ebmguard.errors import ConfigError
+
+if TYPE_CHECKING:  # the help of a command needs no torch
+    import torch.distributed as dist
+    from torch import Tensor, nn
 
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has started its processes again (environment)."""
@@ -71,6 +69,8 @@ class Ranks:
     def average(self, x: Tensor) -> Tensor:
         """Mean over the ranks, in place; nothing waits for it."""
         if self.group is not None:
+            import torch.distributed as dist
+
             dist.all_reduce(x, group=self.group)
             x /= self.world
         return x
@@ -79,6 +79,8 @@ class Ranks:
         """Means over the ranks of 0-dim tensors by name, in one message; without gradients."""
         if self.group is None or not numbers:
             return numbers
+        import torch
+
         sent = self.average(torch.stack([x.detach() for x in numbers.values()]))
         return dict(zip(numbers, sent.unbind(), strict=True))
 
@@ -86,8 +88,12 @@ class Ranks:
         """Means over the ranks in one message, through which gradients go."""
         if self.group is None:
             return tensors
+        import torch
+
+        from .average import Average
+
         flat = torch.cat([x.flatten() for x in tensors])
-        mean: Tensor = _Average.apply(flat, self)  # type: ignore[no-untyped-call]
+        mean: Tensor = Average.apply(flat, self.average)  # type: ignore[no-untyped-call]
         parts = torch.split(mean, [x.numel() for x in tensors])
         return [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
 
@@ -95,6 +101,9 @@ class Ranks:
         """The rows of all ranks, first rank first; parts may differ by their number of rows."""
         if self.group is None:
             return x
+        import torch
+        import torch.distributed as dist
+
         sizes = self.from_all(len(x))
         parts = [x.new_empty(max(sizes), *x.shape[1:]) for _ in sizes]
         padded = x.new_zeros(max(sizes), *x.shape[1:])
@@ -106,17 +115,23 @@ class Ranks:
         """The module as it is, or one whose gradients are averaged over the ranks."""
         if self.group is None:
             return network
-        return nn.parallel.DistributedDataParallel(network, process_group=self.group)
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(network, process_group=self.group)
 
     def wait(self) -> None:
         """Until every rank has come here."""
         if self.group is not None:
+            import torch.distributed as dist
+
             dist.barrier(group=self.group)
 
     def from_all(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
         values = [value] * self.world
         if self.group is not None:
+            import torch.distributed as dist
+
             dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -124,25 +139,14 @@ class Ranks:
         """The first rank's value, on every rank; exceptions pass as values."""
         if self.group is None:
             return value
+        import torch.distributed as dist
+
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
 
 ONE_RANK = Ranks()
-
-
-class _Average(torch.autograd.Function):
-    """Every rank has the mean; so what every rank's loss asks of it, on average, is each part's."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return ranks.average(x.clone())
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.ranks.average(grad.clone()), None
 
 
 @contextmanager
@@ -173,6 +177,11 @@ def joined_ranks(device: str) -> Iterator[Ranks]:
             f"device is {device!r} in one of {world} processes, each of which takes the GPU of its "
             "local rank; expected auto, cuda or cpu"
         )
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     store, rank, world = next(rendezvous("env://"))
     # torchrun may keep one store over its restarts, with the addresses of ranks that are dead.
     store = PrefixStore(f"restart {os.environ.get(RESTART_COUNT, '0')}", store)

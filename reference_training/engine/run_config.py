@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_args
 
 from ebmguard.errors import ConfigError
 
 from ..device import find_device
-from .checkpoints import restoring
 from .ranks import ONE_RANK, RESTART_COUNT, Ranks
-from .run_folder import CONFIG, RunFolder, read_config
+
+if TYPE_CHECKING:
+    from .run_folder import RunFolder
 
 S = TypeVar("S")
 
@@ -173,6 +174,9 @@ class RunConfig(abc.ABC):
             ConfigError: the settings do not make a run, the folder is not theirs, or there is no
                 such device. The folder is as it was then. Raised on every rank.
         """
+        from .checkpoints import restoring
+        from .run_folder import RunFolder
+
         if not ranks.is_first:
             config = ranks.from_first(None)
             if isinstance(config, ConfigError):
@@ -189,6 +193,8 @@ class RunConfig(abc.ABC):
         return config, folder
 
     def _open(self, ranks: Ranks) -> tuple[Self, RunFolder]:
+        from .run_folder import CONFIG, RunFolder, read_config
+
         if not self.resume and _was_restarted() and (self.out / CONFIG).is_file():
             stored = read_config(self.out)
             # Nothing is left out of a command that is repeated: a default that differs is another

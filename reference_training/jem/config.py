@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ebmguard.errors import ConfigError
 
-from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
 from ..image_config import ImageConfig
-from ..judge.features import load_features, runs_code
-from ..networks import ActivationName
 from ..precision import PrecisionName
 from .scenarios import SCENARIOS, Scenario
 
+if TYPE_CHECKING:  # the help needs no torch
+    from ..data import ImageData
+
+ActivationName = Literal["leaky_relu", "silu"]
 DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
 ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
 VariantName = Literal["default", "no_pos", "batch", "true"]
@@ -110,6 +109,8 @@ class JemConfig(ImageConfig):
         Raises:
             ConfigError: they are not there, or are not what was published.
         """
+        from ..data import kept_data
+
         settings = self.settings
         return kept_data(
             self.data_name,
@@ -152,6 +153,8 @@ class JemConfig(ImageConfig):
             ConfigError: the settings contradict the run's, or its features are a TorchScript file
                 or a Python module, and are not given on the command line as well.
         """
+        from ..judge.features import runs_code
+
         resumed = super().resumed(stored)
         if self.features != resumed.features and runs_code(resumed.features):
             raise ConfigError(
@@ -227,6 +230,10 @@ class JemConfig(ImageConfig):
             )
         if self.features != "own" and settings.quality_samples and self.has_samples:
             # Tried here, before there is a folder. A run's own network needs no trial.
+            import torch
+
+            from ..judge.features import load_features
+
             load_features(self.features, torch.device("cpu"), sha256=self.features_sha256)
         if (self.p_x_y_weight or self.class_conditional) and settings.buffer_size % data.classes:
             raise ConfigError(

@@ -32,7 +32,7 @@ def new_figure(width: float, height: float) -> Figure:
         # Without pyplot, so that no window system is asked for and nothing global changes.
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "ebmguard[cli]"') from error
+        raise ImportError('pictures need matplotlib: pip install "ebmguard[train]"') from error
     return Figure(figsize=(width, height), dpi=DPI)
 
 

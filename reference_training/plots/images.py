@@ -58,7 +58,7 @@ def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:
         from matplotlib.image import imsave
     except ImportError as error:
         raise ImportError(
-            'the sample grids need matplotlib: pip install "ebmguard[cli]"'
+            'the sample grids need matplotlib: pip install "ebmguard[train]"'
         ) from error
     for name, batch in samples.items():
         imsave(folder / f"samples_{name}.png", sample_grid(batch))

@@ -12,7 +12,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.demo import DemoConfig, _screen, run, verdict
 
 
-def test_both_runs_and_the_picture(tmp_path, capsys):
+def test_both_runs_and_the_page(tmp_path, capsys):
     out = tmp_path / "demo"
     assert run(DemoConfig(out=out, iterations=12)) == 0
     printed = capsys.readouterr().out
@@ -20,7 +20,7 @@ def test_both_runs_and_the_picture(tmp_path, capsys):
     assert "[β* = 2] " in printed
     # Twelve steps are too few to diverge, and the demo says so instead of claiming the effect.
     assert "happened to survive" in printed
-    assert (out / "demo.png").stat().st_size > 10_000
+    assert (out / "demo.html").stat().st_size > 10_000
     for strength in (0.0, 2.0):
         results = json.loads((out / f"beta_star_{strength:g}" / "results.json").read_text())
         assert results["beta_star"] == strength

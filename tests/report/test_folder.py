@@ -237,8 +237,8 @@ def test_damaged_files_are_named(tmp_path):
 
 
 def test_a_folder_without_rows_is_no_run(tmp_path):
-    for _ in range(2):
-        with pytest.raises(ConfigError, match=r"holds no metrics\.jsonl with rows"):
+    for why in (r"holds no metrics\.jsonl with rows", r"holds a metrics\.jsonl without rows"):
+        with pytest.raises(ConfigError, match=why):
             RecordedRun.read(tmp_path)
         (tmp_path / "metrics.jsonl").touch()
 

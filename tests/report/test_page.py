@@ -246,7 +246,7 @@ def test_the_command_writes_one_file(folder, tmp_path, capsys):
 
 def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
     assert cli.main(["report", str(tmp_path / "no")]) == cli.USAGE_ERROR
-    assert "holds no metrics.jsonl with rows" in capsys.readouterr().err
+    assert "no does not exist" in capsys.readouterr().err
     assert cli.main(["report", *[str(folder)] * 7]) == cli.USAGE_ERROR
     assert "1 to 6 run folders; got 7" in capsys.readouterr().err
     assert cli.main(["report", str(folder), "--out", str(tmp_path)]) == cli.USAGE_ERROR

@@ -75,7 +75,7 @@ def test_many_alerts_are_cut_to_the_newest(folder, monkeypatch, capsys):
 
 def test_once_refuses_what_is_no_run(tmp_path, capsys):
     assert cli.main(["watch", str(tmp_path / "typo"), "--once"]) == cli.USAGE_ERROR
-    assert "typo holds no metrics.jsonl with rows" in capsys.readouterr().err
+    assert "typo does not exist" in capsys.readouterr().err
 
 
 class Stages:
