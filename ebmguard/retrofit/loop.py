@@ -174,7 +174,7 @@ class Loop:
         if recoverer is not None:
             recoverer.chains.leave(result)
         if recording is not None:
-            self.first_calls.take(recording)
+            self.first_calls.take(recording, tempering)
         if awaits:
             self._compare(acts=self.strength.is_scheduled or not strength.is_off)
         self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))

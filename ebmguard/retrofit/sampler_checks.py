@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ..alerts import Alert, Level
 from ..errors import Stateful
-from ..sampling import Measured, Recording
+from ..sampling import Measured, Recording, Tempering
 from .settings import Settings
 
 __all__ = ["FirstCalls", "Unused", "is_compiled"]
@@ -49,7 +49,7 @@ class FirstCalls(Stateful):
             return None
         return Recording(ends=_ENDS)
 
-    def take(self, recording: Recording) -> None:
+    def take(self, recording: Recording, tempering: Tempering | None) -> None:
         """What the recorded call was."""
         if tempering is None:
             own = Measured("the module that it calls is not known (pass model=)")
