@@ -60,6 +60,7 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
       triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
+    - The run's verdict as text under ``guard/verdict``, at each step where it changes.
     - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
       ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
@@ -109,6 +110,10 @@ class TensorBoardSink:
             self._story += f"Alerts of the abandoned steps:\n\n{lines}\n\n"
         self._story_step = record["step"]
         self._tell_story()
+
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Keep the verdict as a text."""
+        self._file.add_text(step, "guard/verdict", verdict)
 
     def flush(self) -> None:
         """Append the kept events to the file; after an ``OSError`` the next flush goes on."""
@@ -174,6 +179,11 @@ class AddScalarSink(Sink):
             self.logger.add_scalar(marker_tag(record), level, step)
         if add_text := getattr(self.logger, "add_text", None):
             add_text("guard/alerts", alert_markdown(record), step)
+
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Pass the verdict on as text where the logger has ``add_text``."""
+        if add_text := getattr(self.logger, "add_text", None):
+            add_text("guard/verdict", verdict, step)
 
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""
