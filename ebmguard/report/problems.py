@@ -104,7 +104,8 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
         steps = {step for step, value in found if value > 0}
         if steps:
             text = f"{what} were NaN or infinite in {len(steps):,} steps, first here."
-            fix = 'a lower learning rate; action="rollback", which replaces such buffer rows too.'
+            fix = "a lower learning rate"
+            fix += "." if run.rollbacks else '; action="rollback", which replaces such rows, too.'
             yield error("nonfinite", f"step {min(steps):,}", text, fix)
     skipped = [value > 0 for _, value in run.series("scaler/skipped")]
     if sum(skipped) > 0.05 * len(skipped):
@@ -144,7 +145,8 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     relapses = [record["step"] for record in run.rollbacks if record["relapse"]]
     if relapses:
         text = f"{len(relapses)} of {count} rollbacks did not hold."
-        fix = "a change that lasts: beta_star up, more SGLD steps (Recovery(ladder=...))."
+        lasting = agreeing((Remedy.RAISE_BETA, Remedy.MORE_STEPS), moved_by_rollbacks(run))
+        fix = f"a change that lasts (Recovery(ladder=...)): {_fix(lasting)}"
         yield warn("relapse", f"step {relapses[-1]:,}", text, fix)
 
 
