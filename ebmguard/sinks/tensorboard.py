@@ -81,7 +81,7 @@ class TensorBoardSink:
         # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if self._file.is_continued else -math.inf
         self._alerts: list[Record] = []
-        self._story, self._story_step = "", -1
+        self._story, self._story_step, self._verdict_step = "", -1, -1
         self._file.add_layout(LAYOUT)
         self._file.flush()
 
@@ -112,8 +112,9 @@ class TensorBoardSink:
         self._tell_story()
 
     def write_verdict(self, step: int, verdict: str) -> None:
-        """Keep the verdict as a text."""
-        self._file.add_text(step, "guard/verdict", verdict)
+        """Keep the verdict as a text, the latest at the highest step, after a rollback too."""
+        self._verdict_step = max(step, self._verdict_step + 1)
+        self._file.add_text(self._verdict_step, "guard/verdict", verdict)
 
     def flush(self) -> None:
         """Append the kept events to the file; after an ``OSError`` the next flush goes on."""

@@ -16,6 +16,7 @@ from ebmguard.report import RecordedRun
 from ebmguard.report.page import page
 from ebmguard.report.problems import problems_of_run
 from ebmguard.report.watch import WatchConfig, watch
+from ebmguard.sinks import TensorBoardSink
 
 # Of each stretch the gap, the spread, and how many rows.
 CALM, HUGE, NAN = (0.5, 1.0), (500.0, 1.0), (float("nan"), 1.0)
@@ -159,3 +160,19 @@ def test_no_page_advises_against_what_a_rollback_has_done(tmp_path):
     assert "0.098" not in said
     said = fixes(tmp_path / "slowed", {"lr": [0.1, 0.01]})
     assert "lower beta_star; more negatives per step; beta_star of about 0.098" in said
+
+
+def test_tensorboard_shows_the_latest_verdict_last(tmp_path):
+    """Its text page sorts by step, and keeps the texts of steps that a rollback abandoned."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    for step in range(5):
+        sink.write_row(step, ROW, {})
+    sink.write_verdict(4, "lost")
+    sink.write_recovery({"step": 4, "restored_step": 1, "attempt": 1} | ROLLBACK)
+    sink.write_verdict(1, "saved")
+    sink.flush()
+    events = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload()
+    texts = sorted(events.Tensors("guard/verdict/text_summary"), key=lambda event: event.step)
+    assert texts[-1].tensor_proto.string_val == [b"saved"]
