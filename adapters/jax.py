@@ -75,7 +75,7 @@ class Recorder:
         opened = [as_sink(sink) for sink in sinks]
         self._writer = Writer(opened, flush_every=flush_every, folder=log_dir)
         self._judge = Judge()
-        self._actions = Actions(on_alert, acts=action == "raise")
+        self._actions = Actions(on_alert, acts=action == "raise", could_roll_back=False)
         self._lag = 0 if jax.default_backend() == "cpu" else _LAG
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque()
         # At exit too; the writer holds no reference to this.

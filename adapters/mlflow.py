@@ -40,7 +40,8 @@ class MlflowSink(MetricsSink):
       MLflow's databases store the largest double (±1.8e308) instead of infinities.
     - An alert is the metric ``_alerts/<LEVEL>_<rule>`` at its step, the tag
       ``guard.alert.<rule>`` with the latest message, and the tag ``guard.alert_level`` with the
-      highest level so far. A rollback is the tag ``guard.recovery``.
+      highest level so far. A rollback is the tag ``guard.recovery``, the run's verdict the tag
+      ``guard.verdict``.
 
     A flush waits for the server as ``mlflow.log_metrics`` does, and does not where MLflow logs
     asynchronously (``MLFLOW_ENABLE_ASYNC_LOGGING``). What a failing flush has not sent is kept.
@@ -89,6 +90,10 @@ class MlflowSink(MetricsSink):
     def write_recovery(self, record: Mapping[str, Any]) -> None:
         """Keep the rollback's tag."""
         self._tags["guard.recovery"] = record["message"]
+
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Keep the run's verdict as a tag."""
+        self._tags["guard.verdict"] = verdict
 
     def flush(self) -> None:
         """Send what was kept.

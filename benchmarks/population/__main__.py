@@ -23,10 +23,10 @@ from benchmarks.cells import write_page
 from benchmarks.rules import rules_version, stamp
 
 from .families import FAMILIES, LAST_FAMILIES, Run, population
-from .judged import Recorded, errors_of, load, verdict
+from .judged import Recorded, ends_lost, errors_of, load, verdict
 from .leave_out import leave_one_out
 from .record import record
-from .tables import by_family, cause_of, detection, families_table, taken_back_table
+from .tables import by_family, cause_of, detection, families_table, lost_table, taken_back_table
 from .taken_back import REMEDIES, chosen_runs, file_name, take_back
 
 HERE = Path(__file__).parent
@@ -62,6 +62,7 @@ def judge(arguments: argparse.Namespace) -> None:
     runs = load(every_run(), arguments.rows)
     steps = {each.run.name: [alert.step for alert in errors_of(each)] for each in runs}
     print(detection({arguments.name: verdicts_of(runs, steps)}))
+    print(lost_table({arguments.name: [(each, ends_lost(each)) for each in runs]}))
     file = arguments.out / f"errors-{arguments.name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(steps) + "\n")
@@ -112,6 +113,9 @@ def page(_: argparse.Namespace) -> None:
     if last:
         columns["last release, last families"] = verdicts_of(last, release)
         columns["shipped rules, last families"] = verdicts_of(last, shipped)
+    ends = {"shipped rules": [(each, ends_lost(each)) for each in first]}
+    if last:
+        ends["shipped rules, last families"] = [(each, ends_lost(each)) for each in last]
     causes = {each.run.name: cause_of(each, errors[each.run.name]) for each in recorded}
     found = taken_back()
     for each in found:
@@ -130,6 +134,10 @@ def page(_: argparse.Namespace) -> None:
         "## What rules find",
         "",
         detection(columns),
+        "",
+        "### The verdict",
+        "",
+        lost_table(ends),
         "",
         "### A family at a time",
         "",

@@ -18,7 +18,7 @@ from .families import Run
 from .fates import LOST, Fate, fate_of, has_learned, known_skill, medians
 from .record import Trace, rows_of
 
-__all__ = ["BLOW_UP", "Recorded", "Verdict", "errors_of", "load", "scores", "verdict"]
+__all__ = ["BLOW_UP", "Recorded", "Verdict", "ends_lost", "errors_of", "load", "scores", "verdict"]
 
 AHEAD = 100
 """Steps within which what an ERROR foretells must come."""
@@ -97,6 +97,14 @@ def errors_of(recorded: Recorded, rules: Sequence[Rule] = DEFAULT_RULES) -> list
     judge = Judge(rules)
     alerts = [alert for i, row in enumerate(recorded.rows) for alert in judge.observe(i, row)]
     return [alert for alert in alerts if alert.level is Level.ERROR]
+
+
+def ends_lost(recorded: Recorded) -> bool:
+    """Whether the verdict of a run that is only watched is "lost" at its last row."""
+    judge = Judge()
+    for i, row in enumerate(recorded.rows):
+        judge.observe(i, row)
+    return judge.level is Level.ERROR
 
 
 @dataclass(frozen=True)

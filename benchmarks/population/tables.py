@@ -14,7 +14,8 @@ from .families import FAMILIES, LAST_FAMILIES
 from .judged import BLOW_UP, Recorded, Verdict, scores
 from .leave_out import GRID, Point
 
-__all__ = ["by_family", "cause_of", "detection", "families_table", "taken_back_table"]
+__all__ = ["by_family", "cause_of", "detection", "families_table"]
+__all__ += ["lost_table", "taken_back_table"]
 
 _LINES = {
     "some ERROR before death": "dying: some ERROR before death",
@@ -78,6 +79,20 @@ def detection(columns: Mapping[str, Sequence[Verdict]]) -> str:
 
     made = {name: of(scores(verdicts)) for name, verdicts in columns.items()}
     return table(_LINES, {"": _LINES.__getitem__, **made})
+
+
+def lost_table(columns: Mapping[str, Sequence[tuple[Recorded, bool]]]) -> str:
+    """By fate, how many runs are called lost at their last row, a column for each set of runs."""
+
+    def of(runs: Sequence[tuple[Recorded, bool]]) -> Any:
+        def cell(fate: str) -> str:
+            own = [is_lost for each, is_lost in runs if each.fate.name == fate]
+            return f"{sum(own)} of {len(own)}"
+
+        return cell
+
+    made = {name: of(runs) for name, runs in columns.items()}
+    return table(("dead", "limping", "healthy"), {"called lost at its last row": str, **made})
 
 
 def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:

@@ -24,7 +24,8 @@ class GrowthRule:
     """WARN and ERROR when the energies outgrow the run's own past by factors.
 
     The size of the energies is |gap| + ``f_pos/std``, and growth log((size + unit) / (record +
-    unit)), where the record is the largest size of the last ``window`` steps but the last ``lag``.
+    unit)), where the record is the largest size of the last ``window`` rows but the last ``lag``,
+    rows in ERROR left out.
     It counts once the run first came within a factor e of its record ``settle`` steps ago.
 
     A slow blow-up carries its past along. Energies touch where the overlap P(f⁻ > f⁺) is at least
@@ -107,15 +108,18 @@ class _GrowthWatcher(Memory):
         if not math.isfinite(gap) or math.isnan(spread):
             return UNKNOWN
         self.spread, size = spread, abs(gap) + spread
+        median = abs(row.get("f_pos/median", 0.0)) / 10
         record, steepest = self._record(self.sizes), self._record(self.norms)
         norm = row.get(SAMPLER_GRAD_NORM, _NAN)
         steeper = norm > steepest * math.exp(rule.steeper)
         age = self._age(record)
-        self._add(size, norm, abs(row.get("f_pos/median", 0.0)) / 10)
+        self.count += 1
+        if not self.start_unit:
+            self.start_unit = max(rule.unit, size, median if math.isfinite(median) else 0.0)
         overlap = row.get(_OVERLAP, 0.5)
         edge = min(overlap, 1 - overlap)
         growth = rule.growth if edge < rule.apart or steeper else rule.growth_alone
-        slow_at = self._slow_at(size, edge)
+        slow_at = self._slow_at(edge)
         depth = row.get(BETA_STAR, _NAN) * (row.get("f_neg/q95", _NAN) - row.get("f_neg/min", _NAN))
         # Never at beta* <= 0, nor where one of the numbers is unknown.
         if gap > 0 and _OVERLAP in row and overlap >= 0.01 and overlap * depth >= rule.absorb_nats:
@@ -125,18 +129,19 @@ class _GrowthWatcher(Memory):
             self.error_at = (record + rule.unit) * math.exp(growth) - rule.unit
         else:
             start = rule.start if gap > 0 else rule.start_negative
-            self.warn_at, self.error_at = math.inf, start * self.start_unit + self.spread
+            self.warn_at, self.error_at = math.inf, start * self.start_unit + spread
         self.error_at = min(self.error_at, slow_at)
+        if not (is_lost := size > self.error_at):
+            self._add(size, norm, edge)
         if size <= min(self.error_at, self.warn_at):
             return CALM if 2 * (size - record) < self.warn_at - record else NOT_CALM
-        is_lost = size > self.error_at
         level, limit = (Level.ERROR, self.error_at) if is_lost else (Level.WARN, self.warn_at)
         # Whichever is the larger part, and the limit of it where the other stays as it is.
-        tag, value, other = ENERGY_GAP, gap, self.spread
-        if abs(gap) < self.spread:
-            tag, value, other = _SPREAD, self.spread, abs(gap)
+        tag, value, other = ENERGY_GAP, gap, spread
+        if abs(gap) < spread:
+            tag, value, other = _SPREAD, spread, abs(gap)
         limit = math.copysign(max(0.0, limit - other), value)
-        pairs = rule.remedies_above_data if gap < -self.spread else rule.remedies
+        pairs = rule.remedies_above_data if gap < -spread else rule.remedies
         remedies = pairs[is_lost].at(row.get(BETA_STAR, _NAN))
         window = rule.window if is_settled else 0
         return Reading(level, False, tag, value, limit, window, remedies)
@@ -149,11 +154,8 @@ class _GrowthWatcher(Memory):
     def _record(self, past: Sequence[float]) -> float:
         return max(past[: max(0, len(past) - self.rule.lag + 1)], default=_NAN)
 
-    def _slow_at(self, size: float, edge: float) -> float:
+    def _slow_at(self, edge: float) -> float:
         rule, touching = self.rule, self.touching
-        if edge >= rule.touch:
-            touching.append(size)
-            del touching[: -rule.window]
         self.apart_for = self.apart_for + 1 if edge < rule.touch else 0
         if self.apart_for < rule.slow_steps or len(touching) < rule.window:
             return math.inf
@@ -166,14 +168,14 @@ class _GrowthWatcher(Memory):
         first = bisect_left(self.records, record / math.e, key=itemgetter(1))
         return self.count - self.records[first][0] if first < len(self.records) else 0
 
-    def _add(self, size: float, norm: float, median: float) -> None:
+    def _add(self, size: float, norm: float, edge: float) -> None:
+        if edge >= self.rule.touch:
+            self.touching.append(size)
+            del self.touching[: -self.rule.window]
         for past, value in ((self.sizes, size), (self.norms, norm)):
             if math.isfinite(value):
                 past.append(value)
                 del past[: 1 - self.rule.window]
         # By a part, which keeps the list short where it grows for ever.
         if math.isfinite(size) and (not self.records or size > 1.01 * self.records[-1][1]):
-            self.records.append((self.count, size))
-        if not self.start_unit:
-            self.start_unit = max(self.rule.unit, size, median if math.isfinite(median) else 0.0)
-        self.count += 1
+            self.records.append((self.count - 1, size))

@@ -9,13 +9,13 @@ from enum import StrEnum
 
 from ..errors import typed
 
-__all__ = ["MOVES", "Remedies", "Remedy", "Situation", "contradict"]
+__all__ = ["MOVES", "Remedies", "Remedy", "Situation", "agreeing", "contradict"]
 
 
 class Remedy(StrEnum):
     """What helps, by the phrase."""
 
-    ROLL_BACK = "roll back to the last good snapshot"
+    ROLL_BACK = "go back to your own checkpoint"
     LOWER_LR = "lower the learning rate"
     RAISE_BETA = "raise beta_star"
     LOWER_BETA = "lower beta_star"
@@ -57,6 +57,21 @@ def contradict(one: str, other: str) -> bool:
     """Whether two remedies move the same thing in opposite directions."""
     a, b = MOVES.get(one), MOVES.get(other)
     return a is not None and b is not None and a[0] == b[0] and a[1] != b[1]
+
+
+def agreeing(remedies: Iterable[str], moved: dict[str, int]) -> tuple[str, ...]:
+    """The remedies that go against nothing in ``moved``, by names as in :data:`MOVES`.
+
+    What they move themselves is added. A run goes back once: the first that says so stays.
+    """
+    kept = []
+    for remedy in dict.fromkeys(map(str, remedies)):
+        what, way = MOVES.get(remedy, (remedy, 1))
+        if remedy.startswith(Remedy.ROLL_BACK):
+            what, way = Remedy.ROLL_BACK, 0 if Remedy.ROLL_BACK in moved else 1
+        if moved.setdefault(what, way) == way:
+            kept.append(remedy)
+    return tuple(kept)
 
 
 @dataclass(frozen=True)

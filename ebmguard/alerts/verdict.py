@@ -1,4 +1,4 @@
-"""One verdict of a run, which every page shows: healthy, look, lost, recovered, saved."""
+"""One verdict of a run, which every page shows: healthy, look, lost, recovered, saved, ended."""
 
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ class Verdict:
 
     Attributes:
         name: "healthy"; "look", a WARN; "lost", an ERROR whose state has not been left;
-            "recovered", one that was left without help; "saved", one that rollbacks took back.
+            "recovered", one that was left without help; "saved", one that rollbacks took back;
+            "ended", a lost run that the guard ended, by an error or with its budget spent.
         step: since when it is to be looked at or lost, or when it recovered or was last saved.
         rule: of the alert that it rests on, if any.
         rollbacks: how many there were.
     """
 
-    name: Literal["healthy", "look", "lost", "recovered", "saved"]
+    name: Literal["healthy", "look", "lost", "recovered", "saved", "ended"]
     step: int = 0
     rule: str = ""
     rollbacks: int = 0
@@ -81,9 +82,15 @@ class Verdict:
         if self.name == "saved":
             said = f"saved by {back}, the last to step {self.step:,}"
         else:
-            said = f"{self.name} {'at' if self.name == 'recovered' else 'since'} step {self.step:,}"
+            how = {"recovered": "recovered at", "ended": "ended by an ERROR at"}
+            said = f"{how.get(self.name, f'{self.name} since')} step {self.step:,}"
             said += f" after {back}" if self.rollbacks else ""
         return f"{said} ({self.rule})" if self.rule else said
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its numbers are those of a lost state, on which no advice can rest."""
+        return self.name in ("lost", "ended")
 
 
 @dataclass
@@ -91,19 +98,26 @@ class Course(Memory):
     """Follows the number ``alert_level`` of the rows of a run, and knows its verdict."""
 
     level: int = 0  # of the last row
-    since: int = 0  # the step at which that began
+    since: int = -1  # the step at which that began
     rule: str = ""  # whose alert came then
     left: int = -1  # the step at which an ERROR was left, the last one since any rollback
     left_rule: str = ""
     rollbacks: int = 0
     restored: int = 0  # the step to which the last one went back
+    is_ended: bool = False  # by the guard, in the state that it is in
 
-    def update(self, step: int, level: float, rule: str = "") -> None:
-        """Take the level of the row of a step that is over, and the rule of its worst alert."""
-        if int(level) != self.level:
-            if self.level == Level.ERROR:
-                self.left, self.left_rule = step, self.rule
+    def update(self, step: int, level: float, rule: str = "") -> bool:
+        """Take the level of the row of a step that is over, and the rule of its worst alert.
+
+        Says whether the verdict is another one.
+        """
+        is_new = int(level) != self.level or self.since < 0 or self.is_ended
+        if is_new and self.level == Level.ERROR > level:
+            self.left, self.left_rule = step, self.rule
+        if int(level) != self.level or self.since < 0:
             self.level, self.since, self.rule = int(level), step, rule
+        self.is_ended = False
+        return is_new
 
     def rolled_back(self, count: int, step: int, rule: str) -> None:
         """A rollback, the count-th, has taken an ERROR back, to the state before a step."""
@@ -114,6 +128,7 @@ class Course(Memory):
         """That of the rows so far."""
         if self.level > Level.INFO:
             name: Any = "lost" if self.level == Level.ERROR else "look"
+            name = "ended" if self.is_ended else name
             return Verdict(name, self.since, self.rule, self.rollbacks)
         if self.left >= 0:
             return Verdict("recovered", self.left, self.left_rule, self.rollbacks)

@@ -63,6 +63,7 @@ ALERT: Fields = _CAUSE | {
     "limit": _NUMBER,
     "remedies": ("texts", lambda x: isinstance(x, list) and all(isinstance(y, str) for y in x)),
     "follows?": _TEXT,
+    "action?": _TEXT,
 }
 ROLLBACK: Fields = (
     _CAUSE

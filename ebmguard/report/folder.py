@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..alerts import Bands, Level, Limits
+from ..alerts import Bands, Course, Level, Limits, Verdict
 from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
-from ..tags import ATTEMPT, BETA_STAR, Tag, is_own, weight_tag
+from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, Tag, is_own, weight_tag
 from . import files as of
 from .bins import Bin, BinnedSeries
 
-__all__ = ["ACCURACY", "Advice", "Attempt", "RecordedRun", "advice", "outcome", "value_of"]
+__all__ = ["ACCURACY", "Attempt", "RecordedRun", "outcome", "value_of"]
 
 # By the name of its file: a trainer may log an accuracy of its own.
 ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
@@ -99,6 +99,9 @@ class RecordedRun:
         self.row_count = 0
         self.bands = Bands()  # as they held for the last row, where the run has tags
         self._held: dict[str, Limits] = {}
+        # Attempt, step and level, in this order, where the level of the rows that count changes.
+        self._levels: list[tuple[int, int, int]] = []
+        self._level: Any = None  # of the last row; None at the beginning of a stretch
 
     @classmethod
     def read(cls, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> RecordedRun:
@@ -132,7 +135,13 @@ class RecordedRun:
                 of.check(row, of.ROW, self._rows)
             if step <= last or own != kind:
                 self._take_stretch(rows[begin:i])
-                begin, kind = i, own
+                begin, kind, self._level = i, own, None
+            if (level := row.get(ALERT_LEVEL)) != self._level and level in (0, 1, 2):
+                at = int(own[0]), step
+                while self._levels and self._levels[-1][:2] >= at:  # it comes again
+                    self._levels.pop()
+                self._levels.append((*at, int(level)))
+                self._level = level
             last = step
         self._take_stretch(rows[begin:])
 
@@ -162,11 +171,9 @@ class RecordedRun:
 
     def _follow(self, now: Attempt, row: Mapping[str, Any]) -> None:
         for tag, limits in self.bands.read(row).items():
-            held = self._held.pop(tag, limits)
-            if held.error_low <= row.get(tag, math.nan) <= held.error_high:
-                held = limits
-            else:  # from an ERROR on the rule's own limits would follow the value
-                self._held[tag] = held
+            is_lost = row.get(ALERT_LEVEL) == Level.ERROR or not limits.low < limits.high
+            is_lost |= not limits.error_low <= row.get(tag, math.nan) <= limits.error_high
+            held = self._held[tag] = self._held.get(tag, limits) if is_lost else limits
             if tag in self.tags and (math.isfinite(held.low) or math.isfinite(held.high)):
                 edges = BinnedSeries(now.capacity), BinnedSeries(now.capacity)
                 for own, value in zip(now.bands.setdefault(tag, edges), held, strict=False):
@@ -220,6 +227,31 @@ class RecordedRun:
             return (self.path / "results.json").stat().st_mtime >= self._rows.stat().st_mtime
         except OSError:
             return True
+
+    @property
+    def verdict(self) -> Verdict:
+        """What became of the run so far, as ``g.verdict``; lost where its trainer says so."""
+        course, back = Course(), {rollback["attempt"]: rollback for rollback in self.rollbacks}
+        rules = {(alert["step"], Level[alert["level"]]): alert for alert in self.alerts}
+        levels, number = self._levels, self.attempts[-1].number if self.attempts else 0
+        if not levels:  # rows of others: the worst of the alerts that no rollback has answered
+            open_ = [(-Level[a["level"]], a["step"]) for a in self.alerts[self.answered :]]
+            level, step = min(open_, default=(0, 0))
+            levels = [(number, step, -level)]
+        for attempt, step, level in levels:
+            if attempt != course.rollbacks:
+                own = back.get(attempt, {})
+                course.rolled_back(attempt, own.get("restored_step", step), own.get("rule", ""))
+            course.update(step, level, rules.get((step, Level(level)), {}).get("rule", ""))
+        last = max(back, default=0)
+        if last > course.rollbacks and back[last]["step"] >= self.latest.get("step", 0):
+            course.rolled_back(last, back[last]["restored_step"], back[last]["rule"])
+        own = rules.get((course.since, Level.ERROR), {})
+        course.is_ended = own.get("action", "warn") != "warn" and self.is_over
+        found, lost_at = course.verdict, self.results.get("diverged_at")
+        if lost_at is not None and not found.is_lost:
+            return Verdict("lost", lost_at, "", found.rollbacks)
+        return found
 
     def setting(self, name: str) -> float | None:
         """A number from the trainer's settings."""
@@ -279,32 +311,6 @@ class RecordedRun:
         """What the latest value of a diagnostic is worth by itself."""
         value = value_of(self.latest, tag)
         return None if value is None else self.bands.level(tag, value)
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What one rule has to say about a run."""
-
-    rule: str  # its name, which is that of its section in docs/alerts.md
-    level: str  # the worst that it reported
-    count: int
-    first: int  # steps of its first and its last report
-    last: int
-    alert: Mapping[str, Any]  # the first of the worst level
-    remedies: tuple[str, ...]  # those of the worst level first, likeliest first
-
-
-def advice(run: RecordedRun) -> list[Advice]:
-    """One entry for each rule that fired unanswered, the most severe first, then the earliest."""
-    by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for alert in sorted(run.alerts[run.answered :], key=lambda alert: -Level[alert["level"]]):
-        by_rule[alert["rule"]].append(alert)
-    found = []
-    for rule, alerts in by_rule.items():
-        worst, at = alerts[0], [alert["step"] for alert in alerts]
-        remedies = tuple(dict.fromkeys(r for alert in alerts for r in alert["remedies"]))
-        found.append(Advice(rule, worst["level"], len(at), min(at), max(at), worst, remedies))
-    return sorted(found, key=lambda entry: (-Level[entry.level], entry.first))
 
 
 def outcome(run: RecordedRun) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
 from . import files as of
+from .folder import RecordedRun
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,7 +26,8 @@ class Runs:
 
     Attributes:
         runs: one line per run: the trainer's settings (config.json) and results (results.json),
-            nested ones as ``outer/inner``; ``recorded_steps``, ``error_count``, ``rollback_count``.
+            nested ones as ``outer/inner``; ``verdict``, the line that every page shows;
+        ``recorded_steps``, ``error_count``, ``rollback_count``.
         rows: by ``run`` and ``step``, a column per tag (:mod:`ebmguard.tags`), ``attempt``, the
             number of rollbacks before, and what the trainer logged of the step beside
             (``cross_entropy``). NaN where a row lacks it. Of an ensemble the mean row.
@@ -116,6 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
     nested = settings if isinstance(settings, dict) else {}
     line = of.flat(config, "/") | of.flat(nested, "/") | of.flat(results, "/")
     line |= {
+        "verdict": str(RecordedRun.read(path).verdict) if len(rows) else "",
         "recorded_steps": int((~rows["abandoned"]).sum()),
         "error_count": sum(level == "ERROR" for level in alerts.get("level", ())),
         "rollback_count": len(rollbacks),

@@ -17,8 +17,9 @@ import tyro
 from ..errors import ConfigError, printable
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
+from .advice import advice, to_do
 from .files import ALERT, batches, flat, named, opened, run_folders
-from .folder import ACCURACY, RecordedRun, advice, outcome, value_of
+from .folder import ACCURACY, RecordedRun, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
 __all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report"]
@@ -182,8 +183,10 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "recorded": run,
+        "verdict": run.verdict,
+        "diverged": results.get("diverged_at") is not None,
         "outcome": outcome(run),
-        "is_lost": results.get("diverged_at") is not None,
+        "to_do": to_do(run),
         "counts": {kind: counts[kind] for kind in ("ERROR", "WARN", "INFO") if counts[kind]},
         "tiles": [(title, value) for title, value in tiles if value is not None],
         "advice": advice(run),

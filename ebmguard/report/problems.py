@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,10 +11,13 @@ from statistics import median
 
 import tyro
 
-from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule
+from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule, Remedy
+from ..alerts.remedies import agreeing
 from ..check import OF_GRADIENT, of_unknown, show
 from ..check.problem import Problem, error, in_order, info, warn
-from .folder import RecordedRun, advice
+from ..tags import ALERT_LEVEL
+from .advice import advice, moved_by_rollbacks, next_settings, to_do
+from .folder import RecordedRun
 
 __all__ = ["CheckConfig", "check", "problems_of_run"]
 
@@ -26,7 +29,7 @@ _READ = {
     *(r.reference_prefix * at + own.tag for r in _MEDIANS for own in r.bounds for at in (0, 1)),
     *(tag for rule in _FLOORS for tag in (rule.tag, rule.reference_tag)),
     *(f"nonfinite/{name}" for names in _NONFINITE.values() for name in names.split()),
-    *("beta_star", "buffer/reinit", "energy_gap", "energy_gap_scaled"),
+    *(ALERT_LEVEL, "beta_star", "buffer/reinit", "energy_gap", "energy_gap_scaled"),
     *("f_neg/std", "optim/amplification", "scaler/skipped", *OF_GRADIENT),
 }
 # What a median beyond a rule's limit means.
@@ -63,15 +66,24 @@ def check(config: CheckConfig) -> int:
 def problems_of_run(path: Path) -> list[Problem]:
     """Every problem of a run folder, worst first; a ``ConfigError`` where it is none or damaged."""
     run = RecordedRun.read(path, whole=_READ)
-    checks = (_of_outcome, _of_numbers, _of_alerts, _of_rollbacks, _of_medians, _of_grad_scale)
-    return in_order(p for check in (*checks, _of_sampler, _of_optimizer) for p in check(run))
+    moved = moved_by_rollbacks(run)  # and advised, from the first problem to the last
+    checks = (_of_loss, _of_alerts, _of_medians, _of_grad_scale)
+    found = [p for check in checks for p in check(run, moved)]
+    others = (_of_outcome, _of_numbers, _of_rollbacks, _of_sampler, _of_optimizer)
+    return in_order([*found, *(p for check in others for p in check(run))])
+
+
+def _of_loss(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
+    """Where no alert says so."""
+    verdict, lost_at = run.verdict, run.results.get("diverged_at")
+    said = [entry.rule for entry in advice(run)]
+    if lost_at is not None or (verdict.is_lost and verdict.rule not in said):
+        at = verdict.step if lost_at is None else lost_at
+        text = f"The run was lost here. Verdict: {verdict}."
+        yield error("diverged", f"step {at:,}", text, _fix(to_do(run, {**moved})))
 
 
 def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
-    lost = run.results.get("diverged_at")
-    if lost is not None:
-        fix = 'action="rollback" takes it back and goes on; beta_star of 0.5 to 2 makes it rarer.'
-        yield error("diverged", f"step {lost:,}", "The run was lost here.", fix)
     if run.accuracy:
         best_step, best = max(run.accuracy, key=lambda pair: pair[1])
         last_step, last = run.accuracy[-1]
@@ -92,7 +104,8 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
         steps = {step for step, value in found if value > 0}
         if steps:
             text = f"{what} were NaN or infinite in {len(steps):,} steps, first here."
-            fix = 'a lower learning rate; action="rollback", which replaces such buffer rows too.'
+            fix = "a lower learning rate"
+            fix += "." if run.rollbacks else '; action="rollback", which replaces such rows, too.'
             yield error("nonfinite", f"step {min(steps):,}", text, fix)
     skipped = [value > 0 for _, value in run.series("scaler/skipped")]
     if sum(skipped) > 0.05 * len(skipped):
@@ -101,16 +114,18 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
         yield warn("scaler_skips", "scaler/skipped", text, fix)
 
 
-def _of_alerts(run: RecordedRun) -> Iterator[Problem]:
-    for entry in advice(run):
+def _of_alerts(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
+    verdict = run.verdict
+    cause = verdict.rule if verdict.is_lost else ""
+    for entry in sorted(advice(run, moved), key=lambda entry: entry.rule != cause):
         alert = entry.alert
         if entry.level != "INFO":
             times = f"{entry.count} times" if entry.count > 1 else "once"
             value, limit = float(alert["value"]), float(alert["limit"])
-            text = (
-                f"The rule fired {times}; {alert['tag']} was {value:.4g} here (limit {limit:.4g})."
-            )
-            fix = ("; ".join(entry.remedies) or f"that of {alert.get('follows', 'others')}") + "."
+            text = f"Verdict: {verdict}. " if entry.rule == cause else ""
+            text += f"The rule fired {times}; "
+            text += f"{alert['tag']} was {value:.4g} here (limit {limit:.4g})."
+            fix = _fix(entry.remedies, alert.get("follows", "others"))
             yield Problem(Level[entry.level], entry.rule, f"step {alert['step']:,}", text, fix)
 
 
@@ -118,10 +133,8 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     if not run.rollbacks:
         return
     last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1]["budget_left"]
-    changes = {name: pair[1] for own in run.rollbacks for name, pair in own["changes"].items()}
-    said = ", ".join(f"{name} {after:g}" for name, after in changes.items())
     text = f"{count} rollback{'s' if count > 1 else ''}, the last for {last['rule']}; {left} left."
-    fix = f"begin the next run with {said or 'new random numbers, which were enough'}."
+    fix = f"{next_settings(run)}."
     level = Level.WARN if left == 0 or count > 1 else Level.INFO
     yield Problem(level, "rollbacks", f"step {last['step']:,}", text, fix)
     for record in run.rollbacks:
@@ -132,38 +145,49 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     relapses = [record["step"] for record in run.rollbacks if record["relapse"]]
     if relapses:
         text = f"{len(relapses)} of {count} rollbacks did not hold."
-        fix = "a change that lasts: beta_star up, more SGLD steps (Recovery(ladder=...))."
+        lasting = agreeing((Remedy.RAISE_BETA, Remedy.MORE_STEPS), moved_by_rollbacks(run))
+        fix = f"a change that lasts (Recovery(ladder=...)): {_fix(lasting)}"
         yield warn("relapse", f"step {relapses[-1]:,}", text, fix)
 
 
-def _of_medians(run: RecordedRun) -> Iterator[Problem]:
+def _of_medians(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
     """What a rule's own median at the end is beyond the rule's own limit."""
     beta_star = _late(run, "beta_star", 1)
     for rule, bound in ((own, bound) for own in _MEDIANS for bound in own.bounds):
         tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
         value = _late(run, tag, bound.window)
         if value > bound.limit if bound.side == "above" else value < bound.limit:
-            remedies = list(bound.remedies.at(beta_star)[:2])
+            remedies = [*agreeing(bound.remedies.at(beta_star)[:2], moved)]
             spread = _late(run, "f_neg/std", bound.window)
-            if bound.tag == "ess" and beta_star > 0 and spread > 0:
+            if bound.tag == "ess" and Remedy.LOWER_BETA in remedies and spread * beta_star > 1:
                 remedies.append(f"beta_star of about {1 / spread:.2g}, one over f_neg/std")
             text = f"{_MEANINGS[bound.tag, bound.side].format(value)} It is the median of the last "
             text += f"{bound.window} values; the rule's limit is {bound.limit:g}."
-            yield Problem(bound.level, rule.name, tag, text, "; ".join(remedies) + ".")
+            yield Problem(bound.level, rule.name, tag, text, _fix(remedies))
+
+
+def _fix(remedies: Iterable[str], others: str = "others") -> str:
+    return ("; ".join(remedies) or f"that of {others}") + "."
 
 
 def _late(run: RecordedRun, tag: str, window: int) -> float:
     """The median of the last known values; NaN where there are not as many."""
-    known = [value for _, value in run.series(tag)[-window:]]
+    known = [value for _, value in _kept(run, tag)[-window:]]
     return median(known) if len(known) == window else math.nan
 
 
-def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
+def _kept(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
+    """A series without the rows of an ERROR: no advice rests on the numbers of a lost state."""
+    lost = {step for step, level in run.series(ALERT_LEVEL) if level == Level.ERROR}
+    return [pair for pair in run.series(tag) if pair[0] not in lost]
+
+
+def _of_grad_scale(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
     """A GradScale that stayed low for as long as makes an ERROR."""
     beta_star = _late(run, "beta_star", 1)
     for rule in _FLOORS:
         tag = rule.reference_tag if beta_star == 0 else rule.tag
-        known = run.series(tag)
+        known = _kept(run, tag)
         groups = groupby(known, lambda pair, floor=rule.floor: pair[1] < floor)  # type: ignore[misc]
         low = [[step for step, _ in pairs] for is_low, pairs in groups if is_low]
         long = [steps for steps in low if len(steps) >= rule.error_patience]
@@ -171,7 +195,7 @@ def _of_grad_scale(run: RecordedRun) -> Iterator[Problem]:
             still = long[-1][-1] == known[-1][0]
             text = f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
             text += (", to the end" if still else "") + ": no negative was competitive."
-            fix = "; ".join(rule.remedies.at(beta_star)[:2]) + "."
+            fix = _fix(agreeing(rule.remedies.at(beta_star)[:2], moved))
             level = Level.ERROR if still and beta_star else Level.WARN
             yield Problem(level, rule.name, f"step {long[-1][0]:,}", text, fix)
 
@@ -203,7 +227,7 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
 
 
 def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
-    series = [value for _, value in run.series("optim/amplification")]
+    series = [value for _, value in _kept(run, "optim/amplification")]
     quarter = max(2, len(series) // 4)
     first, last = (median(part or [0.0]) for part in (series[:quarter], series[-quarter:]))
     if len(series) >= 8 and last > 10 * first > 0:

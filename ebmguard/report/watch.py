@@ -16,6 +16,7 @@ from typing import Any
 import tyro
 
 from ..tags import Scale
+from .advice import to_do
 from .bins import Bin
 from .files import ROWS, meant, named
 from .folder import ACCURACY, RecordedRun, value_of
@@ -106,7 +107,9 @@ def _frame(run: RecordedRun, rate: float | None, console: Console) -> Renderable
         return Group(Text(run.name, style="bold"), Text(there, style="dim"))
     height = console.height if console.is_terminal else _TEXT_HEIGHT
     table = _diagnostics(run, console.width, 2 if height >= _TALL else 1)
-    head = Group(_headline(run, rate), _state(run), Text(), table)
+    advised = to_do(run)
+    next_ = [Text(f"next: {'; '.join(advised)}")] if advised else []
+    head = Group(_headline(run, rate), _state(run), *next_, Text(), table)
     left = height - len(console.render_lines(head))
     rollbacks = _records("rollbacks", run.rollbacks, left // 3, console)
     left -= len(console.render_lines(rollbacks))
@@ -134,11 +137,11 @@ def _headline(run: RecordedRun, rate: float | None) -> Text:
 
 def _state(run: RecordedRun) -> Text:
     worst = max((level for chart in CHARTS if (level := run.level(chart.name))), default=None)
-    name = worst.name if worst else ""
-    line = Text.assemble((f"● {name or 'in bounds'} now", _STYLES[name]))
-    lost = run.results.get("diverged_at")
-    if lost is not None:
-        line.append(f", DIVERGED at step {lost:,}", _STYLES["ERROR"])
+    verdict, name = run.verdict, worst.name if worst else ""
+    kind = "ERROR" if verdict.is_lost else "WARN" if verdict.name == "look" else ""
+    line = Text.assemble((f"● {verdict}", _STYLES[kind]))
+    if name or not verdict.is_lost:
+        line.append(f", {name or 'in bounds'} now", _STYLES[name])
     counts = Counter(alert["level"] for alert in run.alerts)
     said = [f"{counts[kind]} {kind}" for kind in ("ERROR", "WARN", "INFO") if counts[kind]]
     line.append(f"   so far {', '.join(said) or 'no alerts'}")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..alerts import Alert, Level, Situation
-from ..alerts.remedies import MOVES
+from ..alerts.remedies import MOVES, Remedy
 from ..errors import ConfigError
 from ..recovery import Recoverer, Rollback
 from ..steering import AdaptiveSteps, BetaController, StepsController
@@ -34,6 +34,7 @@ class Actions:
     Args:
         acts: whether an ERROR has an action, which waits for a safe point.
         is_logging: whether alerts are logged; of several ranks one does.
+        could_roll_back: whether another run of the kind could have ``action="rollback"``.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Actions:
         *,
         acts: bool,
         is_logging: bool = True,
+        could_roll_back: bool = True,
         recoverer: Recoverer | None = None,
         adapt: AdaptiveSteps | None = None,
         steer: BetaController | None = None,
@@ -50,7 +52,7 @@ class Actions:
         self.recoverer = recoverer
         self.asks_steps = False  # whether the sampler does
         self._asks_refinement = False
-        self._is_logging = is_logging
+        self._is_logging, self._could_roll_back = is_logging, could_roll_back
         self._acts = acts
         self._on_alert = on_alert
         self._pending: Alert | None = None
@@ -115,6 +117,9 @@ class Actions:
                         continue
                     if direction != move[1] or not now.is_like(then):
                         self._advised[what] = move[1], now.moved
+                if remedy == Remedy.ROLL_BACK:
+                    remedy = f"{remedy} of before step {alert.step:,}"
+                    remedy += '; action="rollback" next time' if self._could_roll_back else ""
                 chosen.append(remedy)
         return replace(alert, remedies=tuple(chosen))
 

@@ -201,6 +201,7 @@ def guard(
     actions = Actions(
         on_alert,
         acts=action != "warn",
+        could_roll_back=not strength.models,
         is_logging=ranks.is_first,
         recoverer=Recoverer(recovery or Recovery(), ranks) if action == "rollback" else None,
         adapt=adapt,

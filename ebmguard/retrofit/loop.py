@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Situation, error_for
 from ..check import SelfCheck, Setup, find_problems
-from ..errors import ConfigError, SamplerError
+from ..errors import BudgetSpentError, ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
@@ -102,9 +102,12 @@ class Loop:
                 alerts = [self._advised(alert, row) for alert in found]
                 self.rows.note({"alert_level": float(self._judge.level)}, row)
             self.actions.observe(row, alerts)
-            self.writer.write_alerts([alert.record() for alert in alerts])
+            # So that a reader of the folder knows what an ERROR at its end has done.
+            acts = {} if self.settings.action == "warn" else {"action": self.settings.action}
+            self.writer.write_alerts([alert.record() | acts for alert in alerts])
             worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
-            self.course.update(row.step, self._judge.level, worst)
+            if self.course.update(row.step, self._judge.level, worst):
+                self.writer.write_verdict(row.step, str(self.course.verdict))
             if row.is_over:
                 self.writer.write(row.step, row.numbers | row.logged, row.samples)
                 self._check_itself(row)
@@ -282,7 +285,7 @@ class Loop:
         if self.settings.action == "raise":
             alert = self.actions.take_pending()
             if alert is not None:
-                self.writer.flush()
+                self._end()
                 raise error_for(alert, self._judge.rules)(alert)
 
     def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
@@ -293,7 +296,11 @@ class Loop:
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         _write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
-        rollback, guard_state = recoverer.restore(step, self.trainer, error)
+        try:
+            rollback, guard_state = recoverer.restore(step, self.trainer, error)
+        except BudgetSpentError:
+            self._end()
+            raise
         self.load_own_state(guard_state)
         self._judge.after_rollback()
         self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
@@ -302,6 +309,12 @@ class Loop:
         actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self.own_state())
         self.writer.write_recovery(rollback.record())
+
+    def _end(self) -> None:
+        """Before the error that ends the run."""
+        self.course.is_ended = True
+        self.writer.write_verdict(self.course.since, str(self.course.verdict))
+        self.writer.flush()
 
     @property
     def situation(self) -> Situation:

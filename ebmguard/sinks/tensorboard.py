@@ -60,6 +60,7 @@ class TensorBoardSink:
 
     - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
       triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
+    - The run's verdict as text under ``guard/verdict``, at each step where it changes.
     - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
       ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
@@ -80,7 +81,7 @@ class TensorBoardSink:
         # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if self._file.is_continued else -math.inf
         self._alerts: list[Record] = []
-        self._story, self._story_step = "", -1
+        self._story, self._story_step, self._verdict_step = "", -1, -1
         self._file.add_layout(LAYOUT)
         self._file.flush()
 
@@ -109,6 +110,11 @@ class TensorBoardSink:
             self._story += f"Alerts of the abandoned steps:\n\n{lines}\n\n"
         self._story_step = record["step"]
         self._tell_story()
+
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Keep the verdict as a text, the latest at the highest step, after a rollback too."""
+        self._verdict_step = max(step, self._verdict_step + 1)
+        self._file.add_text(self._verdict_step, "guard/verdict", verdict)
 
     def flush(self) -> None:
         """Append the kept events to the file; after an ``OSError`` the next flush goes on."""
@@ -174,6 +180,11 @@ class AddScalarSink(Sink):
             self.logger.add_scalar(marker_tag(record), level, step)
         if add_text := getattr(self.logger, "add_text", None):
             add_text("guard/alerts", alert_markdown(record), step)
+
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Pass the verdict on as text where the logger has ``add_text``."""
+        if add_text := getattr(self.logger, "add_text", None):
+            add_text("guard/verdict", verdict, step)
 
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""

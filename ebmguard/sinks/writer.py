@@ -64,6 +64,11 @@ class PatientSink:
         """Pass the rollback on, or keep it."""
         self._pass_on("write_recovery", record)
 
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Pass the verdict on to a sink that takes it, or keep it."""
+        if hasattr(self.sink, "write_verdict"):
+            self._pass_on("write_verdict", step, verdict)
+
     def flush(self) -> None:
         """Flush the sink, and pass on what has been kept."""
         self._drain(flushing=True)
@@ -169,6 +174,10 @@ class Writer:
         """Write a rollback, as ``Rollback.record()`` has it, and flush."""
         self._all("write_recovery", record)
         self.flush()
+
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Write what became of the run up to a step, where that has changed."""
+        self._all("write_verdict", step, verdict)
 
     def flush(self) -> None:
         """Flush every sink."""

@@ -216,16 +216,12 @@ def test_the_past_ends_some_steps_before():
     growing = [make_row(energy_gap=0.1 * t, **APART) for t in range(1, RULE.lag)]
     last = make_row(energy_gap=grown(0.85), **APART)
     assert found(RULE, [*STANDING, *growing, last])[-1] is ERROR
-    # What is as old as that belongs to the range: and is part of it for a window.
-    bump = [make_row(energy_gap=grown(0.85), **APART)]
-    for wait, level in [
-        (1, ERROR),
-        (RULE.lag, None),
-        (RULE.window - 1, None),
-        (RULE.window, ERROR),
-    ]:
-        rows = [*STANDING, *bump, *STANDING[: wait - 1], *bump]
-        assert found(RULE, rows)[-1] is level
+    # What is as old as that belongs to the range: and is part of it for a window. No ERROR ever is.
+    for wait, level in [(1, WARN), (RULE.lag, None), (RULE.window - 1, None), (RULE.window, WARN)]:
+        for growth, found_at in ((0.75, level), (0.85, ERROR)):
+            bump = [make_row(energy_gap=grown(growth), **APART)]
+            rows = [*STANDING, *bump, *STANDING[: wait - 1], *bump]
+            assert found(RULE, rows)[-1] is found_at
 
 
 # -- the beginning ---------------------------------------------------------------------------------
@@ -250,8 +246,9 @@ def test_energies_that_start_large_have_room():
 
 
 def test_a_new_scale_has_to_settle_again():
-    """A gap that grew tenfold is judged by factors again when it has stood for some steps."""
-    risen = [make_row(energy_gap=30.0)] * 200
+    """A gap that grew tenfold, and was no ERROR, is judged by factors when it has stood a while."""
+    assert set(found(RULE, [*STANDING, *[make_row(energy_gap=30.0)] * 200])[SETTLED:]) == {ERROR}
+    risen = [make_row(**ABSORBED | {"energy_gap": 30.0})] * 200
     twice = make_row(energy_gap=grown(2.0, 30.0), **APART)
     assert twice["energy_gap"] > RULE.start
     within = make_row(energy_gap=grown(1.0, 30.0), **APART)

@@ -49,16 +49,17 @@ def make(advice: Mapping[int, tuple[str, ...]], **options: Any) -> Guard:
     return g
 
 
+BACK = 'go back to your own checkpoint of before step 0; action="rollback" next time'
 LONG = (R.ROLL_BACK, R.RAISE_BETA, R.LOWER_LR, R.MORE_STEPS)
 
 
 @pytest.mark.parametrize(
     ("options", "shift", "expected"),
     [
-        ({}, 9.0, (R.ROLL_BACK, R.RAISE_BETA)),
-        ({"output_scale": 1.0}, 9.0, (R.ROLL_BACK, R.LOWER_LR)),
-        ({"output_scale": 1.0, "beta_star": 0.2}, 9.0, (R.ROLL_BACK, R.RAISE_BETA)),
-        ({"output_scale": 1.0, "sampler_scale": 1.0}, 9.0, (R.ROLL_BACK, R.RAISE_BETA)),
+        ({}, 9.0, (BACK, R.RAISE_BETA)),
+        ({"output_scale": 1.0}, 9.0, (BACK, R.LOWER_LR)),
+        ({"output_scale": 1.0, "beta_star": 0.2}, 9.0, (BACK, R.RAISE_BETA)),
+        ({"output_scale": 1.0, "sampler_scale": 1.0}, 9.0, (BACK, R.RAISE_BETA)),
     ],
 )
 def test_two_at_most_that_the_run_allows(options, shift, expected):
