@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..energies import LogQ
 from ..objective import usable
-from .arithmetic import T, known
 
 __all__ = [
+    "T",
     "energy_diagnostics",
     "energy_sums",
+    "known",
     "named_energies",
     "named_nonfinite",
     "nonfinite_diagnostics",
 ]
 
+T = TypeVar("T", float, Tensor)
+
 _LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 
 
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
-    """Summaries of detached negative energies, ``(N,)`` and ``(M,)``.
+    """Summaries of detached negative energies, ``(N,)`` and ``(M,)``: 0-dim tensors by tag.
 
-    Returns:
-        0-dim tensors, by the tags whose lines in :mod:`ebmguard.tags` define them; std is that of
-        the population. NaN if an energy is NaN, or if infinities leave a number undefined.
+    Std is that of the population. NaN if an energy is, or if infinities leave a number undefined.
     """
     return named_energies(energy_sums(f_pos, f_neg).unbind(), len(f_pos), len(f_neg))
 
@@ -71,8 +73,15 @@ def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> 
         part = level * (count - 1) % 1
         found[name] = a + part * (b - a) if part else a
     # A NaN is sorted to the end and would leave the lower quantiles as they are.
-    values: list[T] = known(found["max"] == found["max"], lambda: list(found.values()), len(found))
+    values = known(found["max"] == found["max"], lambda: [*found.values()], len(found))
     return {f"{side}/{name}": x for name, x in zip(found, values, strict=True)}
+
+
+def known(condition: Any, values: Callable[[], list[Any]], count: int) -> list[Any]:
+    """The values where the condition holds, else NaN, which arithmetic of floats would refuse."""
+    if isinstance(condition, Tensor):
+        return [torch.where(condition, x, math.nan) for x in values()]
+    return values() if condition else [math.nan] * count
 
 
 @lru_cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,16 @@ from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
 from ..objective import Terms
-from .arithmetic import T, exp, known
+from .raw_energies import T, known
 
-__all__ = ["grad_scale_of", "named_weights", "weight_diagnostics", "weight_sums"]
+__all__ = [
+    "grad_scale_of",
+    "mixture_sums",
+    "named_mixture",
+    "named_weights",
+    "weight_diagnostics",
+    "weight_sums",
+]
 
 
 def weight_diagnostics(
@@ -23,18 +31,12 @@ def weight_diagnostics(
     groups: Groups | None = None,
     log_q: LogQ | None = None,
 ) -> dict[str, Tensor]:
-    """Diagnostics of the weights at exponent β* (which may be 0: uniform weights).
+    """Diagnostics of the weights of energies ``(N,)`` and ``(M,)`` at β*; 0-dim tensors by tag.
 
-    Args:
-        f_pos, f_neg: negative energies, ``(N,)`` and ``(M,)``.
-        beta_star, log_q: as in the objective.
-        groups: as in the objective; w is then each negative's share of the gradient, and positives
-            without a negative of their class are left out.
-
-    Returns:
-        0-dim tensors, by the tags whose lines in :mod:`ebmguard.tags` define them; ``unpaired``
-        with groups only. An entropy of one sample is NaN. All are NaN if the objective leaves out a
-        sample, whose energy or log q is not finite: the other weights mean nothing then.
+    The arguments are those of the objective. With groups w is each negative's share of the
+    gradient, positives without a negative of their class are left out, and there is ``unpaired``.
+    An entropy of one sample is NaN. All are NaN if a sample's energy or log q is not finite, which
+    the objective leaves out: the other weights mean nothing then.
     """
     with torch.no_grad():
         sums = weight_sums(Terms.of(f_pos, f_neg, beta_star, groups, log_q))
@@ -86,10 +88,11 @@ def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dic
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
     w_square, v_square, w_log, v_log, top, _, log_total, paired, pos, neg = sums
     is_known = pos + neg == n + m
+    exp: Any = math.exp if isinstance(top, float) else torch.exp
     names = ["grad_scale", "weight_entropy", "ess", "max_weight"]
     names += ["positive_weight_entropy", "reweighting_angle"]
 
-    def values() -> list[T]:
+    def values() -> list[Any]:
         return [
             exp(log_total) / paired,
             w_log * _over_log(m),
@@ -110,3 +113,40 @@ def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dic
 def _over_log(count: int) -> float:
     """-1/log(count), the largest entropy; NaN for one sample."""
     return -1 / math.log(count) if count > 1 else math.nan
+
+
+def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
+    """What :func:`named_mixture` makes numbers of, ``((exponents + 2) * samplers,)``.
+
+    At each exponent of the terms, a column of them, the share of the whole weight that each
+    sampler's negatives carry (Eq. 5), with classes the mean over positives that have a negative;
+    the sums of their energies; and how many they are. ``parts``, ``(samplers, M)``, says whose they
+    are.
+    """
+    if terms.is_grouped:
+        weight = (terms.share(terms.is_paired).unsqueeze(-1) * terms.log_w.exp()).sum(-2)
+    else:
+        weight = terms.log_w.exp() * terms.is_neg
+    shares = weight.unsqueeze(-2).where(parts, 0.0).sum(-1)
+    sums = torch.where(parts, f_neg, 0.0).sum(-1)
+    counts = parts.sum(-1, dtype=sums.dtype)
+    return torch.cat((shares / shares.sum(-1, keepdim=True), sums[None], counts[None])).flatten()
+
+
+def named_mixture(
+    sums: Sequence[float], names: Sequence[str], f_pos: float
+) -> list[dict[str, float]]:
+    """Of each exponent ``mixture/<name>/weight``, and of the first also ``.../energy_gap``.
+
+    The gap is how far a sampler's negatives lie below the positives, whose mean is ``f_pos``; NaN
+    for a part without samples.
+    """
+    k = len(names)
+    *weights, totals, counts = (sums[i : i + k] for i in range(0, len(sums), k))
+    found = [
+        {f"mixture/{name}/weight": x for name, x in zip(names, row, strict=True)} for row in weights
+    ]
+    for name, total, count in zip(names, totals, counts, strict=True):
+        gap = f_pos - total / count if count > 0 else math.nan
+        found[0][f"mixture/{name}/energy_gap"] = gap
+    return found
