@@ -49,7 +49,7 @@ def check_energies(
         EnergyTypeError: not tensors, or not floating point.
         ShapeError: means instead of vectors, empty sides, shapes that do not fit each other.
         ConfigError: an exponent that is no finite number or 0-dim tensor, an unknown variant,
-            groups with a variant that has none, or ``log_q`` at 0.
+            groups with a variant that has none, or ``log_q`` at 0, where there are no weights.
     """
     if isinstance(beta_star, Tensor):
         if beta_star.ndim:
@@ -116,12 +116,10 @@ def check_energies(
 
 
 def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "log_q") -> None:
-    """Refuse log-densities of a proposal, called ``name``, that are not one for each energy in f.
+    """Refuse log-densities, called ``name``, that are not one for each energy; and β* = 0.
 
     Raises:
-        EnergyTypeError: not a tensor, or not floating point.
-        ShapeError: another shape or device than the energies', heads apart.
-        ConfigError: an exponent that is the number 0: there are no weights to divide q out of.
+        EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
     """
     expected = "one log-density per sample"
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point():

@@ -95,9 +95,7 @@ def metropolis_acceptance(
 
     which keeps its digits where both densities of the proposal are tiny. Only drift and noise may
     have moved the samples from x (start) to x' (end): the effect of a clamp counts as noise.
-
-    Returns:
-        ``(...,)``, float64 (float32 on MPS); NaN without noise, or where inputs leave it undefined.
+    ``(...,)``, float64 (float32 on MPS); NaN without noise, or where inputs leave it undefined.
     """
     if noise_std == 0:
         return torch.full_like(start.h, torch.nan, dtype=_wide(start.h))
@@ -114,12 +112,9 @@ def oriented(
     """A point of a chain with h and ∇h high on data, from what the sampler differentiated there.
 
     Samplers differentiate sums or means over the batch, of f or of an energy, negated or not. The
-    cotangent tells which: h is |c| times the output if all of it is one number c, else NaN.
-
-    Args:
-        x, gradient: samples ``(..., d)``, and the gradient of what was differentiated there.
-        output, cotangent: the same for what the network returned, ``(..., heads)``.
-        sign: 1 where the network's output is high on data, -1 where it is low.
+    cotangent tells which: h is |c| times the output if all of it is one number c, else NaN. ``x``
+    and ``gradient`` are ``(..., d)``, ``output`` and ``cotangent`` those of what the network
+    returned, ``(..., heads)``; ``sign`` is 1 where that is high on data, -1 where it is low.
     """
     c = cotangent.flatten()[0]
     c = torch.where((cotangent == c).all(), c, torch.nan)

@@ -86,27 +86,22 @@ def grad_scale_of(sums: Tensor, n: int, m: int) -> Tensor:
 
 def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
-    w_square, v_square, w_log, v_log, top, _, log_total, paired, pos, neg = sums
+    paired, pos, neg = sums[7:]
     is_known = pos + neg == n + m
+    own = known(is_known & (paired > 0) & (sums[0] > 0), sums[:8])
+    w_square, v_square, w_log, v_log, top, _, log_total, count = own
     exp: Any = math.exp if isinstance(top, float) else torch.exp
-    names = ["grad_scale", "weight_entropy", "ess", "max_weight"]
-    names += ["positive_weight_entropy", "reweighting_angle"]
-
-    def values() -> list[Any]:
-        return [
-            exp(log_total) / paired,
-            w_log * _over_log(m),
-            1 / (w_square * m),
-            exp(top),
-            v_log * _over_log(n),
-            # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
-            (w_square + v_square) ** -0.5 * (1 / paired + 1 / m) ** 0.5,
-        ]
-
-    are_known = is_known & (paired > 0) & (w_square > 0)
-    found = dict(zip(names, known(are_known, values, len(names)), strict=True))
+    found = {
+        "grad_scale": exp(log_total) / count,
+        "weight_entropy": w_log * _over_log(m),
+        "ess": 1 / (w_square * m),
+        "max_weight": exp(top),
+        "positive_weight_entropy": v_log * _over_log(n),
+        # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
+        "reweighting_angle": (w_square + v_square) ** -0.5 * (1 / count + 1 / m) ** 0.5,
+    }
     if is_grouped:
-        (found["unpaired"],) = known(is_known, lambda: [n - paired], 1)
+        (found["unpaired"],) = known(is_known, [n - paired])
     return found
 
 
@@ -147,6 +142,5 @@ def named_mixture(
         {f"mixture/{name}/weight": x for name, x in zip(names, row, strict=True)} for row in weights
     ]
     for name, total, count in zip(names, totals, counts, strict=True):
-        gap = f_pos - total / count if count > 0 else math.nan
-        found[0][f"mixture/{name}/energy_gap"] = gap
+        found[0][f"mixture/{name}/energy_gap"] = f_pos - total / count if count > 0 else math.nan
     return found

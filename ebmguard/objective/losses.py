@@ -43,7 +43,7 @@ def contrastive_loss(
     log_q: LogQ | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """The contrastive loss to minimise, in the units of ``f_neg.mean() - f_pos.mean()``.
+    """The contrastive loss to minimise, 0-dim, in the units of ``f_neg.mean() - f_pos.mean()``.
 
     ======== =============================================================================
     β* = 0   mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given
@@ -67,17 +67,13 @@ def contrastive_loss(
             the output scale of each positive's class in units of that of β*, which it multiplies:
             positive, and the same within a class; a pair of its own is a class too.
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
-            the samples of both sides: ``(N,)`` and ``(M,)``. A constant common to both sides does
-            not matter; they are high where the proposal draws often, whatever the sign of f. The
-            weights are then p / q (Eq. 6). If the negatives are drawn from q(x) exp(a f) for a
-            model exp(o f), give log q alone and β* = o - a. No gradient flows into log q, a sample
-            whose log q is not finite is left out, and a β* tensor that is 0 ignores it.
+            the samples of both sides: ``(N,)`` and ``(M,)``, up to a common constant; high where
+            the proposal draws often, whatever the sign of f. The weights are then p / q (Eq. 6). If
+            the negatives are drawn from q(x) exp(a f) for a model exp(o f), give log q alone and
+            β* = o - a. No gradient flows into log q, and a β* tensor that is 0 ignores it.
         process_group: the loss is that of all ranks' samples, in the order of the ranks, whose
             batches may be uneven; after an averaging all-reduce of the gradients the result is that
             of one process with the whole batch. First-order only. See :func:`.ranks.whole_batch`.
-
-    Returns:
-        0-dim.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`; or ranks that do not
@@ -106,12 +102,9 @@ def coefficients(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of :func:`contrastive_loss` with respect to each sample's energy, by autograd.
 
-    For ``default``: -(1 - w⁺_i)/N on the positives and GradScale · w_j on the negatives. The two
-    sides sum to zero in every variant.
-
-    Returns:
-        detached tensors of shapes ``(N,)`` and ``(M,)``; of this rank's samples, in the mean over
-        those of all ranks.
+    Detached, ``(N,)`` and ``(M,)``. For ``default`` they are -(1 - w⁺_i)/N and GradScale · w_j. The
+    two sides sum to zero in every variant. Across ranks they are those of this rank's samples, in
+    the mean over all ranks' samples.
     """
     options: dict[str, Any] = {"variant": variant, "groups": groups, "log_q": log_q}
     check_energies(f_pos, f_neg, beta_star, **options)
@@ -127,10 +120,8 @@ def coefficients(
 def weights(f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None) -> Tensor:
     """Self-normalised importance weights of the negatives: softmax of β* f⁻ - log q (Eq. 5 to 7).
 
-    Args and errors: as for :func:`contrastive_loss`; ``log_q`` is that of the negatives, ``(M,)``.
-
-    Returns:
-        ``(M,)``, summing to one unless no negative is finite; uniform at β* = 0.
+    ``(M,)``, summing to one unless no negative is finite; uniform at β* = 0. Args and errors are
+    those of :func:`contrastive_loss`; ``log_q`` is that of the negatives.
     """
     if log_q is not None:
         check_energies(f_neg, f_neg, beta_star)
@@ -144,10 +135,8 @@ def positive_weights(
 ) -> Tensor:
     """Weight each positive would get as one more negative: sigmoid(β* f⁺ - log q⁺ - S) (Eq. 8).
 
-    Args and errors: as for :func:`contrastive_loss`.
-
-    Returns:
-        ``(N,)``; NaN for positives whose energy or log q is not usable; 1 / (M + 1) at β* = 0.
+    ``(N,)``; NaN for positives whose energy or log q is not usable; 1 / (M + 1) at β* = 0. Args and
+    errors are those of :func:`contrastive_loss`.
     """
     terms = _terms(f_pos, f_neg, beta_star, log_q)
     # Without a usable negative it would have the whole weight.
@@ -158,14 +147,10 @@ def positive_weights(
 def grad_scale(
     f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, log_q: LogQ | None = None
 ) -> Tensor:
-    """GradScale, mean_i (1 - w⁺_i) (Eq. 30): the factor on the whole contrastive gradient.
+    """GradScale, mean_i (1 - w⁺_i) (Eq. 30), 0-dim: the factor on the whole contrastive gradient.
 
-    M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive.
-
-    Args and errors: as for :func:`contrastive_loss`.
-
-    Returns:
-        0-dim; 0 if a side has no usable sample, as the loss is then.
+    M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive;
+    0 if a side has no usable sample. Args and errors are those of :func:`contrastive_loss`.
     """
     terms = _terms(f_pos, f_neg, beta_star, log_q)
     return terms.grad_scale(terms.is_paired)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import SMALLEST, Groups, LogQ, Variant
+from ..energies import SMALLEST, Groups, LogQ, Variant, widened
 
 __all__ = ["Exponent", "Terms", "usable"]
 
@@ -20,8 +20,7 @@ _LARGEST = 1e30
 def usable(f: Tensor, beta: float | Tensor | Exponent, log_q: Tensor | None = None) -> Tensor:
     """Which samples ``(..., samples)`` the objective uses: finite energies and ``|β* f| <= 1e30``.
 
-    With ``log_q``, of the shape of ``f``, also ``|log q| <= 1e30`` where β* is not 0. ``beta``
-    broadcasts against ``f``.
+    With ``log_q`` also ``|log q| <= 1e30`` where β* is not 0. ``beta`` broadcasts against ``f``.
     """
     at = Exponent.of(beta, f.dtype)
     # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow.
@@ -187,11 +186,8 @@ def _exponent(
 
 
 def _log_q_at(log_q: Tensor, beta: float | Tensor) -> Tensor:
-    """Log q, detached, and 0 where β* is 0: the standard loss has no weights to divide it out of.
-
-    In float32 at least; a wider dtype of its own is kept, for its digits.
-    """
-    log_q = log_q.detach().to(torch.promote_types(log_q.dtype, torch.float32))
+    """Log q, detached, and 0 where β* is 0: the standard loss has no weights to divide it by."""
+    log_q = widened(log_q.detach())  # a wider dtype of its own is kept, for its digits
     if isinstance(beta, Tensor):
         return torch.where(beta.abs() < SMALLEST, 0.0, log_q)
     return log_q if abs(beta) >= SMALLEST else torch.zeros_like(log_q)

@@ -124,19 +124,17 @@ def check_models(
                 f"beta_star has model dimensions {tuple(models)}, so {name} must have shape "
                 f"({', '.join(map(str, models))}, samples); got {tuple(f.shape)}."
             )
-    first = (0,) * len(models)
     for name, q, f in zip(("log_q_pos", "log_q_neg"), log_q or (), (f_pos, f_neg), strict=False):
         if isinstance(q, Tensor) and q.shape != f.shape:
             raise ShapeError(
                 f"{name} has shape {tuple(q.shape)}; expected {tuple(f.shape)}, one log-density "
                 "per sample: log q(x), summed over the dimensions of x."
             )
-    of_first = [x[first] if isinstance(x, Tensor) else x for x in (f_pos, f_neg, *(log_q or ()))]
-    pos, neg, *own = of_first
+    first, given = (0,) * len(models), (f_pos, f_neg, *(log_q or ()))
+    pos, neg, *own = (x[first] if isinstance(x, Tensor) else x for x in given)
+    both: Any = tuple(own) or None
     for name in {variant} if isinstance(variant, str) else {*variant}:
-        check_energies(
-            pos, neg, variant=name, groups=groups, log_q=(own[0], own[1]) if own else None
-        )
+        check_energies(pos, neg, variant=name, groups=groups, log_q=both)
 
 
 def check_variants(variant: object, models: torch.Size) -> None:

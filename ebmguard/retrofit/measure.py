@@ -43,8 +43,7 @@ class Measure(Stateful):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # Of each sampler call since the latest loss.
-        self._from_sampler: list[tuple[list[Part], Row]] = []
+        self._from_sampler: list[tuple[list[Part], Row]] = []  # each call since the latest loss
         self._parts: dict[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
@@ -62,8 +61,8 @@ class Measure(Stateful):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
-        plain: dict[str, Any] = tree_map(_listed, super().state_dict())
-        return plain
+        saved = super().state_dict()
+        return tree_map(lambda x: x.tolist() if isinstance(x, Tensor) else x, saved)  # type: ignore[no-any-return]
 
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
@@ -78,7 +77,7 @@ class Measure(Stateful):
         trainer: Trainer,
         found: tuple[list[Part], Row],
         known_by: Tensor | None,
-        parts: Mapping[str, slice] | None = None,
+        parts: Mapping[str, slice] | None,
     ) -> None:
         """Keep what a sampler call shows, until the loss; of a mixture, which samples are whose."""
         self._parts = dict(parts or {})
@@ -122,16 +121,10 @@ class Measure(Stateful):
         whose = None
         if own.of_neg:
             whose = torch.stack([own.of_neg[0] == i for i in range(1, len(self._parts) + 1)])
-        found: tuple[Tensor | None, Tensor] = compute(
-            over_models,
-            settings.models,
-            *own[:2],
-            star,
-            settings.reference_beta_star,
-            *own[2:4],
-            whose,
-            variant=None if strength.is_off else settings.variant,
-        )
+        variant = None if strength.is_off else settings.variant
+        given = *own[:2], star, settings.reference_beta_star, *own[2:4], whose
+        found: tuple[Tensor | None, Tensor]
+        found = compute(over_models, settings.models, *given, variant=variant)
         return found
 
     def loss(
@@ -142,7 +135,7 @@ class Measure(Stateful):
         sums: Tensor,
         *,
         slow: bool,
-        is_pooled: bool = True,
+        is_pooled: bool,
     ) -> tuple[list[Part], Row, dict[str, Tensor]]:
         """All numbers of a loss call whose sums are given: see :meth:`computed`.
 
@@ -263,10 +256,6 @@ def _named(
     if output_scale is not None:
         row["energy_gap_scaled"] = row["energy_gap"] * output_scale
     return row
-
-
-def _listed(x: object) -> object:
-    return x.tolist() if isinstance(x, Tensor) else x
 
 
 def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:

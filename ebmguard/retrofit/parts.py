@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import islice
 from operator import or_
@@ -19,15 +19,10 @@ Row: TypeAlias = dict[str, float]
 
 
 class Part(NamedTuple):
-    """Numbers of a row that were measured together.
+    """Numbers of a row that were measured together."""
 
-    Attributes:
-        values: ``(n,)``, or ``(models, n)`` where each member of an ensemble has its own.
-        named: makes numbers by tag of n that the host has read.
-    """
-
-    values: Tensor
-    named: Callable[[Sequence[float]], Row]
+    values: Tensor  # (n,), or (models, n) where each member of an ensemble has its own
+    named: Callable[[Sequence[float]], Row]  # numbers by tag, of n that the host has read
 
     @property
     def is_shared(self) -> bool:
@@ -73,24 +68,22 @@ def read_parts(
     return pooled(rows), rows if members else []
 
 
-def named_in_turn(parts: Sequence[Part], values: Iterable[float]) -> Row:
+def named_in_turn(parts: Sequence[Part], values: Iterator[float]) -> Row:
     """The numbers of parts, taken from the values of all, which come one after the other."""
-    each = iter(values)
     found: Row = {}
     for part in parts:
-        found |= part.named([*islice(each, part.values.shape[-1])])
+        found |= part.named([*islice(values, part.values.shape[-1])])
     return found
 
 
-def joined_row(
-    rows: Sequence[Mapping[str, float]], positives: Sequence[int], negatives: Sequence[int]
-) -> dict[str, float]:
+def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequence[int]) -> Row:
     """The numbers of all ranks, from rows of the same names, joined as :mod:`.tags` says.
 
     ``positives`` and ``negatives`` are each rank's numbers of samples, which weigh some averages. A
     rank counts as many sampler's samples as negatives.
     """
     both = [n + m for n, m in zip(positives, negatives, strict=True)]
+    simple: dict[str, Callable[[list[float]], float]] = {"lowest": min, "highest": max, "sum": sum}
     weights = {"positives": positives, "negatives": negatives, "both": both}
 
     def join(name: str) -> float:
@@ -98,10 +91,8 @@ def joined_row(
         how = TAGS[name].join if name in TAGS else "average"
         if any(x != x for x in values):
             return float("nan")
-        if how in ("lowest", "highest"):
-            return min(values) if how == "lowest" else max(values)
-        if how == "sum":
-            return sum(values)
+        if how in simple:
+            return simple[how](values)
         by = weights.get(how, [1] * len(rows))
         return sum(x * w for x, w in zip(values, by, strict=True)) / sum(by)
 
