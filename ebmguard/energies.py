@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "check_energies",
     "check_log_q",
     "check_variant",
+    "heads_summed",
     "per_sample",
     "widened",
 ]
@@ -48,9 +49,16 @@ def check_energies(
         EnergyTypeError: not tensors, or not floating point.
         ShapeError: means instead of vectors, empty sides, shapes that do not fit each other.
         ConfigError: an exponent that is no finite number or 0-dim tensor, an unknown variant,
-            groups with a variant that has none, or ``log_q`` at 0.
+            groups with a variant that has none, or ``log_q`` at 0, where there are no weights.
     """
-    _check_exponent(beta_star)
+    if isinstance(beta_star, Tensor):
+        if beta_star.ndim:
+            raise ShapeError(
+                f"beta_star has shape {tuple(beta_star.shape)}; expected a number or a 0-dim "
+                "tensor, since there is one model. Map over an ensemble with torch.vmap."
+            )
+    elif not isinstance(beta_star, float | Real) or not math.isfinite(beta_star):
+        raise ConfigError(f"beta_star={beta_star!r}; expected a finite number or a 0-dim tensor.")
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, Tensor):
             raise EnergyTypeError(
@@ -108,12 +116,10 @@ def check_energies(
 
 
 def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "log_q") -> None:
-    """Refuse log-densities of a proposal, called ``name``, that are not one for each energy in f.
+    """Refuse log-densities, called ``name``, that are not one for each energy; and β* = 0.
 
     Raises:
-        EnergyTypeError: not a tensor, or not floating point.
-        ShapeError: another shape or device than the energies', heads apart.
-        ConfigError: an exponent that is the number 0: there are no weights to divide q out of.
+        EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
     """
     expected = "one log-density per sample"
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
@@ -139,17 +145,6 @@ def check_variant(variant: object) -> None:
         raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
 
 
-def _check_exponent(beta_star: Any) -> None:
-    if isinstance(beta_star, Tensor):
-        if beta_star.ndim:
-            raise ShapeError(
-                f"beta_star has shape {tuple(beta_star.shape)}; expected a number or a 0-dim "
-                "tensor, since there is one model. Map over an ensemble with torch.vmap."
-            )
-    elif not isinstance(beta_star, Real) or not math.isfinite(beta_star):
-        raise ConfigError(f"beta_star={beta_star!r}; expected a finite number or a 0-dim tensor.")
-
-
 def widened(f: Tensor) -> Tensor:
     """The same in float32 at least."""
     return f.to(torch.promote_types(f.dtype, torch.float32))
@@ -157,7 +152,11 @@ def widened(f: Tensor) -> Tensor:
 
 def per_sample(f: Tensor) -> Tensor:
     """Energies ``(samples,)`` in float32 at least; heads are summed, as by who differentiates f."""
-    f = widened(f)
+    return heads_summed(widened(f))
+
+
+def heads_summed(f: Tensor) -> Tensor:
+    """Energies ``(samples,)`` in the dtype given."""
     if f.ndim == 1:
         return f
     heads = f.flatten(1)

@@ -63,24 +63,19 @@ def gathered(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]
     everyone = message.new_empty(dist.get_world_size(process_group), len(message))
     dist.all_gather(list(everyone.unbind()), message, group=process_group)
     parts = torch.split(everyone, [x.numel() for x in tensors], -1)
-    shapes = [(len(everyone), *x.shape) for x in tensors]
-    return [y.reshape(s).to(x.dtype) for y, s, x in zip(parts, shapes, tensors, strict=True)]
+    pairs, count = zip(parts, tensors, strict=True), len(everyone)
+    return [y.reshape(count, *x.shape).to(x.dtype) for y, x in pairs]
 
 
 class Batch(NamedTuple):
-    """The samples of all ranks, in the order of the ranks.
-
-    Attributes:
-        of_neg: further numbers of the negatives.
-        sizes: each rank's numbers of positives, and of negatives.
-    """
+    """The samples of all ranks, in the order of the ranks."""
 
     f_pos: Tensor
     f_neg: Tensor
     groups: Groups | None = None
     log_q: LogQ | None = None
-    of_neg: tuple[Tensor, ...] = ()
-    sizes: tuple[list[int], list[int]] = ([], [])
+    of_neg: tuple[Tensor, ...] = ()  # further numbers of the negatives
+    sizes: tuple[list[int], list[int]] = ([], [])  # each rank's numbers of positives, of negatives
 
 
 class _Everyone(torch.autograd.Function):
@@ -109,9 +104,8 @@ def whole_batch(
     sizes; where the group has a backend for the CPU, not for the device.
 
     Args:
-        own: this rank's, with energies ``(..., N)`` and ``(..., M)``; N and M may differ between
-            ranks. The gradient that reaches them is that of one process after an averaging
-            all-reduce. Groups, log q and further numbers have all ranks or none.
+        own: this rank's, with energies ``(..., N)`` and ``(..., M)``, which may differ between
+            ranks. Their gradient is that of one process after an averaging all-reduce.
         same: what every rank must have alike; of tensors their values are not read.
 
     Raises:
@@ -119,8 +113,8 @@ def whole_batch(
     """
     f_pos, f_neg, groups, log_q = own[:4]
     words = ["a tensor" if isinstance(x, Tensor) else repr(x) for x in same]
-    words += [str(f_pos.dtype), str(f_neg.dtype), f"log_q {'with' if log_q else 'without'}"]
-    said = ", ".join([*words, f"groups {len(groups or ())}", f"parts {len(own.of_neg)}"])
+    words += [f"{f_pos.dtype}, {f_neg.dtype}, log_q {'with' if log_q else 'without'}"]
+    said = ", ".join([*words, f"groups {len(groups or ())}, parts {len(own.of_neg)}"])
     mine = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(said.encode())]
     on_host = "cpu:" in dist.get_backend_config(process_group)
     message = torch.tensor(mine, device="cpu" if on_host else f_pos.device)
@@ -142,13 +136,13 @@ def whole_batch(
             for each, (_, size) in zip(gathered(process_group, *padded), sides, strict=True)
         ]
 
-    sides = [(f_pos, n), (f_neg, m), *zip(log_q or (), (n, m), strict=False)]
-    sides += [(x, n) for x in (groups or ())[2:]] + [(x, m) for x in own.of_neg]
-    numbers = iter(joined(*sides))
+    sides = [(f_pos, n), (f_neg, m)]
+    more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in (groups or ())[2:])]
+    numbers = iter(joined(*sides, *more, *((x, m) for x in own.of_neg)))
     rank = dist.get_rank(process_group)
     pos, neg = (
         _Everyone.apply(f, next(numbers), sum(size[:rank]), len(checks))  # type: ignore[no-untyped-call]
-        for f, size in ((f_pos, n), (f_neg, m))
+        for f, size in sides
     )
     log_q = None if log_q is None else (next(numbers), next(numbers))
     if groups is not None:
@@ -216,10 +210,8 @@ def copies(x: Tensor, world: int) -> int:
 
 
 def check_shards(parameters: Iterable[Tensor], process_group: dist.ProcessGroup | None) -> None:
-    """Refuse parameters that are sharded over ranks which do not decide together.
-
-    Raises:
-        ConfigError: such parameters, or parts that are neither shards nor copies.
+    """Refuse, with ``ConfigError``, what is sharded over ranks that do not decide together, and
+    parts that are neither shards nor copies.
     """
     for x in filter(is_sharded, parameters):
         ranks = set(x.device_mesh.mesh.flatten().tolist())
@@ -253,8 +245,7 @@ def place_of(x: Tensor) -> Place:
 def joined(part: Tensor, place: dict[str, Any], like: Iterable[Tensor]) -> DTensor:
     """The DTensor whose part on this rank is given, in the same memory; see :func:`place_of`.
 
-    Raises:
-        ConfigError: none of the tensors ``like`` is on its mesh.
+    ConfigError if none of the tensors ``like`` is on its mesh.
     """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 

@@ -4,9 +4,6 @@ What is taken in every step comes in two halves: sums in one tensor, which nothi
 the names and the arithmetic that make numbers of them when the host has them.
 """
 
-from .buffer import buffer_diagnostics
-from .joined_row import joined_row
-from .mixture_parts import mixture_sums, named_mixture
 from .pareto import pareto_k
 from .raw_energies import (
     energy_diagnostics,
@@ -17,14 +14,21 @@ from .raw_energies import (
 )
 from .sampler_steps import (
     ChainState,
+    buffer_diagnostics,
     drift_to_noise,
     metropolis_acceptance,
     named_samples,
     oriented,
     sample_shares,
 )
-from .update_size import total_norm
-from .weights import grad_scale_of, named_weights, weight_diagnostics, weight_sums
+from .weights import (
+    grad_scale_of,
+    mixture_sums,
+    named_mixture,
+    named_weights,
+    weight_diagnostics,
+    weight_sums,
+)
 
 __all__ = [
     "ChainState",
@@ -33,7 +37,6 @@ __all__ = [
     "energy_diagnostics",
     "energy_sums",
     "grad_scale_of",
-    "joined_row",
     "metropolis_acceptance",
     "mixture_sums",
     "named_energies",
@@ -45,7 +48,6 @@ __all__ = [
     "oriented",
     "pareto_k",
     "sample_shares",
-    "total_norm",
     "weight_diagnostics",
     "weight_sums",
 ]

@@ -15,63 +15,47 @@ from torch import Tensor
 
 __all__ = ["pareto_k"]
 
-_MIN_TAIL = 5  # the smallest that is fitted, reached from n = 25
-# Weakly informative prior on k: the weight of 10 observations at k = 0.5 (Vehtari et al. 2024).
-_PRIOR_OBSERVATIONS = 10
-_PRIOR_K = 0.5
-# Scale of the grid of candidates, in quartiles of the tail (Zhang and Stephens 2009, Eq. 7).
-_PRIOR_BS = 3.0
-# Grid points below this posterior weight are dropped, as arviz and arviz-stats do.
-_NEGLIGIBLE = 10 * torch.finfo(torch.float64).eps
-
 
 @torch.no_grad()
 def pareto_k(log_weights: Tensor) -> Tensor:
     """Shape k of the generalised Pareto distribution fitted to the upper tail of the weights.
 
-    The fit is to the largest ``min(n / 5, 3 sqrt(n))`` weights, rounded down as arviz-stats does
-    (arviz before 1.0 rounds up), with the next largest as threshold. The prior draws k towards 0.5,
-    so that even a bounded tail gives about 0.2. Below 0.7 the weights have a variance to trust;
-    above, averages do not settle; above 1 they have no mean. At n = 64 the standard deviation of k
-    is 0.2 to 0.4: pool several steps.
+    The fit is to the largest ``min(n / 5, 3 sqrt(n))`` weights, rounded down as arviz-stats does,
+    with the next largest as threshold. Its prior gives even a bounded tail about 0.2. Below 0.7 the
+    weights have a variance to trust; above, averages do not settle; above 1 they have no mean. At
+    n = 64 the standard deviation of k is 0.2 to 0.4: pool several steps.
 
-    Args:
-        log_weights: unnormalised log weights, β* f of the negatives, ``(*models, n)``.
-
-    Returns:
-        ``(*models,)``, float64 (float32 on MPS). NaN if n < 25, if a log weight is not finite, and
-        if a quarter of the tail cannot be told from its threshold: tied weights, or weights more
-        than 745 below the largest in log, which underflow.
+    Of ``log_weights``, β* f of the negatives up to a constant, ``(*models, n)``, it is
+    ``(*models,)``, float64 (float32 on MPS). NaN if n < 25, if a log weight is not finite, and if a
+    quarter of the tail cannot be told from its threshold: tied weights, or weights more than 745
+    below the largest in log, which underflow.
     """
-    n = log_weights.shape[-1]
-    tail_length = math.floor(3 * math.sqrt(n)) if n > 225 else n // 5
+    count = log_weights.shape[-1]
+    n = math.floor(3 * math.sqrt(count)) if count > 225 else count // 5
     # MPS has no float64.
     dtype = torch.float32 if log_weights.device.type == "mps" else torch.float64
     values = log_weights.detach().to(dtype)
-    if tail_length < _MIN_TAIL:
+    if n < 5:  # too short a tail
         return torch.full(values.shape[:-1], math.nan, dtype=dtype, device=values.device)
 
-    upper = torch.topk(values, tail_length + 1).values.flip(-1)
+    upper = torch.topk(values, n + 1).values.flip(-1)
     upper = (upper - upper[..., -1:]).exp()
     excess = upper[..., 1:] - upper[..., :1]
-    k = _fit(excess)
-    defined = values.isfinite().all(-1) & (upper[..., -1] > upper[..., 1])
-    return torch.where(defined, k, math.nan)
-
-
-def _fit(excess: Tensor) -> Tensor:
-    """Posterior mean of k for excesses over the threshold, sorted, shape (*models, n)."""
-    n = excess.shape[-1]
     points = 30 + math.isqrt(n)
     grid = torch.arange(1, points + 1, dtype=excess.dtype, device=excess.device)
     position = int(n / 4 + 0.5) - 1
     quartile = excess[..., position : position + 1]
-    # Candidates for b = -k / sigma, on which the likelihood can be profiled.
-    b = 1 / excess[..., -1:] + (1 - (points / (grid - 0.5)).sqrt()) / (_PRIOR_BS * quartile)
+    # Candidates for b = -k / sigma, on which the likelihood can be profiled, on a grid of 3
+    # quartiles of the tail (Zhang and Stephens 2009, Eq. 7).
+    b = 1 / excess[..., -1:] + (1 - (points / (grid - 0.5)).sqrt()) / (3.0 * quartile)
     shape = torch.log1p(-b.unsqueeze(-1) * excess.unsqueeze(-2)).mean(-1)
     log_likelihood = n * (torch.log(-b / shape) - shape - 1)
     weights = torch.softmax(log_likelihood, -1)
-    weights = torch.where(weights >= _NEGLIGIBLE, weights, 0.0)
+    # What weighs next to nothing is dropped, as arviz and arviz-stats do.
+    weights = torch.where(weights >= 10 * torch.finfo(torch.float64).eps, weights, 0.0)
     b_mean = (b * weights).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)
     k = torch.log1p(-b_mean * excess).mean(-1)
-    return (n * k + _PRIOR_OBSERVATIONS * _PRIOR_K) / (n + _PRIOR_OBSERVATIONS)
+    # A weakly informative prior: 10 observations of k = 0.5 (Vehtari et al. 2024).
+    k = (n * k + 10 * 0.5) / (n + 10)
+    defined = values.isfinite().all(-1) & (upper[..., -1] > upper[..., 1])
+    return torch.where(defined, k, math.nan)

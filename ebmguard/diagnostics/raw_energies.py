@@ -5,31 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..energies import LogQ
 from ..objective import usable
-from .arithmetic import T, known
 
 __all__ = [
+    "T",
     "energy_diagnostics",
     "energy_sums",
+    "known",
     "named_energies",
     "named_nonfinite",
     "nonfinite_diagnostics",
 ]
 
+T = TypeVar("T", float, Tensor)
+
 _LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 
 
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
-    """Summaries of detached negative energies, ``(N,)`` and ``(M,)``.
+    """Summaries of detached negative energies, ``(N,)`` and ``(M,)``: 0-dim tensors by tag.
 
-    Returns:
-        0-dim tensors, by the tags whose lines in :mod:`ebmguard.tags` define them; std is that of
-        the population. NaN if an energy is NaN, or if infinities leave a number undefined.
+    Std is that of the population. NaN if an energy is, or if infinities leave a number undefined.
     """
     return named_energies(energy_sums(f_pos, f_neg).unbind(), len(f_pos), len(f_neg))
 
@@ -60,8 +62,9 @@ def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:
     found = _named_side("f_pos", sums[:k], var_pos, mean_pos, n)
     found |= _named_side("f_neg", sums[k : 2 * k], var_neg, mean_neg, m)
     pos, neg = found["f_pos/max"], found["f_neg/max"]
-    share = known((pos == pos) & (neg == neg), lambda: [0.5 + (below - above) / (2 * n * m)], 1)
-    return {"energy_gap": mean_pos - mean_neg, "energy_overlap": share[0], **found}
+    (difference,) = known((pos == pos) & (neg == neg), [below - above])
+    overlap = 0.5 + difference / (2 * n * m)
+    return {"energy_gap": mean_pos - mean_neg, "energy_overlap": overlap, **found}
 
 
 def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> dict[str, T]:
@@ -71,8 +74,15 @@ def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> 
         part = level * (count - 1) % 1
         found[name] = a + part * (b - a) if part else a
     # A NaN is sorted to the end and would leave the lower quantiles as they are.
-    values: list[T] = known(found["max"] == found["max"], lambda: list(found.values()), len(found))
+    values = known(found["max"] == found["max"], [*found.values()])
     return {f"{side}/{name}": x for name, x in zip(found, values, strict=True)}
+
+
+def known(condition: Any, values: Sequence[Any]) -> Sequence[Any]:
+    """The values where the condition holds, else NaN, which floats can be divided by."""
+    if isinstance(condition, Tensor):
+        return [torch.where(condition, x, math.nan) for x in values]
+    return values if condition else [math.nan] * len(values)
 
 
 @lru_cache
@@ -87,8 +97,7 @@ def nonfinite_diagnostics(
     f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, log_q: LogQ | None = None
 ) -> dict[str, Tensor]:
     """Counts of the samples that the objective leaves out, see :func:`usable`; share of all."""
-    q_pos, q_neg = log_q or (None, None)
-    sides = (f_pos, q_pos), (f_neg, q_neg)
+    sides = zip((f_pos, f_neg), log_q or (None, None), strict=True)
     pos, neg = ((~usable(f, beta_star, q)).sum(-1, dtype=f.dtype) for f, q in sides)
     return named_nonfinite(pos, neg, len(f_pos), len(f_neg))
 

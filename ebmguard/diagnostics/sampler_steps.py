@@ -1,4 +1,4 @@
-"""Whether the sampler's steps are too long, too short, stopped by a clamp, or none at all.
+"""The sampler: whether its steps are too long, too short, stopped by a clamp, or none; its buffer.
 
 The Langevin step is x' = x + s ∇h(x) + σ z with z ~ N(0, I), where h = (1 - β) f is the energy that
 the sampler climbs. It is a correct step for the density ∝ exp(o h) with o = 2 s / σ² (Welling and
@@ -8,16 +8,18 @@ Teh 2011; Appendix A.3 of the paper).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .arithmetic import T
+from ..errors import ConfigError
+from .raw_energies import T
 
 __all__ = [
     "ChainState",
+    "buffer_diagnostics",
     "drift_to_noise",
     "metropolis_acceptance",
     "named_samples",
@@ -27,10 +29,7 @@ __all__ = [
 
 
 def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: float) -> T:
-    """How far the drift moves a sample, relative to the noise: s ‖∇h‖ / (σ √d).
-
-    The result has the shape of ``grad_norm``, which may be averaged; NaN if there is no noise.
-    """
+    """How far drift moves a sample by that of noise, s ‖∇h‖ / (σ √d); NaN if there is none."""
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
 
@@ -46,9 +45,9 @@ def sample_shares(
         clamp: lowest and highest value of an entry.
 
     Returns:
-        ``(..., 3)``, float32: the share of the samples that are finite, of those that equal the one
-        at the same place of the previous call, NaN where that had others, and of the entries at an
-        end of the clamp or beyond, NaN without one; and ``(..., 3, B)``, their sums and extremes.
+        ``(..., 3)``, without a clamp 2, float32: the share of the samples that are finite, of those
+        that equal the one at the same place of the previous call, NaN where that had others, and of
+        the entries at an end of the clamp or beyond; and ``(..., 3, B)``, sums and extremes.
     """
     lowest, highest = samples.aminmax(dim=-1)
     known_by = torch.stack((samples.sum(-1), lowest, highest), -2)
@@ -62,19 +61,16 @@ def sample_shares(
         found.append(same.mean(-1, dtype=torch.float32))
     else:
         found.append(torch.full_like(found[0], math.nan))
-    if clamp is None:
-        found.append(torch.full_like(found[0], math.nan))
-    else:
+    if clamp is not None:
         at_an_end = (samples <= clamp[0]) | (samples >= clamp[1])
         found.append(at_an_end.mean((-2, -1), dtype=torch.float32))
     return torch.stack(found, -1), known_by
 
 
-def named_samples(shares: Sequence[float], *, is_clamped: bool) -> dict[str, float]:
+def named_samples(shares: Sequence[float]) -> dict[str, float]:
     """The shares by tag."""
-    finite, same, at_an_end = shares
-    found = {"nonfinite/samples": 1.0 - finite, "sampler/repeated": same}
-    return found | ({"sampler/clamped": at_an_end} if is_clamped else {})
+    tags = "nonfinite/samples", "sampler/repeated", "sampler/clamped"
+    return dict(zip(tags, (1.0 - shares[0], *shares[1:]), strict=False))
 
 
 class ChainState(NamedTuple):
@@ -99,19 +95,15 @@ def metropolis_acceptance(
 
     which keeps its digits where both densities of the proposal are tiny. Only drift and noise may
     have moved the samples from x (start) to x' (end): the effect of a clamp counts as noise.
-
-    Returns:
-        ``(...,)``, float64 (float32 on MPS); NaN without noise, or where inputs leave it undefined.
+    ``(...,)``, float64 (float32 on MPS); NaN without noise, or where inputs leave it undefined.
     """
     if noise_std == 0:
         return torch.full_like(start.h, torch.nan, dtype=_wide(start.h))
-    x, h, g = (each.to(_wide(each)) for each in start)
-    x_end, h_end, g_end = (each.to(_wide(each)) for each in end)
+    x, h, g, x_end, h_end, g_end = (each.to(_wide(each)) for each in (*start, *end))
     path = ((x_end - x) * (g + g_end)).sum(-1)
     squares = (g_end * g_end).sum(-1) - (g * g).sum(-1)
     error = h_end - h - 0.5 * path - 0.25 * step_size * squares
-    log_ratio = 2 * step_size / noise_std**2 * error
-    return log_ratio.clamp(max=0.0).exp()
+    return (2 * step_size / noise_std**2 * error).clamp(max=0.0).exp()
 
 
 def oriented(
@@ -120,17 +112,40 @@ def oriented(
     """A point of a chain with h and ∇h high on data, from what the sampler differentiated there.
 
     Samplers differentiate sums or means over the batch, of f or of an energy, negated or not. The
-    cotangent tells which: h is |c| times the output if all of it is one number c, else NaN.
-
-    Args:
-        x, gradient: samples ``(..., d)``, and the gradient of what was differentiated there.
-        output, cotangent: the same for what the network returned, ``(..., heads)``.
-        sign: 1 where the network's output is high on data, -1 where it is low.
+    cotangent tells which: h is |c| times the output if all of it is one number c, else NaN. ``x``
+    and ``gradient`` are ``(..., d)``, ``output`` and ``cotangent`` those of what the network
+    returned, ``(..., heads)``; ``sign`` is 1 where that is high on data, -1 where it is low.
     """
     c = cotangent.flatten()[0]
     c = torch.where((cotangent == c).all(), c, torch.nan)
     h = (output.to(_wide(output)) * (sign * c.abs())).sum(-1)
     return ChainState(x, h, gradient * (sign * c / c.abs()))
+
+
+def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
+    """What ``buffer.diagnostics()`` returns, detached 0-dim tensors, under ``buffer/``.
+
+    ConfigError if it returned something else; nothing of objects without that method.
+    """
+    ask = getattr(buffer, "diagnostics", None)
+    if isinstance(buffer, Tensor) or not callable(ask):
+        return {}
+    found, method = ask(), f"{type(buffer).__name__}.diagnostics()"
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"{method} returned a {type(found).__name__}; expected 0-dim tensors by name, such as "
+            "{'age': ages.mean()}."
+        )
+    for name, value in found.items():
+        kind = type(value).__name__
+        if isinstance(value, Tensor):
+            if not (value.ndim or value.is_complex() or value.dtype is torch.bool):
+                continue
+            kind = f"tensor of shape {tuple(value.shape)} and {value.dtype}"
+        raise ConfigError(
+            f"{method} has a {kind} under {name!r}; expected a 0-dim tensor of a real number."
+        )
+    return {f"buffer/{name}": value.detach() for name, value in found.items()}
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,16 @@ from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
 from ..objective import Terms
-from .arithmetic import T, exp, known
+from .raw_energies import T, known
 
-__all__ = ["grad_scale_of", "named_weights", "weight_diagnostics", "weight_sums"]
+__all__ = [
+    "grad_scale_of",
+    "mixture_sums",
+    "named_mixture",
+    "named_weights",
+    "weight_diagnostics",
+    "weight_sums",
+]
 
 
 def weight_diagnostics(
@@ -23,18 +31,12 @@ def weight_diagnostics(
     groups: Groups | None = None,
     log_q: LogQ | None = None,
 ) -> dict[str, Tensor]:
-    """Diagnostics of the weights at exponent β* (which may be 0: uniform weights).
+    """Diagnostics of the weights of energies ``(N,)`` and ``(M,)`` at β*; 0-dim tensors by tag.
 
-    Args:
-        f_pos, f_neg: negative energies, ``(N,)`` and ``(M,)``.
-        beta_star, log_q: as in the objective.
-        groups: as in the objective; w is then each negative's share of the gradient, and positives
-            without a negative of their class are left out.
-
-    Returns:
-        0-dim tensors, by the tags whose lines in :mod:`ebmguard.tags` define them; ``unpaired``
-        with groups only. An entropy of one sample is NaN. All are NaN if the objective leaves out a
-        sample, whose energy or log q is not finite: the other weights mean nothing then.
+    The arguments are those of the objective. With groups w is each negative's share of the
+    gradient, positives without a negative of their class are left out, and there is ``unpaired``.
+    An entropy of one sample is NaN. All are NaN if a sample's energy or log q is not finite, which
+    the objective leaves out: the other weights mean nothing then.
     """
     with torch.no_grad():
         sums = weight_sums(Terms.of(f_pos, f_neg, beta_star, groups, log_q))
@@ -84,29 +86,61 @@ def grad_scale_of(sums: Tensor, n: int, m: int) -> Tensor:
 
 def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
-    w_square, v_square, w_log, v_log, top, _, log_total, paired, pos, neg = sums
+    paired, pos, neg = sums[7:]
     is_known = pos + neg == n + m
-    names = ["grad_scale", "weight_entropy", "ess", "max_weight"]
-    names += ["positive_weight_entropy", "reweighting_angle"]
-
-    def values() -> list[T]:
-        return [
-            exp(log_total) / paired,
-            w_log * _over_log(m),
-            1 / (w_square * m),
-            exp(top),
-            v_log * _over_log(n),
-            # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
-            (w_square + v_square) ** -0.5 * (1 / paired + 1 / m) ** 0.5,
-        ]
-
-    are_known = is_known & (paired > 0) & (w_square > 0)
-    found = dict(zip(names, known(are_known, values, len(names)), strict=True))
+    own = known(is_known & (paired > 0) & (sums[0] > 0), sums[:8])
+    w_square, v_square, w_log, v_log, top, _, log_total, count = own
+    exp: Any = math.exp if isinstance(top, float) else torch.exp
+    found = {
+        "grad_scale": exp(log_total) / count,
+        "weight_entropy": w_log * _over_log(m),
+        "ess": 1 / (w_square * m),
+        "max_weight": exp(top),
+        "positive_weight_entropy": v_log * _over_log(n),
+        # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
+        "reweighting_angle": (w_square + v_square) ** -0.5 * (1 / count + 1 / m) ** 0.5,
+    }
     if is_grouped:
-        (found["unpaired"],) = known(is_known, lambda: [n - paired], 1)
+        (found["unpaired"],) = known(is_known, [n - paired])
     return found
 
 
 def _over_log(count: int) -> float:
     """-1/log(count), the largest entropy; NaN for one sample."""
     return -1 / math.log(count) if count > 1 else math.nan
+
+
+def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
+    """What :func:`named_mixture` makes numbers of, ``((exponents + 2) * samplers,)``.
+
+    At each exponent of the terms, a column of them, the share of the whole weight that each
+    sampler's negatives carry (Eq. 5), with classes the mean over positives that have a negative;
+    the sums of their energies; and how many they are. ``parts``, ``(samplers, M)``, says whose they
+    are.
+    """
+    if terms.is_grouped:
+        weight = (terms.share(terms.is_paired).unsqueeze(-1) * terms.log_w.exp()).sum(-2)
+    else:
+        weight = terms.log_w.exp() * terms.is_neg
+    shares = weight.unsqueeze(-2).where(parts, 0.0).sum(-1)
+    sums = torch.where(parts, f_neg, 0.0).sum(-1)
+    counts = parts.sum(-1, dtype=sums.dtype)
+    return torch.cat((shares / shares.sum(-1, keepdim=True), sums[None], counts[None])).flatten()
+
+
+def named_mixture(
+    sums: Sequence[float], names: Sequence[str], f_pos: float
+) -> list[dict[str, float]]:
+    """Of each exponent ``mixture/<name>/weight``, and of the first also ``.../energy_gap``.
+
+    The gap is how far a sampler's negatives lie below the positives, whose mean is ``f_pos``; NaN
+    for a part without samples.
+    """
+    k = len(names)
+    *weights, totals, counts = (sums[i : i + k] for i in range(0, len(sums), k))
+    found = [
+        {f"mixture/{name}/weight": x for name, x in zip(names, row, strict=True)} for row in weights
+    ]
+    for name, total, count in zip(names, totals, counts, strict=True):
+        found[0][f"mixture/{name}/energy_gap"] = f_pos - total / count if count > 0 else math.nan
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,6 +16,7 @@ from ..energies import (
     Variant,
     check_energies,
     check_log_q,
+    heads_summed,
     per_sample,
 )
 from ..errors import ConfigError
@@ -40,7 +43,7 @@ def contrastive_loss(
     log_q: LogQ | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """The contrastive loss to minimise, in the units of ``f_neg.mean() - f_pos.mean()``.
+    """The contrastive loss to minimise, 0-dim, in the units of ``f_neg.mean() - f_pos.mean()``.
 
     ======== =============================================================================
     β* = 0   mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given
@@ -59,23 +62,18 @@ def contrastive_loss(
         beta_star: a number or a 0-dim tensor.
         variant: see the table.
         groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
-            set against the negatives of its own class, since class-conditional chains have one
-            normaliser per class. Positives without a negative of their class are left out. For
-            "default" and "no_pos" only. A third tensor ``(N,)`` has the output scale of each
-            positive's class, in units of that of β*: the exponent of its class is β* times it. The
-            numbers are positive, and the same within a class; a pair of its own is a class too.
+            set against the negatives of its own class, which have a normaliser of their own;
+            without any it is left out. For "default" and "no_pos" only. A third tensor ``(N,)`` has
+            the output scale of each positive's class in units of that of β*, which it multiplies:
+            positive, and the same within a class; a pair of its own is a class too.
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
-            the samples of both sides: ``(N,)`` and ``(M,)``. A constant common to both sides does
-            not matter; they are high where the proposal draws often, whatever the sign of f. The
-            weights are then p / q (Eq. 6). If the negatives are drawn from q(x) exp(a f) for a
-            model exp(o f), give log q alone and β* = o - a. No gradient flows into log q, a sample
-            whose log q is not finite is left out, and a β* tensor that is 0 ignores it.
+            the samples of both sides: ``(N,)`` and ``(M,)``, up to a common constant; high where
+            the proposal draws often, whatever the sign of f. The weights are then p / q (Eq. 6). If
+            the negatives are drawn from q(x) exp(a f) for a model exp(o f), give log q alone and
+            β* = o - a. No gradient flows into log q, and a β* tensor that is 0 ignores it.
         process_group: the loss is that of all ranks' samples, in the order of the ranks, whose
             batches may be uneven; after an averaging all-reduce of the gradients the result is that
             of one process with the whole batch. First-order only. See :func:`.ranks.whole_batch`.
-
-    Returns:
-        0-dim.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`; or ranks that do not
@@ -89,8 +87,7 @@ def contrastive_loss(
         pos, neg, groups, log_q = whole_batch(process_group, own, same=(beta_star, variant))[:4]
     elif not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
         return mean_difference(f_pos, f_neg)
-    beta = _as_tensor(beta_star, pos)
-    return Terms.of(pos, neg, beta, groups, log_q).loss(variant)
+    return Terms.of(pos, neg, _as_tensor(beta_star, pos), groups, log_q).loss(variant)
 
 
 def coefficients(
@@ -105,53 +102,31 @@ def coefficients(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of :func:`contrastive_loss` with respect to each sample's energy, by autograd.
 
-    For ``default``: -(1 - w⁺_i)/N on the positives and GradScale · w_j on the negatives. The two
-    sides sum to zero in every variant.
-
-    Returns:
-        detached tensors of shapes ``(N,)`` and ``(M,)``; of this rank's samples, in the mean over
-        those of all ranks.
+    Detached, ``(N,)`` and ``(M,)``. For ``default`` they are -(1 - w⁺_i)/N and GradScale · w_j. The
+    two sides sum to zero in every variant. Across ranks they are those of this rank's samples, in
+    the mean over all ranks' samples.
     """
-    check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q)
+    options: dict[str, Any] = {"variant": variant, "groups": groups, "log_q": log_q}
+    check_energies(f_pos, f_neg, beta_star, **options)
     with torch.enable_grad():
         pos, neg = (per_sample(f.detach()).requires_grad_() for f in (f_pos, f_neg))
         beta_star = _as_tensor(beta_star, pos)  # a tensor of 0 leaves out what is not usable
-        loss = contrastive_loss(
-            pos,
-            neg,
-            beta_star,
-            variant=variant,
-            groups=groups,
-            log_q=log_q,
-            process_group=process_group,
-        )
+        loss = contrastive_loss(pos, neg, beta_star, **options, process_group=process_group)
         to_pos, to_neg = torch.autograd.grad(loss, (pos, neg))
-    if process_group is None:
-        return to_pos, to_neg
-    ranks = dist.get_world_size(process_group)
+    ranks = 1 if process_group is None else dist.get_world_size(process_group)
     return to_pos / ranks, to_neg / ranks
 
 
 def weights(f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None) -> Tensor:
     """Self-normalised importance weights of the negatives: softmax of β* f⁻ - log q (Eq. 5 to 7).
 
-    Args:
-        f_neg: negative energies of the negatives, ``(M,)``, or ``(M, *heads)``, which are summed.
-        beta_star: exponent on raw outputs; 0 gives uniform weights.
-        log_q: log-density of the proposal at the negatives, ``(M,)``.
-
-    Returns:
-        ``(M,)``, summing to one unless no negative is finite.
-
-    Raises:
-        EnergyTypeError, ShapeError, ConfigError: see :func:`ebmguard.energies.check_energies`.
+    ``(M,)``, summing to one unless no negative is finite; uniform at β* = 0. Args and errors are
+    those of :func:`contrastive_loss`; ``log_q`` is that of the negatives.
     """
-    check_energies(f_neg, f_neg, beta_star)
     if log_q is not None:
+        check_energies(f_neg, f_neg, beta_star)
         check_log_q(log_q, f_neg, beta_star)
-    neg = per_sample(f_neg)
-    both = None if log_q is None else (log_q, log_q)
-    terms = Terms.of(neg, neg, _as_tensor(beta_star, neg), log_q=both)
+    terms = _terms(f_neg, f_neg, beta_star, None if log_q is None else (log_q, log_q))
     return torch.exp(terms.log_w) * terms.is_neg
 
 
@@ -160,10 +135,8 @@ def positive_weights(
 ) -> Tensor:
     """Weight each positive would get as one more negative: sigmoid(β* f⁺ - log q⁺ - S) (Eq. 8).
 
-    Args and errors: as for :func:`contrastive_loss`.
-
-    Returns:
-        ``(N,)``; NaN for positives whose energy or log q is not usable; 1 / (M + 1) at β* = 0.
+    ``(N,)``; NaN for positives whose energy or log q is not usable; 1 / (M + 1) at β* = 0. Args and
+    errors are those of :func:`contrastive_loss`.
     """
     terms = _terms(f_pos, f_neg, beta_star, log_q)
     # Without a usable negative it would have the whole weight.
@@ -174,22 +147,19 @@ def positive_weights(
 def grad_scale(
     f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, log_q: LogQ | None = None
 ) -> Tensor:
-    """GradScale, mean_i (1 - w⁺_i) (Eq. 30): the factor on the whole contrastive gradient.
+    """GradScale, mean_i (1 - w⁺_i) (Eq. 30), 0-dim: the factor on the whole contrastive gradient.
 
-    M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive.
-
-    Args and errors: as for :func:`contrastive_loss`.
-
-    Returns:
-        0-dim; 0 if a side has no usable sample, as the loss is then.
+    M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive;
+    0 if a side has no usable sample. Args and errors are those of :func:`contrastive_loss`.
     """
-    return _terms(f_pos, f_neg, beta_star, log_q).grad_scale
+    terms = _terms(f_pos, f_neg, beta_star, log_q)
+    return terms.grad_scale(terms.is_paired)
 
 
 def _terms(f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, log_q: LogQ | None) -> Terms:
     check_energies(f_pos, f_neg, beta_star, log_q=log_q)
-    pos = per_sample(f_pos)
-    return Terms.of(pos, per_sample(f_neg), _as_tensor(beta_star, pos), log_q=log_q)
+    pos, neg = per_sample(f_pos), per_sample(f_neg)
+    return Terms.of(pos, neg, _as_tensor(beta_star, pos), log_q=log_q)
 
 
 def _as_tensor(beta_star: BetaStar, like: Tensor) -> BetaStar:
@@ -205,10 +175,4 @@ def _check_group(group: object) -> None:
 
 def mean_difference(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     """Mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given; heads are summed."""
-    return _mean(f_neg) - _mean(f_pos)
-
-
-def _mean(f: Tensor) -> Tensor:
-    if f.ndim == 1 or f.numel() == f.shape[0]:
-        return f.mean()
-    return f.flatten(1).sum(1).mean()
+    return heads_summed(f_neg).mean() - heads_summed(f_pos).mean()

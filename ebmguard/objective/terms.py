@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..energies import SMALLEST, Groups, LogQ, Variant
+from ..energies import SMALLEST, Groups, LogQ, Variant, widened
 
 __all__ = ["Exponent", "Terms", "usable"]
 
@@ -17,16 +17,12 @@ __all__ = ["Exponent", "Terms", "usable"]
 _LARGEST = 1e30
 
 
-def usable(f: Tensor, beta: float | Tensor, log_q: Tensor | None = None) -> Tensor:
+def usable(f: Tensor, beta: float | Tensor | Exponent, log_q: Tensor | None = None) -> Tensor:
     """Which samples ``(..., samples)`` the objective uses: finite energies and ``|β* f| <= 1e30``.
 
-    With ``log_q``, of the shape of ``f``, also ``|log q| <= 1e30`` where β* is not 0. ``beta``
-    broadcasts against ``f``.
+    With ``log_q`` also ``|log q| <= 1e30`` where β* is not 0. ``beta`` broadcasts against ``f``.
     """
-    return _usable(f, Exponent.of(beta, f.dtype), log_q)
-
-
-def _usable(f: Tensor, at: Exponent, log_q: Tensor | None) -> Tensor:
+    at = Exponent.of(beta, f.dtype)
     # A comparison with NaN is False, so one comparison finds NaN, infinities and overflow.
     found = f.detach().abs() <= at.limit
     if log_q is None:
@@ -45,8 +41,10 @@ class Exponent(NamedTuple):
     is_zero: bool | Tensor  # whether β* is 0
 
     @classmethod
-    def of(cls, beta: float | Tensor, dtype: torch.dtype) -> Exponent:
+    def of(cls, beta: float | Tensor | Exponent, dtype: torch.dtype) -> Exponent:
         """Of energies of that dtype."""
+        if isinstance(beta, Exponent):
+            return beta
         # Keeps sums and differences of energies finite if β* is tiny.
         most = 1e-4 * torch.finfo(dtype).max
         if isinstance(beta, Tensor):
@@ -61,9 +59,8 @@ class Exponent(NamedTuple):
 class Terms:
     """Energies of one model, relative to the negative of the largest weight.
 
-    The objective does not depend on a common offset of f or of log q, but the rounding of float32
-    does: the two are shifted before β* multiplies and before they are combined. With groups each
-    positive has an anchor of its own class, since classes may lie far apart.
+    A common offset of f or of log q changes the rounding of float32 alone: the two are shifted
+    before β* multiplies and before they are combined, with groups within each class.
 
     Several exponents at once are a column ``beta`` of shape ``(exponents, 1)``: all shapes below
     then begin with ``exponents``.
@@ -92,15 +89,15 @@ class Terms:
         log_q: LogQ | None = None,
     ) -> Terms:
         """Of checked energies in float32 at least, see :mod:`ebmguard.energies`, without heads."""
-        of_pos = of_neg = beta if isinstance(beta, Exponent) else Exponent.of(beta, f_pos.dtype)
+        of_pos = of_neg = Exponent.of(beta, f_pos.dtype)
         beta = at = of_neg.beta
         q_pos, q_neg = (None, None) if log_q is None else (_log_q_at(q, beta) for q in log_q)
-        is_neg = seen = _usable(f_neg, of_neg, q_neg)
+        is_neg = seen = usable(f_neg, of_neg, q_neg)
         per_row, rows = beta, f_neg
         if groups is not None and len(groups) == 3:
             at = beta * groups[2].to(f_pos)  # of each positive, and of the row of its negatives
             of_pos = Exponent.of(at, f_pos.dtype)
-        is_pos = _usable(f_pos, of_pos, q_pos)
+        is_pos = usable(f_pos, of_pos, q_pos)
         if groups is not None:
             same = groups[0].unsqueeze(-1) == groups[1]
             per_row = at.unsqueeze(-1) if isinstance(at, Tensor) else at
@@ -120,10 +117,10 @@ class Terms:
             f0, q0 = f0.squeeze(-1), None if q0 is None else q0.squeeze(-1)
             of_row = log_sum.squeeze(-1)
         logit = torch.where(is_paired, _exponent(f_pos, f0, q_pos, q0, at) - of_row, 0.0)
-        masks, grouped = (is_pos, is_neg, is_paired), groups is not None
-        of_logit = exponent, log_sum, logit
-        count = (is_paired if grouped else is_pos).sum(-1, keepdim=True, dtype=logit.dtype)
-        return cls(f_pos, f_neg, *masks, at, of_neg.is_zero, grouped, *of_logit, count)
+        counted = is_pos if groups is None else is_paired
+        count = counted.sum(-1, keepdim=True, dtype=logit.dtype)
+        masks, about = (is_pos, is_neg, is_paired), (at, of_neg.is_zero, groups is not None)
+        return cls(f_pos, f_neg, *masks, *about, exponent, log_sum, logit, count)
 
     @property
     def log_w(self) -> Tensor:
@@ -136,13 +133,9 @@ class Terms:
             return of / self.count.clamp(min=1.0)
         return of / of.sum(-1, keepdim=True, dtype=self.logit.dtype).clamp(min=1.0)
 
-    @property
-    def grad_scale(self) -> Tensor:
-        """GradScale, 0-dim or ``(exponents,)``."""
-        return self.grad_scale_of(self.is_paired)
-
-    def grad_scale_of(self, of: Tensor) -> Tensor:
-        """GradScale over some positives; ``1 - sigmoid`` has no digits left where it matters."""
+    def grad_scale(self, of: Tensor) -> Tensor:
+        """GradScale over some positives, 0-dim or ``(exponents,)``."""
+        # 1 - sigmoid would have no digits left where it matters.
         return (torch.sigmoid(-self.logit) * self.share(of)).sum(-1)
 
     def loss(self, variant: Variant) -> Tensor:
@@ -161,20 +154,19 @@ class Terms:
         elif variant == "no_pos":
             loss = no_pos(self.is_paired)
         elif variant == "batch":
-            loss = self.grad_scale.detach() * no_pos(self.is_paired)
+            loss = self.grad_scale(self.is_paired).detach() * no_pos(self.is_paired)
         else:
             n = self.f_pos.shape[-1]
             first = torch.arange(n, device=self.f_pos.device) < n // 2
             a, b = self.is_paired & first, self.is_paired & ~first
-            of_a, of_b = (self.grad_scale_of(half).detach() for half in (a, b))
+            of_a, of_b = (self.grad_scale(half).detach() for half in (a, b))
             loss = 0.5 * (of_b * no_pos(a) + of_a * no_pos(b))
         if isinstance(is_zero, Tensor):  # which sets nobody against anybody, of whatever class
-            pos, neg = (self.f_pos, self.is_pos), (self.f_neg, self.is_neg)
+            sides = (self.f_pos, self.is_pos), (self.f_neg, self.is_neg)
             # A common offset does not matter, but to the rounding of float32.
             first = torch.where(self.is_neg, self.f_neg.detach(), 0.0)[..., :1]
-            top, bottom = (
-                torch.where(of, (f - first) * self.share(of), 0.0).sum(-1) for f, of in (pos, neg)
-            )
+            shares = (torch.where(of, (f - first) * self.share(of), 0.0) for f, of in sides)
+            top, bottom = (x.sum(-1) for x in shares)
             both = self.is_pos.any(-1) & self.is_neg.any(-1)
             plain = torch.where(both, bottom - top, 0.0)
             loss = torch.where(is_zero.reshape(loss.shape), plain, loss)
@@ -194,11 +186,8 @@ def _exponent(
 
 
 def _log_q_at(log_q: Tensor, beta: float | Tensor) -> Tensor:
-    """Log q, detached, and 0 where β* is 0: the standard loss has no weights to divide it out of.
-
-    In float32 at least; a wider dtype of its own is kept, for its digits.
-    """
-    log_q = log_q.detach().to(torch.promote_types(log_q.dtype, torch.float32))
+    """Log q, detached, and 0 where β* is 0: the standard loss has no weights to divide it by."""
+    log_q = widened(log_q.detach())  # a wider dtype of its own is kept, for its digits
     if isinstance(beta, Tensor):
         return torch.where(beta.abs() < SMALLEST, 0.0, log_q)
     return log_q if abs(beta) >= SMALLEST else torch.zeros_like(log_q)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,9 +39,10 @@ def over_models(
     ``f_pos``, ``f_neg``, β* and ``log_q`` have the models' dimensions first; of one model none.
     ``variant`` has one name, or one for each entry of the first of these dimensions.
     """
-    shared = groups, parts, reference
+    of_one = partial(of_loss, groups=groups, parts=parts, reference=reference)
     if not models:
-        return of_loss(f_pos, f_neg, beta_star, log_q, *shared, variant)  # type: ignore[arg-type]
+        assert not isinstance(variant, tuple)
+        return of_one(f_pos, f_neg, beta_star, *(log_q or ()), variant=variant)
     assert isinstance(beta_star, Tensor)
     sides = f_pos, f_neg, beta_star.expand(models), *(log_q or ())
     flat = [x.reshape(-1, *x.shape[len(models) :]) for x in sides]
@@ -49,30 +50,17 @@ def over_models(
     each, start, found = len(flat[0]) // models[0], 0, []
     for name, run in groupby(names):
         end = start + each * len([*run])
-        pos, neg, star, *q = (x[start:end] for x in flat)
+        found.append(torch.vmap(partial(of_one, variant=name))(*(x[start:end] for x in flat)))
         start = end
-        function = partial(_of_model, shared=shared, variant=name)
-        found.append(torch.vmap(function)(pos, neg, star, *q))
     losses, sums = (torch.cat(x) for x in zip(*found, strict=True))
     return losses.reshape(models), sums
-
-
-def _of_model(
-    f_pos: Tensor,
-    f_neg: Tensor,
-    beta_star: Tensor,
-    *log_q: Tensor,
-    shared: tuple[Groups | None, Tensor | None, float],
-    variant: Variant,
-) -> tuple[Tensor | None, Tensor]:
-    return of_loss(f_pos, f_neg, beta_star, log_q or None, *shared, variant)  # type: ignore[arg-type]
 
 
 def of_loss(
     f_pos: Tensor,
     f_neg: Tensor,
     beta_star: float | Tensor,
-    log_q: LogQ | None,
+    *log_q: Tensor,
     groups: Groups | None,
     parts: Tensor | None,
     reference: float,
@@ -90,15 +78,13 @@ def of_loss(
         at = Exponent.of(column, f_pos.dtype)
     else:
         at = _column(beta_star, reference, f_pos.dtype, f_pos.device)
-    if log_q is not None:
-        q_pos, q_neg = (torch.stack((q, torch.zeros_like(q))) for q in log_q)
-        log_q = q_pos, q_neg
+    both: Any = tuple(torch.stack((q, torch.zeros_like(q))) for q in log_q) or None
     with torch.set_grad_enabled(torch.is_grad_enabled() and variant is not None):
-        terms = Terms.of(f_pos, f_neg, at, groups, log_q)
+        terms = Terms.of(f_pos, f_neg, at, groups, both)
         loss = None if variant is None else terms.loss(variant)[0]
     with torch.no_grad():
-        sums = [weight_sums(terms).flatten(), energy_sums(f_pos.detach(), f_neg.detach())]
-        sums = [*([] if loss is None else [loss.detach().reshape(1)]), *sums]
+        sums = [] if loss is None else [loss.detach().reshape(1)]
+        sums += [weight_sums(terms).flatten(), energy_sums(f_pos.detach(), f_neg.detach())]
         if parts is not None:
             sums.append(mixture_sums(terms, f_neg.detach(), parts))
         return loss, torch.cat(sums)
@@ -138,19 +124,17 @@ def check_models(
                 f"beta_star has model dimensions {tuple(models)}, so {name} must have shape "
                 f"({', '.join(map(str, models))}, samples); got {tuple(f.shape)}."
             )
-    first = (0,) * len(models)
     for name, q, f in zip(("log_q_pos", "log_q_neg"), log_q or (), (f_pos, f_neg), strict=False):
         if isinstance(q, Tensor) and q.shape != f.shape:
             raise ShapeError(
                 f"{name} has shape {tuple(q.shape)}; expected {tuple(f.shape)}, one log-density "
                 "per sample: log q(x), summed over the dimensions of x."
             )
-    of_first = [x[first] if isinstance(x, Tensor) else x for x in (f_pos, f_neg, *(log_q or ()))]
-    pos, neg, *own = of_first
+    first, given = (0,) * len(models), (f_pos, f_neg, *(log_q or ()))
+    pos, neg, *own = (x[first] if isinstance(x, Tensor) else x for x in given)
+    both: Any = tuple(own) or None
     for name in {variant} if isinstance(variant, str) else {*variant}:
-        check_energies(
-            pos, neg, variant=name, groups=groups, log_q=(own[0], own[1]) if own else None
-        )
+        check_energies(pos, neg, variant=name, groups=groups, log_q=both)
 
 
 def check_variants(variant: object, models: torch.Size) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ..diagnostics import (
     buffer_diagnostics,
     grad_scale_of,
-    joined_row,
     named_energies,
     named_mixture,
     named_nonfinite,
@@ -28,7 +28,7 @@ from ..tags import REFERENCE
 from ..trainer import Trainer
 from .ensemble import WEIGHT_SUMS, over_models
 from .optimizer import Update
-from .parts import Part, Row
+from .parts import Part, Row, joined_row, named_in_turn
 from .rows import POOLED_STEPS
 from .settings import Settings
 from .strength import StrengthAt
@@ -43,8 +43,7 @@ class Measure(Stateful):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # Of each sampler call since the latest loss.
-        self._from_sampler: list[tuple[list[Part], Row]] = []
+        self._from_sampler: list[tuple[list[Part], Row]] = []  # each call since the latest loss
         self._parts: dict[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
@@ -54,11 +53,16 @@ class Measure(Stateful):
         self._recent: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=POOLED_STEPS)
 
     def _saved(self) -> Mapping[str, Any]:
-        return {"_recent": _read_recent, "_update": _read_tensors, "_known_by": _read_known}
+        return {
+            "_recent": _read_recent,
+            "_update": lambda own: {name: torch.tensor(float(x)) for name, x in own.items()},
+            "_known_by": lambda own: {int(call): _restored(x) for call, x in own.items()},
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
-        return {name: _lists(x) for name, x in super().state_dict().items()}
+        saved = super().state_dict()
+        return tree_map(lambda x: x.tolist() if isinstance(x, Tensor) else x, saved)  # type: ignore[no-any-return]
 
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
@@ -73,12 +77,9 @@ class Measure(Stateful):
         trainer: Trainer,
         found: tuple[list[Part], Row],
         known_by: Tensor | None,
-        parts: Mapping[str, slice] | None = None,
+        parts: Mapping[str, slice] | None,
     ) -> None:
-        """Keep what a sampler call shows, until the loss that uses its samples.
-
-        ``parts``: which samples are whose, of a mixture.
-        """
+        """Keep what a sampler call shows, until the loss; of a mixture, which samples are whose."""
         self._parts = dict(parts or {})
         if known_by is not None:
             self._known_by[len(self._from_sampler)] = known_by
@@ -89,15 +90,13 @@ class Measure(Stateful):
     @torch.no_grad()
     def update(self, update: Update) -> None:
         """Keep what an optimizer step shows for the next row, that of the network it has made."""
-        found = {
-            "optim/grad_norm": update.gradient_norm,
-            "optim/update_norm": update.norm,
+        self._update = {  # in float32, as a state that is loaded has them
+            "optim/grad_norm": update.gradient_norm.float(),
+            "optim/update_norm": update.norm.float(),
             # Adaptive optimizers divide by the gradient's recent size, which undoes GradScale
             # (Appendix H): the network keeps moving on next to no evidence.
-            "optim/amplification": update.relative_norm / self._grad_scale(),
+            "optim/amplification": (update.relative_norm / self._grad_scale()).float(),
         }
-        # In float32, as a state that is loaded has them.
-        self._update = {name: x.float() for name, x in found.items()}
 
     def parts_of(self, f_neg: Tensor) -> tuple[Tensor, ...]:
         """Which sampler of a mixture each negative is of, ``(M,)`` from 1; none without one."""
@@ -112,10 +111,7 @@ class Measure(Stateful):
     ) -> tuple[Tensor | None, Tensor]:
         """The loss, 0-dim or ``(*models,)``, None at β* = 0; and the sums of its diagnostics.
 
-        Args:
-            own: negative energies, high on data, ``(N,)`` and ``(M,)``, or with the models'
-                dimensions first; of all ranks where there are several.
-            compute: calls pure functions.
+        ``own`` is of all ranks, high on data; ``compute`` calls pure functions.
         """
         settings, star = self._settings, strength.beta_star
         if isinstance(star, Tensor):
@@ -124,18 +120,11 @@ class Measure(Stateful):
             star = 0.0
         whose = None
         if own.of_neg:
-            numbers = range(1, len(self._parts) + 1)
-            whose = torch.stack([own.of_neg[0] == i for i in numbers])
-        found: tuple[Tensor | None, Tensor] = compute(
-            over_models,
-            settings.models,
-            *own[:2],
-            star,
-            settings.reference_beta_star,
-            *own[2:4],
-            whose,
-            variant=None if strength.is_off else settings.variant,
-        )
+            whose = torch.stack([own.of_neg[0] == i for i in range(1, len(self._parts) + 1)])
+        variant = None if strength.is_off else settings.variant
+        given = *own[:2], star, settings.reference_beta_star, *own[2:4], whose
+        found: tuple[Tensor | None, Tensor]
+        found = compute(over_models, settings.models, *given, variant=variant)
         return found
 
     def loss(
@@ -146,23 +135,18 @@ class Measure(Stateful):
         sums: Tensor,
         *,
         slow: bool,
-        is_pooled: bool = True,
+        is_pooled: bool,
     ) -> tuple[list[Part], Row, dict[str, Tensor]]:
         """All numbers of a loss call whose sums are given: see :meth:`computed`.
 
-        Args:
-            slow: include the tier that is not taken at every step.
-            is_pooled: whether the next slow tier pools these weights.
-
-        Returns:
-            parts of the row, numbers of it that the host knows, and energies by tag for histograms.
-            Across ranks the numbers are every rank's, the energies this rank's.
+        They are parts of the row, numbers of it that the host knows, and energies by tag for
+        histograms; across ranks the numbers are every rank's, the energies this rank's. ``slow``
+        adds the tier that not every step has, which pools the weights of those that are pooled.
         """
         settings, star = self._settings, strength.beta_star
         pos, neg, groups, log_q = own[:4]
         n, m = pos.shape[-1], neg.shape[-1]
-        has_loss, names = not strength.is_off, tuple(self._parts)
-        options = has_loss, groups is not None, names, bool(own.of_neg), strength.output_scale
+        options = groups is not None, not strength.is_off, tuple(self._parts), strength.output_scale
         parts = [Part(sums, partial(_named, n, m, *options))]
         known: Row = {}
         if isinstance(star, Tensor):
@@ -170,7 +154,9 @@ class Measure(Stateful):
         else:
             known["beta_star"] = float(star)
         self._grad_scale = partial(self._in_force, sums, n, m, strength)
-        rest, of_sampler = self._take_from_sampler(trainer.buffer)
+        # None where it was sampled inline, or where these samples had a loss already.
+        calls, self._from_sampler = self._from_sampler or [(_of_buffer(trainer.buffer), {})], []
+        rest, of_sampler = calls[0] if len(calls) == 1 else ([Part.mean(calls)], {})
         rest += [Part.of(self._update)] if self._update else []
         self._update = {}
         if settings.process_group is None:
@@ -186,12 +172,9 @@ class Measure(Stateful):
                 self._recent.append((neg.detach().clone(), q))
             if slow:
                 parts.append(Part.of(self._pareto(star, neg), settings.models))
-                rank = settings.ranks.index
-                sides = zip(("f_pos", "f_neg"), (pos, neg), own.sizes, strict=True)
-                for name, f, sizes in sides:
-                    start = sum(sizes[:rank])
-                    mine = f.detach()[..., start : start + sizes[rank]] if sizes else f.detach()
-                    samples[name] = mine.clone()
+                for name, f, sizes in zip(("f_pos", "f_neg"), (pos, neg), own.sizes, strict=True):
+                    mine = torch.split(f, sizes or f.shape[-1], -1)[settings.ranks.index]
+                    samples[name] = mine.detach().clone()
         return parts, known, samples
 
     def _in_force(self, sums: Tensor, n: int, m: int, strength: StrengthAt) -> float | Tensor:
@@ -202,14 +185,6 @@ class Measure(Stateful):
         if isinstance(strength.beta_star, Tensor):
             return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, found)
         return found
-
-    def _take_from_sampler(self, buffer: object) -> tuple[list[Part], Row]:
-        calls, self._from_sampler = self._from_sampler, []
-        if not calls:  # sampled inline, or a second loss of the same samples
-            return _of_buffer(buffer), {}
-        if len(calls) == 1:
-            return calls[0]
-        return [Part.mean(calls)], {}
 
     def _joined(
         self, parts: Sequence[Part], known: Row, sizes: tuple[list[int], list[int]], like: Tensor
@@ -223,28 +198,15 @@ class Measure(Stateful):
         if not own:  # sampled inline, without a buffer
             return []
         everyone = gathered(group, *(part.values for part in own))
-        (*models,) = self._settings.models
-        count = math.prod(models)
         # (..., ranks, numbers) of each part, of which some are those of every model.
-        wide = [
-            (x if part.is_shared or not models else x.movedim(0, 1)).expand(
-                *([count] if models else []), *x.shape[-2:] if part.is_shared else (len(x), -1)
-            )
-            for x, part in zip(everyone, own, strict=True)
-        ]
-        ends = [x.shape[-1] for x in wide]
+        pairs = zip(everyone, own, strict=True)
+        wide = [x if part.is_shared else x.movedim(0, 1) for x, part in pairs]
+        if models := self._settings.models:
+            wide = [x.expand(models.numel(), -1, -1) for x in wide]
 
         def named(values: Sequence[float]) -> Row:
-            rows: list[Row] = []
-            per_rank = len(values) // len(sizes[0])
-            for start in range(0, len(values), per_rank):
-                row: Row = {}
-                place = start
-                for part, length in zip(own, ends, strict=True):
-                    row |= part.named(values[place : place + length])
-                    place += length
-                rows.append(row)
-            return joined_row(rows, *sizes)
+            each = iter(values)
+            return joined_row([named_in_turn(own, each) for _ in sizes[0]], *sizes)
 
         return [Part(torch.cat(wide, -1).flatten(-2), named)]
 
@@ -270,10 +232,9 @@ def _of_buffer(buffer: object) -> list[Part]:
 def _named(
     n: int,
     m: int,
-    has_loss: bool,
     is_grouped: bool,
+    has_loss: bool,
     names: Sequence[str],
-    has_parts: bool,
     output_scale: float | None,
     values: Sequence[float],
 ) -> Row:
@@ -283,8 +244,8 @@ def _named(
     row = named_weights(values[:k], n, m, is_grouped=is_grouped)
     reference = named_weights(values[k : 2 * k], n, m, is_grouped=is_grouped)
     energies = named_energies(values[2 * k : 2 * k + 26], n, m)
-    if names:
-        of_parts = values[2 * k + 26 :] if has_parts else [math.nan] * (4 * len(names))
+    if names:  # whose samples it was are not always known
+        of_parts = values[2 * k + 26 :] or [math.nan] * (4 * len(names))
         own, other = named_mixture(of_parts, names, energies["f_pos/mean"])
         row |= own
         reference |= other
@@ -298,29 +259,10 @@ def _named(
     return row
 
 
-def _lists(x: Any) -> Any:
-    """With lists of numbers for tensors."""
-    if isinstance(x, Tensor):
-        return x.tolist()
-    if isinstance(x, dict):
-        return {name: _lists(each) for name, each in x.items()}
-    return [_lists(each) for each in x] if isinstance(x, list) else x
-
-
 def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:
     read = ((_restored(f), None if q is None else _restored(q)) for f, q in pairs)
     return deque(read, maxlen=POOLED_STEPS)
 
 
-def _read_tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
-    return {name: torch.tensor(float(x)) for name, x in numbers.items()}
-
-
-def _read_known(pairs: Mapping[Any, Any]) -> dict[int, Tensor]:
-    return {int(call): _restored(x) for call, x in pairs.items()}
-
-
-def _restored(numbers: Any) -> Tensor:
-    # Float64 holds any number exactly; they are turned back where they are used.
-    is_tensor = isinstance(numbers, Tensor)  # which stays what it was, so that states are equal
-    return numbers if is_tensor else torch.tensor(numbers, dtype=torch.float64)
+# Float64 holds any number exactly; they are turned back where they are used.
+_restored = partial(torch.as_tensor, dtype=torch.float64)

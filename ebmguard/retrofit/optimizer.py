@@ -17,11 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 
-from ..diagnostics import total_norm
 from ..ranks import copies, gathered, is_sharded, local
 from .unended import Unended
 
-__all__ = ["OptimizerHooks", "Update"]
+__all__ = ["OptimizerHooks", "Update", "total_norm"]
 
 
 class Update(NamedTuple):
@@ -259,6 +258,22 @@ class _PendingUpdate:
             for count in sorted(set(on_ranks))
         ]
         return total_norm(found)
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """Euclidean norm of all entries of dense tensors, 0-dim, on the device of the first."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for x in tensors:
+        x = torch.view_as_real(x) if x.is_complex() else x
+        # In float32 at least: the squares of half precision overflow.
+        by_dtype.setdefault(torch.promote_types(x.dtype, torch.float32), []).append(x)
+    norms = [
+        norm.to(tensors[0].device, max(by_dtype, key=lambda dtype: dtype.itemsize))
+        for dtype, own in by_dtype.items()
+        for norm in torch._foreach_norm(own, 2, dtype=dtype)
+    ]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import islice
+from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-__all__ = ["Part", "Row", "pooled", "read_parts"]
+from ..tags import TAGS
+
+__all__ = ["Part", "Row", "joined_row", "named_in_turn", "pooled", "read_parts"]
 
 Row: TypeAlias = dict[str, float]
 
 
 class Part(NamedTuple):
-    """Numbers of a row that were measured together.
+    """Numbers of a row that were measured together."""
 
-    Attributes:
-        values: ``(n,)``, or ``(models, n)`` where each member of an ensemble has its own.
-        named: makes numbers by tag of n that the host has read.
-    """
-
-    values: Tensor
-    named: Callable[[Sequence[float]], Row]
+    values: Tensor  # (n,), or (models, n) where each member of an ensemble has its own
+    named: Callable[[Sequence[float]], Row]  # numbers by tag, of n that the host has read
 
     @property
     def is_shared(self) -> bool:
@@ -36,7 +35,8 @@ class Part(NamedTuple):
         values = list(numbers.values())
         if models and any(x.ndim for x in values):
             values = [x.expand(*models).flatten() for x in values]
-        return cls(_stack(values).movedim(0, -1), partial(_by_name, tuple(numbers)))
+        names = tuple(numbers)
+        return cls(_stack(values).movedim(0, -1), lambda read: dict(zip(names, read, strict=True)))
 
     @classmethod
     def mean(cls, calls: Sequence[tuple[Sequence[Part], Row]]) -> Part:
@@ -46,43 +46,57 @@ class Part(NamedTuple):
         flat = [part.values.expand(most, -1) if most else part.values for part in parts]
 
         def named(values: Sequence[float]) -> Row:
-            rows, start = [], 0
-            for own, known in calls:
-                row = dict(known)
-                for part in own:
-                    end = start + part.values.shape[-1]
-                    row |= part.named(values[start:end])
-                    start = end
-                rows.append(row)
-            return pooled(rows)
+            each = iter(values)
+            return pooled([known | named_in_turn(own, each) for own, known in calls])
 
-        like = torch.zeros(0)
-        return cls(torch.cat(flat, -1) if flat else like, named)
+        return cls(torch.cat(flat, -1) if flat else torch.zeros(0), named)
 
 
 def read_parts(
     parts: Sequence[Part], known: Row, values: Sequence[list[Any]]
 ) -> tuple[Row, list[Row]]:
     """The row of a call, and those of the members, from the values of its parts on the host."""
+    shared, each = dict(known), []
+    for part, own in zip(parts, values, strict=True):
+        if part.is_shared:
+            shared |= part.named(own)
+        else:
+            each.append([*map(part.named, own)])
+    members = [reduce(or_, rows, shared) for rows in zip(*each, strict=True)]
     # A zero loses its sign, which says nothing and would be read as less than nothing.
-    shared = known | {
-        name: x + 0.0
-        for part, own in zip(parts, values, strict=True)
-        if part.is_shared
-        for name, x in part.named(own).items()
-    }
-    each = [(part, own) for part, own in zip(parts, values, strict=True) if not part.is_shared]
-    if not each:
-        return shared, []
-    members = [
-        shared | {name: x + 0.0 for part, own in each for name, x in part.named(own[i]).items()}
-        for i in range(len(each[0][1]))
-    ]
-    return pooled(members), members
+    rows = [{name: x + 0.0 for name, x in row.items()} for row in members or [shared]]
+    return pooled(rows), rows if members else []
 
 
-def _by_name(names: Sequence[str], values: Sequence[float]) -> Row:
-    return dict(zip(names, values, strict=True))
+def named_in_turn(parts: Sequence[Part], values: Iterator[float]) -> Row:
+    """The numbers of parts, taken from the values of all, which come one after the other."""
+    found: Row = {}
+    for part in parts:
+        found |= part.named([*islice(values, part.values.shape[-1])])
+    return found
+
+
+def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequence[int]) -> Row:
+    """The numbers of all ranks, from rows of the same names, joined as :mod:`.tags` says.
+
+    ``positives`` and ``negatives`` are each rank's numbers of samples, which weigh some averages. A
+    rank counts as many sampler's samples as negatives.
+    """
+    both = [n + m for n, m in zip(positives, negatives, strict=True)]
+    simple: dict[str, Callable[[list[float]], float]] = {"lowest": min, "highest": max, "sum": sum}
+    weights = {"positives": positives, "negatives": negatives, "both": both}
+
+    def join(name: str) -> float:
+        values = [row[name] for row in rows]
+        how = TAGS[name].join if name in TAGS else "average"
+        if any(x != x for x in values):
+            return float("nan")
+        if how in simple:
+            return simple[how](values)
+        by = weights.get(how, [1] * len(rows))
+        return sum(x * w for x, w in zip(values, by, strict=True)) / sum(by)
+
+    return {name: join(name) for name in rows[0]}
 
 
 def pooled(rows: Sequence[Row]) -> Row:

@@ -149,7 +149,7 @@ def sampled(
     if (x := next(floating, None)) is None:
         return (parts, known), None
     shares, known_by = compute(sample_shares, _rows(x.detach(), models), before, trainer.clamp)
-    parts.append(Part(shares, partial(named_samples, is_clamped=trainer.clamp is not None)))
+    parts.append(Part(shares, named_samples))
     return (parts, known), known_by
 
 

@@ -50,7 +50,7 @@ NAMED: dict[str, tuple[Callable[[Any], Any], int]] = {
     "energies": (partial(named_energies, n=5, m=5), 26),
     "not finite": (nonfinite, 2),
     "mixture": (mixture, 12),
-    "samples": (partial(named_samples, is_clamped=True), 3),
+    "samples": (named_samples, 3),
 }
 WITH_TENSORS = "weights", "of classes", "energies", "not finite"
 
@@ -99,7 +99,7 @@ def test_sums_of_nothing_known_raise_nothing(name, value):
 
 def test_of_no_samples_nothing_is_known():
     shares, _ = sample_shares(torch.empty(0, 3), None, (0.0, 1.0))
-    found = named_samples(shares.tolist(), is_clamped=True)
+    found = named_samples(shares.tolist())
     assert len(found) == 3
     assert all(math.isnan(x) for x in found.values())
 

@@ -27,7 +27,7 @@ def shown(x: Tensor, before: Tensor | None = None, clamp: Clamp | None = None) -
     """The numbers of samples, after those of the call before."""
     known_by = None if before is None else sample_shares(before)[1]
     shares, _ = sample_shares(x, known_by, clamp)
-    found = named_samples(shares.tolist(), is_clamped=clamp is not None)
+    found = named_samples(shares.tolist())
     return {tag.split("/")[1]: value for tag, value in found.items()}
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ebmguard.diagnostics import total_norm
+from ebmguard.retrofit.optimizer import total_norm
 
 
 def test_norm_of_everything_together():
