@@ -77,7 +77,7 @@ class InTurns(Returned):
     def __init__(self) -> None:
         self.parts = [torch.randn(N, 2), torch.randn(N, 2) + 5]
 
-    @property
+    @property  # type: ignore[override]
     def state(self) -> Tensor:
         return torch.cat(self.parts)
 
