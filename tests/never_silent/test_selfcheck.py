@@ -77,8 +77,8 @@ class InTurns(Returned):
     def __init__(self) -> None:
         self.parts = [torch.randn(N, 2), torch.randn(N, 2) + 5]
 
-    @property  # type: ignore[override]
-    def state(self) -> Tensor:
+    @property
+    def state(self) -> Tensor:  # type: ignore[override]
         return torch.cat(self.parts)
 
     def __call__(self, sample: Any, f: nn.Module) -> Tensor:
