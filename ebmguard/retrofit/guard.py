@@ -21,6 +21,7 @@ from .callables import GuardedLoss, wrap_sampler
 from .loop import Loop
 from .losses import Losses
 from .parts import Row
+from .setup import setup_of
 
 __all__ = ["Guard"]
 
@@ -278,7 +279,7 @@ class Guard:
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        return find_problems(self._loop.setup(self._loop.strength_at(self.step), example))
+        return find_problems(setup_of(self._loop, self._loop.strength_at(self.step), example))
 
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.

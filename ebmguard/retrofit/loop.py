@@ -10,11 +10,10 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Situation, error_for
-from ..check import SelfCheck, Setup, find_problems
+from ..check import SelfCheck, find_problems
 from ..errors import BudgetSpentError, ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
@@ -30,6 +29,7 @@ from .rows import Rows, StepRow
 from .sampler_checks import FirstCalls, Unused
 from .sampling import Sampling, sampled
 from .settings import Settings, check_told
+from .setup import setup_of
 from .strength import Strength, StrengthAt
 from .unended import ENDLESS
 
@@ -115,40 +115,7 @@ class Loop:
 
     def _check_itself(self, row: StepRow) -> None:
         if self.self_check.is_due(row.numbers) and self._now and self.settings.ranks.is_first:
-            self.self_check.say(find_problems(self.setup(self._now[1], is_running=True)))
-
-    def setup(
-        self, strength: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
-    ) -> Setup:
-        """What the checks look at, at a step's strength."""
-        settings, recoverer = self.settings, self.actions.recoverer
-        found = self.first_calls.result
-        awaits = self.strength.awaits_scale and self.first_calls.calls_left > 0
-        in_group = dist.is_available() and dist.is_initialized()
-        followed: Iterable[str] = ()
-        if recoverer is not None and not is_running:
-            followed = recoverer.settings.not_followed(self.situation)
-        return Setup(
-            trainer=self.trainer,
-            has_sampler=self.has_sampler or self.is_inline,
-            beta_star=strength.numbers[0],
-            output_scale=strength.output_scale,
-            tempers=self.strength.tempers or awaits,
-            measured="" if found is None else str(found),
-            factor=strength.numbers[1],
-            sign=settings.sign,
-            action=settings.action,
-            judge_in_loss=settings.judge_in_loss,
-            has_sinks=bool(self.writer.sinks),
-            is_distributed=in_group and dist.get_world_size() > 1,
-            joins_ranks=settings.process_group is not None,
-            models=len(settings.models),
-            not_followed=tuple(followed),
-            chains="" if recoverer is None else recoverer.chains.found,
-            unknown=self.self_check.unknown,
-            is_running=is_running,
-            example=example,
-        )
+            self.self_check.say(find_problems(setup_of(self, self._now[1], is_running=True)))
 
     def _advised(self, alert: Alert, row: StepRow) -> Alert:
         numbers = row.numbers if alert.member is None else row.members[alert.member]
