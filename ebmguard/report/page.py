@@ -135,7 +135,7 @@ def _told(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     tiles = [dict(own["tiles"]) for own in facts]
     return {
         "": [own["name"] for own in facts],
-        "outcome": [own["outcome"] for own in facts],  # the place of a verdict
+        **{name: [own[name] for own in facts] for name in ("verdict", "outcome")},
         **{f"first {level}": [_first(run, level) for run in runs] for level in ("WARN", "ERROR")},
         "rollbacks": [len(run.rollbacks) for run in runs],
         "β*": [run.latest.get(BETA_STAR) for run in runs],

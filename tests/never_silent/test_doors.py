@@ -106,6 +106,8 @@ def test_compare_says_how_each_run_went(place, capsys):
         assert table["first ERROR"][i] == f"step {first['step']}: {first['rule']}"
         last = read_jsonl(f"{path}/metrics.jsonl")[-1]["energy_gap"]
         assert float(table["energy gap"][i]) == pytest.approx(last, rel=1e-3)
+    assert table["verdict"][0].startswith("saved by 1 rollback")
+    assert table["verdict"][1].startswith("lost since step")
     assert table["rollbacks"] == ["1", "0"]
     assert table["β*"] == ["0.5", "0"]
     assert lines[-1] == "page: compare.html"
