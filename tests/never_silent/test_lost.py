@@ -174,5 +174,5 @@ def test_tensorboard_shows_the_latest_verdict_last(tmp_path):
     sink.write_verdict(1, "saved")
     sink.flush()
     events = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload()
-    texts = sorted(events.Tensors("guard/verdict/text_summary"), key=lambda event: event.step)
+    texts = sorted(events.Tensors("guard/verdict"), key=lambda event: event.step)
     assert texts[-1].tensor_proto.string_val == [b"saved"]
